@@ -1,1 +1,11 @@
-//! wire
+//! The bytes of Shunpike: CLC handshake messages, CDC cursors and the broker's protocol.
+//!
+//! No unsafe code, no I/O, no clock and no allocation: all of it may run inside a signal handler of
+//! somebody else's program.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), no_std)]
+
+pub mod reason;
+
+pub use reason::Reason;
