@@ -1,1 +1,13 @@
-//! shm
+//! Shared memory: the only crate that maps it and the only one that dereferences it.
+//!
+//! What is shared with whom, and what a hostile value can do, is one table in ARCHITECTURE.md; each
+//! module here repeats its own rows.
+
+pub mod arena;
+pub mod lane;
+pub mod lock;
+pub mod pages;
+mod primitive;
+pub mod region;
+
+pub use region::{Region, RegionError};

@@ -4,8 +4,8 @@
 //! somebody else's program.
 
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), no_std)]
 
 pub mod reason;
+pub mod session;
 
 pub use reason::Reason;

@@ -1,0 +1,374 @@
+//! A process's arena: counters and one block per watched connection, in a sealed memfd.
+//!
+//! Shared by the process tree (fork inherits the mapping at the same address) and mapped read-only by the
+//! broker, which reads it for `ss` and `stats` and believes none of it for matching. Blocks are allocated
+//! only by the process that made the arena, with a compare-and-swap; any process of the tree may free one.
+
+use crate::lock::RobustLock;
+use crate::region::{self, Region, RegionError};
+use rustix::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// Identifies an arena, and its layout's version.
+pub const MAGIC: u64 = 0x5348_554e_5049_4b31;
+/// Blocks in an arena; a process with more connections leaves the rest on TCP.
+pub const BLOCKS: usize = 32 * 1024;
+/// Size of the header, bytes.
+pub const HEADER: usize = 8192;
+/// Whole size of an arena, bytes. Only touched pages are backed.
+pub const SIZE: usize = HEADER + BLOCKS * size_of::<Block>();
+/// Counters by fallback reason that the header has room for.
+pub const REASONS: usize = 128;
+/// Buckets of the size histograms: up to 8 KiB, 16, 32, 64, 128, 256, 512 KiB, and larger (smc-tools' own).
+pub const BUCKETS: usize = 8;
+
+/// Sums over the connections that are gone; those that live are added by the reader.
+#[repr(C, align(64))]
+pub struct Totals {
+    /// Bytes moved on lanes.
+    pub bytes: AtomicU64,
+    /// Calls that moved them.
+    pub calls: AtomicU64,
+    /// Calls by size.
+    pub sizes: [AtomicU64; BUCKETS],
+}
+
+/// Start of an arena.
+#[repr(C, align(64))]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// The process that made it.
+    pub pid: AtomicU32,
+    /// Blocks ever used: the reader need not look further.
+    pub high: AtomicU32,
+    /// Connections seen by the hooks, as client and as server.
+    pub handled: [AtomicU64; 2],
+    /// ... of them at some time on a lane.
+    pub upgraded: [AtomicU64; 2],
+    /// Lanes closed again with the connection going on on TCP.
+    pub revoked: AtomicU64,
+    /// Handshakes that failed.
+    pub handshake_errors: AtomicU64,
+    /// Sleeps, and spins that ended without one.
+    pub sleeps: AtomicU64,
+    /// Waits that a spin satisfied.
+    pub spins: AtomicU64,
+    /// Connections that ended on TCP, by role and by index of their reason.
+    pub fallback: [[AtomicU32; REASONS]; 2],
+    /// Sent on lanes by connections that are gone.
+    pub tx: Totals,
+    /// Received on lanes by connections that are gone.
+    pub rx: Totals,
+}
+
+const _: () = assert!(size_of::<Header>() <= HEADER && size_of::<Block>() == 1024);
+
+/// Where a direction of a connection runs.
+pub mod mode {
+    /// Kernel TCP, hooks pass through.
+    pub const PLAIN: u32 = 0;
+    /// Receive only: a DMB is offered; TCP is read no further than the start word allows.
+    pub const GRANTED: u32 = 1;
+    /// On the lane.
+    pub const LANE: u32 = 2;
+    /// Receive only: the sender took its bytes back; they come by TCP.
+    pub const DEBT: u32 = 3;
+}
+
+/// One direction of a connection end. Written under its lock unless said otherwise.
+#[repr(C, align(64))]
+pub struct Half {
+    /// Guards this half; taken before nothing else (order: receive half, then send half).
+    pub lock: RobustLock,
+    /// One of [`mode`]; also read without the lock.
+    pub mode: AtomicU32,
+    /// Threads inside a kernel call on this direction while it is PLAIN (any process of the tree).
+    pub inflight: AtomicU32,
+    /// Address of the mapped DMB (own for receive, the peer's for send); 0 none.
+    pub dmb: AtomicUsize,
+    /// Address of the local send buffer in copy mode; 0 none.
+    pub sndbuf: AtomicUsize,
+    /// Ring size, bytes.
+    pub ring: AtomicU32,
+    /// Generation of the lane.
+    pub generation: AtomicU32,
+    /// Private copy of our own cursor: consumed for receive, produced for send (offset).
+    pub cursor: AtomicU64,
+    /// Last value seen of the other's cursor (offset), already checked.
+    pub other: AtomicU64,
+    /// Bytes of the TCP stream in this direction that went through the hooks.
+    pub tcp_bytes: AtomicU64,
+    /// TCP byte at which the lane begins.
+    pub start: AtomicU64,
+    /// Token of the DMB.
+    pub token: AtomicU64,
+    /// Bytes moved on lanes of this direction.
+    pub bytes: AtomicU64,
+    /// Calls that moved them.
+    pub calls: AtomicU64,
+    /// Calls by size.
+    pub sizes: [AtomicU32; BUCKETS],
+    /// Last sleep epoch used (changed without the lock).
+    pub epoch: AtomicU32,
+    /// Send: ticks at which the ring was first seen full with an unmoving reader; 0 not full.
+    pub full_since: AtomicU64,
+    /// Calls that moved data on TCP.
+    pub tcp_calls: AtomicU32,
+    /// Receive: bytes to read by TCP before the debt is paid, as TCP byte position.
+    pub debt_end: AtomicU64,
+}
+
+/// One connection end.
+#[repr(C, align(1024))]
+pub struct Block {
+    /// 0 free; else references: descriptors of all processes of the tree, and operations under way.
+    pub refs: AtomicU32,
+    /// Use count of this block, part of its [connection id](Block::id).
+    pub uses: AtomicU32,
+    /// 0 client (connect), 1 server (accept).
+    pub role: AtomicU8,
+    /// 4 or 6.
+    pub family: AtomicU8,
+    /// Program asked for O_NONBLOCK (tracked; checked again before a sleep).
+    pub nonblock: AtomicU8,
+    /// Handshake and end-of-life state, see core.
+    pub phase: AtomicU8,
+    /// Fallback reason code of this end; 0 none.
+    pub reason: AtomicU32,
+    /// Reason that the peer gave; 0 none.
+    pub peer_reason: AtomicU32,
+    /// Processes of the tree that hold a descriptor (over-approximated when one is killed).
+    pub holders: AtomicU32,
+    /// Process that watches it.
+    pub pid: AtomicU32,
+    /// A descriptor number of it in that process.
+    pub fd: AtomicU32,
+    /// SO_COOKIE of the socket; 0 until known.
+    pub cookie: AtomicU64,
+    /// Local address (IPv6, or IPv4-mapped).
+    pub local: [AtomicU32; 4],
+    /// Remote address.
+    pub remote: [AtomicU32; 4],
+    /// Local port.
+    pub local_port: AtomicU16,
+    /// Remote port.
+    pub remote_port: AtomicU16,
+    /// Link group number; 0 none.
+    pub link: AtomicU32,
+    /// News slot in the link page.
+    pub slot: AtomicU16,
+    /// Side of the link page that is ours.
+    pub side: AtomicU8,
+    /// Set while the program's own shutdown(SHUT_RD) (1) or (SHUT_WR) (2) stands.
+    pub shut: AtomicU8,
+    /// Address of the link page; 0 none.
+    pub link_page: AtomicUsize,
+    /// Free for the owner of the connection state machine.
+    pub scratch: [AtomicU64; 8],
+    /// Receiving direction.
+    pub rx: Half,
+    /// Sending direction.
+    pub tx: Half,
+}
+
+/// An arena mapped by the process that made it, or by its children.
+pub struct Arena {
+    region: Region,
+    fd: OwnedFd,
+    hand: AtomicU32,
+}
+
+impl Arena {
+    /// Makes the arena of process `pid`.
+    pub fn create(pid: u32) -> Result<Self, RegionError> {
+        let fd = region::create("shunpike-arena", SIZE)?;
+        let region = Region::map(fd.as_fd(), SIZE)?;
+        let arena = Self { region, fd, hand: AtomicU32::new(0) };
+        arena.header().pid.store(pid, Ordering::Relaxed);
+        arena.header().magic.store(MAGIC, Ordering::Relaxed);
+        Ok(arena)
+    }
+
+    /// The memfd, for the broker.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// The counters.
+    pub fn header(&self) -> &Header {
+        // SAFETY: Header is atomics only, the region is page-aligned, larger than it, and never unmapped.
+        unsafe { &*self.region.base().cast::<Header>() }
+    }
+
+    /// Block number `index`, taken modulo [`BLOCKS`].
+    pub fn block(&self, index: u32) -> &'static Block {
+        let index = index as usize % BLOCKS;
+        // SAFETY: in bounds by the modulo; Block is atomics (and locks made of them) valid for any bits;
+        // arenas are never unmapped.
+        unsafe { &*self.region.base().add(HEADER + index * size_of::<Block>()).cast::<Block>() }
+    }
+
+    /// Takes a free block, with one reference and fresh locks. `None` when all are in use.
+    pub fn allocate(&self) -> Option<&'static Block> {
+        for _ in 0..BLOCKS {
+            let index = self.hand.fetch_add(1, Ordering::Relaxed) % BLOCKS as u32;
+            let block = self.block(index);
+            // Acquire pairs with the Release of `Block::release`: its last user's writes come before ours.
+            if block.refs.load(Ordering::Relaxed) == 0
+                && block.refs.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                self.header().high.fetch_max(index + 1, Ordering::Relaxed);
+                block.reset();
+                return Some(block);
+            }
+        }
+        None
+    }
+
+    /// Index of a block of this arena; `None` for another arena's.
+    pub fn index(&self, block: &Block) -> Option<u32> {
+        let offset =
+            (core::ptr::from_ref(block) as usize).checked_sub(self.region.base() as usize + HEADER)?;
+        (offset < BLOCKS * size_of::<Block>()).then_some((offset / size_of::<Block>()) as u32)
+    }
+}
+
+impl Block {
+    fn reset(&self) {
+        self.uses.fetch_add(1, Ordering::Relaxed);
+        for half in [&self.rx, &self.tx] {
+            half.lock.init();
+            for word in
+                [&half.mode, &half.inflight, &half.ring, &half.generation, &half.tcp_calls, &half.epoch]
+            {
+                word.store(0, Ordering::Relaxed);
+            }
+            for word in [
+                &half.cursor,
+                &half.other,
+                &half.tcp_bytes,
+                &half.start,
+                &half.token,
+                &half.bytes,
+                &half.calls,
+                &half.full_since,
+                &half.debt_end,
+            ] {
+                word.store(0, Ordering::Relaxed);
+            }
+            for size in &half.sizes {
+                size.store(0, Ordering::Relaxed);
+            }
+            half.dmb.store(0, Ordering::Relaxed);
+            half.sndbuf.store(0, Ordering::Relaxed);
+        }
+        for byte in [&self.role, &self.family, &self.nonblock, &self.phase, &self.side, &self.shut] {
+            byte.store(0, Ordering::Relaxed);
+        }
+        for word in [&self.reason, &self.peer_reason, &self.holders, &self.pid, &self.fd, &self.link] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in &self.scratch {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.cookie.store(0, Ordering::Relaxed);
+        self.slot.store(0, Ordering::Relaxed);
+        self.link_page.store(0, Ordering::Relaxed);
+    }
+
+    /// Takes a further reference. Only by somebody who has one.
+    pub fn retain(&self) {
+        self.refs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Lets a reference go; returns whether it was the last, and the block is free now.
+    pub fn release(&self) -> bool {
+        // Release pairs with the Acquire of `Arena::allocate`; Acquire makes others' last writes ours.
+        self.refs.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Counts a call that moved `n` bytes on the lane.
+    #[inline]
+    pub fn count(half: &Half, n: usize) {
+        // Under the half's lock, so plain read-modify-write through relaxed atomics loses nothing.
+        half.bytes.store(half.bytes.load(Ordering::Relaxed) + n as u64, Ordering::Relaxed);
+        half.calls.store(half.calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let bucket = bucket(n);
+        if let Some(size) = half.sizes.get(bucket) {
+            size.store(size.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Bucket of a call of `n` bytes: 0 up to 8 KiB, ..., 7 above 512 KiB.
+#[inline]
+pub fn bucket(n: usize) -> usize {
+    let eights = n.saturating_sub(1) >> 13;
+    (usize::BITS - eights.leading_zeros()).min(BUCKETS as u32 - 1) as usize
+}
+
+/// The broker's read-only view of a client's arena.
+pub struct ArenaView {
+    region: Region,
+}
+
+impl ArenaView {
+    /// Maps `fd` after checking its size and seals.
+    pub fn map(fd: impl AsFd) -> Result<Self, RegionError> {
+        region::verify(fd.as_fd(), SIZE)?;
+        Ok(Self { region: Region::map_readable(fd.as_fd(), SIZE)? })
+    }
+
+    /// The counters. Written by the client at will: believe nothing that matters.
+    pub fn header(&self) -> &Header {
+        // SAFETY: as in `Arena::header`; the view unmaps only on drop.
+        unsafe { &*self.region.base().cast::<Header>() }
+    }
+
+    /// The blocks that were ever used.
+    pub fn blocks(&self) -> impl Iterator<Item = &Block> {
+        let high = (self.header().high.load(Ordering::Relaxed) as usize).min(BLOCKS);
+        (0..high).map(|index| {
+            // SAFETY: below BLOCKS, inside the verified region; atomics only, read without locking.
+            unsafe { &*self.region.base().add(HEADER + index * size_of::<Block>()).cast::<Block>() }
+        })
+    }
+}
+
+impl Drop for ArenaView {
+    fn drop(&mut self) {
+        // SAFETY: references handed out borrow the view, so nobody looks any more.
+        unsafe { self.region.unmap() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_those_of_smc_tools() {
+        let of = |n| bucket(n);
+        assert_eq!([of(1), of(8192), of(8193), of(16384)], [0, 0, 1, 1]);
+        assert_eq!([of(512 << 10), of((512 << 10) + 1), of(usize::MAX)], [6, 7, 7]);
+    }
+
+    #[test]
+    fn a_released_block_is_found_again_with_another_identity() {
+        let arena = Arena::create(1).expect("memfd");
+        let first = arena.allocate().expect("free block");
+        let uses = first.uses.load(Ordering::Relaxed);
+        assert!(first.release());
+        let found = (0..BLOCKS).filter_map(|_| arena.allocate()).find(|b| core::ptr::eq(*b, first));
+        assert_eq!(found.expect("found again").uses.load(Ordering::Relaxed), uses + 1);
+        assert!(arena.allocate().is_none(), "every block is taken");
+    }
+
+    #[test]
+    fn a_view_refuses_memory_that_could_shrink() {
+        let fd = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+        rustix::fs::ftruncate(&fd, SIZE as u64).expect("size");
+        assert!(ArenaView::map(&fd).is_err());
+    }
+}

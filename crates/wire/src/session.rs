@@ -1,0 +1,590 @@
+//! The broker's protocol: one datagram of a SOCK_SEQPACKET socket is one message.
+//!
+//! Little-endian, fixed layout, no allocation: the preload library encodes and decodes these inside
+//! hooked calls. File descriptors travel beside a message (SCM_RIGHTS); each variant says which.
+//! A message that does not parse ends the session, never the process.
+
+/// Version of this protocol; a broker refuses another one in [`Welcome`].
+pub const VERSION: u32 = 1;
+/// Largest message, bytes. A CLC message is at most [`CLC_MAX`] of them.
+pub const MAX: usize = 1024;
+/// Largest CLC message carried, bytes (a full SMCv2.1 proposal needs 688).
+pub const CLC_MAX: usize = 768;
+/// Most doorbells (completion queues) of one process; `num_comp_vectors` of an mlx5 device.
+pub const MAX_CQS: usize = 8;
+/// Most UEIDs that a broker announces (the wire carries eight).
+pub const MAX_UEIDS: usize = 8;
+/// Most connections of one link group; the link page has a news bit for each.
+pub const MAX_CONNS_PER_LGR: u32 = 256;
+
+/// Names one connection end within its process: block index (low 32 bits) and the block's use count.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct ConnId(pub u64);
+
+/// Which end opened the TCP connection: CLC's client and server.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// connect(): sends the proposal; its `bytes_acked` counts the SYN.
+    Client,
+    /// accept(): answers it.
+    Server,
+}
+
+/// What went wrong with bytes from the other side of a session.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum SessionError {
+    /// Shorter than its type needs, or longer than it may be.
+    Length,
+    /// No such message type, role or flag.
+    Unknown,
+    /// The buffer offered for encoding is too small.
+    Room,
+}
+
+impl core::fmt::Display for SessionError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            SessionError::Length => "broker message has a wrong length",
+            SessionError::Unknown => "broker message of an unknown type",
+            SessionError::Room => "no room to encode a broker message",
+        })
+    }
+}
+
+impl core::error::Error for SessionError {}
+
+/// A CLC message as it travels, not looked into here.
+#[derive(Copy, Clone)]
+pub struct ClcBytes {
+    len: u16,
+    bytes: [u8; CLC_MAX],
+}
+
+impl ClcBytes {
+    /// Copies `clc`. Errors: longer than [`CLC_MAX`].
+    pub fn new(clc: &[u8]) -> Result<Self, SessionError> {
+        let mut bytes = [0; CLC_MAX];
+        bytes
+            .get_mut(..clc.len())
+            .ok_or(SessionError::Length)?
+            .copy_from_slice(clc);
+        Ok(Self {
+            len: clc.len() as u16,
+            bytes,
+        })
+    }
+
+    /// The message's bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or(&[])
+    }
+}
+
+impl PartialEq for ClcBytes {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_slice() == other.as_slice()
+    }
+}
+impl Eq for ClcBytes {}
+impl core::fmt::Debug for ClcBytes {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "ClcBytes({} B)", self.len)
+    }
+}
+
+/// Client library to broker.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum ToBroker {
+    /// First message of a session. Fds: the process's arena (memfd, sealed), then `doorbells` eventfds.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// Number of doorbells, 1..=[`MAX_CQS`].
+        doorbells: u8,
+        /// Process name, as in /proc/PID/comm, NUL-padded.
+        comm: [u8; 16],
+    },
+    /// "I want a lane for this connection; `tx`/`rx` bytes went through my hooks." Fd: the TCP socket.
+    /// A second nomination of the same connection replaces the first.
+    Nominate {
+        /// The connection end.
+        conn: ConnId,
+        /// Its role.
+        role: Role,
+        /// Bytes sent through the hooks since the connection was made.
+        tx: u64,
+        /// Bytes received through the hooks.
+        rx: u64,
+    },
+    /// The connection was closed or no longer wants a lane. Ends its match; the peer gets `Gone`.
+    Withdraw {
+        /// The connection end.
+        conn: ConnId,
+    },
+    /// A CLC message for the matched peer.
+    Clc {
+        /// The sender's end.
+        conn: ConnId,
+        /// The message.
+        clc: ClcBytes,
+    },
+    /// Register a DMB for `conn`; answered by `Registered`. Fd: the memfd, sealed, of header page + ring.
+    Register {
+        /// The owner's end; its matched peer is the only one that may attach.
+        conn: ConnId,
+        /// Ring size class n: 16 KiB << n.
+        class: u8,
+    },
+    /// Attach the peer's DMB; answered by `Attached`.
+    Attach {
+        /// The attaching end.
+        conn: ConnId,
+        /// The DMB's name, from Accept or Confirm.
+        token: u64,
+    },
+    /// Let go of a registered DMB.
+    Unregister {
+        /// Its name.
+        token: u64,
+    },
+    /// Let go of an attached DMB.
+    Detach {
+        /// Its name.
+        token: u64,
+    },
+    /// A tool's first and only message; answered by datagrams of JSON text ended by an empty one.
+    /// `arg` is the query's argument, e.g. a PID or a value to set.
+    Query {
+        /// What to do, see the broker's list.
+        what: u16,
+        /// UTF-8 argument.
+        arg: ClcBytes,
+    },
+}
+
+/// Broker to client library.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum FromBroker {
+    /// Answer to Hello. Fds: the session page and the knob page (memfds, mapped read-only by the client).
+    Welcome(Welcome),
+    /// The peer has nominated too and the kernel says that the two sockets are one connection.
+    /// Fds, only when `first_contact`: the link page, then `doorbells` eventfds of the peer process.
+    Matched {
+        /// The receiver's own end.
+        conn: ConnId,
+        /// Link group, unique in this broker's life.
+        link: u32,
+        /// News slot of this connection in the link page, < [`MAX_CONNS_PER_LGR`].
+        slot: u16,
+        /// Which half of the link page this process writes: 0 or 1.
+        side: u8,
+        /// Set when this process does not know the link group yet.
+        first_contact: bool,
+        /// Number of the peer's doorbells, 1..=[`MAX_CQS`].
+        doorbells: u8,
+    },
+    /// Tuples mirror but the counts of the two ends do not yet: nominate again when quiet.
+    Again {
+        /// The end.
+        conn: ConnId,
+    },
+    /// No lane for this connection; final until the next nomination.
+    Refused {
+        /// The end.
+        conn: ConnId,
+        /// Fallback reason code.
+        reason: u32,
+    },
+    /// The matched peer withdrew or its process ended.
+    Gone {
+        /// The end.
+        conn: ConnId,
+    },
+    /// A CLC message from the matched peer.
+    Clc {
+        /// The receiver's end.
+        conn: ConnId,
+        /// The message.
+        clc: ClcBytes,
+    },
+    /// Answer to Register.
+    Registered {
+        /// The end.
+        conn: ConnId,
+        /// Its DMB's name; 0 when refused.
+        token: u64,
+        /// 0, or the fallback reason code.
+        reason: u32,
+    },
+    /// Answer to Attach. Fd, only when `reason` is 0: the DMB's memfd.
+    Attached {
+        /// The end.
+        conn: ConnId,
+        /// The name asked for.
+        token: u64,
+        /// Ring size class.
+        class: u8,
+        /// 0, or the fallback reason code.
+        reason: u32,
+    },
+    /// An operator asks: close the lane of this connection (0: of all), stay on TCP until nominated anew.
+    Revoke {
+        /// The end; `ConnId(0)` names all.
+        conn: ConnId,
+    },
+}
+
+/// What a client library must know of the device and the system.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Welcome {
+    /// The broker's [`VERSION`]; another one than the client's: the client stays on TCP.
+    pub version: u32,
+    /// Instance and MAC-like id of this host for CLC (`id_for_peer`).
+    pub peer_id: [u8; 8],
+    /// GID: high word `gid`, low word `gid_ext`, as 128-bit number.
+    pub gid: u128,
+    /// CHID of the device, 0xFFFF for loopback-ism.
+    pub chid: u16,
+    /// Whether the SEID takes part in the match.
+    pub seid_enabled: bool,
+    /// SEID, 32 bytes.
+    pub seid: [u8; 32],
+    /// Number of valid entries in `ueids`.
+    pub ueid_count: u8,
+    /// UEIDs, blank-padded.
+    pub ueids: [[u8; 32]; MAX_UEIDS],
+}
+
+struct Writer<'a> {
+    to: &'a mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
+        let end = self.at + bytes.len();
+        self.to
+            .get_mut(self.at..end)
+            .ok_or(SessionError::Room)?
+            .copy_from_slice(bytes);
+        self.at = end;
+        Ok(())
+    }
+    fn u8(&mut self, v: u8) -> Result<(), SessionError> {
+        self.put(&[v])
+    }
+    fn u16(&mut self, v: u16) -> Result<(), SessionError> {
+        self.put(&v.to_le_bytes())
+    }
+    fn u32(&mut self, v: u32) -> Result<(), SessionError> {
+        self.put(&v.to_le_bytes())
+    }
+    fn u64(&mut self, v: u64) -> Result<(), SessionError> {
+        self.put(&v.to_le_bytes())
+    }
+    fn clc(&mut self, clc: &ClcBytes) -> Result<(), SessionError> {
+        self.u16(clc.len)?;
+        self.put(clc.as_slice())
+    }
+}
+
+struct Reader<'a> {
+    from: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], SessionError> {
+        let (head, rest) = self
+            .from
+            .split_first_chunk::<N>()
+            .ok_or(SessionError::Length)?;
+        self.from = rest;
+        Ok(*head)
+    }
+    fn u8(&mut self) -> Result<u8, SessionError> {
+        Ok(self.take::<1>()?[0])
+    }
+    fn u16(&mut self) -> Result<u16, SessionError> {
+        Ok(u16::from_le_bytes(self.take()?))
+    }
+    fn u32(&mut self) -> Result<u32, SessionError> {
+        Ok(u32::from_le_bytes(self.take()?))
+    }
+    fn u64(&mut self) -> Result<u64, SessionError> {
+        Ok(u64::from_le_bytes(self.take()?))
+    }
+    fn conn(&mut self) -> Result<ConnId, SessionError> {
+        Ok(ConnId(self.u64()?))
+    }
+    fn flag(&mut self) -> Result<bool, SessionError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(SessionError::Unknown),
+        }
+    }
+    fn clc(&mut self) -> Result<ClcBytes, SessionError> {
+        let len = usize::from(self.u16()?);
+        let (head, rest) = self
+            .from
+            .split_at_checked(len)
+            .ok_or(SessionError::Length)?;
+        self.from = rest;
+        ClcBytes::new(head)
+    }
+    fn end(self) -> Result<(), SessionError> {
+        if self.from.is_empty() {
+            Ok(())
+        } else {
+            Err(SessionError::Length)
+        }
+    }
+}
+
+impl ToBroker {
+    /// Writes the message to the start of `to` and returns its length, at most [`MAX`].
+    pub fn encode(&self, to: &mut [u8]) -> Result<usize, SessionError> {
+        let mut w = Writer { to, at: 0 };
+        match *self {
+            ToBroker::Hello {
+                version,
+                doorbells,
+                comm,
+            } => {
+                w.u16(1)?;
+                w.u32(version)?;
+                w.u8(doorbells)?;
+                w.put(&comm)?;
+            }
+            ToBroker::Nominate { conn, role, tx, rx } => {
+                w.u16(2)?;
+                w.u64(conn.0)?;
+                w.u8(u8::from(role == Role::Server))?;
+                w.u64(tx)?;
+                w.u64(rx)?;
+            }
+            ToBroker::Withdraw { conn } => {
+                w.u16(3)?;
+                w.u64(conn.0)?;
+            }
+            ToBroker::Clc { conn, ref clc } => {
+                w.u16(4)?;
+                w.u64(conn.0)?;
+                w.clc(clc)?;
+            }
+            ToBroker::Register { conn, class } => {
+                w.u16(5)?;
+                w.u64(conn.0)?;
+                w.u8(class)?;
+            }
+            ToBroker::Attach { conn, token } => {
+                w.u16(6)?;
+                w.u64(conn.0)?;
+                w.u64(token)?;
+            }
+            ToBroker::Unregister { token } => {
+                w.u16(7)?;
+                w.u64(token)?;
+            }
+            ToBroker::Detach { token } => {
+                w.u16(8)?;
+                w.u64(token)?;
+            }
+            ToBroker::Query { what, ref arg } => {
+                w.u16(9)?;
+                w.u16(what)?;
+                w.clc(arg)?;
+            }
+        }
+        Ok(w.at)
+    }
+
+    /// Parses one datagram.
+    pub fn decode(from: &[u8]) -> Result<Self, SessionError> {
+        let mut r = Reader { from };
+        let message = match r.u16()? {
+            1 => ToBroker::Hello {
+                version: r.u32()?,
+                doorbells: r.u8()?,
+                comm: r.take()?,
+            },
+            2 => ToBroker::Nominate {
+                conn: r.conn()?,
+                role: if r.flag()? { Role::Server } else { Role::Client },
+                tx: r.u64()?,
+                rx: r.u64()?,
+            },
+            3 => ToBroker::Withdraw { conn: r.conn()? },
+            4 => ToBroker::Clc {
+                conn: r.conn()?,
+                clc: r.clc()?,
+            },
+            5 => ToBroker::Register {
+                conn: r.conn()?,
+                class: r.u8()?,
+            },
+            6 => ToBroker::Attach {
+                conn: r.conn()?,
+                token: r.u64()?,
+            },
+            7 => ToBroker::Unregister { token: r.u64()? },
+            8 => ToBroker::Detach { token: r.u64()? },
+            9 => ToBroker::Query {
+                what: r.u16()?,
+                arg: r.clc()?,
+            },
+            _ => return Err(SessionError::Unknown),
+        };
+        r.end()?;
+        Ok(message)
+    }
+}
+
+impl FromBroker {
+    /// Writes the message to the start of `to` and returns its length, at most [`MAX`].
+    pub fn encode(&self, to: &mut [u8]) -> Result<usize, SessionError> {
+        let mut w = Writer { to, at: 0 };
+        match *self {
+            FromBroker::Welcome(ref v) => {
+                w.u16(1)?;
+                w.u32(v.version)?;
+                w.put(&v.peer_id)?;
+                w.put(&v.gid.to_le_bytes())?;
+                w.u16(v.chid)?;
+                w.u8(u8::from(v.seid_enabled))?;
+                w.put(&v.seid)?;
+                w.u8(v.ueid_count)?;
+                for ueid in &v.ueids {
+                    w.put(ueid)?;
+                }
+            }
+            FromBroker::Matched {
+                conn,
+                link,
+                slot,
+                side,
+                first_contact,
+                doorbells,
+            } => {
+                w.u16(2)?;
+                w.u64(conn.0)?;
+                w.u32(link)?;
+                w.u16(slot)?;
+                w.u8(side)?;
+                w.u8(u8::from(first_contact))?;
+                w.u8(doorbells)?;
+            }
+            FromBroker::Again { conn } => {
+                w.u16(3)?;
+                w.u64(conn.0)?;
+            }
+            FromBroker::Refused { conn, reason } => {
+                w.u16(4)?;
+                w.u64(conn.0)?;
+                w.u32(reason)?;
+            }
+            FromBroker::Gone { conn } => {
+                w.u16(5)?;
+                w.u64(conn.0)?;
+            }
+            FromBroker::Clc { conn, ref clc } => {
+                w.u16(6)?;
+                w.u64(conn.0)?;
+                w.clc(clc)?;
+            }
+            FromBroker::Registered {
+                conn,
+                token,
+                reason,
+            } => {
+                w.u16(7)?;
+                w.u64(conn.0)?;
+                w.u64(token)?;
+                w.u32(reason)?;
+            }
+            FromBroker::Attached {
+                conn,
+                token,
+                class,
+                reason,
+            } => {
+                w.u16(8)?;
+                w.u64(conn.0)?;
+                w.u64(token)?;
+                w.u8(class)?;
+                w.u32(reason)?;
+            }
+            FromBroker::Revoke { conn } => {
+                w.u16(9)?;
+                w.u64(conn.0)?;
+            }
+        }
+        Ok(w.at)
+    }
+
+    /// Parses one datagram.
+    pub fn decode(from: &[u8]) -> Result<Self, SessionError> {
+        let mut r = Reader { from };
+        let message = match r.u16()? {
+            1 => {
+                let version = r.u32()?;
+                let peer_id = r.take()?;
+                let gid = u128::from_le_bytes(r.take()?);
+                let chid = r.u16()?;
+                let seid_enabled = r.flag()?;
+                let seid = r.take()?;
+                let ueid_count = r.u8()?;
+                if usize::from(ueid_count) > MAX_UEIDS {
+                    return Err(SessionError::Unknown);
+                }
+                let mut ueids = [[0; 32]; MAX_UEIDS];
+                for ueid in &mut ueids {
+                    *ueid = r.take()?;
+                }
+                FromBroker::Welcome(Welcome {
+                    version,
+                    peer_id,
+                    gid,
+                    chid,
+                    seid_enabled,
+                    seid,
+                    ueid_count,
+                    ueids,
+                })
+            }
+            2 => FromBroker::Matched {
+                conn: r.conn()?,
+                link: r.u32()?,
+                slot: r.u16()?,
+                side: u8::from(r.flag()?),
+                first_contact: r.flag()?,
+                doorbells: r.u8()?,
+            },
+            3 => FromBroker::Again { conn: r.conn()? },
+            4 => FromBroker::Refused {
+                conn: r.conn()?,
+                reason: r.u32()?,
+            },
+            5 => FromBroker::Gone { conn: r.conn()? },
+            6 => FromBroker::Clc {
+                conn: r.conn()?,
+                clc: r.clc()?,
+            },
+            7 => FromBroker::Registered {
+                conn: r.conn()?,
+                token: r.u64()?,
+                reason: r.u32()?,
+            },
+            8 => FromBroker::Attached {
+                conn: r.conn()?,
+                token: r.u64()?,
+                class: r.u8()?,
+                reason: r.u32()?,
+            },
+            9 => FromBroker::Revoke { conn: r.conn()? },
+            _ => return Err(SessionError::Unknown),
+        };
+        r.end()?;
+        Ok(message)
+    }
+}
