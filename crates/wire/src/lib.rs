@@ -5,7 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ids;
 pub mod reason;
 pub mod session;
 
+pub use ids::{Chid, DmbSize, DmbToken, Eid, Gid, PeerId, Seid};
 pub use reason::Reason;

@@ -143,7 +143,7 @@ reasons! {
     NoDescriptors      = 0x0a04_0003, "no_descriptors", "no file descriptor left";
 
     // Ended while it was being set up, or while it was open.
-    HandshakeTimeout   = 0x0a05_0000, "handshake_timeout", "the handshake took too long";
+    HandshakeTimeout   = 0x0a05_0000, "handshake_timeout", "the device did not answer in the time of the handshake";
     PeerVanished       = 0x0a05_0001, "peer_vanished", "the peer went away during the handshake";
     Revoked            = 0x0a05_0002, "revoked", "revoked by the operator";
     GraceExceeded      = 0x0a05_0003, "grace_exceeded", "the peer took no bytes within the grace (stopped?)";
@@ -180,11 +180,7 @@ mod tests {
     fn keys_and_texts_have_their_form() {
         for reason in Reason::ALL {
             let key = reason.key();
-            assert!(
-                key.bytes()
-                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
-                "{key}"
-            );
+            assert!(key.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'), "{key}");
             assert!(!reason.text().is_empty() && !reason.text().ends_with('.'));
         }
     }
@@ -199,9 +195,6 @@ mod tests {
 
     #[test]
     fn prints_text_and_number() {
-        assert_eq!(
-            Reason::NoUeid.to_string(),
-            "no EID that both sides know (0x03030008)"
-        );
+        assert_eq!(Reason::NoUeid.to_string(), "no EID that both sides know (0x03030008)");
     }
 }
