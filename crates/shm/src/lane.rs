@@ -1,1 +1,435 @@
-//! lane
+//! A lane: one direction of a connection, a ring in the receiver's DMB and the words that rule it.
+//!
+//! The rules are those of models/lane.pml (data, revocation), models/wake.pml (sleep and wake) and
+//! models/handshake.pml (grant and begin); ring *R*, sender *S*:
+//!
+//! | word | offset | writer | reader | a hostile value can |
+//! |---|---|---|---|---|
+//! | prod | 0x000 | S publishes, ENDs; R sets STOP, LEAVE | both | end the lane, reset the connection (beyond the ring: refused) |
+//! | cons | 0x080 | R consumes; S sets TAKEN | both | end the lane, reset the connection; S never reads behind it but its own ring bytes |
+//! | start | 0x100 | S | R | make R wait for TCP bytes that never come: R's TCP count is compared, a mismatch resets |
+//! | rwait | 0x180 | R declares; S clears | S | cost S a needless post, or R its wake-up |
+//! | wwait | 0x200 | S declares; R clears | R | the same the other way round |
+//!
+//! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Whatever is read here is
+//! one copy, checked by the caller against its private cursor before use.
+
+use crate::primitive::{AtomicU64, Ordering, fence};
+use crate::region::Region;
+
+/// Bytes before the ring in a DMB.
+pub const HEADER: usize = 4096;
+/// Generations that one DMB can serve; 0 is "never granted".
+pub const MAX_GENERATION: u32 = (1 << 12) - 1;
+/// A lane ends itself before its offset gets here: cursors never wrap within reach of a stale view.
+pub const MAX_OFFSET: u64 = 1 << 47;
+const OFFSET_MASK: u64 = (1 << 48) - 1;
+
+/// Size of the ring of class `n`: 16 KiB << n, bytes (SMC-D's dmbe_size, RFC 7609 and net/smc/smc_ism.h).
+pub const fn ring_size(class: u8) -> usize {
+    16384 << class
+}
+
+/// Largest size class, 16 MiB.
+pub const MAX_CLASS: u8 = 10;
+
+/// generation (12 bits) | offset (48 bits) | flags (4 bits), in one 64-bit word.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Cursor(pub u64);
+
+impl Cursor {
+    /// prod: the sender publishes no more; the rest of the stream is on TCP.
+    pub const END: u64 = 1;
+    /// prod: the receiver wants no more; it drains the ring and goes on with TCP.
+    pub const STOP: u64 = 2;
+    /// prod, with STOP: the receiver will not drain; the sender takes back and resends.
+    pub const LEAVE: u64 = 4;
+    /// cons: the sender has taken back what was unread.
+    pub const TAKEN: u64 = 1;
+
+    /// A cursor without flags.
+    pub const fn new(generation: u32, offset: u64) -> Self {
+        Self(((generation as u64) << 52) | ((offset & OFFSET_MASK) << 4))
+    }
+    /// Which grant of the DMB it belongs to.
+    pub const fn generation(self) -> u32 {
+        (self.0 >> 52) as u32
+    }
+    /// Bytes since the lane's beginning.
+    pub const fn offset(self) -> u64 {
+        (self.0 >> 4) & OFFSET_MASK
+    }
+    /// Whether any of `flags` is set.
+    pub const fn has(self, flags: u64) -> bool {
+        self.0 & flags != 0
+    }
+    /// The same with `flags` set.
+    pub const fn with(self, flags: u64) -> Self {
+        Self(self.0 | flags)
+    }
+    /// The same, `n` bytes on.
+    pub const fn plus(self, n: u64) -> Self {
+        Self(self.0 + (n << 4))
+    }
+}
+
+/// A word alone on its pair of cache lines.
+#[repr(C, align(128))]
+struct Line(AtomicU64);
+
+/// The words at the start of a DMB.
+#[repr(C)]
+pub struct Words {
+    prod: Line,
+    cons: Line,
+    start: Line,
+    rwait: Line,
+    wwait: Line,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Words>() <= HEADER);
+
+/// A wait word: epoch (32 bits) | ... | CQ mask (8 bits); 0 is awake.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Wait(pub u64);
+
+impl Wait {
+    /// Completion queues to post to.
+    pub const fn cqs(self) -> u8 {
+        self.0 as u8
+    }
+    /// Whether somebody sleeps, or will.
+    pub const fn declared(self) -> bool {
+        self.0 != 0
+    }
+}
+
+/// Which of the two wait words.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Readers of an empty ring.
+    Readers,
+    /// Writers at a full ring.
+    Writers,
+}
+
+/// After a read-modify-write, before a load that must not pass it.
+///
+/// On x86-64 every locked instruction is a full fence, so only the compiler must be told; loom and other
+/// machines get the real one.
+#[inline(always)]
+fn full_fence_after_rmw() {
+    if cfg!(all(target_arch = "x86_64", not(loom))) {
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Words {
+    /// Words of a DMB never granted.
+    pub fn new() -> Self {
+        let line = || Line(AtomicU64::new(0));
+        Self { prod: line(), cons: line(), start: line(), rwait: line(), wwait: line() }
+    }
+
+    /// Receiver, under its lock, with no lane of an earlier generation unfinished: offers generation `g`.
+    pub fn grant(&self, generation: u32) {
+        self.rwait.0.store(0, Ordering::Relaxed);
+        self.wwait.0.store(0, Ordering::Relaxed);
+        self.cons.0.store(Cursor::new(generation, 0).0, Ordering::Relaxed);
+        // Release pairs with the Acquire of `prod` in `begin`: who sees the grant sees cons.
+        self.prod.0.store(Cursor::new(generation, 0).0, Ordering::Release);
+    }
+
+    /// Sender: begins the granted lane at byte `tcp_byte` of the TCP stream. False when the grant was
+    /// stopped or is of another generation; nothing is written then.
+    #[must_use]
+    pub fn begin(&self, generation: u32, tcp_byte: u64) -> bool {
+        if self.prod() != Cursor::new(generation, 0) {
+            return false;
+        }
+        // Release pairs with the Acquire in `start`. A STOP that comes in between makes the first publish fail.
+        self.start.0.store(Cursor::new(generation, tcp_byte).0, Ordering::Release);
+        true
+    }
+
+    /// Producer cursor. Acquire pairs with the Release of `publish`: its ring bytes are visible.
+    #[inline]
+    pub fn prod(&self) -> Cursor {
+        Cursor(self.prod.0.load(Ordering::Acquire))
+    }
+
+    /// Consumer cursor. Acquire pairs with the Release of `consume`: its reads of the ring are over.
+    #[inline]
+    pub fn cons(&self) -> Cursor {
+        Cursor(self.cons.0.load(Ordering::Acquire))
+    }
+
+    /// TCP byte at which the lane of `generation` begins; `None` before it does.
+    pub fn start(&self, generation: u32) -> Option<u64> {
+        // Acquire pairs with the Release of `begin`.
+        let start = Cursor(self.start.0.load(Ordering::Acquire));
+        (start.generation() == generation).then(|| start.offset())
+    }
+
+    /// Sender, under its lock: `n` bytes behind `at` are in the ring. Errors: what stands there instead
+    /// (STOP, or another generation).
+    #[inline]
+    pub fn publish(&self, at: Cursor, n: u64) -> Result<Cursor, Cursor> {
+        let next = at.plus(n);
+        // Release pairs with the Acquire of `prod`.
+        match self.prod.0.compare_exchange(at.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                full_fence_after_rmw();
+                Ok(next)
+            }
+            Err(seen) => Err(Cursor(seen)),
+        }
+    }
+
+    /// Receiver: `n` bytes behind `at` were copied. Errors: what stands there instead (TAKEN, or another
+    /// reader's or generation's); the copy is worth nothing then.
+    #[inline]
+    pub fn consume(&self, at: Cursor, n: u64) -> Result<Cursor, Cursor> {
+        let next = at.plus(n);
+        // Release pairs with the Acquire of `cons`: the sender may overwrite only what was read.
+        match self.cons.0.compare_exchange(at.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                full_fence_after_rmw();
+                Ok(next)
+            }
+            Err(seen) => Err(Cursor(seen)),
+        }
+    }
+
+    /// Sets `flags` on prod where it is of `generation` and has none of `unless`. Errors: what stands there.
+    pub fn flag(&self, generation: u32, flags: u64, unless: u64) -> Result<Cursor, Cursor> {
+        let mut seen = self.prod();
+        loop {
+            if seen.generation() != generation || seen.has(unless) {
+                return Err(seen);
+            }
+            let next = seen.with(flags);
+            // Release/Acquire as in `publish`.
+            match self.prod.0.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    full_fence_after_rmw();
+                    return Ok(next);
+                }
+                Err(other) => seen = Cursor(other),
+            }
+        }
+    }
+
+    /// Sender: takes back what was unread. Returns the offsets [from, to) that are its own again; `None`
+    /// when the receiver has had everything or is done with this generation.
+    pub fn take_back(&self, generation: u32) -> Option<(u64, u64)> {
+        // No publish of ours after this.
+        let prod = match self.flag(generation, Cursor::END, 0) {
+            Ok(prod) => prod,
+            Err(_) => return None,
+        };
+        let mut seen = self.cons();
+        loop {
+            if seen.generation() != generation || seen.has(Cursor::TAKEN) {
+                return None;
+            }
+            let next = seen.with(Cursor::TAKEN);
+            // AcqRel: pairs with `consume`, whoever comes first wins.
+            match self.cons.0.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some((seen.offset(), prod.offset())),
+                Err(other) => seen = Cursor(other),
+            }
+        }
+    }
+
+    fn wait_word(&self, side: Side) -> &AtomicU64 {
+        match side {
+            Side::Readers => &self.rwait.0,
+            Side::Writers => &self.wwait.0,
+        }
+    }
+
+    /// Sleeper: declares a sleep with a fresh epoch, whatever stands there, keeping the CQs of those who
+    /// sleep already. The ring must be looked at again before sleeping.
+    pub fn declare(&self, side: Side, epoch: u32, cqs: u8) -> Wait {
+        let word = self.wait_word(side);
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            let next = (u64::from(epoch.max(1)) << 32) | u64::from(cqs | Wait(seen).cqs());
+            // AcqRel and the fence: pairs with `waiting`, one of the two sees the other (wake.pml).
+            match word.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => {
+                    full_fence_after_rmw();
+                    return Wait(next);
+                }
+                Err(other) => seen = other,
+            }
+        }
+    }
+
+    /// Publisher or consumer, after its compare-and-swap: who sleeps on the other side?
+    #[inline]
+    pub fn waiting(&self, side: Side) -> Wait {
+        Wait(self.wait_word(side).load(Ordering::Acquire))
+    }
+
+    /// After ringing for exactly this declaration: it is answered.
+    pub fn answered(&self, side: Side, wait: Wait) {
+        // A fresher epoch stays: its sleeper may not have been rung.
+        let _ = self.wait_word(side).compare_exchange(wait.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A mapped DMB: its words and its ring.
+#[derive(Copy, Clone)]
+pub struct Dmb {
+    words: &'static Words,
+    ring: *mut u8,
+    size: u32,
+}
+
+// SAFETY: words are atomics; ring bytes are copied raw, as cursors allow.
+unsafe impl Send for Dmb {}
+// SAFETY: as above.
+unsafe impl Sync for Dmb {}
+
+impl Dmb {
+    /// Bytes of a DMB of size class `class`.
+    pub const fn len(class: u8) -> usize {
+        HEADER + ring_size(class)
+    }
+
+    /// The DMB in `region`, whose length is `Dmb::len(class)` for some class.
+    pub fn new(region: Region) -> Option<Self> {
+        let size = u32::try_from(region.len().checked_sub(HEADER)?).ok()?;
+        size.is_power_of_two().then_some(())?;
+        // SAFETY: the region is page-aligned and holds a header; mappings of DMBs outlive their users
+        // (core retires them only when no thread looks any more).
+        Some(unsafe { Self::at(region.base() as usize, size) })
+    }
+
+    /// The DMB mapped at `base` with a ring of `size` bytes.
+    ///
+    /// # Safety
+    /// `base` is the start of a mapping made from a region accepted by [`Dmb::new`] with this size, and
+    /// stays mapped while the value is used.
+    #[inline]
+    pub unsafe fn at(base: usize, size: u32) -> Self {
+        Self {
+            // SAFETY: the caller's word for it.
+            words: unsafe { &*(base as *const Words) },
+            ring: (base + HEADER) as *mut u8,
+            size,
+        }
+    }
+
+    /// The words.
+    #[inline]
+    pub fn words(&self) -> &'static Words {
+        self.words
+    }
+
+    /// Ring size, bytes.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        u64::from(self.size)
+    }
+
+    /// Address of the ring byte at `offset`, and how many bytes follow before the ring's end.
+    #[inline]
+    pub fn span(&self, offset: u64) -> (*mut u8, usize) {
+        let at = offset as usize & (self.size as usize - 1);
+        // SAFETY: masked, so inside the ring.
+        (unsafe { self.ring.add(at) }, self.size as usize - at)
+    }
+
+    /// Copies `len` bytes at `from` into the ring at `offset`; the caller owns that stretch of the ring.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes; `len` is at most the ring's size.
+    #[inline]
+    pub unsafe fn fill(&self, offset: u64, from: *const u8, len: usize) {
+        let (to, room) = self.span(offset);
+        let first = len.min(room);
+        // SAFETY: `first` bytes fit before the ring's end, the rest from its beginning (len <= size).
+        unsafe {
+            core::ptr::copy_nonoverlapping(from, to, first);
+            if len > first {
+                core::ptr::copy_nonoverlapping(from.add(first), self.ring, len - first);
+            }
+        }
+    }
+
+    /// Copies `len` bytes of the ring at `offset` to `to`.
+    ///
+    /// # Safety
+    /// `to` is writable for `len` bytes; `len` is at most the ring's size.
+    #[inline]
+    pub unsafe fn drain(&self, offset: u64, to: *mut u8, len: usize) {
+        let (from, room) = self.span(offset);
+        let first = len.min(room);
+        // SAFETY: as in `fill`. The peer may change the bytes meanwhile: they are its bytes.
+        unsafe {
+            core::ptr::copy_nonoverlapping(from, to, first);
+            if len > first {
+                core::ptr::copy_nonoverlapping(self.ring, to.add(first), len - first);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_keeps_its_fields_apart() {
+        let c = Cursor::new(MAX_GENERATION, MAX_OFFSET - 1).with(Cursor::END);
+        assert_eq!((c.generation(), c.offset(), c.has(Cursor::END)), (MAX_GENERATION, MAX_OFFSET - 1, true));
+        assert_eq!(Cursor::new(3, 7).plus(5), Cursor::new(3, 12));
+    }
+
+    #[test]
+    fn a_stopped_lane_takes_no_more_and_is_not_begun() {
+        let w = Words::new();
+        w.grant(1);
+        assert!(w.begin(1, 9) && !w.begin(2, 9));
+        let one = w.publish(Cursor::new(1, 0), 4).expect("open");
+        w.flag(1, Cursor::STOP, 0).expect("same generation");
+        assert_eq!(w.publish(one, 1), Err(one.with(Cursor::STOP)));
+        assert_eq!(w.start(1), Some(9));
+    }
+
+    #[test]
+    fn what_is_taken_back_cannot_be_consumed() {
+        let w = Words::new();
+        w.grant(1);
+        assert!(w.begin(1, 0));
+        w.publish(Cursor::new(1, 0), 10).expect("open");
+        let at = w.consume(Cursor::new(1, 0), 4).expect("bytes");
+        assert_eq!(w.take_back(1), Some((4, 10)));
+        assert!(w.consume(at, 1).is_err());
+        assert_eq!(w.take_back(1), None);
+    }
+
+    #[test]
+    fn a_declaration_keeps_the_queues_of_those_who_sleep() {
+        let w = Words::new();
+        let first = w.declare(Side::Readers, 1, 0b01);
+        let second = w.declare(Side::Readers, 2, 0b10);
+        assert_eq!(second.cqs(), 0b11);
+        w.answered(Side::Readers, first);
+        assert!(w.waiting(Side::Readers).declared(), "an old answer does not clear a fresh sleep");
+        w.answered(Side::Readers, second);
+        assert!(!w.waiting(Side::Readers).declared());
+    }
+}
