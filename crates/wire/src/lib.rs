@@ -4,7 +4,9 @@
 //! somebody else's program.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::large_enum_variant, reason = "without allocation there is no box to put the large one in")]
 
+pub mod clc;
 pub mod ids;
 pub mod reason;
 pub mod session;
