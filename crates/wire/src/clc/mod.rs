@@ -15,6 +15,7 @@
 mod accept;
 mod bytes;
 mod decline;
+pub mod handshake;
 mod list;
 mod proposal;
 
