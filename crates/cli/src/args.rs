@@ -1,0 +1,379 @@
+//! The command line, as help, man pages and completions show it.
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+const OVERVIEW: &str = "\
+Carries TCP connections between two programs of one host through shared memory.
+
+The programs are not changed, not recompiled and need no root. Every connection starts as ordinary TCP; \
+once both ends run under Shunpike and the kernel confirms that they are two ends of one connection, their \
+bytes move to a lane in shared memory. What cannot move stays on TCP, with a numbered reason.";
+
+const EXAMPLES: &str = "\
+Examples:
+  shunpike run redis-server            a server, and in another terminal
+  shunpike run redis-benchmark -q      its client: both ends must run under Shunpike
+  shunpike ss                          which connections are on lanes, and why others are not
+  shunpike explain 4711                the same in words, for one process
+  shunpike device set active off       everything back to TCP, without a restart
+
+Exit status: 0 done, 1 it failed (the message says what to do), 2 wrong usage.";
+
+const RUN_NOTES: &str = "\
+Runs CMD with libshunpike.so preloaded. Signals and exit status are CMD's own: shunpike replaces itself by it. \
+If no broker answers, a private one for your user is started in the background; it leaves when nobody has \
+needed it for a while. If that fails too, CMD runs all the same, on plain TCP.
+
+Both ends of a connection must run under Shunpike. A program that is statically linked, setuid or built for \
+another architecture ignores preloading: you are warned, and it stays on TCP.
+
+Exit status: CMD's own; 125 Shunpike itself failed, 126 CMD cannot be executed, 127 CMD was not found.
+
+Examples:
+  shunpike run redis-server --port 7000
+  shunpike run -- python3 -m http.server
+  shunpike run --eager -- pytest tests/    short connections get a lane too";
+
+const SS_NOTES: &str = "\
+Mode tells where a connection's bytes run:
+  SMCD               on a lane in shared memory
+  TCP 0xOWN          on TCP; the number is this end's reason
+  TCP 0xOWN/0xPEER   on TCP; this end's reason, then the one that the peer gave
+`shunpike explain PID` says it in words; `shunpike explain --codes` lists all numbers.
+
+Without -a or -l, connected sockets are shown. Only programs started by `shunpike run` appear. Cursors (-d) are written as generation:offset, in hexadecimal.";
+
+const BROKER_NOTES: &str = "\
+The broker is the emulated ISM device: it proves that two sockets are one connection, passes the handshake on \
+and answers the tools. It is never on the data path: stop it and open lanes go on, new connections stay TCP; \
+start it again and programs find it without a restart.
+
+`shunpike run` starts a private one when it needs one. Start it yourself to serve several users or containers \
+through one socket:
+  shunpike broker --socket /run/shunpike/broker.sock --ueid MY-CLUSTER";
+
+/// Carries TCP connections between two programs of one host through shared memory.
+#[derive(Parser)]
+#[command(name = "shunpike", version, long_about = OVERVIEW, after_help = EXAMPLES, propagate_version = true)]
+pub struct Cli {
+    /// The broker's socket, in place of the default ones [env: SHUNPIKE_SOCKET]
+    #[arg(long, global = true, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub socket: Option<PathBuf>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run a program with its connections on lanes where possible
+    #[command(after_help = RUN_NOTES)]
+    Run(Run),
+    /// Serve as the device and matchmaker of this host, in the foreground
+    #[command(after_help = BROKER_NOTES)]
+    Broker(Broker),
+    /// List connections and where their bytes run, as smcss does
+    #[command(after_help = SS_NOTES)]
+    Ss(Ss),
+    /// Count connections, fallbacks, bytes and calls, as smcd stats does
+    Stats(Stats),
+    /// Say in words why connections are, or are not, on lanes
+    #[command(arg_required_else_help = true)]
+    Explain(Explain),
+    /// Move connections back to TCP; they may be upgraded again later
+    Revoke {
+        /// A process, or one of its descriptors
+        #[arg(value_name = "PID[:FD]")]
+        target: Target,
+    },
+    /// Show the emulated ISM device, or turn its knobs
+    Device {
+        /// Default: show.
+        #[command(subcommand)]
+        action: Option<DeviceAction>,
+    },
+    /// Show versions and what the broker supports
+    Info(Format),
+    /// Show or change the user-defined EIDs: two systems use SMC-D only if they share one
+    Ueid {
+        /// Default: show.
+        #[command(subcommand)]
+        action: Option<UeidAction>,
+    },
+    /// Show the system EID, or whether it takes part
+    Seid {
+        /// Default: show.
+        #[command(subcommand)]
+        action: Option<SeidAction>,
+    },
+    /// List link groups: pairs of processes, and what their connections share
+    Linkgroup(Format),
+    /// Print the completions of a shell (bash, zsh, fish, elvish, powershell)
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// An existing directory
+        #[arg(value_hint = ValueHint::DirPath)]
+        directory: PathBuf,
+    },
+}
+
+/// `run`.
+#[derive(Args)]
+pub struct Run {
+    /// Ask for a lane at connect and accept, and let the first data call wait a bounded moment for it
+    #[arg(long)]
+    pub eager: bool,
+    /// Set a knob for this program only; may be repeated
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub settings: Vec<Setting>,
+    /// The program and its arguments
+    #[arg(
+        value_name = "CMD",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_hint = ValueHint::CommandWithArguments
+    )]
+    pub command: Vec<OsString>,
+}
+
+/// `broker`.
+#[derive(Args)]
+pub struct Broker {
+    /// Serve one user, at the user's own socket, and serve no one else
+    #[arg(long)]
+    pub private: bool,
+    /// Return as soon as it serves; it stays in the background
+    #[arg(long)]
+    pub background: bool,
+    /// Fix the device's GID (128 bits, hexadecimal): fault injection only, it is random otherwise
+    #[arg(long, value_name = "HEX", value_parser = gid)]
+    pub gid: Option<u128>,
+    /// A user-defined EID to offer (up to 32 of A-Z 0-9 . -); may be repeated, eight at most
+    #[arg(long = "ueid", value_name = "NAME")]
+    pub ueids: Vec<String>,
+    /// Leave the system EID out of the match, so that only UEIDs count
+    #[arg(long)]
+    pub no_seid: bool,
+    /// Leave when no program has been connected for this long
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub idle_exit: Option<u32>,
+    /// Most DMBs (receive buffers) at one time; further connections stay on TCP
+    #[arg(long, value_name = "N")]
+    pub max_dmbs: Option<u32>,
+}
+
+/// `ss`.
+#[derive(Args)]
+pub struct Ss {
+    /// Listening sockets too
+    #[arg(short, long)]
+    pub all: bool,
+    /// Listening sockets only
+    #[arg(short, long, conflicts_with = "all")]
+    pub listening: bool,
+    /// Add buffer sizes, cursors and flags
+    #[arg(short, long)]
+    pub debug: bool,
+    /// Add GIDs, tokens and link groups; connections on lanes only
+    #[arg(short = 'D', long)]
+    pub smcd: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// `stats`.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Stats {
+    /// Default: show.
+    #[command(subcommand)]
+    pub action: Option<StatsAction>,
+    /// Split by client and server, with the fallback reasons of each
+    #[arg(short, long)]
+    pub details: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// What `stats` can do besides showing.
+#[derive(Subcommand)]
+pub enum StatsAction {
+    /// Count from zero again
+    Reset,
+}
+
+/// `explain`.
+#[derive(Args)]
+pub struct Explain {
+    /// A process, or one of its descriptors
+    #[arg(value_name = "PID[:FD]", required_unless_present = "codes")]
+    pub target: Option<Target>,
+    /// List every fallback code with its meaning
+    #[arg(long, conflicts_with = "target")]
+    pub codes: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// What `device` can do.
+#[derive(Subcommand)]
+pub enum DeviceAction {
+    /// The device's identity, knobs and counters
+    Show(Format),
+    /// Turn a knob, at once and for all programs: active on|off, dmb_copy on|off
+    Set {
+        /// The knob
+        key: String,
+        /// Its new value
+        value: String,
+    },
+}
+
+/// What `ueid` can do.
+#[derive(Subcommand)]
+pub enum UeidAction {
+    /// List them
+    Show(Format),
+    /// Add one (up to 32 of A-Z 0-9 . -, the first a letter or digit)
+    Add {
+        /// The EID
+        name: String,
+    },
+    /// Remove one
+    Del {
+        /// The EID
+        name: String,
+    },
+    /// Remove all
+    Flush,
+}
+
+/// What `seid` can do.
+#[derive(Subcommand)]
+pub enum SeidAction {
+    /// Show it
+    Show(Format),
+    /// Let it take part in the match
+    Enable,
+    /// Leave it out of the match
+    Disable,
+}
+
+/// How to print an answer.
+#[derive(Args, Default)]
+pub struct Format {
+    /// Print JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A process, or one of its descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    pid: u32,
+    fd: Option<u32>,
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |part: &str| {
+            part.parse::<u32>()
+                .ok()
+                .filter(|n| i32::try_from(*n).is_ok())
+                .ok_or_else(|| format!("'{part}' is no number; write PID or PID:FD, as 4711 or 4711:8"))
+        };
+        let (pid, fd) = match text.split_once(':') {
+            Some((pid, fd)) => (pid, Some(number(fd)?)),
+            None => (text, None),
+        };
+        Ok(Self { pid: number(pid)?, fd })
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fd {
+            Some(fd) => write!(f, "{}:{fd}", self.pid),
+            None => write!(f, "{}", self.pid),
+        }
+    }
+}
+
+/// A knob's name and value, as SHUNPIKE_SET carries it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting(String);
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text.split_once('=').ok_or("write NAME=VALUE, as wmem=262144")?;
+        // A comma would end the setting in SHUNPIKE_SET.
+        if name.is_empty() || value.is_empty() || text.contains(',') {
+            return Err("write NAME=VALUE, neither of them empty nor with a comma".into());
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+impl AsRef<str> for Setting {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+fn gid(text: &str) -> Result<u128, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    u128::from_str_radix(digits, 16).map_err(|_| "write 1 to 32 hexadecimal digits".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definitions_hold_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn targets_are_a_process_or_a_descriptor() {
+        assert_eq!("12".parse(), Ok(Target { pid: 12, fd: None }));
+        assert_eq!("12:3".parse(), Ok(Target { pid: 12, fd: Some(3) }));
+        for wrong in ["", ":3", "12:", "x", "12:3:4", "-1", "4294967295"] {
+            assert!(wrong.parse::<Target>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn settings_fit_into_the_environment() {
+        assert_eq!("wmem=1".parse(), Ok(Setting("wmem=1".into())));
+        for wrong in ["wmem", "=1", "wmem=", "a=1,b=2"] {
+            assert!(wrong.parse::<Setting>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_gid_is_hexadecimal() {
+        assert_eq!(gid("0xff"), Ok(255));
+        assert_eq!(gid(&"f".repeat(32)), Ok(u128::MAX));
+        assert!(gid("").is_err() && gid("g").is_err() && gid(&"f".repeat(33)).is_err());
+    }
+}

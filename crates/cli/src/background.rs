@@ -1,0 +1,94 @@
+//! A broker that outlives its starter.
+
+use crate::args::Broker;
+use crate::error::Error;
+use crate::socket;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// A private broker leaves after this long without a program, seconds.
+const IDLE_EXIT: u32 = 10;
+/// It takes a few milliseconds to answer; a busy machine is given this long.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// After the broker that we started has gone: perhaps because another one was faster and is about to serve.
+const RIVAL: Duration = Duration::from_millis(300);
+
+/// Starts the user's private broker at `path`, for `run`; returns when it answers.
+///
+/// A process of its own does it, so that CMD, which this process becomes, has no child that it does not know.
+pub fn private(path: &Path) -> Result<(), String> {
+    let failed = |reason: &str| format!("no private broker could be started at {}: {reason}", path.display());
+    let output = Command::new(own_program().map_err(|error| failed(&error))?)
+        .args(["broker", "--private", "--background", "--idle-exit", &IDLE_EXIT.to_string(), "--socket"])
+        .arg(path)
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| failed(&error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    let line = message.lines().last().unwrap_or("it died");
+    Err(failed(line.strip_prefix("shunpike: ").unwrap_or(line)))
+}
+
+/// `broker --background`: starts the same command without that option, and waits until it answers.
+pub fn start(args: &Broker, named: Option<PathBuf>) -> Result<(), Error> {
+    let path = named.unwrap_or_else(|| crate::broker::default_socket(args.private));
+    let failed = |reason: String| Error::Broker(format!("starting the broker failed: {reason}"));
+    if !args.private && socket::answers(&path) {
+        return Err(failed(format!("one serves at {} already", path.display())));
+    }
+    let program = own_program().map_err(failed)?;
+    // It must neither hold its starter's descriptors nor get its terminal's signals, nor keep a directory.
+    keep_no_descriptors();
+    let _ = rustix::process::setsid();
+    let mut broker = Command::new(program)
+        .args(env::args_os().skip(1).filter(|argument| argument != "--background"))
+        .env_remove("LD_PRELOAD")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| failed(error.to_string()))?;
+    let mut deadline = Instant::now() + PATIENCE;
+    let mut ended = None;
+    loop {
+        if socket::answers(&path) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            break;
+        }
+        if ended.is_none() {
+            ended = broker.try_wait().ok().flatten();
+            if ended.is_some() {
+                deadline = Instant::now() + RIVAL;
+            }
+        }
+        sleep(Duration::from_millis(2));
+    }
+    let why = match ended {
+        Some(status) => format!("it left with {status}"),
+        None => format!("it did not answer within {} s", PATIENCE.as_secs()),
+    };
+    let private = if args.private { " --private" } else { "" };
+    Err(failed(format!("{why}; 'shunpike broker{private} --socket {}' says why", path.display())))
+}
+
+fn own_program() -> Result<PathBuf, String> {
+    env::current_exe().map_err(|error| format!("this program's own file is not found ({error})"))
+}
+
+/// Marks every descriptor but the standard ones to be closed by exec.
+fn keep_no_descriptors() {
+    const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
+    // SAFETY: no descriptor is closed now, so nobody's use of one changes; failure (an old kernel) leaves
+    // them inherited, which is untidy, not unsound.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
+}

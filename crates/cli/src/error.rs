@@ -1,0 +1,128 @@
+//! What can go wrong in a tool: what failed, on what, and what to do about it.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// A failed command.
+#[derive(Debug)]
+pub enum Error {
+    /// No broker answers at any of these sockets.
+    NoBroker {
+        /// Where it was looked for.
+        tried: Vec<PathBuf>,
+    },
+    /// The broker answered, but not with what was asked for.
+    Query {
+        /// The socket.
+        socket: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The broker could not do it.
+    Refused {
+        /// What failed.
+        what: String,
+        /// On what.
+        on: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The library to preload is not where it is looked for.
+    NoLibrary {
+        /// Where it was looked for.
+        tried: Vec<PathBuf>,
+    },
+    /// The library is somewhere where ld.so cannot be pointed at.
+    LibraryPath(PathBuf),
+    /// CMD could not be executed.
+    Exec {
+        /// The program, as given.
+        command: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// An argument that no program can get.
+    NulByte(String),
+    /// A file could not be written.
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Standard output could not be written.
+    Output(io::Error),
+    /// The broker could not serve.
+    Broker(String),
+}
+
+impl Error {
+    /// The process's exit status. `run` keeps 126 and 127 as shells do, and 125 for itself as env(1) does.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Error::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
+            Error::Exec { .. } => 126,
+            Error::NoLibrary { .. } | Error::LibraryPath(_) | Error::NulByte(_) => 125,
+            _ => 1,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoBroker { tried } => write!(
+                f,
+                "no broker answers at {}; start a program with 'shunpike run', or a broker with 'shunpike \
+                 broker', or name its socket with --socket",
+                list(tried)
+            ),
+            Error::Query { socket, reason } => {
+                write!(
+                    f,
+                    "asking the broker at {} failed: {reason}; is it of this version?",
+                    socket.display()
+                )
+            }
+            Error::Refused { what, on, hint } => {
+                f.write_str(what)?;
+                if !on.is_empty() {
+                    write!(f, " on {on}")?;
+                }
+                if !hint.is_empty() {
+                    write!(f, "; {hint}")?;
+                }
+                Ok(())
+            }
+            Error::NoLibrary { tried } => write!(
+                f,
+                "libshunpike.so is not at {}; install it there or set SHUNPIKE_LIB to its path",
+                list(tried)
+            ),
+            Error::LibraryPath(path) => write!(
+                f,
+                "cannot preload {}: LD_PRELOAD takes no path with a space or colon, or that is not absolute; \
+                 move it, or set SHUNPIKE_LIB to a copy",
+                path.display()
+            ),
+            Error::Exec { command, source } if source.kind() == io::ErrorKind::NotFound => {
+                write!(f, "cannot run '{command}': not found; check the name and PATH")
+            }
+            Error::Exec { command, source } => {
+                write!(f, "cannot run '{command}': {source}; is it an executable program?")
+            }
+            Error::NulByte(what) => write!(f, "{what} contains a NUL byte, which no program can be given"),
+            Error::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
+            Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
+            Error::Broker(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+fn list(paths: &[PathBuf]) -> String {
+    let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    names.join(" or ")
+}

@@ -1,0 +1,42 @@
+//! The command line: runs programs under Shunpike, serves as its broker, and shows what happens.
+//!
+//! A library only so that its parts can be tested; [`command_line`] is all of it.
+
+mod args;
+mod background;
+mod broker;
+mod codes;
+mod error;
+mod pages;
+mod program;
+mod run;
+mod socket;
+mod tools;
+
+use args::{Cli, Command};
+use clap::Parser;
+use error::Error;
+
+/// Does what the process's arguments say and returns its exit status. `run` does not return if it succeeds.
+pub fn command_line() -> u8 {
+    match dispatch(Cli::parse()) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("shunpike: {error}");
+            error.exit_status()
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<(), Error> {
+    let socket = cli.socket.or_else(socket::from_environment);
+    match cli.command {
+        Command::Run(args) => match run::run(&args, socket)? {},
+        Command::Broker(args) if args.background => background::start(&args, socket),
+        Command::Broker(args) => broker::serve(args, socket),
+        Command::Explain(args) if args.codes => codes::print(&args.format),
+        Command::Completions { shell } => pages::completions(shell),
+        Command::Man { directory } => pages::man(&directory),
+        question => tools::ask(question, socket),
+    }
+}

@@ -1,0 +1,183 @@
+//! `shunpike run`: prepares the environment, sees to a broker, and becomes CMD.
+
+use crate::args::{Run, Setting};
+use crate::error::Error;
+use crate::{background, program, socket};
+use std::convert::Infallible;
+use std::env;
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+const LIBRARY: &str = "libshunpike.so";
+
+/// Replaces this process by CMD; returns only errors.
+pub fn run(args: &Run, socket: Option<PathBuf>) -> Result<Infallible, Error> {
+    let library = library()?;
+    let command = args.command.first().map(OsString::as_os_str).unwrap_or_default();
+    let obstacle = program::find(command).as_deref().and_then(program::obstacle);
+    let mut environment = Environment::inherited();
+    match obstacle {
+        Some(program::Obstacle::OtherLibc) => {
+            // Its loader would refuse to start it with our library.
+            warn(command, program::Obstacle::OtherLibc, "it");
+        }
+        preloadable => {
+            if let Some(obstacle) = preloadable {
+                warn(command, obstacle, "the programs that it starts may still be accelerated; it");
+            }
+            environment.preload(&library);
+            environment.set("SHUNPIKE_SOCKET", broker_for(socket).into_os_string());
+            if args.eager {
+                environment.set("SHUNPIKE_EAGER", "1".into());
+            }
+            environment.add_settings(&args.settings);
+        }
+    }
+    exec(&args.command, environment)
+}
+
+fn warn(command: &OsStr, obstacle: program::Obstacle, who: &str) {
+    eprintln!("shunpike: {} {obstacle}: {who} stays on TCP", command.display());
+}
+
+/// The library to preload: SHUNPIKE_LIB, or beside this program, or in ../lib.
+fn library() -> Result<PathBuf, Error> {
+    let tried = match env::var_os("SHUNPIKE_LIB").filter(|path| !path.is_empty()) {
+        Some(path) => vec![PathBuf::from(path)],
+        None => {
+            let program = env::current_exe().unwrap_or_default();
+            let beside = program.parent().unwrap_or(Path::new("/"));
+            let above = beside.parent().unwrap_or(beside);
+            vec![beside.join(LIBRARY), above.join("lib").join(LIBRARY)]
+        }
+    };
+    let Some(found) = tried.iter().find(|path| path.is_file()) else {
+        return Err(Error::NoLibrary { tried });
+    };
+    let bytes = found.as_os_str().as_bytes();
+    if !found.is_absolute() || bytes.iter().any(|byte| b" :\t\n".contains(byte)) {
+        return Err(Error::LibraryPath(found.clone()));
+    }
+    Ok(found.clone())
+}
+
+/// The socket for CMD to use: where a broker answers, or soon may.
+fn broker_for(named: Option<PathBuf>) -> PathBuf {
+    let wanted = named.clone().unwrap_or_else(socket::private);
+    socket::answering(named).unwrap_or_else(|_| {
+        if let Err(reason) = background::private(&wanted) {
+            eprintln!("shunpike: {reason}; connections stay on TCP until a broker serves there");
+        }
+        wanted
+    })
+}
+
+/// The variables that CMD gets.
+struct Environment(Vec<(OsString, OsString)>);
+
+impl Environment {
+    fn inherited() -> Self {
+        Self(env::vars_os().collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&OsStr> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_os_str()).filter(|v| !v.is_empty())
+    }
+
+    fn set(&mut self, name: &str, value: OsString) {
+        self.0.retain(|(n, _)| n != name);
+        self.0.push((name.into(), value));
+    }
+
+    /// Puts `library` before what is preloaded already, once.
+    fn preload(&mut self, library: &Path) {
+        let mut value = library.as_os_str().to_owned();
+        let others = self.get("LD_PRELOAD").unwrap_or_default().as_bytes();
+        for other in others.split(|byte| b" :".contains(byte)) {
+            if !other.is_empty() && other != library.as_os_str().as_bytes() {
+                value.push(":");
+                value.push(OsStr::from_bytes(other));
+            }
+        }
+        self.set("LD_PRELOAD", value);
+    }
+
+    /// Appends `settings` to those of a `shunpike run` around this one: the last of a name counts.
+    fn add_settings(&mut self, settings: &[Setting]) {
+        let mut value = self.get("SHUNPIKE_SET").unwrap_or_default().to_owned();
+        for setting in settings {
+            if !value.is_empty() {
+                value.push(",");
+            }
+            value.push(setting.as_ref());
+        }
+        if !settings.is_empty() {
+            self.set("SHUNPIKE_SET", value);
+        }
+    }
+
+    fn into_strings(self) -> Result<Vec<CString>, Error> {
+        let join = |(mut name, value): (OsString, OsString)| {
+            name.push("=");
+            name.push(value);
+            c_string(name)
+        };
+        self.0.into_iter().map(join).collect()
+    }
+}
+
+fn c_string(text: OsString) -> Result<CString, Error> {
+    let shown = text.display().to_string();
+    CString::new(text.into_vec()).map_err(|_| Error::NulByte(shown))
+}
+
+/// Becomes `command`, with signals and descriptors as they are. std's exec would reset SIGPIPE.
+fn exec(command: &[OsString], environment: Environment) -> Result<Infallible, Error> {
+    let arguments: Vec<CString> = command.iter().cloned().map(c_string).collect::<Result<_, _>>()?;
+    let variables = environment.into_strings()?;
+    let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
+        strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+    };
+    let (argv, envp) = (pointers(&arguments), pointers(&variables));
+    // SAFETY: both arrays end with a null pointer and point to strings that `arguments` and `variables`
+    // keep alive; clap requires at least one argument, so argv[0] is a string.
+    unsafe { libc::execvpe(argv[0], argv.as_ptr(), envp.as_ptr()) };
+    let source = io::Error::last_os_error();
+    Err(Error::Exec { command: command[0].display().to_string(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(name: &str, value: &str) -> Environment {
+        Environment(vec![(name.into(), value.into())])
+    }
+
+    #[test]
+    fn preloading_keeps_what_is_preloaded() {
+        for (before, after) in [
+            ("", "/l/libshunpike.so"),
+            ("/a.so", "/l/libshunpike.so:/a.so"),
+            ("/a.so /l/libshunpike.so:b.so", "/l/libshunpike.so:/a.so:b.so"),
+        ] {
+            let mut environment = environment("LD_PRELOAD", before);
+            environment.preload(Path::new("/l/libshunpike.so"));
+            assert_eq!(environment.get("LD_PRELOAD"), Some(OsStr::new(after)), "{before}");
+        }
+    }
+
+    #[test]
+    fn settings_follow_those_of_an_outer_run() {
+        let settings = ["a=1", "b=2"].map(|text| text.parse::<Setting>().expect("valid"));
+        let mut nested = environment("SHUNPIKE_SET", "a=0");
+        nested.add_settings(&settings);
+        assert_eq!(nested.get("SHUNPIKE_SET"), Some(OsStr::new("a=0,a=1,b=2")));
+        let mut untouched = environment("PATH", "/bin");
+        untouched.add_settings(&[]);
+        assert_eq!(untouched.get("SHUNPIKE_SET"), None);
+    }
+}

@@ -1,0 +1,92 @@
+//! Where brokers listen, and whether one does.
+
+use crate::error::Error;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::env;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The system-wide broker's socket.
+pub const SYSTEM: &str = "/run/shunpike/broker.sock";
+
+/// The socket that SHUNPIKE_SOCKET names.
+pub fn from_environment() -> Option<PathBuf> {
+    env::var_os("SHUNPIKE_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// The user's private broker's socket.
+pub fn private() -> PathBuf {
+    match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir()) {
+        Some(dir) => dir.join("shunpike/broker.sock"),
+        None => format!("/tmp/shunpike-{}/broker.sock", rustix::process::getuid().as_raw()).into(),
+    }
+}
+
+/// The socket at which a broker answers: `named`, or else the first of the default ones.
+pub fn answering(named: Option<PathBuf>) -> Result<PathBuf, Error> {
+    let tried = match named {
+        Some(path) => vec![path],
+        None => {
+            let private = private();
+            let mut paths = vec![SYSTEM.into()];
+            // Whoever serves this socket is given our connections: it must be ourselves.
+            if owned_by_us(&private) {
+                paths.push(private);
+            }
+            paths
+        }
+    };
+    match tried.iter().find(|path| answers(path)) {
+        Some(path) => Ok(path.clone()),
+        None => Err(Error::NoBroker { tried }),
+    }
+}
+
+/// Whether a broker listens at `path`. Never blocks.
+pub fn answers(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(address) = SocketAddrUnix::new(path) else { return false };
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .is_ok_and(|socket| connect(&socket, &address).is_ok())
+}
+
+/// Whether nobody else can have put a socket at `path`, because its directory is ours alone. So it is when
+/// the directory is still to be made.
+pub fn owned_by_us(path: &Path) -> bool {
+    let Some(directory) = path.parent() else { return false };
+    match fs::symlink_metadata(directory) {
+        Ok(meta) => {
+            meta.is_dir()
+                && meta.uid() == rustix::process::getuid().as_raw()
+                && meta.permissions().mode() & 0o022 == 0
+        }
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_others_may_write_is_not_ours() {
+        let base = tempfile::tempdir().expect("temporary directory");
+        let socket = base.path().join("d/broker.sock");
+        assert!(owned_by_us(&socket), "still to be made");
+        fs::create_dir(base.path().join("d")).expect("directory");
+        for (mode, ours) in [(0o700, true), (0o755, true), (0o777, false), (0o720, false)] {
+            fs::set_permissions(base.path().join("d"), fs::Permissions::from_mode(mode)).expect("mode");
+            assert_eq!(owned_by_us(&socket), ours, "{mode:o}");
+        }
+        std::os::unix::fs::symlink(base.path().join("d"), base.path().join("l")).expect("link");
+        assert!(!owned_by_us(&base.path().join("l/broker.sock")));
+    }
+
+    #[test]
+    fn nobody_answers_at_a_file() {
+        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        assert!(!answers(file.path()));
+        assert!(!answers(Path::new("/nonexistent/broker.sock")));
+    }
+}
