@@ -1,0 +1,55 @@
+# make            builds the command and the library
+# make demo       shows redis over TCP and over shared memory, on this machine
+# make test       builds and runs every test
+# make bench      measures against TCP, UNIX sockets and the machine's limits
+# make lint       formatting, clippy, and a reason for every unsafe block
+# make install    PREFIX=/usr/local DESTDIR=
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
+SHARE := $(DESTDIR)$(PREFIX)/share
+
+.PHONY: build demo test bench lint install uninstall clean
+
+build:
+	$(CARGO) build --release --workspace
+
+demo: build
+	ci/demo
+
+test:
+	ci/test
+
+bench: build
+	ci/bench
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	ci/safety
+
+# Installs what is built already, so that `sudo make install` compiles nothing as root.
+install: | $(RELEASE)/shunpike
+	install -D -m 755 $(RELEASE)/shunpike $(DESTDIR)$(PREFIX)/bin/shunpike
+	install -D -m 644 $(RELEASE)/libshunpike.so $(DESTDIR)$(PREFIX)/lib/libshunpike.so
+	install -d $(SHARE)/man/man1
+	$(RELEASE)/shunpike man $(SHARE)/man/man1
+	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(RELEASE)/shunpike completions bash > $(SHARE)/bash-completion/completions/shunpike
+	$(RELEASE)/shunpike completions zsh > $(SHARE)/zsh/site-functions/_shunpike
+	$(RELEASE)/shunpike completions fish > $(SHARE)/fish/vendor_completions.d/shunpike.fish
+
+$(RELEASE)/shunpike:
+	$(CARGO) build --release --workspace
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/shunpike $(DESTDIR)$(PREFIX)/lib/libshunpike.so
+	rm -f $(SHARE)/man/man1/shunpike.1 $(SHARE)/man/man1/shunpike-*.1
+	rm -f $(SHARE)/bash-completion/completions/shunpike $(SHARE)/zsh/site-functions/_shunpike
+	rm -f $(SHARE)/fish/vendor_completions.d/shunpike.fish
+
+clean:
+	$(CARGO) clean
