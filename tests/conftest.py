@@ -1,0 +1,66 @@
+"""Fixtures: a world for each test, the modes, and the compiled test-bed."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import harness
+import procs
+
+
+def pytest_addoption(parser):
+    parser.addoption("--tcp-only", action="store_true", help="run only what needs no Shunpike: the baseline of each test")
+
+
+def pytest_configure(config):
+    procs.adopt_orphans()
+    missing = harness.missing_artefacts()
+    if missing and not config.getoption("--tcp-only") and not config.getoption("--collect-only"):
+        raise pytest.UsageError(f"not built: {', '.join(missing)}. Run `cargo build --release`, or pass --tcp-only.")
+
+
+def pytest_collection_modifyitems(config, items):
+    """--tcp-only keeps the tests that say that they run on TCP; the others are shown as deselected, not as passed."""
+    if config.getoption("--tcp-only"):
+        is_tcp = lambda item: "tcp" in getattr(getattr(item, "callspec", None), "params", {}).values()
+        config.hook.pytest_deselected(items=[item for item in items if not is_tcp(item)])
+        items[:] = [item for item in items if is_tcp(item)]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """A failed test shows what each of its programs wrote."""
+    report = (yield).get_result()
+    world = item.funcargs.get("world") if hasattr(item, "funcargs") else None
+    if report.when == "call" and report.failed and world:
+        for proc in world.procs:
+            report.sections.append((proc.name, proc.describe()))
+
+
+@pytest.fixture
+def world():
+    world = harness.World()
+    yield world
+    world.close()
+
+
+@pytest.fixture(params=harness.MODES)
+def accel(request, world):
+    """The four modes in the library's default setting: connections earn their lanes."""
+    return harness.Accel(world, request.param)
+
+
+@pytest.fixture(scope="session")
+def bed():
+    """The directory of the compiled C programs."""
+    target = Path(tempfile.mkdtemp(prefix=harness.SCRATCH))
+    target.chmod(0o755)
+    for source in harness.programs().glob("*.c"):
+        command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        subprocess.run([*command, "-o", str(target / source.stem), str(source)], check=True)
+    yield target
+    shutil.rmtree(target)

@@ -1,0 +1,226 @@
+"""Where the tests meet Shunpike: its files, its command line, its figures. When these change, change this file only."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procs import PATIENCE, Proc, descendants, reap, until
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+BINARY = Path(os.environ.get("SHUNPIKE_BIN", TARGET / "shunpike"))
+LIBRARY = Path(os.environ.get("SHUNPIKE_LIB", TARGET / "libshunpike.so"))
+
+MODES = ("tcp", "client", "server", "both")
+SCRATCH = "shunpike-test-"
+
+
+def missing_artefacts():
+    return [str(path) for path in (BINARY, LIBRARY) if not path.exists()]
+
+
+@dataclass
+class Stats:
+    """`shunpike stats --json`, as far as the tests ask."""
+
+    handled: int = 0  # connections that the library watched and nominated
+    smc: int = 0  # connections that have been on a lane
+    fallback: int = 0  # connections that ended up on TCP
+    reasons: dict = field(default_factory=dict)  # reason key -> count
+    tx_bytes: int = 0  # bytes over lanes
+    rx_bytes: int = 0
+
+    @classmethod
+    def parse(cls, text):
+        raw = json.loads(text)
+        connections = raw["connections"]
+        reasons = connections.get("reasons", raw.get("reasons", {}))
+        if isinstance(reasons, list):
+            reasons = {entry["key"]: entry["count"] for entry in reasons}
+        return cls(connections["handled"], connections["smc"], connections["fallback"], reasons,
+                   raw["tx"]["bytes"], raw["rx"]["bytes"])  # fmt: skip
+
+
+class Broker:
+    """One `shunpike broker` with a socket of its own."""
+
+    def __init__(self, world, name="broker", options=(), netns=None):
+        self.world, self.name, self.options, self.netns = world, name, options, netns
+        self.socket = world.directory / f"{name}.sock"
+        self.start()
+
+    def start(self):
+        argv = [self.world.binary, "broker", "--socket", self.socket, *self.options]
+        self.proc = self.world.start(self.name, argv, netns=self.netns)
+        until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
+        self.descriptors = self.open_descriptors()
+
+    def answers(self):
+        assert self.proc.popen.poll() is None, f"the broker ended: {self.proc.describe()}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
+    def kill(self):
+        """Takes the broker away as a crash does; its socket file stays behind, as after a crash."""
+        self.proc.kill()
+
+    def open_descriptors(self):
+        return len(os.listdir(f"/proc/{self.proc.pid}/fd"))
+
+    def mapped_memfds(self):
+        return Path(f"/proc/{self.proc.pid}/maps").read_text().count("/memfd:")
+
+    def stats(self):
+        return Stats.parse(self.tool("stats", "--json"))
+
+    def connections(self, *options):
+        """`shunpike ss --json`: one dictionary for each connection that is open now."""
+        rows = json.loads(self.tool("ss", "--json", *options))
+        return rows["connections"] if isinstance(rows, dict) else rows
+
+    def tool(self, *arguments):
+        """Runs one of the tools against this broker; its standard output."""
+        result = subprocess.run([str(BINARY), *arguments], env=self.world.env | {"SHUNPIKE_SOCKET": str(self.socket)},
+                                capture_output=True, text=True, timeout=10 * PATIENCE)  # fmt: skip
+        assert result.returncode == 0, f"shunpike {' '.join(arguments)}: {result.stdout}{result.stderr}"
+        return result.stdout
+
+    def holds_nothing(self):
+        """Whether the broker is as it was before its first session: no socket, no memory of a program kept."""
+        return self.open_descriptors() <= self.descriptors and self.mapped_memfds() == 0
+
+
+class World:
+    """What one test starts and makes. Closing it asserts that nothing of it is left anywhere."""
+
+    def __init__(self):
+        self.directory = Path(tempfile.mkdtemp(prefix=SCRATCH))
+        self.directory.chmod(0o777)  # a server that leaves root (postgres) works here too
+        self.tmp, self.runtime = self.directory / "tmp", self.directory / "run"
+        for path in (self.tmp, self.runtime):
+            path.mkdir()
+            path.chmod(0o777)
+        self.env = {
+            "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "HOME": str(self.directory), "LC_ALL": "C.UTF-8",
+            "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(self.runtime), "SHUNPIKE_LIB": str(LIBRARY),
+        }  # fmt: skip
+        self.binary, self.user = BINARY, None
+        self.procs, self.brokers, self.cleanups = [], [], []
+        self.before = self.foreign_files()
+
+    @staticmethod
+    def foreign_files():
+        """What a program under Shunpike could leave outside of the test's own directory."""
+        names = {str(path) for path in Path("/dev/shm").iterdir()}
+        for place in ("/tmp", "/run", f"/run/user/{os.getuid()}"):
+            names |= {str(path) for path in Path(place).glob("*shunpike*") if not path.name.startswith(SCRATCH)}
+        return names
+
+    def become(self, user):
+        """Runs everything from now on as `user`, from copies of the artefacts that any user may read."""
+        self.user = user
+        if not missing_artefacts():
+            self.binary = Path(shutil.copy(BINARY, self.directory))
+            self.env["SHUNPIKE_LIB"] = shutil.copy(LIBRARY, self.directory)
+
+    def broker(self, *options, name="broker", netns=None):
+        broker = Broker(self, name, options, netns)
+        self.brokers.append(broker)
+        return broker
+
+    def start(self, name, argv, netns=None, env=None, **options):
+        taken = sum(proc.name.split(".")[0] == name for proc in self.procs)
+        if netns:
+            argv = ["ip", "netns", "exec", netns, *argv]
+        label = f"{name}.{taken}" if taken else name
+        proc = Proc(label, argv, self.directory, self.env | (env or {}), user=self.user, **options)
+        self.procs.append(proc)
+        return proc
+
+    def close(self):
+        problems = []
+
+        def attempt(action, *arguments):
+            try:
+                action(*arguments)
+            except (AssertionError, OSError) as problem:
+                problems.append(str(problem))
+
+        brokers = [broker.proc for broker in self.brokers]
+        for proc in reversed([proc for proc in self.procs if proc not in brokers]):
+            attempt(proc.stop)
+        for broker in self.brokers:
+            if broker.proc.popen.poll() is None:
+                attempt(until, broker.holds_nothing, f"{broker.name} lets go of the memory and sockets of ended programs")
+            attempt(broker.proc.stop)
+            if not broker.proc.was_killed and broker.socket.exists():
+                problems.append(f"{broker.name} left its socket file")
+        for cleanup in reversed(self.cleanups):
+            attempt(cleanup)
+        try:
+            until(lambda: not descendants(), "", seconds=3)
+        except AssertionError:
+            left = descendants()
+            problems.append(f"processes left: {left}")
+            reap(left)
+        left = sorted(self.foreign_files() - self.before) + [str(path) for path in (*self.tmp.iterdir(), *self.runtime.iterdir())]
+        if left:
+            problems.append(f"files left: {left}")
+        shutil.rmtree(self.directory, ignore_errors=True)
+        assert not problems, "\n".join(problems)
+
+
+class Accel:
+    """Which sides of a test run under Shunpike: neither, the client, the server, or both, against one broker."""
+
+    def __init__(self, world, mode, options=()):
+        assert mode in MODES
+        self.world, self.mode, self.options = world, mode, list(options)
+        self.broker = world.broker() if mode != "tcp" else None
+
+    def server(self, name, argv, **options):
+        return self.start(name, argv, self.mode in ("server", "both"), **options)
+
+    def client(self, name, argv, **options):
+        return self.start(name, argv, self.mode in ("client", "both"), **options)
+
+    def start(self, name, argv, is_under, env=None, broker=None, **options):
+        if is_under:
+            argv = [self.world.binary, "run", *self.options, "--", *argv]
+            env = (env or {}) | {"SHUNPIKE_SOCKET": str((broker or self.broker).socket)}
+        return self.world.start(name, argv, env=env, **options)
+
+    def verify(self, lanes=1, lane_bytes=1):
+        """Asserts that at least `lanes` connections and `lane_bytes` bytes went by lanes where both ends could, and
+        none where only one could."""
+        if self.mode == "tcp":
+            return None
+        if self.mode == "both":
+            return until(lambda: self.satisfied(lanes, lane_bytes),
+                         lambda: f"{lanes} lanes and {lane_bytes} bytes on them; have {self.broker.stats()}")  # fmt: skip
+        until(lambda: self.broker.stats().handled > 0, lambda: f"the library to watch; have {self.broker.stats()}")
+        stats = self.broker.stats()
+        assert stats.smc == 0 and stats.tx_bytes == 0, f"a lane to a peer that is not ours: {stats}"
+        return stats
+
+    def satisfied(self, lanes, lane_bytes):
+        stats = self.broker.stats()
+        enough = stats.smc >= lanes and stats.tx_bytes >= lane_bytes and stats.rx_bytes >= lane_bytes
+        return stats if enough else None
+
+
+def programs():
+    """The directory of the tests' own programs."""
+    return ROOT / "tests" / "programs"
+
+
+def unique(prefix):
+    """A name for something of the whole machine (a network namespace, an interface: at most 15 bytes)."""
+    return f"{prefix}{uuid.uuid4().hex[:8]}"
+

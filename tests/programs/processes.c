@@ -1,0 +1,275 @@
+/* A connection and more than one process: fork, exec, descriptors passed on; and other ways out of the hooks' sight.
+ *   processes server|client CASE PORT
+ * In each case the server's end is the one that moves about; the client checks every byte. */
+#include "bed.h"
+#include <spawn.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+extern char **environ;
+static unsigned char data[200000];
+
+/* Both ends run this dialogue: ROUNDS requests of seeded sizes, each answered by its hash. */
+static void asks(int fd, uint64_t seed, int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        uint64_t word = rng_next(&seed), theirs;
+        uint32_t size = word % 5 ? 1 + (word >> 9) % 2000 : 1 + (word >> 9) % 60000;
+        rng_fill(&seed, data, size);
+        send_all(fd, &size, sizeof size);
+        send_all(fd, data, size);
+        recv_all(fd, &theirs, sizeof theirs);
+        expect(theirs == hash_more(HASH_START, data, size), "the answer is the request's hash");
+    }
+}
+
+static void answers(int fd, int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        uint32_t size;
+        recv_all(fd, &size, sizeof size);
+        expect(size <= 60000, "the header is whole");
+        recv_all(fd, data, size);
+        uint64_t hash = hash_more(HASH_START, data, size);
+        send_all(fd, &hash, sizeof hash);
+    }
+}
+
+static int ended_with(pid_t child) {
+    int status;
+    expect(waitpid(child, &status, 0) == child, "the child is reaped");
+    return status;
+}
+
+static pid_t forked(void) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child < 0) die("fork");
+    return child;
+}
+
+static void sees_the_end(int fd) {
+    char byte;
+    say("end: %s", outcome(recv(fd, &byte, 1, 0)));
+}
+
+/* -- the child goes on, the parent closes -- */
+static void child_server(int fd) {
+    pid_t child = forked();
+    if (child == 0) {
+        answers(fd, 200);
+        sees_the_end(fd);
+        _exit(0);
+    }
+    close(fd);
+    say("child: %d", ended_with(child));
+}
+
+static void asks_client(int fd) {
+    asks(fd, 1, 200);
+    say("asked");
+}
+
+/* -- the parent goes on; a child that never touched the connection ends (redis saves like this) -- */
+static void parent_server(int fd) {
+    for (int i = 0; i < 4; i++) {
+        pid_t child = forked();
+        if (child == 0) _exit(0);
+        answers(fd, 50);
+        ended_with(child);
+    }
+    sees_the_end(fd);
+}
+
+/* -- parent and child take turns on one connection -- */
+static void turns_server(int fd) {
+    int turn[2][2];
+    char byte = 0;
+    if (pipe(turn[0]) || pipe(turn[1])) die("pipe");
+    pid_t child = forked();
+    int me = child == 0;
+    for (int i = 0; i < 20; i++) {
+        if (me || i > 0) expect(read(turn[me][0], &byte, 1) == 1, "the turn comes");
+        answers(fd, 5);
+        expect(write(turn[!me][1], &byte, 1) == 1, "the turn goes");
+    }
+    if (child == 0) _exit(0);
+    say("child: %d", ended_with(child));
+    sees_the_end(fd);
+}
+
+/* -- one direction each: the child only writes, the parent only reads -- */
+static void split_server(int fd) {
+    uint64_t seed = 3, hash = HASH_START;
+    pid_t child = forked();
+    if (child == 0) {
+        for (int i = 0; i < 20; i++) {
+            rng_fill(&seed, data, 50000);
+            send_all(fd, data, 50000);
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < 20; i++) {
+        recv_all(fd, data, 50000);
+        hash = hash_more(hash, data, 50000);
+    }
+    say("child: %d", ended_with(child));
+    say("read %016lx", hash);
+    shutdown(fd, SHUT_WR);
+}
+
+static void split_client(int fd) {
+    uint64_t seed = 4, hash = HASH_START;
+    pid_t child = forked();
+    if (child == 0) {
+        for (int i = 0; i < 20; i++) {
+            rng_fill(&seed, data, 50000);
+            send_all(fd, data, 50000);
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < 20; i++) {
+        recv_all(fd, data, 50000);
+        hash = hash_more(hash, data, 50000);
+    }
+    say("child: %d", ended_with(child));
+    say("read %016lx", hash);
+    sees_the_end(fd);
+}
+
+/* -- the end goes to another program: `cat` echoes it, by exec in place, in a child, and without our library -- */
+static void becomes_cat(int fd, char **environment) {
+    char *const command[] = {"cat", NULL};
+    dup2(fd, 0);
+    dup2(fd, 1);
+    execve("/bin/cat", command, environment);
+    _exit(72);
+}
+
+static char *bare_environment[] = {"PATH=/usr/bin:/bin", NULL};
+
+static void exec_server(int fd) {
+    say("done"); /* what run_case() would say: this process does not come back to it */
+    becomes_cat(fd, environ);
+}
+
+static void exec_child_server(int fd) {
+    pid_t child = forked();
+    if (child == 0) becomes_cat(fd, environ);
+    close(fd);
+    say("cat: %d", ended_with(child));
+}
+
+static void exec_foreign_server(int fd) {
+    pid_t child = forked();
+    if (child == 0) becomes_cat(fd, bare_environment);
+    close(fd);
+    say("cat: %d", ended_with(child));
+}
+
+static void spawn_server(int fd) {
+    char *const command[] = {"cat", NULL};
+    posix_spawn_file_actions_t actions;
+    pid_t child;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, fd, 0);
+    posix_spawn_file_actions_adddup2(&actions, fd, 1);
+    if (posix_spawn(&child, "/bin/cat", &actions, NULL, command, bare_environment)) die("posix_spawn");
+    close(fd);
+    say("cat: %d", ended_with(child));
+}
+
+static void echo_client(int fd) {
+    static unsigned char back[sizeof data];
+    uint64_t seed = 8, hash = HASH_START;
+    for (int round = 0; round < 60; round++) {
+        size_t size = 1 + rng_next(&seed) % 30000;
+        rng_fill(&seed, data, size);
+        send_all(fd, data, size);
+        recv_all(fd, back, size);
+        expect(!memcmp(data, back, size), "cat echoes");
+        hash = hash_more(hash, back, size);
+    }
+    shutdown(fd, SHUT_WR);
+    sees_the_end(fd);
+    say("echoed %016lx", hash);
+}
+
+/* -- a program is run while the connection is open, and has nothing to do with it -- */
+static void system_server(int fd) {
+    for (int i = 0; i < 3; i++) {
+        say("system: %d", system("true"));
+        answers(fd, 50);
+    }
+    FILE *pipe = popen("echo hello", "r");
+    char line[16] = "";
+    say("popen: %s", pipe && fgets(line, sizeof line, pipe) ? strtok(line, "\n") : "nothing");
+    say("pclose: %d", pclose(pipe));
+    answers(fd, 50);
+    sees_the_end(fd);
+}
+
+/* -- the descriptor goes to another process by SCM_RIGHTS -- */
+static void passed_server(int fd) {
+    int pair[2];
+    char byte = 0, control[CMSG_SPACE(sizeof(int))] = {0};
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) die("socketpair");
+    /* forked before the connection existed would be fairer, but the child closes its copy all the same */
+    pid_t child = forked();
+    struct iovec one = {&byte, 1};
+    struct msghdr message = {.msg_iov = &one, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    if (child == 0) {
+        close(fd);
+        if (recvmsg(pair[1], &message, MSG_CMSG_CLOEXEC) != 1) die("recvmsg");
+        int received;
+        memcpy(&received, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof received);
+        answers(received, 100);
+        sees_the_end(received);
+        _exit(0);
+    }
+    answers(fd, 100);
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    *header = (struct cmsghdr){CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    if (sendmsg(pair[0], &message, 0) != 1) die("sendmsg");
+    close(fd);
+    say("child: %d", ended_with(child));
+}
+
+/* -- stdio on the connection: its reads and writes pass no hook -- */
+static void stdio_server(int fd) {
+    FILE *in = fdopen(dup(fd), "r"), *out = fdopen(fd, "w");
+    char line[256];
+    for (int i = 0; i < 300; i++) {
+        expect(fgets(line, sizeof line, in) != NULL, "a line comes");
+        fprintf(out, "%d:%s", i, line);
+        fflush(out);
+    }
+    fclose(out);
+    say("end: %s", fgets(line, sizeof line, in) ? line : "end of file");
+    fclose(in);
+}
+
+static void stdio_client(int fd) {
+    char line[256], back[256], wanted[300];
+    uint64_t seed = 3;
+    for (int i = 0; i < 300; i++) {
+        int size = snprintf(line, sizeof line, "%016lx %d\n", rng_next(&seed), i);
+        send_all(fd, line, size);
+        int whole = snprintf(wanted, sizeof wanted, "%d:%s", i, line);
+        recv_all(fd, back, whole);
+        expect(!memcmp(wanted, back, whole), "the line comes back numbered");
+    }
+    sees_the_end(dup(fd) >= 0 && !shutdown(fd, SHUT_WR) ? fd : -1);
+}
+
+static const struct bed_case cases[] = {
+    {"child", child_server, asks_client},         {"parent", parent_server, asks_client},
+    {"turns", turns_server, asks_client},         {"split", split_server, split_client},
+    {"exec", exec_server, echo_client},           {"exec-child", exec_child_server, echo_client},
+    {"exec-foreign", exec_foreign_server, echo_client}, {"spawn", spawn_server, echo_client},
+    {"system", system_server, asks_client},       {"passed", passed_server, asks_client},
+    {"stdio", stdio_server, stdio_client},        {NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv) {
+    return run_case(argc, argv, cases);
+}

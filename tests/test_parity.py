@@ -1,0 +1,102 @@
+"""The C test-bed: each program prints what a TCP program may observe, and must print the same on lanes.
+
+Modes: one side or both under `shunpike run --eager` (the lane is there from the first byte on), and `earned`: both
+sides in the default setting, so that the lane opens somewhere in the middle of the program.
+"""
+
+import functools
+import hashlib
+import os
+
+import pytest
+
+from harness import Accel, World
+from procs import free_port
+
+pytestmark = pytest.mark.parity
+
+CASES = {
+    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups"],
+    "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal"],
+    "readiness": ["states", "edges", "room", "mixed", "inherited"],
+    "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
+                  "stdio"],
+}  # fmt: skip
+MODES = ("tcp", "client", "server", "both", "earned")
+
+
+def accel_for(world, mode):
+    eager = [] if mode in ("tcp", "earned") else ["--eager"]
+    return Accel(world, "both" if mode == "earned" else mode, eager)
+
+
+def sync_directory(world):
+    directory = world.directory / "sync"
+    directory.mkdir()
+    for name in ("to-server", "to-client"):
+        os.mkfifo(directory / name)
+    return {"BED_SYNC": str(directory)}
+
+
+def run_case(world, mode, bed, program, case):
+    """What the two ends print."""
+    accel, port, env = accel_for(world, mode), free_port(), sync_directory(world)
+    server = accel.server("server", [bed / program, "server", case, port], env=env).wait_listening(port)
+    client = accel.client("client", [bed / program, "client", case, port], env=env)
+    client_out = client.finish(20)
+    server_out = server.finish(20)
+    accel.verify(lane_bytes=10_000)
+    return client_out, server_out
+
+
+@functools.cache
+def on_tcp(bed, program, case):
+    world = World()
+    try:
+        return run_case(world, "tcp", bed, program, case)
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("program,case", [(program, case) for program, cases in CASES.items() for case in cases])
+def test_case(world, bed, mode, program, case):
+    wanted = on_tcp(bed, program, case)
+    assert run_case(world, mode, bed, program, case) == wanted
+
+
+# What 100 connections of 80 messages each print, whoever echoes them.
+ECHO_HASHES = "f83676265e37a64604ed6ae65db1165bbcb1e4294bd0d94092e0860a02eb4e2f"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how,client", [("lt", "client"), ("et", "client"), ("oneshot", "client"), ("exclusive", "client"),
+                                        ("poll", "client-poll"), ("select", "client-poll")])  # fmt: skip
+def test_echo_server(world, bed, mode, how, client):
+    """100 connections with random messages; each way to wait on the server, epoll (edges) and poll on the client."""
+    accel, port = accel_for(world, mode), free_port()
+    server = accel.server("server", [bed / "echo", "server", how, port, 100]).wait_listening(port)
+    hashes = accel.client("client", [bed / "echo", client, port, 100, 80]).finish()
+    assert hashlib.sha256(hashes.encode()).hexdigest() == ECHO_HASHES
+    assert server.finish() == "echoed 30781507 on 100\n"
+    accel.verify(lanes=100, lane_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ping_pong_in_threads(world, bed, mode):
+    """Every read and write call of libc, blocking, random sizes, eight threads at each end."""
+    accel, port = accel_for(world, mode), free_port()
+    server = accel.server("server", [bed / "pingpong", "server", port, 8, 400]).wait_listening(port)
+    out = accel.client("client", [bed / "pingpong", "client", port, 8, 400]).finish()
+    assert len(set(out.splitlines())) == 9
+    assert server.finish() == "done\n"
+    accel.verify(lanes=8, lane_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both", "earned"])
+@pytest.mark.parametrize("program", [["pingpong", "both"], ["onethread"]], ids="-".join)
+def test_both_ends_in_one_process(world, bed, mode, program):
+    accel, port = accel_for(world, mode), free_port()
+    out = accel.client("both", [bed / program[0], *program[1:], port, 8, 300]).finish()
+    assert out.endswith("done\n")
+    accel.verify(lanes=8, lane_bytes=1 << 20)
