@@ -66,10 +66,16 @@ fn library() -> Result<PathBuf, Error> {
 
 /// The socket for CMD to use: where a broker answers, or soon may.
 fn broker_for(named: Option<PathBuf>) -> PathBuf {
-    let wanted = named.clone().unwrap_or_else(socket::private);
-    socket::answering(named).unwrap_or_else(|_| {
-        if let Err(reason) = background::private(&wanted) {
-            eprintln!("shunpike: {reason}; connections stay on TCP until a broker serves there");
+    let is_named = named.is_some();
+    let mut wanted = named.clone().unwrap_or_else(socket::private);
+    socket::answering(named).unwrap_or_else(|nobody| {
+        // Who names a socket has a certain broker in mind: another one there would hide that it is missing.
+        let started = if is_named { Err(nobody.to_string()) } else { background::private(&wanted) };
+        if let Err(reason) = started {
+            eprintln!("shunpike: {reason} (connections stay on TCP until a broker serves there)");
+            if !is_named && !socket::owned_by_us(&wanted) {
+                wanted = socket::SYSTEM.into();
+            }
         }
         wanted
     })

@@ -1,0 +1,112 @@
+//! The private broker that `shunpike run` starts, and tools that have none.
+
+mod bed;
+
+use bed::{Bed, errors, text, until};
+use std::fs;
+use std::path::Path;
+
+const SYSTEM: &str = "/run/shunpike/broker.sock";
+
+/// `run` prefers a system-wide broker, and starts none where that one answers.
+fn bed_without_system_broker() -> Bed {
+    let bed = Bed::new();
+    assert_eq!(bed.broker(Path::new(SYSTEM)), None, "stop the broker at {SYSTEM} for this test");
+    bed
+}
+
+#[test]
+fn run_starts_one_that_keeps_nothing_of_its_starter_and_leaves_when_idle() {
+    let bed = bed_without_system_broker();
+    // The shell's own builtin reads, so that it has no child but what it was given.
+    let script = "echo $SHUNPIKE_SOCKET; read children </proc/$$/task/$$/children; echo \"[$children]\"";
+    let output = bed.output(&["run", "sh", "-c", script]);
+    assert_eq!(errors(&output), "");
+    assert_eq!(text(&output), format!("{}\n[]\n", bed.socket().display()));
+
+    let broker = bed.broker(&bed.socket()).expect("a broker");
+    let link = |name: &str| fs::read_link(format!("/proc/{broker}/{name}")).expect("a link of ours");
+    for descriptor in 0..3 {
+        assert_eq!(link(&format!("fd/{descriptor}")), Path::new("/dev/null"));
+    }
+    assert_eq!(link("cwd"), Path::new("/"));
+    let environment = fs::read(format!("/proc/{broker}/environ")).expect("environment");
+    assert!(!String::from_utf8_lossy(&environment).contains("LD_PRELOAD"));
+    // Field 6 of stat is the session: not ours, so that a hang-up of our terminal is not for it.
+    let stat = fs::read_to_string(format!("/proc/{broker}/stat")).expect("stat");
+    let session = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3)).expect("session");
+    let ours = rustix::process::getsid(None).expect("session").as_raw_nonzero().to_string();
+    assert_ne!(session, ours);
+
+    until("the idle broker leaves", || bed.serving(&bed.socket()).is_empty());
+    assert!(!bed.socket().exists(), "its socket is gone with it");
+}
+
+#[test]
+fn many_runs_at_once_have_one_broker() {
+    let bed = bed_without_system_broker();
+    let runs: Vec<_> = (0..8)
+        .map(|_| {
+            bed.shunpike().args(["run", "true"]).stderr(std::process::Stdio::piped()).spawn().expect("run")
+        })
+        .collect();
+    for run in runs {
+        let output = run.wait_with_output().expect("output");
+        assert!(output.status.success());
+        assert_eq!(errors(&output), "");
+    }
+    let broker = bed.broker(&bed.socket()).expect("a broker");
+    until("the brokers that came too late leave", || bed.serving(&bed.socket()) == [broker]);
+}
+
+#[test]
+fn a_runtime_directory_that_others_may_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let bed = bed_without_system_broker();
+    fs::create_dir(bed.path("shunpike")).expect("directory");
+    fs::set_permissions(bed.path("shunpike"), fs::Permissions::from_mode(0o777)).expect("mode");
+    let output = bed.output(&["run", "echo", "ran"]);
+    assert_eq!(text(&output), "ran\n");
+    assert_eq!(errors(&output).lines().count(), 1, "{}", errors(&output));
+    assert!(errors(&output).contains("stay on TCP"), "{}", errors(&output));
+    assert!(!bed.socket().exists());
+}
+
+#[test]
+fn a_second_broker_at_one_socket_is_refused() {
+    let bed = Bed::new();
+    let socket = bed.socket().display().to_string();
+    let start = ["broker", "--private", "--socket", &socket, "--idle-exit", "60"];
+    let first = bed.output(&[&start[..], &["--background"]].concat());
+    assert!(first.status.success(), "{}", errors(&first));
+    let broker = bed.broker(&bed.socket());
+    let second = bed.output(&start);
+    assert_eq!(second.status.code(), Some(1));
+    assert!(errors(&second).contains(&socket), "{}", errors(&second));
+    assert_eq!(bed.broker(&bed.socket()), broker, "the first one still serves");
+}
+
+#[test]
+fn tools_without_a_broker_say_where_they_looked_and_what_to_do() {
+    let bed = Bed::new();
+    let socket = bed.path("none.sock").display().to_string();
+    for tool in [
+        &["ss"][..],
+        &["stats"],
+        &["stats", "reset"],
+        &["explain", "1"],
+        &["revoke", "1:3"],
+        &["device"],
+        &["device", "set", "active", "off"],
+        &["info"],
+        &["ueid", "show"],
+        &["seid", "disable"],
+        &["linkgroup"],
+    ] {
+        let output = bed.output(&[&["--socket", &socket], tool].concat());
+        assert_eq!(output.status.code(), Some(1), "{tool:?}");
+        let message = errors(&output);
+        assert_eq!(message.lines().count(), 1, "{tool:?}: {message}");
+        assert!(message.contains(&socket) && message.contains("shunpike run"), "{tool:?}: {message}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Help, man pages, completions and the list of codes.
+
+mod bed;
+
+use bed::{Bed, errors, text};
+use shunpike_wire::Reason;
+use std::fs;
+
+const SUBCOMMANDS: [&str; 12] = [
+    "run",
+    "broker",
+    "ss",
+    "stats",
+    "explain",
+    "revoke",
+    "device",
+    "info",
+    "ueid",
+    "seid",
+    "linkgroup",
+    "completions",
+];
+
+#[test]
+fn help_teaches() {
+    let bed = Bed::new();
+    let help = text(&bed.output(&["--help"]));
+    for name in SUBCOMMANDS {
+        assert!(help.contains(&format!("\n  {name} ")), "{name} in {help}");
+        let output = bed.output(&[name, "--help"]);
+        assert!(output.status.success() && text(&output).contains("Usage:"), "{name}");
+    }
+    assert!(help.contains("Examples:") && help.contains("Exit status:"));
+    assert!(!help.contains("\n  man "), "for the build only");
+    assert!(text(&bed.output(&["ss", "--help"])).contains("TCP 0xOWN/0xPEER"));
+    assert!(text(&bed.output(&["run", "--help"])).contains("127"));
+}
+
+#[test]
+fn wrong_usage_is_status_2_and_says_what_is_right() {
+    let bed = Bed::new();
+    for (arguments, hint) in [
+        (&["frobnicate"][..], "--help"),
+        (&["run"], "CMD"),
+        (&["run", "--set", "wmem", "true"], "NAME=VALUE"),
+        (&["explain", "abc"], "PID:FD"),
+        (&["revoke"], "PID[:FD]"),
+        (&["broker", "--gid", "xyz"], "hexadecimal"),
+        (&["broker", "--idle-exit", "0"], "0"),
+        (&["ss", "-a", "-l"], "cannot be used with"),
+        (&["device", "set", "active"], "VALUE"),
+    ] {
+        let output = bed.output(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(errors(&output).contains(hint), "{arguments:?}: {}", errors(&output));
+    }
+}
+
+#[test]
+fn every_code_is_listed() {
+    let bed = Bed::new();
+    let list = text(&bed.output(&["explain", "--codes"]));
+    let json = text(&bed.output(&["explain", "--codes", "--json"]));
+    let values: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let values = values.as_array().expect("a list");
+    assert_eq!(values.len(), Reason::COUNT);
+    for (reason, value) in Reason::ALL.iter().zip(values) {
+        let code = format!("0x{:08x}", reason.code());
+        let line = list.lines().find(|line| line.starts_with(&code)).expect("a line for each code");
+        assert!(line.contains(reason.key()) && line.ends_with(reason.text()), "{line}");
+        assert_eq!((&value["code"], &value["name"]), (&code.into(), &reason.key().into()));
+        assert!(value["advice"].as_str().is_some_and(|advice| advice.ends_with('.')));
+    }
+}
+
+#[test]
+fn man_pages_are_written_for_all_that_help_shows() {
+    let bed = Bed::new();
+    let directory = bed.path("man");
+    fs::create_dir(&directory).expect("directory");
+    let output = bed.output(&["man", directory.to_str().expect("UTF-8")]);
+    assert!(output.status.success(), "{}", errors(&output));
+    let page = |name: &str| fs::read_to_string(directory.join(name)).expect(name);
+    assert!(page("shunpike.1").contains("shunpike\\-linkgroup(1)"));
+    for name in SUBCOMMANDS {
+        assert!(page(&format!("shunpike-{name}.1")).contains(".SH SYNOPSIS"), "{name}");
+    }
+    assert!(!directory.join("shunpike-man.1").exists());
+
+    let nowhere = bed.output(&["man", "/nonexistent"]);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(errors(&nowhere).contains("/nonexistent/shunpike.1"), "{}", errors(&nowhere));
+}
+
+#[test]
+fn completions_are_scripts_that_know_the_subcommands() {
+    let bed = Bed::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = bed.output(&["completions", shell]);
+        assert!(output.status.success(), "{shell}");
+        assert!(text(&output).contains("linkgroup"), "{shell}");
+    }
+    let script = bed.path("completions");
+    fs::write(&script, text(&bed.output(&["completions", "bash"]))).expect("file");
+    let check = bed.command("bash").arg("-n").arg(&script).status().expect("bash");
+    assert!(check.success());
+}

@@ -1,0 +1,149 @@
+//! `shunpike run`: CMD is what the caller started, in all but the preloaded library.
+
+mod bed;
+
+use bed::{Bed, errors, text};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
+/// Runs CMD with a socket at which nobody answers, so that no broker has to be started.
+const ALONE: [&str; 3] = ["--socket", "/nonexistent/broker.sock", "run"];
+
+fn alone(bed: &Bed, command: &[&str]) -> std::process::Output {
+    bed.output(&[&ALONE, command].concat())
+}
+
+#[test]
+fn exit_status_is_the_commands() {
+    let bed = Bed::new();
+    for status in [0, 1, 7, 255] {
+        let output = alone(&bed, &["sh", "-c", &format!("exit {status}")]);
+        assert_eq!(output.status.code(), Some(status));
+    }
+}
+
+#[test]
+fn a_command_killed_by_a_signal_is_seen_so() {
+    let output = alone(&Bed::new(), &["sh", "-c", "kill -TERM $$"]);
+    assert_eq!(output.status.signal(), Some(15));
+}
+
+#[test]
+fn the_command_is_the_process_that_was_started() {
+    let bed = Bed::new();
+    let mut command = bed.shunpike();
+    command.args(ALONE).args(["sh", "-c", "echo $$"]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let child = command.spawn().expect("shunpike");
+    let pid = child.id();
+    assert_eq!(text(&child.wait_with_output().expect("output")).trim(), pid.to_string());
+}
+
+#[test]
+fn signals_and_descriptors_are_inherited_as_they_are() {
+    let bed = Bed::new();
+    let shell = |script: &str| {
+        let script = format!(
+            "run() {{ exec {} {} \"$@\"; }}; {script}",
+            env!("CARGO_BIN_EXE_shunpike"),
+            ALONE.join(" ")
+        );
+        text(&bed.command("sh").args(["-c", &script]).output().expect("sh"))
+    };
+    // Bit 12 is SIGPIPE.
+    let ignored = |output: String| {
+        let line = output.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("SigIgn").to_owned();
+        u64::from_str_radix(line.trim(), 16).expect("a mask") & 1 << 12 != 0
+    };
+    assert!(!ignored(shell("run cat /proc/self/status")));
+    assert!(ignored(shell("trap '' PIPE; run cat /proc/self/status")));
+    let closed = "run sh -c 'test -e /proc/self/fd/0 || echo closed'";
+    assert_eq!(shell(&format!("exec 0<&-; {closed}")), "closed\n");
+    assert_eq!(shell(&format!("exec 0</dev/null; {closed}")), "");
+}
+
+#[test]
+fn a_command_that_cannot_run_is_told_as_a_shell_does() {
+    let bed = Bed::new();
+    let missing = alone(&bed, &["no-such-program-anywhere"]);
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(
+        errors(&missing).contains("cannot run 'no-such-program-anywhere': not found"),
+        "{}",
+        errors(&missing)
+    );
+
+    let file = bed.path("data");
+    fs::write(&file, "data").expect("file");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("mode");
+    for path in [file.as_path(), bed.path("").as_path()] {
+        let refused = alone(&bed, &[path.to_str().expect("UTF-8")]);
+        assert_eq!(refused.status.code(), Some(126), "{}", path.display());
+        assert!(errors(&refused).contains("cannot run"), "{}", errors(&refused));
+    }
+}
+
+#[test]
+fn a_missing_or_unusable_library_is_an_error_of_its_own() {
+    let bed = Bed::new();
+    let run = |library: &str| {
+        bed.shunpike().args(ALONE).arg("true").env("SHUNPIKE_LIB", library).output().expect("shunpike")
+    };
+    let missing = run("/nonexistent/libshunpike.so");
+    assert_eq!(missing.status.code(), Some(125));
+    assert!(errors(&missing).contains("/nonexistent/libshunpike.so"), "{}", errors(&missing));
+    assert!(errors(&missing).contains("SHUNPIKE_LIB"), "{}", errors(&missing));
+
+    let spaced = bed.path("a b.so");
+    fs::copy(bed.path("libshunpike.so"), &spaced).expect("copy");
+    let unusable = run(spaced.to_str().expect("UTF-8"));
+    assert_eq!(unusable.status.code(), Some(125));
+    assert!(errors(&unusable).contains("space or colon"), "{}", errors(&unusable));
+}
+
+#[test]
+fn the_environment_says_what_the_library_needs() {
+    let bed = Bed::new();
+    let library = bed.path("libshunpike.so").display().to_string();
+    let mut command = bed.shunpike();
+    command.args(ALONE).args(["--eager", "--set", "a=1", "--set", "b=2", "--", "env"]);
+    let output = text(&command.env("LD_PRELOAD", "libm.so.6").env("KEPT", "yes").output().expect("shunpike"));
+    for line in [
+        &format!("LD_PRELOAD={library}:libm.so.6"),
+        "SHUNPIKE_SOCKET=/nonexistent/broker.sock",
+        "SHUNPIKE_EAGER=1",
+        "SHUNPIKE_SET=a=1,b=2",
+        "KEPT=yes",
+    ] {
+        assert!(output.lines().any(|have| have == line), "{line} in {output}");
+    }
+    let plain = text(&alone(&bed, &["env"]));
+    assert!(!plain.contains("SHUNPIKE_EAGER") && !plain.contains("SHUNPIKE_SET"), "{plain}");
+}
+
+#[test]
+fn a_named_broker_that_is_missing_is_warned_of_once_and_not_replaced() {
+    let bed = Bed::new();
+    let socket = bed.path("named.sock");
+    let output = bed
+        .shunpike()
+        .args(["run", "echo", "ran"])
+        .env("SHUNPIKE_SOCKET", &socket)
+        .output()
+        .expect("shunpike");
+    assert_eq!(text(&output), "ran\n");
+    assert_eq!(errors(&output).lines().count(), 1, "{}", errors(&output));
+    assert!(errors(&output).contains(socket.to_str().expect("UTF-8")), "{}", errors(&output));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_static_program_is_warned_of() {
+    let bed = Bed::new();
+    let program = bed.compile("static", "int main(void) { return 3; }", &["-static"]);
+    let output = alone(&bed, &[program.to_str().expect("UTF-8")]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(errors(&output).contains("is statically linked"), "{}", errors(&output));
+    assert!(!errors(&alone(&bed, &["true"])).contains("linked"));
+}
