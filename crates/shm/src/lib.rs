@@ -8,6 +8,7 @@ pub mod lane;
 pub mod lock;
 pub mod pages;
 mod primitive;
+pub mod published;
 pub mod region;
 
 pub use region::{Region, RegionError};

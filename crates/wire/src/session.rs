@@ -64,14 +64,8 @@ impl ClcBytes {
     /// Copies `clc`. Errors: longer than [`CLC_MAX`].
     pub fn new(clc: &[u8]) -> Result<Self, SessionError> {
         let mut bytes = [0; CLC_MAX];
-        bytes
-            .get_mut(..clc.len())
-            .ok_or(SessionError::Length)?
-            .copy_from_slice(clc);
-        Ok(Self {
-            len: clc.len() as u16,
-            bytes,
-        })
+        bytes.get_mut(..clc.len()).ok_or(SessionError::Length)?.copy_from_slice(clc);
+        Ok(Self { len: clc.len() as u16, bytes })
     }
 
     /// The message's bytes.
@@ -232,6 +226,12 @@ pub enum FromBroker {
         /// The end; `ConnId(0)` names all.
         conn: ConnId,
     },
+    /// The other process of a link group ended: the group's page and doorbells serve no new connection.
+    /// Sent after `Gone` for each of its connections.
+    LinkGone {
+        /// Link group.
+        link: u32,
+    },
 }
 
 /// What a client library must know of the device and the system.
@@ -263,10 +263,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn put(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         let end = self.at + bytes.len();
-        self.to
-            .get_mut(self.at..end)
-            .ok_or(SessionError::Room)?
-            .copy_from_slice(bytes);
+        self.to.get_mut(self.at..end).ok_or(SessionError::Room)?.copy_from_slice(bytes);
         self.at = end;
         Ok(())
     }
@@ -294,10 +291,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], SessionError> {
-        let (head, rest) = self
-            .from
-            .split_first_chunk::<N>()
-            .ok_or(SessionError::Length)?;
+        let (head, rest) = self.from.split_first_chunk::<N>().ok_or(SessionError::Length)?;
         self.from = rest;
         Ok(*head)
     }
@@ -325,19 +319,12 @@ impl Reader<'_> {
     }
     fn clc(&mut self) -> Result<ClcBytes, SessionError> {
         let len = usize::from(self.u16()?);
-        let (head, rest) = self
-            .from
-            .split_at_checked(len)
-            .ok_or(SessionError::Length)?;
+        let (head, rest) = self.from.split_at_checked(len).ok_or(SessionError::Length)?;
         self.from = rest;
         ClcBytes::new(head)
     }
     fn end(self) -> Result<(), SessionError> {
-        if self.from.is_empty() {
-            Ok(())
-        } else {
-            Err(SessionError::Length)
-        }
+        if self.from.is_empty() { Ok(()) } else { Err(SessionError::Length) }
     }
 }
 
@@ -346,11 +333,7 @@ impl ToBroker {
     pub fn encode(&self, to: &mut [u8]) -> Result<usize, SessionError> {
         let mut w = Writer { to, at: 0 };
         match *self {
-            ToBroker::Hello {
-                version,
-                doorbells,
-                comm,
-            } => {
+            ToBroker::Hello { version, doorbells, comm } => {
                 w.u16(1)?;
                 w.u32(version)?;
                 w.u8(doorbells)?;
@@ -403,11 +386,7 @@ impl ToBroker {
     pub fn decode(from: &[u8]) -> Result<Self, SessionError> {
         let mut r = Reader { from };
         let message = match r.u16()? {
-            1 => ToBroker::Hello {
-                version: r.u32()?,
-                doorbells: r.u8()?,
-                comm: r.take()?,
-            },
+            1 => ToBroker::Hello { version: r.u32()?, doorbells: r.u8()?, comm: r.take()? },
             2 => ToBroker::Nominate {
                 conn: r.conn()?,
                 role: if r.flag()? { Role::Server } else { Role::Client },
@@ -415,24 +394,12 @@ impl ToBroker {
                 rx: r.u64()?,
             },
             3 => ToBroker::Withdraw { conn: r.conn()? },
-            4 => ToBroker::Clc {
-                conn: r.conn()?,
-                clc: r.clc()?,
-            },
-            5 => ToBroker::Register {
-                conn: r.conn()?,
-                class: r.u8()?,
-            },
-            6 => ToBroker::Attach {
-                conn: r.conn()?,
-                token: r.u64()?,
-            },
+            4 => ToBroker::Clc { conn: r.conn()?, clc: r.clc()? },
+            5 => ToBroker::Register { conn: r.conn()?, class: r.u8()? },
+            6 => ToBroker::Attach { conn: r.conn()?, token: r.u64()? },
             7 => ToBroker::Unregister { token: r.u64()? },
             8 => ToBroker::Detach { token: r.u64()? },
-            9 => ToBroker::Query {
-                what: r.u16()?,
-                arg: r.clc()?,
-            },
+            9 => ToBroker::Query { what: r.u16()?, arg: r.clc()? },
             _ => return Err(SessionError::Unknown),
         };
         r.end()?;
@@ -458,14 +425,7 @@ impl FromBroker {
                     w.put(ueid)?;
                 }
             }
-            FromBroker::Matched {
-                conn,
-                link,
-                slot,
-                side,
-                first_contact,
-                doorbells,
-            } => {
+            FromBroker::Matched { conn, link, slot, side, first_contact, doorbells } => {
                 w.u16(2)?;
                 w.u64(conn.0)?;
                 w.u32(link)?;
@@ -492,22 +452,13 @@ impl FromBroker {
                 w.u64(conn.0)?;
                 w.clc(clc)?;
             }
-            FromBroker::Registered {
-                conn,
-                token,
-                reason,
-            } => {
+            FromBroker::Registered { conn, token, reason } => {
                 w.u16(7)?;
                 w.u64(conn.0)?;
                 w.u64(token)?;
                 w.u32(reason)?;
             }
-            FromBroker::Attached {
-                conn,
-                token,
-                class,
-                reason,
-            } => {
+            FromBroker::Attached { conn, token, class, reason } => {
                 w.u16(8)?;
                 w.u64(conn.0)?;
                 w.u64(token)?;
@@ -517,6 +468,10 @@ impl FromBroker {
             FromBroker::Revoke { conn } => {
                 w.u16(9)?;
                 w.u64(conn.0)?;
+            }
+            FromBroker::LinkGone { link } => {
+                w.u16(10)?;
+                w.u32(link)?;
             }
         }
         Ok(w.at)
@@ -561,27 +516,13 @@ impl FromBroker {
                 doorbells: r.u8()?,
             },
             3 => FromBroker::Again { conn: r.conn()? },
-            4 => FromBroker::Refused {
-                conn: r.conn()?,
-                reason: r.u32()?,
-            },
+            4 => FromBroker::Refused { conn: r.conn()?, reason: r.u32()? },
             5 => FromBroker::Gone { conn: r.conn()? },
-            6 => FromBroker::Clc {
-                conn: r.conn()?,
-                clc: r.clc()?,
-            },
-            7 => FromBroker::Registered {
-                conn: r.conn()?,
-                token: r.u64()?,
-                reason: r.u32()?,
-            },
-            8 => FromBroker::Attached {
-                conn: r.conn()?,
-                token: r.u64()?,
-                class: r.u8()?,
-                reason: r.u32()?,
-            },
+            6 => FromBroker::Clc { conn: r.conn()?, clc: r.clc()? },
+            7 => FromBroker::Registered { conn: r.conn()?, token: r.u64()?, reason: r.u32()? },
+            8 => FromBroker::Attached { conn: r.conn()?, token: r.u64()?, class: r.u8()?, reason: r.u32()? },
             9 => FromBroker::Revoke { conn: r.conn()? },
+            10 => FromBroker::LinkGone { link: r.u32()? },
             _ => return Err(SessionError::Unknown),
         };
         r.end()?;

@@ -1,0 +1,305 @@
+//! The broker's decisions, without I/O: sessions, pairs, and who is told what.
+//!
+//! A call changes the tables and appends to [`Exchange::posts`] what is to be sent. Whoever calls sees to
+//! the sending; a session that cannot be sent to is ended by [`Exchange::end_session`].
+
+use crate::facts::Proof;
+use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId};
+use crate::links::{LinkId, Links, Seat};
+use crate::matching::{Decision, Matching};
+use rustix::fd::OwnedFd;
+use shunpike_shm::arena::BLOCKS;
+use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role};
+use shunpike_wire::{DmbSize, DmbToken, Reason};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// A message on its way to a session.
+#[derive(Debug)]
+pub struct Post {
+    /// To whom.
+    pub to: SessionId,
+    /// What.
+    pub message: FromBroker,
+    /// Descriptors that travel beside it.
+    pub fds: Vec<Rc<OwnedFd>>,
+}
+
+struct Member {
+    doorbells: Vec<Rc<OwnedFd>>,
+    /// Ends that have, or had until their peer left, a match.
+    ends: usize,
+}
+
+/// One end of a match.
+#[derive(Copy, Clone)]
+struct End {
+    seat: Seat,
+    /// The other end; `None` once it left.
+    peer: Option<Party>,
+}
+
+/// All tables of the broker.
+pub struct Exchange {
+    /// The device that the DMBs are in.
+    pub device: Box<dyn IsmDevice>,
+    /// Link groups.
+    pub links: Links,
+    /// Whether new lanes may be opened.
+    pub active: bool,
+    /// Connections of one link group, 16 to 256.
+    pub max_conns_per_lgr: u32,
+    /// What is to be sent, in order.
+    pub posts: Vec<Post>,
+    matching: Matching,
+    members: HashMap<SessionId, Member>,
+    ends: HashMap<Party, End>,
+}
+
+impl Exchange {
+    /// Empty tables around `device`.
+    pub fn new(device: Box<dyn IsmDevice>) -> Self {
+        Self {
+            device,
+            links: Links::default(),
+            active: true,
+            max_conns_per_lgr: 255,
+            posts: Vec::new(),
+            matching: Matching::default(),
+            members: HashMap::new(),
+            ends: HashMap::new(),
+        }
+    }
+
+    /// A session begins. Its peers are given `doorbells`.
+    pub fn begin_session(&mut self, session: SessionId, doorbells: Vec<OwnedFd>) {
+        let doorbells = doorbells.into_iter().map(Rc::new).collect();
+        self.members.insert(session, Member { doorbells, ends: 0 });
+    }
+
+    /// A session has ended: all it held is let go, and its peers are told.
+    pub fn end_session(&mut self, session: SessionId) {
+        self.matching.end_session(session);
+        let of_session: Vec<Party> =
+            self.ends.keys().copied().filter(|party| party.session == session).collect();
+        for party in of_session {
+            self.part(party);
+        }
+        self.device.end_session(session);
+        self.members.remove(&session);
+        for (LinkId(link), to) in self.links.end_session(session) {
+            self.post(to, FromBroker::LinkGone { link });
+        }
+        self.posts.retain(|post| post.to != session);
+    }
+
+    /// A nomination, with what the kernel said of the socket.
+    pub fn nominate(&mut self, party: Party, role: Role, proof: Proof) {
+        self.part(party);
+        let decisions = match proof {
+            _ if !self.active => vec![self.matching.refuse(party, Reason::Inactive)],
+            Proof::Refused(reason) => vec![self.matching.refuse(party, reason)],
+            _ if self.is_full(party.session) => vec![self.matching.refuse(party, Reason::Memory)],
+            Proof::Moving => vec![self.matching.again(party, Reason::BypassedHooks)],
+            Proof::Proved(facts) => self.matching.nominate(party, role, facts),
+        };
+        for decision in decisions {
+            match decision {
+                Decision::Matched { client, server } => self.join(client, server),
+                Decision::Again(end) => self.post(end.session, FromBroker::Again { conn: end.conn }),
+                Decision::Refused(end, reason) => self.refuse(end, reason),
+            }
+        }
+    }
+
+    /// An end was closed or wants no lane any more.
+    pub fn withdraw(&mut self, party: Party) {
+        self.matching.withdraw(party);
+        self.part(party);
+    }
+
+    /// Passes a CLC message on to the matched peer; to nobody when there is none any more.
+    pub fn relay(&mut self, from: Party, clc: ClcBytes) {
+        if let Some(peer) = self.peer(from) {
+            self.post(peer.session, FromBroker::Clc { conn: peer.conn, clc });
+        }
+    }
+
+    /// Registers a DMB for an end that has a match, whose peer may attach it.
+    pub fn register(&mut self, owner: Party, class: u8, memory: Option<OwnedFd>) {
+        let result = match (self.peer(owner), DmbSize::from_class(class), memory) {
+            _ if !self.active => Err(Reason::Inactive),
+            (None, _, _) => Err(Reason::PeerVanished),
+            (_, None, _) => Err(Reason::Configuration),
+            (_, _, None) => Err(Reason::NoDescriptors),
+            (Some(peer), Some(size), Some(memory)) => {
+                self.device.register_dmb(NewDmb { owner, peer, size, memory }).map_err(reason_of)
+            }
+        };
+        let conn = owner.conn;
+        let message = match result {
+            Ok(DmbToken(token)) => FromBroker::Registered { conn, token, reason: 0 },
+            Err(reason) => FromBroker::Registered { conn, token: 0, reason: reason.code() },
+        };
+        self.post(owner.session, message);
+    }
+
+    /// Attaches the peer's DMB to an end that has a match.
+    pub fn attach(&mut self, by: Party, token: u64) {
+        let conn = by.conn;
+        let (message, fds) = match self.try_attach(by, DmbToken(token)) {
+            Ok((size, fds)) => (FromBroker::Attached { conn, token, class: size.class(), reason: 0 }, fds),
+            Err(reason) => {
+                (FromBroker::Attached { conn, token, class: 0, reason: reason.code() }, Vec::new())
+            }
+        };
+        self.posts.push(Post { to: by.session, message, fds });
+    }
+
+    fn try_attach(&mut self, by: Party, token: DmbToken) -> Result<(DmbSize, Vec<Rc<OwnedFd>>), Reason> {
+        self.peer(by).ok_or(Reason::PeerVanished)?;
+        let attachment = self.device.attach_dmb(token, by).map_err(reason_of)?;
+        let size = attachment.size;
+        match attachment.memory.map(|memory| memory.try_clone_to_owned()).transpose() {
+            Ok(memory) => Ok((size, memory.into_iter().map(Rc::new).collect())),
+            Err(_) => {
+                self.detach(by.session, token.0);
+                Err(Reason::NoDescriptors)
+            }
+        }
+    }
+
+    /// Lets a registered DMB go. One that is not the session's, or of an earlier broker, is nobody's loss.
+    pub fn unregister(&mut self, session: SessionId, token: u64) {
+        if let Err(error) = self.device.unregister_dmb(DmbToken(token), session) {
+            tracing::debug!(session = session.0, token, %error, "unregister");
+        }
+    }
+
+    /// Lets an attached DMB go.
+    pub fn detach(&mut self, session: SessionId, token: u64) {
+        if let Err(error) = self.device.detach_dmb(DmbToken(token), session) {
+            tracing::debug!(session = session.0, token, %error, "detach");
+        }
+    }
+
+    /// Switches the device on or off. Off: nominations are refused and all lanes revoked.
+    pub fn set_active(&mut self, active: bool) {
+        self.active = active;
+        if !active {
+            for party in self.matching.clear() {
+                self.refuse(party, Reason::Inactive);
+            }
+            let all: Vec<SessionId> = self.members.keys().copied().collect();
+            for session in all {
+                self.revoke(Party { session, conn: ConnId(0) });
+            }
+        }
+    }
+
+    /// Asks a process to close one lane, or with `ConnId(0)` all.
+    pub fn revoke(&mut self, party: Party) {
+        self.post(party.session, FromBroker::Revoke { conn: party.conn });
+    }
+
+    /// Link group and slot of a matched end.
+    pub fn seat(&self, party: Party) -> Option<Seat> {
+        self.ends.get(&party).map(|end| end.seat)
+    }
+
+    /// The other end of a match.
+    pub fn peer(&self, party: Party) -> Option<Party> {
+        self.ends.get(&party)?.peer
+    }
+
+    /// Nominations that wait for their peer.
+    pub fn waiting(&self) -> usize {
+        self.matching.waiting()
+    }
+
+    /// Whether every table is empty.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+            && self.ends.is_empty()
+            && self.matching.is_empty()
+            && self.links.is_empty()
+            && self.device.dmb_count() == 0
+    }
+
+    /// Whether a session has as many ends here as its arena has blocks.
+    fn is_full(&self, session: SessionId) -> bool {
+        let ends = self.members.get(&session).map_or(0, |member| member.ends);
+        ends + self.matching.of_session(session) >= BLOCKS
+    }
+
+    fn join(&mut self, client: Party, server: Party) {
+        let seat = match self.links.seat(client.session, server.session, self.max_conns_per_lgr) {
+            Ok(seat) => seat,
+            Err(error) => {
+                tracing::warn!(%error, "no link page");
+                self.refuse(client, Reason::MemoryRefused);
+                return self.refuse(server, Reason::MemoryRefused);
+            }
+        };
+        for (own, peer) in [(client, server), (server, client)] {
+            self.ends.insert(own, End { seat, peer: Some(peer) });
+            if let Some(member) = self.members.get_mut(&own.session) {
+                member.ends += 1;
+            }
+        }
+        for (side, own, peer) in [(0, client, server), (1, server, client)] {
+            let doorbells = self.members.get(&peer.session).map_or(&[][..], |m| m.doorbells.as_slice());
+            let count = doorbells.len() as u8;
+            let page = self.links.introduce(seat.link, side);
+            let first_contact = page.is_some();
+            let fds = page.into_iter().flat_map(|page| [page].into_iter().chain(doorbells.iter().cloned()));
+            let fds = fds.collect();
+            let message = FromBroker::Matched {
+                conn: own.conn,
+                link: seat.link.0,
+                slot: seat.slot,
+                side,
+                first_contact,
+                doorbells: count,
+            };
+            self.posts.push(Post { to: own.session, message, fds });
+        }
+    }
+
+    /// Ends a match from one side. The seat is free when the other side has left too.
+    fn part(&mut self, party: Party) {
+        let Some(End { seat, peer }) = self.ends.remove(&party) else { return };
+        if let Some(member) = self.members.get_mut(&party.session) {
+            member.ends -= 1;
+        }
+        match peer {
+            None => self.links.leave(seat),
+            Some(peer) => {
+                if let Some(end) = self.ends.get_mut(&peer) {
+                    end.peer = None;
+                }
+                self.post(peer.session, FromBroker::Gone { conn: peer.conn });
+            }
+        }
+    }
+
+    fn refuse(&mut self, party: Party, reason: Reason) {
+        self.post(party.session, FromBroker::Refused { conn: party.conn, reason: reason.code() });
+    }
+
+    fn post(&mut self, to: SessionId, message: FromBroker) {
+        self.posts.push(Post { to, message, fds: Vec::new() });
+    }
+}
+
+fn reason_of(error: IsmError) -> Reason {
+    match error {
+        IsmError::NoSpace => Reason::MaxDmb,
+        IsmError::OwnerLimit => Reason::DmbLimit,
+        IsmError::NoMemory => Reason::MemoryRefused,
+        IsmError::UnknownToken | IsmError::NotAllowed | IsmError::OutOfBounds => Reason::AttachRefused,
+        IsmError::PeerGone => Reason::PeerVanished,
+        IsmError::Unreachable => Reason::GidUnreachable,
+        IsmError::Unsupported => Reason::Configuration,
+    }
+}

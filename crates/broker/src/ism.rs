@@ -1,0 +1,161 @@
+//! The seam between the broker and an ISM device.
+//!
+//! Operations and their meanings are those of the kernel's `struct smcd_ops` (include/net/smc.h), with two
+//! differences: a DMB's memory comes from its owner, and each DMB names the one party that may attach it.
+//! Nothing above this trait may assume that a DMB can be mapped by its peer: a device that is no memory
+//! ([`IsmDevice::support_dmb_nocopy`] false) moves bytes by [`IsmDevice::move_data`] only.
+
+use rustix::fd::{BorrowedFd, OwnedFd};
+use shunpike_wire::session::ConnId;
+use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
+
+/// Names a session with the broker; never used twice in a broker's life.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SessionId(pub u64);
+
+/// One end of a connection: a session, and the end's name within it.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Party {
+    /// The session.
+    pub session: SessionId,
+    /// The end.
+    pub conn: ConnId,
+}
+
+/// Why a device refused. The errno is the one that the kernel's loopback-ism gives in that case.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum IsmError {
+    /// No DMB left in the device (ENOSPC).
+    NoSpace,
+    /// The owner has as many DMBs as one session may have (EDQUOT; the kernel has no such limit).
+    OwnerLimit,
+    /// Memory refused, or not fit to be a DMB (ENOMEM).
+    NoMemory,
+    /// No DMB of this token, or none that the caller holds (EINVAL).
+    UnknownToken,
+    /// The caller is not the party that may attach (EPERM; the kernel trusts all callers).
+    NotAllowed,
+    /// The bytes would not fit into the DMB (EINVAL).
+    OutOfBounds,
+    /// The DMB's owner is gone (EPIPE).
+    PeerGone,
+    /// The GID is not reached from this device (ENETUNREACH).
+    Unreachable,
+    /// An optional operation that this device does not have (EOPNOTSUPP).
+    Unsupported,
+}
+
+impl core::fmt::Display for IsmError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            IsmError::NoSpace => "the device has no DMB left",
+            IsmError::OwnerLimit => "the process has as many DMBs as one may have",
+            IsmError::NoMemory => "no memory for the DMB, or memory that cannot be one",
+            IsmError::UnknownToken => "no such DMB",
+            IsmError::NotAllowed => "the DMB is for another peer",
+            IsmError::OutOfBounds => "the bytes do not fit into the DMB",
+            IsmError::PeerGone => "the DMB's owner is gone",
+            IsmError::Unreachable => "the GID cannot be reached from this device",
+            IsmError::Unsupported => "the device does not have this operation",
+        })
+    }
+}
+
+impl std::error::Error for IsmError {}
+
+/// What a DMB is made of.
+#[derive(Debug)]
+pub struct NewDmb {
+    /// Who receives in it.
+    pub owner: Party,
+    /// The only one who may attach it.
+    pub peer: Party,
+    /// Ring size; the memory is a header page longer.
+    pub size: DmbSize,
+    /// Header page and ring, sealed against any change of size.
+    pub memory: OwnedFd,
+}
+
+/// What an attached DMB looks like to its peer.
+#[derive(Debug)]
+pub struct Attachment<'a> {
+    /// Ring size.
+    pub size: DmbSize,
+    /// The memory to map, where the device is memory.
+    pub memory: Option<BorrowedFd<'a>>,
+}
+
+/// One transfer into a peer's DMB.
+#[derive(Copy, Clone, Debug)]
+pub struct Transfer<'a> {
+    /// Byte offset in the DMB, its header page included.
+    pub offset: u64,
+    /// The bytes.
+    pub data: &'a [u8],
+    /// Tell the owner when they are there (the kernel's `sf`).
+    pub signal: bool,
+}
+
+/// An ISM device.
+pub trait IsmDevice {
+    /// Makes a DMB and names it. Its owner holds one reference.
+    /// Errors: `NoSpace`, `OwnerLimit`, `NoMemory`.
+    fn register_dmb(&mut self, dmb: NewDmb) -> Result<DmbToken, IsmError>;
+
+    /// Lets the owner's reference go. Errors: `UnknownToken`, also when `owner` does not own it.
+    fn unregister_dmb(&mut self, token: DmbToken, owner: SessionId) -> Result<(), IsmError>;
+
+    /// Takes a reference for `by`. Errors: `UnknownToken`, `NotAllowed`, `PeerGone`.
+    fn attach_dmb(&mut self, token: DmbToken, by: Party) -> Result<Attachment<'_>, IsmError>;
+
+    /// Lets one reference of an attached session go. Errors: `UnknownToken`, also when it holds none.
+    fn detach_dmb(&mut self, token: DmbToken, by: SessionId) -> Result<(), IsmError>;
+
+    /// Copies bytes into a DMB that `by` has attached, and names whom to tell if the transfer says so.
+    /// Errors: `UnknownToken`, `NotAllowed`, `OutOfBounds`, `PeerGone`; nothing was copied then.
+    fn move_data(
+        &mut self,
+        token: DmbToken,
+        by: Party,
+        transfer: Transfer<'_>,
+    ) -> Result<Option<Party>, IsmError>;
+
+    /// Whether a remote GID is reached from here. Errors: `Unreachable`.
+    fn query_remote_gid(&self, gid: Gid) -> Result<(), IsmError>;
+
+    /// The device's own GID.
+    fn local_gid(&self) -> Gid;
+
+    /// The fabric that the device is on.
+    fn chid(&self) -> Chid;
+
+    /// Whether SMC-Dv2 is spoken.
+    fn supports_v2(&self) -> bool;
+
+    /// Whether the peer's DMB can be the send buffer.
+    fn support_dmb_nocopy(&self) -> bool;
+
+    /// Lets go of every reference that a session holds, as owner or attached.
+    fn end_session(&mut self, session: SessionId);
+
+    /// DMBs in the device.
+    fn dmb_count(&self) -> usize;
+
+    /// DMBs that the device can hold.
+    fn dmb_limit(&self) -> usize;
+
+    /// Optional: sends an event to a remote device. Errors: `Unsupported` where the device has no events.
+    fn signal_event(&mut self, _gid: Gid, _code: u32, _info: u64) -> Result<(), IsmError> {
+        Err(IsmError::Unsupported)
+    }
+
+    /// Optional: joins a VLAN. Errors: `Unsupported` where the device knows none.
+    fn add_vlan_id(&mut self, _vlan: u16) -> Result<(), IsmError> {
+        Err(IsmError::Unsupported)
+    }
+
+    /// Optional: leaves a VLAN. Errors: `Unsupported` where the device knows none.
+    fn del_vlan_id(&mut self, _vlan: u16) -> Result<(), IsmError> {
+        Err(IsmError::Unsupported)
+    }
+}

@@ -1,0 +1,217 @@
+//! Link groups: the connections of one pair of processes, client and server.
+//!
+//! A group has a link page (news bits and sleep words, `shunpike_shm::pages::LinkPage`) and a slot in it for
+//! each of its connections. A full group is followed by another one. Groups live until one of their two
+//! processes goes, so that the next connection of the same pair costs no mapping.
+
+use crate::ism::SessionId;
+use rustix::fd::OwnedFd;
+use shunpike_shm::RegionError;
+use shunpike_shm::pages::PAGE;
+use shunpike_shm::region;
+use shunpike_wire::session::MAX_CONNS_PER_LGR;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Names a link group; never used twice in a broker's life.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct LinkId(pub u32);
+
+/// A connection's place in a link group.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Seat {
+    /// The group.
+    pub link: LinkId,
+    /// The slot, below [`MAX_CONNS_PER_LGR`].
+    pub slot: u16,
+}
+
+/// A group as the tools show it.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct LinkView {
+    /// Its name.
+    pub id: LinkId,
+    /// The process whose connections it opened; writes side 0 of the link page.
+    pub client: SessionId,
+    /// The process that accepted; writes side 1.
+    pub server: SessionId,
+    /// Connections in it.
+    pub conns: u32,
+}
+
+struct Link {
+    client: SessionId,
+    server: SessionId,
+    page: Rc<OwnedFd>,
+    slots: [u64; MAX_CONNS_PER_LGR as usize / 64],
+    conns: u32,
+    /// Whether the client's and the server's process have been told.
+    known: [bool; 2],
+}
+
+/// All link groups.
+#[derive(Default)]
+pub struct Links {
+    links: HashMap<LinkId, Link>,
+    pairs: HashMap<(SessionId, SessionId), Vec<LinkId>>,
+    last: u32,
+}
+
+impl Links {
+    /// Seats a connection in a group of this pair that has fewer than `max_conns`, or in a new one.
+    /// Errors: no memory or descriptor for a link page.
+    pub fn seat(
+        &mut self,
+        client: SessionId,
+        server: SessionId,
+        max_conns: u32,
+    ) -> Result<Seat, RegionError> {
+        let of_pair = self.pairs.entry((client, server)).or_default();
+        let roomy =
+            of_pair.iter().copied().find(|id| self.links.get(id).is_some_and(|l| l.conns < max_conns));
+        let id = match roomy {
+            Some(id) => id,
+            None => {
+                let page = Rc::new(region::create("shunpike-link", PAGE)?);
+                self.last += 1;
+                let id = LinkId(self.last);
+                of_pair.push(id);
+                let link = Link { client, server, page, slots: [0; 4], conns: 0, known: [false; 2] };
+                self.links.insert(id, link);
+                id
+            }
+        };
+        let slot = self.links.get_mut(&id).and_then(Link::take).expect("below max_conns, a slot is free");
+        Ok(Seat { link: id, slot })
+    }
+
+    /// Frees a seat. Not before both ends have left the connection: each knows it by its slot.
+    pub fn leave(&mut self, seat: Seat) {
+        if let Some(link) = self.links.get_mut(&seat.link) {
+            let word = &mut link.slots[usize::from(seat.slot) / 64];
+            let bit = 1 << (seat.slot % 64);
+            debug_assert!(*word & bit != 0, "{seat:?} left twice");
+            *word &= !bit;
+            link.conns -= 1;
+        }
+    }
+
+    /// The link page, if the process on `side` has not been given it yet: from now on it has.
+    pub fn introduce(&mut self, id: LinkId, side: u8) -> Option<Rc<OwnedFd>> {
+        let link = self.links.get_mut(&id)?;
+        let known = &mut link.known[usize::from(side)];
+        if std::mem::replace(known, true) {
+            return None;
+        }
+        if link.client == link.server {
+            // One process is told once, whichever side it hears of first.
+            link.known = [true; 2];
+        }
+        Some(Rc::clone(&link.page))
+    }
+
+    /// Ends all groups of a session, and returns those that another process was told of, with that process.
+    pub fn end_session(&mut self, session: SessionId) -> Vec<(LinkId, SessionId)> {
+        let mut bereft = Vec::new();
+        self.links.retain(|id, link| {
+            let others = [(link.client, link.known[0]), (link.server, link.known[1])];
+            if others.iter().all(|(member, _)| *member != session) {
+                return true;
+            }
+            for (member, known) in others {
+                if member != session && known {
+                    bereft.push((*id, member));
+                }
+            }
+            false
+        });
+        self.pairs.retain(|(client, server), _| *client != session && *server != session);
+        bereft
+    }
+
+    /// The groups, in the order of their making.
+    pub fn view(&self) -> Vec<LinkView> {
+        let mut views: Vec<_> = self
+            .links
+            .iter()
+            .map(|(id, l)| LinkView { id: *id, client: l.client, server: l.server, conns: l.conns })
+            .collect();
+        views.sort_by_key(|view| view.id);
+        views
+    }
+
+    /// Whether there is no group.
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty() && self.pairs.is_empty()
+    }
+}
+
+impl Link {
+    fn take(&mut self) -> Option<u16> {
+        let (index, word) = self.slots.iter_mut().enumerate().find(|(_, word)| **word != u64::MAX)?;
+        let bit = word.trailing_ones();
+        *word |= 1 << bit;
+        self.conns += 1;
+        Some((index * 64) as u16 + bit as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: SessionId = SessionId(1);
+    const B: SessionId = SessionId(2);
+
+    #[test]
+    fn a_full_group_is_followed_by_another() {
+        let mut links = Links::default();
+        let seats: Vec<_> = (0..40).map(|_| links.seat(A, B, 16).unwrap()).collect();
+        assert_eq!(links.view().iter().map(|l| l.conns).collect::<Vec<_>>(), [16, 16, 8]);
+        let distinct: std::collections::HashSet<_> = seats.iter().collect();
+        assert_eq!(distinct.len(), 40);
+        links.leave(seats[3]);
+        assert_eq!(links.seat(A, B, 16).unwrap(), seats[3]);
+        let view = links.view();
+        assert!(view.iter().all(|l| (l.client, l.server) == (A, B)));
+    }
+
+    #[test]
+    fn every_slot_of_a_group_can_be_used() {
+        let mut links = Links::default();
+        let slots: Vec<_> = (0..256).map(|_| links.seat(A, B, 256).unwrap().slot).collect();
+        assert_eq!(slots, (0..256).collect::<Vec<u16>>());
+        assert_eq!(links.view().len(), 1);
+    }
+
+    #[test]
+    fn opposite_directions_are_different_groups() {
+        let mut links = Links::default();
+        let there = links.seat(A, B, 255).unwrap();
+        let back = links.seat(B, A, 255).unwrap();
+        assert_ne!(there.link, back.link);
+    }
+
+    #[test]
+    fn a_process_is_introduced_once() {
+        let mut links = Links::default();
+        let seat = links.seat(A, B, 255).unwrap();
+        assert!(links.introduce(seat.link, 0).is_some());
+        assert!(links.introduce(seat.link, 0).is_none());
+        assert!(links.introduce(seat.link, 1).is_some());
+        let own = links.seat(A, A, 255).unwrap();
+        assert!(links.introduce(own.link, 0).is_some());
+        assert!(links.introduce(own.link, 1).is_none(), "the same process");
+    }
+
+    #[test]
+    fn groups_end_with_either_process() {
+        let mut links = Links::default();
+        let seat = links.seat(A, B, 255).unwrap();
+        links.seat(B, A, 255).unwrap();
+        links.introduce(seat.link, 1);
+        assert_eq!(links.end_session(A), [(seat.link, B)], "only where B was told");
+        assert!(links.is_empty());
+        links.leave(seat);
+    }
+}

@@ -1,0 +1,275 @@
+//! loopback-ism: an ISM device whose DMBs are memfds of this host's processes.
+
+use crate::ism::{Attachment, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::SealFlags;
+use shunpike_shm::lane::{self, MAX_CLASS};
+use shunpike_shm::region;
+use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
+use std::collections::HashMap;
+
+struct Dmb {
+    owner: Party,
+    peer: Party,
+    size: DmbSize,
+    memory: OwnedFd,
+    /// Whether the owner still holds its reference.
+    owned: bool,
+    /// References of the peer.
+    attached: u32,
+}
+
+/// The device. Its tables live in the broker; the bytes do not pass through it in no-copy mode.
+pub struct LoopbackIsm {
+    gid: Gid,
+    dmbs: HashMap<DmbToken, Dmb>,
+    /// DMBs in the table by owner. One that only its peer still holds counts: it is memory kept alive.
+    owners: HashMap<SessionId, usize>,
+    limit: usize,
+    session_limit: usize,
+    next_token: fn() -> u64,
+}
+
+impl LoopbackIsm {
+    /// A device of at most `limit` DMBs (the kernel's has 5000), of which one session owns at most
+    /// `session_limit`.
+    pub fn new(gid: Gid, limit: usize, session_limit: usize) -> Self {
+        Self { gid, dmbs: HashMap::new(), owners: HashMap::new(), limit, session_limit, next_token: random }
+    }
+
+    fn free_token(&self) -> DmbToken {
+        loop {
+            let token = DmbToken((self.next_token)());
+            if token.0 != 0 && !self.dmbs.contains_key(&token) {
+                return token;
+            }
+        }
+    }
+
+    fn drop_if_unused(&mut self, token: DmbToken) {
+        if self.dmbs.get(&token).is_some_and(|dmb| !dmb.owned && dmb.attached == 0) {
+            if let Some(dmb) = self.dmbs.remove(&token) {
+                forget(&mut self.owners, dmb.owner.session);
+            }
+        }
+    }
+}
+
+fn forget(owners: &mut HashMap<SessionId, usize>, owner: SessionId) {
+    if let Some(count) = owners.get_mut(&owner) {
+        *count -= 1;
+        if *count == 0 {
+            owners.remove(&owner);
+        }
+    }
+}
+
+impl IsmDevice for LoopbackIsm {
+    fn register_dmb(&mut self, new: NewDmb) -> Result<DmbToken, IsmError> {
+        if self.dmbs.len() >= self.limit {
+            return Err(IsmError::NoSpace);
+        }
+        if self.owners.get(&new.owner.session).is_some_and(|owned| *owned >= self.session_limit) {
+            return Err(IsmError::OwnerLimit);
+        }
+        if new.size.class() > MAX_CLASS {
+            return Err(IsmError::NoMemory);
+        }
+        check_memory(new.memory.as_fd(), new.size).ok_or(IsmError::NoMemory)?;
+        let token = self.free_token();
+        let NewDmb { owner, peer, size, memory } = new;
+        *self.owners.entry(owner.session).or_default() += 1;
+        self.dmbs.insert(token, Dmb { owner, peer, size, memory, owned: true, attached: 0 });
+        Ok(token)
+    }
+
+    fn unregister_dmb(&mut self, token: DmbToken, owner: SessionId) -> Result<(), IsmError> {
+        let dmb = self
+            .dmbs
+            .get_mut(&token)
+            .filter(|dmb| dmb.owned && dmb.owner.session == owner)
+            .ok_or(IsmError::UnknownToken)?;
+        dmb.owned = false;
+        self.drop_if_unused(token);
+        Ok(())
+    }
+
+    fn attach_dmb(&mut self, token: DmbToken, by: Party) -> Result<Attachment<'_>, IsmError> {
+        let dmb = self.dmbs.get_mut(&token).ok_or(IsmError::UnknownToken)?;
+        if dmb.peer != by {
+            return Err(IsmError::NotAllowed);
+        }
+        if !dmb.owned {
+            return Err(IsmError::PeerGone);
+        }
+        dmb.attached += 1;
+        Ok(Attachment { size: dmb.size, memory: Some(dmb.memory.as_fd()) })
+    }
+
+    fn detach_dmb(&mut self, token: DmbToken, by: SessionId) -> Result<(), IsmError> {
+        let dmb = self
+            .dmbs
+            .get_mut(&token)
+            .filter(|dmb| dmb.attached > 0 && dmb.peer.session == by)
+            .ok_or(IsmError::UnknownToken)?;
+        dmb.attached -= 1;
+        self.drop_if_unused(token);
+        Ok(())
+    }
+
+    fn move_data(
+        &mut self,
+        token: DmbToken,
+        by: Party,
+        transfer: Transfer<'_>,
+    ) -> Result<Option<Party>, IsmError> {
+        let dmb = self.dmbs.get(&token).ok_or(IsmError::UnknownToken)?;
+        if dmb.peer != by || dmb.attached == 0 {
+            return Err(IsmError::NotAllowed);
+        }
+        if !dmb.owned {
+            return Err(IsmError::PeerGone);
+        }
+        let end = transfer.offset.checked_add(transfer.data.len() as u64).ok_or(IsmError::OutOfBounds)?;
+        if end > memory_len(dmb.size) {
+            return Err(IsmError::OutOfBounds);
+        }
+        // pwrite is the copy: the kernel writes the same pages that both ends map, and no mapping of
+        // foreign memory is needed here.
+        let mut at = transfer.offset;
+        let mut rest = transfer.data;
+        while !rest.is_empty() {
+            let n = rustix::io::pwrite(&dmb.memory, rest, at).map_err(|_| IsmError::NoMemory)?;
+            rest = rest.get(n..).unwrap_or(&[]);
+            at += n as u64;
+        }
+        Ok(transfer.signal.then_some(dmb.owner))
+    }
+
+    fn query_remote_gid(&self, gid: Gid) -> Result<(), IsmError> {
+        if gid == self.gid { Ok(()) } else { Err(IsmError::Unreachable) }
+    }
+
+    fn local_gid(&self) -> Gid {
+        self.gid
+    }
+
+    fn chid(&self) -> Chid {
+        Chid::LOOPBACK
+    }
+
+    fn supports_v2(&self) -> bool {
+        true
+    }
+
+    fn support_dmb_nocopy(&self) -> bool {
+        true
+    }
+
+    fn end_session(&mut self, session: SessionId) {
+        self.dmbs.retain(|_, dmb| {
+            dmb.owned &= dmb.owner.session != session;
+            if dmb.peer.session == session {
+                dmb.attached = 0;
+            }
+            let used = dmb.owned || dmb.attached > 0;
+            if !used {
+                forget(&mut self.owners, dmb.owner.session);
+            }
+            used
+        });
+    }
+
+    fn dmb_count(&self) -> usize {
+        self.dmbs.len()
+    }
+
+    fn dmb_limit(&self) -> usize {
+        self.limit
+    }
+}
+
+/// A fresh GID: random, in the form of a version-4 UUID.
+pub fn random_gid() -> Gid {
+    let bits = u128::from(random()) << 64 | u128::from(random());
+    let version = bits & !(0xf << 76) | 0x4 << 76;
+    Gid(version & !(0x3 << 62) | 0x2 << 62)
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Up to 256 bytes come whole once the pool is initialised, which a booted system's is; EINTR aside.
+    while rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(8) {}
+    u64::from_ne_bytes(bytes)
+}
+
+fn memory_len(size: DmbSize) -> u64 {
+    (lane::HEADER + size.bytes()) as u64
+}
+
+/// Whether `memory` can be mapped by a peer without harm: of the right size for ever, writable, and made
+/// of ordinary pages (a touch of a huge page that is not there is a SIGBUS).
+fn check_memory(memory: BorrowedFd<'_>, size: DmbSize) -> Option<()> {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    region::verify(memory, memory_len(size) as usize).ok()?;
+    let seals = rustix::fs::fcntl_get_seals(memory).ok()?;
+    let writable = !seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
+    let plain = rustix::fs::fstatfs(memory).ok()?.f_type as i64 == TMPFS_MAGIC;
+    (writable && plain).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, Fixture};
+    use shunpike_shm::lane::HEADER;
+    use shunpike_wire::session::ConnId;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn device() -> LoopbackIsm {
+        LoopbackIsm::new(random_gid(), 8, 4)
+    }
+
+    #[test]
+    fn conforms() {
+        conformance::run(&Fixture { make: device, limit: 8, session_limit: 4 });
+    }
+
+    #[test]
+    fn gids_are_random_uuids_of_version_4() {
+        let (a, b) = (random_gid(), random_gid());
+        assert_ne!(a, b);
+        for gid in [a, b] {
+            assert_eq!(gid.gid() >> 12 & 0xf, 4);
+            assert_eq!(gid.gid_ext() >> 62, 2);
+        }
+    }
+
+    #[test]
+    fn a_token_is_neither_zero_nor_taken_twice() {
+        static DRAWN: AtomicU64 = AtomicU64::new(0);
+        let mut device = device();
+        // 0, 0, 1, 1, 2, 2, ...: each value is offered twice.
+        device.next_token = || DRAWN.fetch_add(1, Ordering::Relaxed) / 2;
+        let tokens: Vec<_> = (0..4).map(|_| conformance::register(&mut device, 1, 2).unwrap().0).collect();
+        assert_eq!(tokens, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn memory_that_could_harm_the_peer_is_refused() {
+        let size = DmbSize::MIN;
+        let len = HEADER + size.bytes();
+        let party = |session| Party { session: SessionId(session), conn: ConnId(1) };
+        let refused = |memory| {
+            let new = NewDmb { owner: party(1), peer: party(2), size, memory };
+            assert_eq!(device().register_dmb(new), Err(IsmError::NoMemory));
+        };
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let unsealed = rustix::fs::memfd_create("t", flags).unwrap();
+        rustix::fs::ftruncate(&unsealed, len as u64).unwrap();
+        refused(unsealed);
+        refused(region::create("t", len + HEADER).unwrap());
+        refused(region::create_published("t", len).unwrap().0);
+        refused(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap());
+    }
+}
