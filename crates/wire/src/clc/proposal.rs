@@ -311,14 +311,10 @@ impl Prefix {
     }
 
     fn decode(fields: Fields<'_>, at: usize) -> Result<Prefix, ClcError> {
-        let mut ipv6 = List::new();
-        let count = usize::from(fields.u8(at + 7)?);
-        for i in 0..count {
+        let ipv6 = read_list("IPv6 prefixes", fields.u8(at + 7)?, |i| {
             let at = at + PREFIX_LEN + i * IPV6_PREFIX_LEN;
-            if !ipv6.push(Ipv6Prefix { prefix: fields.bytes(at)?, length: fields.u8(at + 16)? }) {
-                return Err(ClcError::Count { list: "IPv6 prefixes", count, max: MAX_IPV6_PREFIXES });
-            }
-        }
+            Ok(Ipv6Prefix { prefix: fields.bytes(at)?, length: fields.u8(at + 16)? })
+        })?;
         Ok(Prefix { subnet: fields.bytes(at)?, length: fields.u8(at + 4)?, ipv6 })
     }
 
@@ -343,17 +339,11 @@ impl V2Extension {
 
     fn decode(paths: Paths, fields: Fields<'_>, at: usize) -> Result<V2Extension, ClcError> {
         let flags = fields.u8(at + 3)?;
-        let mut ueids = List::new();
-        let count = usize::from(fields.u8(at)?);
-        for i in 0..count {
-            if !ueids.push(Eid(fields.bytes(at + V2_LEN + i * EID_LEN)?)) {
-                return Err(ClcError::Count { list: "UEIDs", count, max: MAX_EIDS });
-            }
-        }
+        let ueids =
+            read_list("UEIDs", fields.u8(at)?, |i| Ok(Eid(fields.bytes(at + V2_LEN + i * EID_LEN)?)))?;
         let smcd = match usize::from(fields.be16(at + 6)?) {
             offset if offset > 0 && paths.has_smcd() => {
-                let gid_count = usize::from(fields.u8(at + 1)?);
-                Some(SmcdV2Extension::decode(gid_count, fields, at + SMCD_V2_OFFSET_BASE + offset)?)
+                Some(SmcdV2Extension::decode(fields.u8(at + 1)?, fields, at + SMCD_V2_OFFSET_BASE + offset)?)
             }
             _ => None,
         };
@@ -398,14 +388,11 @@ impl V2Extension {
 }
 
 impl SmcdV2Extension {
-    fn decode(count: usize, fields: Fields<'_>, at: usize) -> Result<SmcdV2Extension, ClcError> {
-        let mut gids = List::new();
-        for i in 0..count {
+    fn decode(count: u8, fields: Fields<'_>, at: usize) -> Result<SmcdV2Extension, ClcError> {
+        let gids = read_list("GID-CHID entries", count, |i| {
             let at = at + SMCD_V2_LEN + i * GID_CHID_LEN;
-            if !gids.push(GidChid { gid: fields.be64(at)?, chid: Chid(fields.be16(at + 8)?) }) {
-                return Err(ClcError::Count { list: "GID-CHID entries", count, max: MAX_GIDS });
-            }
-        }
+            Ok(GidChid { gid: fields.be64(at)?, chid: Chid(fields.be16(at + 8)?) })
+        })?;
         fields.bytes::<SMCD_V2_LEN>(at)?;
         Ok(SmcdV2Extension { seid: Seid(Eid(fields.bytes(at)?)), gids })
     }
@@ -419,4 +406,20 @@ impl SmcdV2Extension {
         }
         Ok(())
     }
+}
+
+/// Reads `count` items. Errors: more than the list holds, or one that cannot be read.
+fn read_list<T: Copy, const N: usize>(
+    name: &'static str,
+    count: u8,
+    item: impl Fn(usize) -> Result<T, ClcError>,
+) -> Result<List<T, N>, ClcError> {
+    let count = usize::from(count);
+    let mut list = List::new();
+    for i in 0..count {
+        if count > N || !list.push(item(i)?) {
+            return Err(ClcError::Count { list: name, count, max: N });
+        }
+    }
+    Ok(list)
 }

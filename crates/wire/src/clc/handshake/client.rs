@@ -1,7 +1,7 @@
 //! The end that opened the TCP connection: it proposes.
 
 use super::{
-    Dmb, Held, Input, LocalDevice, Next, Opened, Outbox, RELEASE, Step, go, let_go, reason_of, write,
+    Agreed, Dmb, Held, Input, LocalDevice, Next, Opened, Outbox, RELEASE, Step, go, let_go, reason_of, write,
 };
 use crate::clc::{
     AcceptConfirm, AcceptVersion, FEATURE_EMULATED_ISM, GidChid, List, Message, Paths, Proposal, SmcdArea,
@@ -38,8 +38,8 @@ struct Accepted {
     peer: Dmb,
     peer_gid: Gid,
     eid: Eid,
-    /// Release agreed; only on first contact.
-    release: Option<u8>,
+    /// Only on first contact.
+    agreed: Option<Agreed>,
 }
 
 impl Client {
@@ -116,8 +116,8 @@ impl Client {
         own: Dmb,
         out: &'o mut Outbox,
     ) -> Step<'o> {
-        let Accepted { peer, peer_gid, eid, release } = accepted;
-        let answer = local.answer(own, self.link_id, eid, release);
+        let Accepted { peer, peer_gid, eid, agreed } = accepted;
+        let answer = local.answer(own, self.link_id, eid, agreed);
         match write(Message::Confirm(answer), out) {
             None => self.end_silently(Reason::Internal, 0),
             send => {
@@ -190,6 +190,6 @@ fn check(local: &LocalDevice, first_contact: bool, accept: &AcceptConfirm) -> Re
         peer: Dmb { token: accept.token, size: accept.size },
         peer_gid: accept.gid,
         eid,
-        release: extension.map(|extension| extension.release),
+        agreed: extension.map(|theirs| Agreed::with(theirs.release, theirs.v2x.feature_mask)),
     })
 }

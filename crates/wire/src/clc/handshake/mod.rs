@@ -92,13 +92,13 @@ impl LocalDevice {
     }
 
     /// The body of this side's accept or confirm.
-    fn answer(&self, own: Dmb, link_id: u32, eid: Eid, release: Option<u8>) -> AcceptConfirm {
-        let first_contact = release.map(|release| FirstContact {
+    fn answer(&self, own: Dmb, link_id: u32, eid: Eid, agreed: Option<Agreed>) -> AcceptConfirm {
+        let first_contact = agreed.map(|Agreed { release, feature_mask }| FirstContact {
             v2_direct: false,
             os: OS_LINUX,
             release,
             hostname: self.hostname,
-            v2x: FirstContactV2x { feature_mask: FEATURE_EMULATED_ISM, ..FirstContactV2x::default() },
+            v2x: FirstContactV2x { feature_mask, ..FirstContactV2x::default() },
         });
         AcceptConfirm {
             gid: self.gid,
@@ -107,6 +107,20 @@ impl LocalDevice {
             link_id,
             version: AcceptVersion::V2 { chid: self.chid, eid, first_contact },
         }
+    }
+}
+
+/// What the sides agree once for a link group: the lower release, and the features that both know.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+struct Agreed {
+    release: u8,
+    feature_mask: u16,
+}
+
+impl Agreed {
+    /// Of what the peer states.
+    fn with(release: u8, feature_mask: u16) -> Agreed {
+        Agreed { release: release.min(RELEASE), feature_mask: feature_mask & FEATURE_EMULATED_ISM }
     }
 }
 

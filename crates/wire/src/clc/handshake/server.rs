@@ -1,7 +1,7 @@
 //! The end that accepted the TCP connection: it chooses.
 
 use super::{
-    Dmb, Held, Input, LocalDevice, Next, Opened, Outbox, RELEASE, Step, go, let_go, reason_of, write,
+    Agreed, Dmb, Held, Input, LocalDevice, Next, Opened, Outbox, Step, go, let_go, reason_of, write,
 };
 use crate::clc::{AcceptConfirm, AcceptVersion, Message, Proposal, SmcdV2Extension, V2Extension, Version};
 use crate::{Eid, Gid, Reason, Seid};
@@ -36,8 +36,8 @@ enum State {
 struct Chosen {
     peer_gid: Gid,
     eid: Eid,
-    /// Release agreed; only on first contact.
-    release: Option<u8>,
+    /// Only on first contact.
+    agreed: Option<Agreed>,
 }
 
 impl Server {
@@ -109,7 +109,7 @@ impl Server {
     }
 
     fn accept<'o>(&mut self, local: &LocalDevice, chosen: Chosen, own: Dmb, out: &'o mut Outbox) -> Step<'o> {
-        let answer = local.answer(own, self.link_id, chosen.eid, chosen.release);
+        let answer = local.answer(own, self.link_id, chosen.eid, chosen.agreed);
         match write(Message::Accept(answer), out) {
             None => self.end_silently(Reason::Internal, 0),
             send => {
@@ -147,8 +147,8 @@ fn choose(local: &LocalDevice, first_contact: bool, proposal: &Proposal) -> Resu
             continue;
         }
         if local.reaches(gid) {
-            let release = first_contact.then_some(v2.release.min(RELEASE));
-            return Ok(Chosen { peer_gid: gid, eid, release });
+            let agreed = first_contact.then_some(Agreed::with(v2.release, v2.feature_mask));
+            return Ok(Chosen { peer_gid: gid, eid, agreed });
         }
         reason = Reason::GidUnreachable;
     }
@@ -171,8 +171,10 @@ fn check(local: &LocalDevice, chosen: Chosen, own: Dmb, confirm: &AcceptConfirm)
     if chid != local.chid || confirm.gid != chosen.peer_gid || eid != chosen.eid {
         return Err(Reason::PeerViolation);
     }
-    match (first_contact, chosen.release) {
-        (Some(theirs), Some(release)) if theirs.release != release => return Err(Reason::ReleaseMismatch),
+    match (first_contact, chosen.agreed) {
+        (Some(theirs), Some(agreed)) if theirs.release != agreed.release => {
+            return Err(Reason::ReleaseMismatch);
+        }
         (Some(_), None) | (None, Some(_)) => return Err(Reason::Sync),
         _ => {}
     }

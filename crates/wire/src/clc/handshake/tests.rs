@@ -528,7 +528,7 @@ proptest! {
         let mut end = None;
         for (n, (what, token)) in inputs.into_iter().enumerate() {
             let size = DmbSize::MIN;
-            let answer = local.answer(dmb(token), 3, local.ueids.at(0).unwrap(), Some(1));
+            let answer = local.answer(dmb(token), 3, local.ueids.at(0).unwrap(), Some(Agreed::with(1, 1)));
             let message = match what {
                 0 => Message::decode(Client::start(&local, true, 1, &mut out).1.send.unwrap()).unwrap(),
                 1 => Message::Accept(answer),
