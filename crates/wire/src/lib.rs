@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::large_enum_variant, reason = "without allocation there is no box to put the large one in")]
 
+pub mod cdc;
 pub mod clc;
 pub mod ids;
 pub mod reason;
