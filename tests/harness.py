@@ -18,6 +18,8 @@ BINARY = Path(os.environ.get("SHUNPIKE_BIN", TARGET / "shunpike"))
 LIBRARY = Path(os.environ.get("SHUNPIKE_LIB", TARGET / "libshunpike.so"))
 
 MODES = ("tcp", "client", "server", "both")
+# With --eager, so that also short dialogues are on lanes; `earned` is both sides in the default setting.
+EAGER_MODES = (*MODES, "earned")
 SCRATCH = "shunpike-test-"
 
 
@@ -179,10 +181,15 @@ class World:
 class Accel:
     """Which sides of a test run under Shunpike: neither, the client, the server, or both, against one broker."""
 
-    def __init__(self, world, mode, options=()):
+    def __init__(self, world, mode, options=(), broker_options=()):
         assert mode in MODES
         self.world, self.mode, self.options = world, mode, list(options)
-        self.broker = world.broker() if mode != "tcp" else None
+        self.broker = world.broker(*broker_options) if mode != "tcp" else None
+
+    @classmethod
+    def eager(cls, world, mode):
+        """For one of EAGER_MODES."""
+        return cls(world, "both" if mode == "earned" else mode, [] if mode in ("tcp", "earned") else ["--eager"])
 
     def server(self, name, argv, **options):
         return self.start(name, argv, self.mode in ("server", "both"), **options)
@@ -218,6 +225,15 @@ class Accel:
 def programs():
     """The directory of the tests' own programs."""
     return ROOT / "tests" / "programs"
+
+
+def fifos(world):
+    """The environment for the out-of-band signals between two programs of the test-bed."""
+    directory = world.directory / "sync"
+    directory.mkdir()
+    for name in ("to-server", "to-client"):
+        os.mkfifo(directory / name)
+    return {"BED_SYNC": str(directory)}
 
 
 def unique(prefix):

@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from harness import Accel
+from harness import MODES, Accel, fifos
 from procs import free_port, until
-from test_parity import sync_directory
 
 pytestmark = pytest.mark.crash
 NEVER = 1 << 60
@@ -19,10 +18,10 @@ class Stream:
     """A sender and a receiver of bed/crash, and how far they are."""
 
     def __init__(self, world, mode, bed, limit=0, pause_at=NEVER, sender_listens=False):
-        self.accel = Accel(world, mode, [] if mode == "tcp" else ["--eager"])
+        self.accel = Accel.eager(world, mode)
         self.tally = world.directory / "tally"
         self.tally.write_bytes(bytes(4096))
-        port, env = free_port(), sync_directory(world)
+        port, env = free_port(), fifos(world)
         self.sync = world.directory / "sync"
         send = [bed / "crash", "send", "listen" if sender_listens else "connect", port, self.tally, limit]
         receive = [bed / "crash", "receive", "connect" if sender_listens else "listen", port, self.tally, pause_at]
@@ -55,7 +54,6 @@ class Stream:
             "end: 0", "all that sends returned for: 1", "nothing more than was handed to send: 1"]  # fmt: skip
 
 
-MODES = ("tcp", "client", "server", "both")
 each_mode = pytest.mark.parametrize("mode", MODES)
 each_side = pytest.mark.parametrize("sender_listens", [False, True], ids=["client-sends", "server-sends"])
 

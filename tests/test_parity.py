@@ -6,11 +6,10 @@ sides in the default setting, so that the lane opens somewhere in the middle of 
 
 import functools
 import hashlib
-import os
 
 import pytest
 
-from harness import Accel, World
+from harness import EAGER_MODES, Accel, World, fifos
 from procs import free_port
 
 pytestmark = pytest.mark.parity
@@ -22,25 +21,11 @@ CASES = {
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio"],
 }  # fmt: skip
-MODES = ("tcp", "client", "server", "both", "earned")
-
-
-def accel_for(world, mode):
-    eager = [] if mode in ("tcp", "earned") else ["--eager"]
-    return Accel(world, "both" if mode == "earned" else mode, eager)
-
-
-def sync_directory(world):
-    directory = world.directory / "sync"
-    directory.mkdir()
-    for name in ("to-server", "to-client"):
-        os.mkfifo(directory / name)
-    return {"BED_SYNC": str(directory)}
 
 
 def run_case(world, mode, bed, program, case):
     """What the two ends print."""
-    accel, port, env = accel_for(world, mode), free_port(), sync_directory(world)
+    accel, port, env = Accel.eager(world, mode), free_port(), fifos(world)
     server = accel.server("server", [bed / program, "server", case, port], env=env).wait_listening(port)
     client = accel.client("client", [bed / program, "client", case, port], env=env)
     client_out = client.finish(20)
@@ -58,7 +43,7 @@ def on_tcp(bed, program, case):
         world.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("program,case", [(program, case) for program, cases in CASES.items() for case in cases])
 def test_case(world, bed, mode, program, case):
     wanted = on_tcp(bed, program, case)
@@ -69,12 +54,12 @@ def test_case(world, bed, mode, program, case):
 ECHO_HASHES = "f83676265e37a64604ed6ae65db1165bbcb1e4294bd0d94092e0860a02eb4e2f"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("how,client", [("lt", "client"), ("et", "client"), ("oneshot", "client"), ("exclusive", "client"),
                                         ("poll", "client-poll"), ("select", "client-poll")])  # fmt: skip
 def test_echo_server(world, bed, mode, how, client):
     """100 connections with random messages; each way to wait on the server, epoll (edges) and poll on the client."""
-    accel, port = accel_for(world, mode), free_port()
+    accel, port = Accel.eager(world, mode), free_port()
     server = accel.server("server", [bed / "echo", "server", how, port, 100]).wait_listening(port)
     hashes = accel.client("client", [bed / "echo", client, port, 100, 80]).finish()
     assert hashlib.sha256(hashes.encode()).hexdigest() == ECHO_HASHES
@@ -82,10 +67,10 @@ def test_echo_server(world, bed, mode, how, client):
     accel.verify(lanes=100, lane_bytes=1 << 20)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EAGER_MODES)
 def test_ping_pong_in_threads(world, bed, mode):
     """Every read and write call of libc, blocking, random sizes, eight threads at each end."""
-    accel, port = accel_for(world, mode), free_port()
+    accel, port = Accel.eager(world, mode), free_port()
     server = accel.server("server", [bed / "pingpong", "server", port, 8, 400]).wait_listening(port)
     out = accel.client("client", [bed / "pingpong", "client", port, 8, 400]).finish()
     assert len(set(out.splitlines())) == 9
@@ -96,7 +81,7 @@ def test_ping_pong_in_threads(world, bed, mode):
 @pytest.mark.parametrize("mode", ["tcp", "both", "earned"])
 @pytest.mark.parametrize("program", [["pingpong", "both"], ["onethread"]], ids="-".join)
 def test_both_ends_in_one_process(world, bed, mode, program):
-    accel, port = accel_for(world, mode), free_port()
+    accel, port = Accel.eager(world, mode), free_port()
     out = accel.client("both", [bed / program[0], *program[1:], port, 8, 300]).finish()
     assert out.endswith("done\n")
     accel.verify(lanes=8, lane_bytes=1 << 20)

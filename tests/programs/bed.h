@@ -101,10 +101,17 @@ static UNUSED int accept_one(int listener) {
     return fd;
 }
 
+/* BED_SOURCE fixes the port that the client comes from. */
 static UNUSED int connect_to(int port) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     struct sockaddr_in address = bed_address(port);
+    const char *source = getenv("BED_SOURCE");
     if (fd < 0) die("socket");
+    if (source) {
+        struct sockaddr_in from = {.sin_family = AF_INET, .sin_port = htons(atoi(source))};
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (bind(fd, (struct sockaddr *)&from, sizeof from)) die("bind");
+    }
     if (connect(fd, (struct sockaddr *)&address, sizeof address)) die("connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return fd;

@@ -22,20 +22,25 @@ static void set_nonblocking(int fd) {
     if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK)) die("fcntl");
 }
 
-/* Moves bytes until the socket would block. 0: go on, 1: the peer is done. */
+static int is_peer_gone(void) {
+    return errno == ECONNRESET || errno == EPIPE;
+}
+
+/* Moves bytes until the socket would block. 0: go on, 1: the peer is done, or was killed. */
 static int pump(struct link *link) {
     for (;;) {
         if (link->sent < link->have) {
             ssize_t sent = send(link->fd, link->buffer + link->sent, link->have - link->sent, MSG_NOSIGNAL);
             if (sent < 0 && errno == EAGAIN) return 0;
+            if (sent < 0 && is_peer_gone()) return 1;
             if (sent < 0) die("send");
             link->sent += sent;
             continue;
         }
         ssize_t got = recv(link->fd, link->buffer, CHUNK, 0);
         if (got < 0 && errno == EAGAIN) return 0;
+        if (got == 0 || (got < 0 && is_peer_gone())) return 1;
         if (got < 0) die("recv");
-        if (got == 0) return 1;
         link->have = got, link->sent = 0;
         pthread_mutex_lock(&tally);
         echoed += got;

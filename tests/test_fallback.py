@@ -1,0 +1,346 @@
+"""What keeps a connection on TCP: each ends in a working connection, a counted reason, and nothing lost."""
+
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from harness import LIBRARY, Accel
+from netns import join, namespace, needs_root
+from procs import free_port, until
+
+pytestmark = pytest.mark.fallback
+
+
+@pytest.fixture
+def both(world):
+    """Both sides under Shunpike, eager, against a broker with chosen options."""
+
+    def make(*broker_options, eager=True):
+        return Accel(world, "both", ["--eager"] if eager else [], broker_options=broker_options)
+
+    return make
+
+
+def start_echo(accel, bed, **options):
+    """An echo server that stays; its port."""
+    port = free_port()
+    accel.server("echo", [bed / "echo", "server", "lt", port, 1_000_000], **options).wait_listening(port)
+    return port
+
+
+def drive(accel, bed, port, conns=1, rounds=60, **options):
+    """One client that checks every byte of its echoes."""
+    out = accel.client("drive", [bed / "echo", "client", port, conns, rounds], **options).finish()
+    assert len(out.splitlines()) == conns
+
+
+def drive_bare(accel, world, bed, port):
+    """A client as a program that was preloaded long ago: without `shunpike run`, which would start a broker."""
+    env = {"LD_PRELOAD": str(LIBRARY), "SHUNPIKE_SOCKET": str(accel.broker.socket), "SHUNPIKE_EAGER": "1"}
+    out = world.start("drive", [bed / "echo", "client", port, 1, 60], env=env).finish()
+    assert len(out.splitlines()) == 1
+
+
+def assert_fell_back(accel, *reasons, at_least=1):
+    """No lane, and one of `reasons` counted."""
+
+    def counted():
+        stats = accel.broker.stats()
+        assert stats.smc == 0, stats
+        return stats.fallback >= at_least and sum(stats.reasons.get(reason, 0) for reason in reasons) >= at_least
+
+    until(counted, lambda: f"{at_least} fallbacks because of {reasons}; have {accel.broker.stats()}")
+
+
+def test_no_broker(world, bed):
+    """`shunpike run` where none answers and none can be started: says so, and the programs run."""
+    (world.directory / "file").write_text("")
+    env = {"SHUNPIKE_SOCKET": str(world.directory / "file" / "broker.sock")}
+    accel = Accel(world, "tcp", ["--eager"])
+    port = free_port()
+    server = accel.start("server", [bed / "pingpong", "server", port, 2, 200], True, env=env).wait_listening(port)
+    client = accel.start("client", [bed / "pingpong", "client", port, 2, 200], True, env=env)
+    assert client.finish().endswith("done\n") and server.finish() == "done\n"
+    assert "stay on TCP" in client.err, client.err
+
+
+def test_private_broker_comes_and_goes(world, bed):
+    """Without a broker of its own, `shunpike run` starts one for the user; it leaves when it is no longer needed."""
+    if os.path.exists("/run/shunpike/broker.sock"):
+        pytest.skip("a system-wide broker runs here")
+    path = world.runtime / "shunpike" / "broker.sock"
+    accel = Accel(world, "tcp", ["--eager"])
+    accel.broker = type("Named", (), {"socket": path})()
+    port = free_port()
+    server = accel.start("server", [bed / "pingpong", "server", port, 2, 200], True).wait_listening(port)
+    client = accel.start("client", [bed / "pingpong", "client", port, 2, 200], True)
+    assert client.finish().endswith("done\n") and server.finish() == "done\n"
+    stats = world.start("stats", [world.binary, "stats", "--json"]).finish()
+    assert json.loads(stats)["connections"]["smc"] >= 2, stats
+    until(lambda: not path.exists(), "the idle private broker leaves", seconds=20, pause=0.1)
+    path.parent.rmdir()
+
+
+def test_no_common_eid(both, bed):
+    accel = both("--no-seid")
+    drive(accel, bed, start_echo(accel, bed), conns=3)
+    assert_fell_back(accel, "no_seid", "no_ueid")
+
+
+def test_ueid_taken_away_and_given_back(both, bed):
+    accel = both("--no-seid", "--ueid", "TEST-BED")
+    port = start_echo(accel, bed)
+    drive(accel, bed, port)
+    lanes = accel.verify().smc
+    accel.broker.tool("ueid", "del", "TEST-BED")
+    drive(accel, bed, port)
+    assert accel.broker.stats().smc == lanes
+    accel.broker.tool("ueid", "add", "TEST-BED")
+    drive(accel, bed, port)
+    accel.verify(lanes=lanes + 1)
+
+
+def test_dmb_limit(both, bed):
+    """Two connections' worth of buffers for six connections at a time; free again when these have gone."""
+    accel = both("--max-dmbs", "4")
+    port = start_echo(accel, bed)
+    drive(accel, bed, port, conns=6)
+    stats = until(lambda: (now := accel.broker.stats()).reasons.get("max_dmb", 0) >= 1 and now,
+                  lambda: f"the limit to be met; have {accel.broker.stats()}")  # fmt: skip
+    assert stats.smc >= 1, stats
+    drive(accel, bed, port)
+    accel.verify(lanes=stats.smc + 1)
+
+
+def test_device_switched_off_and_on(both, bed):
+    accel = both()
+    port = start_echo(accel, bed)
+    drive(accel, bed, port)
+    lanes = accel.verify().smc
+    accel.broker.tool("device", "set", "active", "off")
+    drive(accel, bed, port)
+    stats = until(lambda: (now := accel.broker.stats()).reasons.get("inactive", 0) >= 1 and now,
+                  lambda: f"a fallback because the device is off; have {accel.broker.stats()}")  # fmt: skip
+    assert stats.smc == lanes, stats
+    accel.broker.tool("device", "set", "active", "on")
+    drive(accel, bed, port)
+    accel.verify(lanes=lanes + 1)
+
+
+def long_dialogue(accel, bed, rounds=6000):
+    """A ping-pong long enough to do something in its middle; its two processes."""
+    port = free_port()
+    server = accel.server("server", [bed / "pingpong", "server", port, 4, rounds]).wait_listening(port)
+    return server, accel.client("client", [bed / "pingpong", "client", port, 4, rounds])
+
+
+def finish_dialogue(server, client):
+    assert client.finish(60).endswith("done\n")
+    assert server.finish() == "done\n"
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "earned"])
+def test_device_switched_under_load(both, bed, eager):
+    accel = both(eager=eager)
+    server, client = long_dialogue(accel, bed)
+    switched = 0
+    for state in itertools.cycle(("off", "on")):
+        accel.broker.tool("device", "set", "active", state)
+        switched += 1
+        if state == "on" and client.popen.poll() is not None:
+            break
+    finish_dialogue(server, client)
+    assert switched >= 4, "the dialogue lasted long enough"
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_revoked_under_load(both, bed, side):
+    """`shunpike revoke` again and again: each time back to TCP at a byte boundary, and up again."""
+    accel = both(eager=False)
+    server, client = long_dialogue(accel, bed)
+    accel.verify(lane_bytes=1000)
+    revoked = 0
+    while client.popen.poll() is None:
+        try:
+            accel.broker.tool("revoke", str((server if side == "server" else client).pid))
+            revoked += 1
+        except AssertionError:
+            assert client.popen.wait(5) == 0  # it ended in between, so there was nothing to revoke
+    finish_dialogue(server, client)
+    assert revoked >= 2
+
+
+@pytest.mark.crash
+def test_broker_killed_under_load_and_restarted(world, both, bed):
+    """Open lanes go on; new connections are TCP; a restarted broker serves again, the same server too."""
+    accel = both()
+    port = start_echo(accel, bed)
+    server, client = long_dialogue(accel, bed)
+    accel.verify(lanes=4, lane_bytes=1 << 20)
+    accel.broker.kill()
+    drive_bare(accel, world, bed, port)
+    finish_dialogue(server, client)
+    accel.broker.start()
+    until(lambda: drive_bare(accel, world, bed, port) or accel.broker.stats().smc, "lanes from the new broker", pause=0.2)
+
+
+@pytest.mark.crash
+def test_broker_killed_at_any_step_of_a_handshake(world, both, bed):
+    accel, source = both(), random.Random(1)
+    port = start_echo(accel, bed)
+    for _ in range(25):
+        env = {"LD_PRELOAD": str(LIBRARY), "SHUNPIKE_SOCKET": str(accel.broker.socket), "SHUNPIKE_EAGER": "1"}
+        client = world.start("drive", [bed / "echo", "client", port, 8, 40], env=env)
+        time.sleep(source.uniform(0, 0.015))  # the fault's moment
+        accel.broker.kill()
+        assert len(client.finish().splitlines()) == 8
+        accel.broker.start()
+    until(lambda: drive_bare(accel, world, bed, port) or accel.broker.stats().smc, "lanes after all of that", pause=0.2)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("victim", ["client", "server"])
+def test_peer_killed_at_any_step_of_a_handshake(both, bed, victim):
+    """The survivor goes on: an echo server with its next clients, a client with a next server."""
+    accel, source = both(), random.Random(2)
+    for _ in range(20):
+        port = free_port()
+        server = accel.server("server", [bed / "echo", "server", "lt", port, 1_000_000]).wait_listening(port)
+        client = accel.client("client", [bed / "echo", "client", port, 8, 2000])
+        time.sleep(source.uniform(0, 0.03))  # the fault's moment
+        if victim == "client":
+            client.kill()
+            drive(accel, bed, port, conns=2)
+            server.stop()
+        else:
+            server.kill()
+            client.popen.wait(10)
+            assert client.popen.returncode in (70, 71), client.describe()  # the test-bed's own complaint, no crash
+    accel.verify()
+
+
+def test_broker_stopped(both, bed):
+    """A broker that does not answer holds nobody up for longer than a moment."""
+    accel = both()
+    port = start_echo(accel, bed)
+    accel.broker.proc.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        drive(accel, bed, port, conns=8)
+        assert time.monotonic() - began < 5
+    finally:
+        accel.broker.proc.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("answer", ["nothing", "noise", "end"])
+def test_broker_that_is_none(world, bed, answer):
+    """Whatever answers at the socket: the programs go on."""
+    path, noise = world.directory / "fake.sock", random.Random(3)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen(64)
+    kept = []
+
+    def serve():
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            kept.append(connection)
+            try:
+                if answer == "noise":
+                    for _ in range(20):
+                        connection.send(noise.randbytes(noise.randrange(1, 1024)))
+                elif answer == "end":
+                    connection.close()
+            except OSError:
+                pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        accel, port = Accel(world, "tcp", ["--eager"]), free_port()
+        env = {"SHUNPIKE_SOCKET": str(path)}
+        server = accel.start("server", [bed / "pingpong", "server", port, 2, 300], True, env=env).wait_listening(port)
+        client = accel.start("client", [bed / "pingpong", "client", port, 2, 300], True, env=env)
+        assert client.finish().endswith("done\n") and server.finish() == "done\n"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+        for connection in kept:
+            connection.close()
+
+
+@needs_root
+@pytest.mark.namespaces
+def test_two_hosts_with_one_gid(world, bed):
+    """Two brokers that claim the same GID: neither knows the other's connections or tokens."""
+    left, right = namespace(world, "a"), namespace(world, "b")
+    address, _ = join(left, right, "10.207.4")
+    gid = "0x00112233445566778899aabbccddeeff"
+    brokers = [world.broker("--gid", gid, name=name, netns=netns) for name, netns in (("one", left), ("two", right))]
+    accel, port = Accel(world, "tcp", ["--eager"]), free_port()
+    env = {"BED_HOST": address}
+    server = accel.start("server", [bed / "pingpong", "server", port, 2, 300], True, env=env, broker=brokers[0], netns=left)
+    server.wait_listening(port)
+    client = accel.start("client", [bed / "pingpong", "client", port, 2, 300], True, env=env, broker=brokers[1], netns=right)
+    assert client.finish().endswith("done\n") and server.finish() == "done\n"
+    for broker in brokers:
+        stats = until(lambda: (now := broker.stats()).fallback >= 2 and now, lambda: f"fallbacks; have {broker.stats()}")
+        assert stats.smc == 0, stats
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "earned"])
+def test_bytes_round_the_hooks(both, bed, eager, when):
+    """A raw system call writes what no hook sees. Before a nomination the counts then differ for good."""
+    accel = both(eager=eager)
+    port = start_echo(accel, bed)
+    assert accel.client("bypass", [bed / "bypass", port, when]).finish().startswith("echoed ")
+    if when == "first" and not eager:
+        assert_fell_back(accel, "bypassed_hooks")
+
+
+def test_explained(world, both, bed):
+    """While a connection to a stranger is open, ss shows its reason and explain says it in words."""
+    accel = both()
+    port = free_port()
+    world.start("stranger", [bed / "echo", "server", "lt", port, 1_000_000]).wait_listening(port)
+    client = accel.client("client", [sys.executable, "-c", HOLDER, port])
+    until(lambda: client.out == "open\n", "the client talks")
+    row = until(lambda: next(iter(accel.broker.connections()), None), "a row of ss")
+    text = json.dumps(row)
+    assert "SMCD" not in text and re.search(r"awaiting_peer|0x?0a000001|not_nominated", text, re.I), row
+    assert re.search(r"peer|other end|nominated", accel.broker.tool("explain", str(client.pid)))
+
+
+HOLDER = """
+import socket, sys, time
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for _ in range(300):
+    connection.sendall(b"x" * 500)
+    left = 500
+    while left:
+        left -= len(connection.recv(left))
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+def test_few_descriptors_left(both, bed):
+    """A limit on descriptors that the program itself can live with: whatever the library lacks then, it does without."""
+    accel = both()
+    port = start_echo(accel, bed)
+    argv = ["prlimit", "--nofile=40:40", bed / "echo", "client", port, 16, 60]
+    assert len(accel.client("drive", argv).finish().splitlines()) == 16
