@@ -1,8 +1,9 @@
 //! The bytes of Shunpike: CLC handshake messages, CDC cursors and the broker's protocol.
 //!
 //! No unsafe code, no I/O, no clock and no allocation: all of it may run inside a signal handler of
-//! somebody else's program.
+//! somebody else's program. Without std there is nothing to do these with.
 
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 #![allow(clippy::large_enum_variant, reason = "without allocation there is no box to put the large one in")]
 

@@ -44,8 +44,8 @@ fn session_seeds_are_one_of_each_type() {
         types[usize::from(to_broker)].push(u16::from_le_bytes([bytes[0], bytes[1]]));
     }
     for types in &mut types {
+        assert!(!types.is_empty());
         types.sort_unstable();
         assert_eq!(*types, (1..=types.len() as u16).collect::<Vec<_>>(), "a type is missing or twice");
-        assert!(!types.is_empty());
     }
 }
