@@ -200,7 +200,8 @@ class Accel:
     def start(self, name, argv, is_under, env=None, broker=None, **options):
         if is_under:
             argv = [self.world.binary, "run", *self.options, "--", *argv]
-            env = (env or {}) | {"SHUNPIKE_SOCKET": str((broker or self.broker).socket)}
+            broker = broker or self.broker
+            env = ({"SHUNPIKE_SOCKET": str(broker.socket)} if broker else {}) | (env or {})
         return self.world.start(name, argv, env=env, **options)
 
     def verify(self, lanes=1, lane_bytes=1):

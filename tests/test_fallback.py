@@ -79,7 +79,6 @@ def test_private_broker_comes_and_goes(world, bed):
         pytest.skip("a system-wide broker runs here")
     path = world.runtime / "shunpike" / "broker.sock"
     accel = Accel(world, "tcp", ["--eager"])
-    accel.broker = type("Named", (), {"socket": path})()
     port = free_port()
     server = accel.start("server", [bed / "pingpong", "server", port, 2, 200], True).wait_listening(port)
     client = accel.start("client", [bed / "pingpong", "client", port, 2, 200], True)

@@ -20,6 +20,7 @@ CASES = {
     "readiness": ["states", "edges", "room", "mixed", "inherited"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio"],
+    "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
 }  # fmt: skip
 
 
@@ -85,3 +86,29 @@ def test_both_ends_in_one_process(world, bed, mode, program):
     out = accel.client("both", [bed / program[0], *program[1:], port, 8, 300]).finish()
     assert out.endswith("done\n")
     accel.verify(lanes=8, lane_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("how", ["lt", "et"])
+def test_storm_of_short_connections(world, bed, mode, how):
+    """2000 connections, four at a time, on descriptor numbers that are used again at once."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "echo", "server", how, port, 2000]).wait_listening(port)
+    out = accel.client("client", [bed / "storm", port, 4, 500]).finish()
+    assert out.split()[2::3] == ["2501139e", "65be09f6", "b95681af", "37036e92"]
+    assert server.finish() == "echoed 5387500 on 2000\n"
+    if mode in ("client", "server", "both"):  # in the default setting they are too short to earn a lane
+        accel.verify()
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("exec_options", ["", ",nofork"], ids=["relayed", "inherited"])
+def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options):
+    """As inetd does: a child for each connection; `cat` talks to socat, or has the connection itself."""
+    accel, port = Accel.eager(world, mode), free_port()
+    argv = ["socat", f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr", f"EXEC:cat{exec_options}"]
+    accel.server("socat", argv).wait_listening(port)
+    hashes = accel.client("client", [bed / "echo", "client", port, 6, 80]).finish()
+    assert len(hashes.splitlines()) == 6
+    if mode in ("client", "server") or not exec_options:  # whether a connection that is handed over keeps a lane is open
+        accel.verify()

@@ -41,7 +41,7 @@ def sockperf(accel):
 
 
 def test_sockperf_ping_pong(accel, sockperf):
-    argv = ["sockperf", "ping-pong", "--tcp", "-i", "127.0.0.1", "-p", sockperf, "-m", "14", "-t", "2"]
+    argv = ["sockperf", "ping-pong", "--tcp", "-i", "127.0.0.1", "-p", sockperf, "-m", "14", "-t", "1"]
     out = accel.client("sockperf", argv).finish()
     dropped = re.search(r"# dropped messages = (\d+); # duplicated messages = (\d+); # out-of-order messages = (\d+)", out)
     assert dropped and dropped.groups() == ("0", "0", "0"), out
@@ -50,7 +50,7 @@ def test_sockperf_ping_pong(accel, sockperf):
 
 
 def test_sockperf_throughput(accel, sockperf):
-    argv = ["sockperf", "throughput", "--tcp", "-i", "127.0.0.1", "-p", sockperf, "-m", "64000", "-t", "2"]
+    argv = ["sockperf", "throughput", "--tcp", "-i", "127.0.0.1", "-p", sockperf, "-m", "64000", "-t", "1"]
     out = accel.client("sockperf", argv).finish()
     assert float(re.search(r"BandWidth is ([0-9.]+) MBps", out).group(1)) > 10, out
     accel.verify(lane_bytes=10_000_000)

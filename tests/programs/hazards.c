@@ -1,0 +1,250 @@
+/* What programs do to a library underneath them: cancel and jump out of a wait, write in a signal handler, close every
+ * descriptor, share a stream among threads, send urgent bytes.
+ *   hazards server|client CASE PORT */
+#include "bed.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <sys/ioctl.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+
+static unsigned char data[65536];
+
+static void every(int ms, void (*handler)(int)) {
+    struct sigaction action = {.sa_handler = handler};
+    struct itimerval timer = {{0, ms * 1000}, {0, ms * 1000}};
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &timer, NULL);
+}
+
+static void no_more(void) {
+    struct itimerval off = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &off, NULL);
+}
+
+/* What most cases end with: the connection is as good as before. */
+static void is_alive_client(int fd) {
+    warm_up_client(fd);
+    say("alive");
+}
+
+/* -- pthread_cancel of a thread that waits for bytes -- */
+static void *waits_for_bytes(void *fd) {
+    char byte;
+    recv(*(int *)fd, &byte, 1, 0);
+    return NULL;
+}
+
+static void cancel_client(int fd) {
+    for (int i = 0; i < 3; i++) {
+        pthread_t thread;
+        void *result;
+        pthread_create(&thread, NULL, waits_for_bytes, &fd);
+        usleep(50000); /* most likely in recv(); the result is the same if not */
+        pthread_cancel(thread);
+        pthread_join(thread, &result);
+        say("cancelled: %d", result == PTHREAD_CANCELED);
+    }
+    is_alive_client(fd);
+}
+
+/* -- siglongjmp out of a wait -- */
+static sigjmp_buf back;
+static void jump(int signal) {
+    (void)signal;
+    siglongjmp(back, 1);
+}
+
+static void jump_client(int fd) {
+    for (volatile int i = 0; i < 5; i++) {
+        if (!sigsetjmp(back, 1)) {
+            every(20, jump);
+            recv(fd, data, 10, 0);
+            say("recv returned");
+        }
+        no_more();
+        say("jumped");
+    }
+    is_alive_client(fd);
+}
+
+/* -- a handler that writes to the connection whose write it interrupts -- */
+static int handlers_fd;
+static volatile long handled;
+static void write_b(int signal) {
+    (void)signal;
+    int before = errno;
+    ssize_t sent = send(handlers_fd, "bbbbbbbbbbbbbbbb", 16, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent > 0) handled += sent;
+    errno = before;
+}
+
+static void handler_client(int fd) {
+    long sent = 0, counts[2];
+    handlers_fd = fd;
+    memset(data, 'a', sizeof data);
+    every(1, write_b);
+    for (int64_t until = now_ms() + 500; now_ms() < until;) {
+        ssize_t count = send(fd, data, 1 + sent % 5000, MSG_NOSIGNAL);
+        if (count < 0 && errno != EINTR) die("send");
+        if (count > 0) sent += count;
+    }
+    no_more();
+    shutdown(fd, SHUT_WR);
+    recv_all(fd, counts, sizeof counts);
+    say("the handler wrote: %d", handled > 16);
+    say("all of both arrived: %d %d", counts[0] == sent, counts[1] == handled);
+}
+
+static void handler_server(int fd) {
+    long counts[2] = {0, 0};
+    for (ssize_t got; (got = recv(fd, data, sizeof data, 0)) != 0;) {
+        if (got < 0) die("recv");
+        for (ssize_t i = 0; i < got; i++) counts[data[i] == 'b']++;
+    }
+    send_all(fd, counts, sizeof counts);
+}
+
+/* -- a program that closes every descriptor but its own, as daemons do -- */
+static void closes_all(int fd) {
+    for (int other = 3; other < 1024; other++)
+        if (other != fd && other != tell_fd && other != wait_fd) close(other);
+}
+
+static void closeall_server(int fd) {
+    warm_up_server(fd);
+    closes_all(fd);
+    warm_up_server(fd);
+}
+
+static void closeall_client(int fd) {
+    closes_all(fd);
+    is_alive_client(fd);
+    closes_all(fd);
+    int number = dup(1); /* whatever the library held at this number is the program's now */
+    dprintf(number, "a descriptor of its own\n");
+    is_alive_client(fd);
+}
+
+/* -- frames from four threads, each one writev(): none is torn apart by another -- */
+#define FRAME 301
+static pthread_barrier_t barrier;
+struct writer {
+    int fd, index;
+};
+
+static void *writes_frames(void *argument) {
+    struct writer *writer = argument;
+    unsigned char bytes[FRAME];
+    memset(bytes, 'A' + writer->index, FRAME);
+    struct iovec parts[3] = {{bytes, 1}, {bytes + 1, 100}, {bytes + 101, FRAME - 101}};
+    for (int round = 0; round < 100; round++) {
+        for (int i = 0; i < 8; i++) expect(writev(writer->fd, parts, 3) == FRAME, "a frame is taken whole");
+        pthread_barrier_wait(&barrier);
+        pthread_barrier_wait(&barrier); /* the main thread has had its answer: room for the next round */
+    }
+    return NULL;
+}
+
+static void frames_client(int fd) {
+    pthread_t threads[4];
+    struct writer writers[4];
+    char byte;
+    pthread_barrier_init(&barrier, NULL, 5);
+    for (int i = 0; i < 4; i++) {
+        writers[i] = (struct writer){fd, i};
+        pthread_create(&threads[i], NULL, writes_frames, &writers[i]);
+    }
+    for (int round = 0; round < 100; round++) {
+        pthread_barrier_wait(&barrier);
+        recv_all(fd, &byte, 1);
+        pthread_barrier_wait(&barrier);
+    }
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    say("written");
+}
+
+static void frames_server(int fd) {
+    int seen[4] = {0};
+    for (int frame = 1; frame <= 100 * 4 * 8; frame++) {
+        recv_all(fd, data, FRAME);
+        for (int i = 1; i < FRAME; i++) expect(data[i] == data[0], "the frame is of one writer");
+        seen[data[0] - 'A']++;
+        if (frame % 32 == 0) send_all(fd, "!", 1);
+    }
+    say("frames: %d %d %d %d", seen[0], seen[1], seen[2], seen[3]);
+}
+
+/* -- two threads read one stream: each byte goes to one of them -- */
+static volatile long read_in_all;
+static void *reads(void *fd) {
+    unsigned char mine[3000];
+    long sum = 0;
+    for (ssize_t got; (got = recv(*(int *)fd, mine, sizeof mine, 0)) > 0;) {
+        __atomic_add_fetch(&read_in_all, got, __ATOMIC_SEQ_CST);
+        for (ssize_t i = 0; i < got; i++) sum += mine[i];
+    }
+    return (void *)sum;
+}
+
+static void readers_client(int fd) {
+    pthread_t threads[3];
+    long sum = 0;
+    for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, reads, &fd);
+    for (int i = 0; i < 3; i++) {
+        void *part;
+        pthread_join(threads[i], &part);
+        sum += (long)part;
+    }
+    say("read %ld sum %ld", read_in_all, sum);
+    tell();
+}
+
+static void readers_server(int fd) {
+    uint64_t seed = 12;
+    for (int i = 0; i < 60; i++) {
+        rng_fill(&seed, data, 50000);
+        send_all(fd, data, 50000);
+    }
+    shutdown(fd, SHUT_WR);
+    await();
+}
+
+/* -- urgent data -- */
+static void urgent_server(int fd) {
+    send_all(fd, "before", 6);
+    say("urgent: %s", outcome(send(fd, "!", 1, MSG_OOB)));
+    tell();
+    await();
+    send_all(fd, "after", 5);
+    warm_up_server(fd);
+}
+
+static void urgent_client(int fd) {
+    char byte = 0;
+    int mark = -1;
+    struct pollfd urgent = {fd, POLLPRI, 0};
+    await();
+    say("poll: %d", poll(&urgent, 1, 10000));
+    say("urgent: %s", outcome(recv(fd, &byte, 1, MSG_OOB)));
+    say("it is %c", byte);
+    recv_all(fd, data, 6);
+    say("before: %.6s", (char *)data);
+    ioctl(fd, SIOCATMARK, &mark);
+    say("at mark: %d", mark);
+    tell();
+    recv_all(fd, data, 5);
+    say("after: %.5s", (char *)data);
+    is_alive_client(fd);
+}
+
+static const struct bed_case cases[] = {
+    {"cancel", warm_up_server, cancel_client},     {"jump", warm_up_server, jump_client},
+    {"handler", handler_server, handler_client},   {"closeall", closeall_server, closeall_client},
+    {"frames", frames_server, frames_client},      {"readers", readers_server, readers_client},
+    {"urgent", urgent_server, urgent_client},      {NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv) {
+    return run_case(argc, argv, cases);
+}
