@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from procs import PATIENCE, Proc, descendants, reap, until
@@ -27,26 +27,26 @@ def missing_artefacts():
     return [str(path) for path in (BINARY, LIBRARY) if not path.exists()]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stats:
-    """`shunpike stats --json`, as far as the tests ask."""
+    """`shunpike stats --json`, as far as the tests ask. It counts connection ends: two for a connection between two
+    programs under Shunpike."""
 
-    handled: int = 0  # connections that the library watched and nominated
-    smc: int = 0  # connections that have been on a lane
-    fallback: int = 0  # connections that ended up on TCP
-    reasons: dict = field(default_factory=dict)  # reason key -> count
-    tx_bytes: int = 0  # bytes over lanes
-    rx_bytes: int = 0
+    handled: int  # ends that the library watched
+    smc: int  # ends that have been on a lane
+    lanes: int  # connections of which both ends have been
+    fallback: int  # ends that were on TCP for a reason
+    reasons: dict  # reason key -> ends
+    tx_bytes: int  # bytes over lanes
+    rx_bytes: int
 
     @classmethod
     def parse(cls, text):
         raw = json.loads(text)
-        connections = raw["connections"]
-        reasons = connections.get("reasons", raw.get("reasons", {}))
-        if isinstance(reasons, list):
-            reasons = {entry["key"]: entry["count"] for entry in reasons}
-        return cls(connections["handled"], connections["smc"], connections["fallback"], reasons,
-                   raw["tx"]["bytes"], raw["rx"]["bytes"])  # fmt: skip
+        ends = raw["connections"]
+        reasons = {entry["key"]: entry["client"] + entry["server"] for entry in ends["reasons"]}
+        return cls(ends["handled"], ends["smc"], min(ends["client"]["smc"], ends["server"]["smc"]), ends["fallback"],
+                   reasons, raw["tx"]["bytes"], raw["rx"]["bytes"])  # fmt: skip
 
 
 class Broker:
@@ -82,9 +82,8 @@ class Broker:
         return Stats.parse(self.tool("stats", "--json"))
 
     def connections(self, *options):
-        """`shunpike ss --json`: one dictionary for each connection that is open now."""
-        rows = json.loads(self.tool("ss", "--json", *options))
-        return rows["connections"] if isinstance(rows, dict) else rows
+        """`shunpike ss --json`: one dictionary for each connection end that is open now."""
+        return json.loads(self.tool("ss", "--json", *options))["connections"]
 
     def tool(self, *arguments):
         """Runs one of the tools against this broker; its standard output."""
@@ -219,7 +218,7 @@ class Accel:
 
     def satisfied(self, lanes, lane_bytes):
         stats = self.broker.stats()
-        enough = stats.smc >= lanes and stats.tx_bytes >= lane_bytes and stats.rx_bytes >= lane_bytes
+        enough = stats.lanes >= lanes and stats.tx_bytes >= lane_bytes and stats.rx_bytes >= lane_bytes
         return stats if enough else None
 
 
