@@ -26,6 +26,7 @@ pub struct Post {
 }
 
 struct Member {
+    uid: u32,
     doorbells: Vec<Rc<OwnedFd>>,
     /// Ends that have, or had until their peer left, a match.
     ends: usize,
@@ -71,10 +72,10 @@ impl Exchange {
         }
     }
 
-    /// A session begins. Its peers are given `doorbells`.
-    pub fn begin_session(&mut self, session: SessionId, doorbells: Vec<OwnedFd>) {
+    /// A session of user `uid` begins. Its peers are given `doorbells`.
+    pub fn begin_session(&mut self, session: SessionId, uid: u32, doorbells: Vec<OwnedFd>) {
         let doorbells = doorbells.into_iter().map(Rc::new).collect();
-        self.members.insert(session, Member { doorbells, ends: 0 });
+        self.members.insert(session, Member { uid, doorbells, ends: 0 });
     }
 
     /// A session has ended: all it held is let go, and its peers are told.
@@ -212,6 +213,16 @@ impl Exchange {
         self.ends.get(&party)?.peer
     }
 
+    /// Whether an end waits for its peer's nomination.
+    pub fn is_waiting(&self, party: Party) -> bool {
+        self.matching.is_waiting(party)
+    }
+
+    /// Whether an end waits or has a match.
+    pub fn knows(&self, party: Party) -> bool {
+        self.ends.contains_key(&party) || self.is_waiting(party)
+    }
+
     /// Nominations that wait for their peer.
     pub fn waiting(&self) -> usize {
         self.matching.waiting()
@@ -233,6 +244,11 @@ impl Exchange {
     }
 
     fn join(&mut self, client: Party, server: Party) {
+        let uid = |party: Party| self.members.get(&party.session).map(|member| member.uid);
+        if uid(client) != uid(server) {
+            self.refuse(client, Reason::NotPermitted);
+            return self.refuse(server, Reason::NotPermitted);
+        }
         let seat = match self.links.seat(client.session, server.session, self.max_conns_per_lgr) {
             Ok(seat) => seat,
             Err(error) => {

@@ -216,8 +216,8 @@ impl TcpInfo {
         const BYTES_ACKED: usize = 120;
         const BYTES_RECEIVED: usize = 128;
         let mut raw = [0; 136];
-        let len =
-            option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut raw).ok_or(Reason::OptionUnsupported)?;
+        let len = crate::sockopt::read(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut raw)
+            .ok_or(Reason::OptionUnsupported)?;
         if len < raw.len() {
             // A kernel before 4.1 does not count: nothing can be proved on it.
             return Err(Reason::OptionUnsupported);
@@ -237,21 +237,12 @@ impl TcpInfo {
 
 fn has_upper_layer(socket: BorrowedFd<'_>) -> bool {
     let mut name = [0; 16];
-    option(socket, libc::IPPROTO_TCP, libc::TCP_ULP, &mut name).is_some_and(|len| len > 0)
+    crate::sockopt::read(socket, libc::IPPROTO_TCP, libc::TCP_ULP, &mut name).is_some_and(|len| len > 0)
 }
 
 fn netns_cookie(socket: BorrowedFd<'_>) -> Option<u64> {
     let mut raw = [0; 8];
-    option(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut raw).map(|_| u64::from_ne_bytes(raw))
-}
-
-/// Reads a socket option and returns its length; `None` where the kernel has no such option.
-fn option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, to: &mut [u8]) -> Option<usize> {
-    let mut len = to.len() as libc::socklen_t;
-    // SAFETY: `to` is writable for the `len` bytes stated, and the kernel writes no more than that.
-    let rc =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to.as_mut_ptr().cast(), &raw mut len) };
-    (rc == 0).then_some(len as usize)
+    crate::sockopt::read(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut raw).map(|_| u64::from_ne_bytes(raw))
 }
 
 fn bytes_queued_out(socket: BorrowedFd<'_>) -> Result<u64, Reason> {

@@ -2,11 +2,144 @@
 //!
 //! It is never on the data path. It believes what the kernel says of a socket, not what a client says.
 
+mod client;
 #[cfg(test)]
 mod conformance;
+mod connections;
+mod datagram;
 pub mod exchange;
+mod explain;
 pub mod facts;
 pub mod ism;
 pub mod links;
 pub mod loopback;
 pub mod matching;
+mod query;
+pub mod report;
+mod runtime;
+mod server;
+mod session;
+mod sockopt;
+mod stats;
+
+pub use client::{QueryError, query, what};
+use rustix::fd::BorrowedFd;
+use shunpike_shm::RegionError;
+use shunpike_wire::{Eid, Gid};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How a broker is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where it listens. The directory is made if missing.
+    pub socket: PathBuf,
+    /// Serves its own user (and root) only; otherwise everybody, but never joins two users' processes.
+    pub private: bool,
+    /// The device's GID; otherwise a random one, kept for the boot.
+    pub gid: Option<Gid>,
+    /// UEIDs, at most 8; where there is none, one of this system's own.
+    pub ueids: Vec<Eid>,
+    /// Ends this long after the last session did.
+    pub idle_exit: Option<Duration>,
+    /// DMBs that the device can hold.
+    pub max_dmbs: usize,
+    /// DMBs of one process.
+    pub max_dmbs_per_session: usize,
+    /// Processes served at a time.
+    pub max_sessions: usize,
+}
+
+impl Config {
+    /// A private broker at `socket` that never ends by itself.
+    pub fn new(socket: PathBuf) -> Self {
+        Self {
+            socket,
+            private: true,
+            gid: None,
+            ueids: Vec::new(),
+            idle_exit: None,
+            max_dmbs: 32768,
+            max_dmbs_per_session: 16384,
+            max_sessions: 4096,
+        }
+    }
+}
+
+/// Why a broker does not serve.
+#[derive(Debug)]
+pub enum BrokerError {
+    /// Another broker serves this socket.
+    AlreadyServed {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// Others than its owner could replace what is in the directory.
+    UnsafeDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Something that is no socket is in the way.
+    NotASocket {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// A system call on a file.
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// A system call on no file in particular.
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// No memory for the knob page.
+    Region(RegionError),
+}
+
+impl core::fmt::Display for BrokerError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            BrokerError::AlreadyServed { socket } => {
+                write!(
+                    f,
+                    "another broker serves {} already; use that one, or another --socket",
+                    socket.display()
+                )
+            }
+            BrokerError::UnsafeDirectory { path } => write!(
+                f,
+                "{} is not a directory of yours (or root's) that only its owner can write to: \
+                 anybody could pose as the broker there; chmod go-w it, or choose another --socket",
+                path.display()
+            ),
+            BrokerError::NotASocket { path } => {
+                write!(f, "{} is no socket and stays; choose another --socket", path.display())
+            }
+            BrokerError::Io { what, path, error } => write!(f, "cannot {what} {}: {error}", path.display()),
+            BrokerError::System { what, error } => write!(f, "cannot {what}: {error}"),
+            BrokerError::Region(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for BrokerError {}
+
+impl From<RegionError> for BrokerError {
+    fn from(error: RegionError) -> Self {
+        BrokerError::Region(error)
+    }
+}
+
+/// Serves until `stop` becomes readable, or until idle. Then the socket is removed and sessions end;
+/// open lanes go on without a broker.
+pub fn run(config: Config, stop: Option<BorrowedFd<'_>>) -> Result<(), BrokerError> {
+    server::Server::new(config)?.serve(stop)
+}

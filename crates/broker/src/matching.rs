@@ -167,6 +167,11 @@ impl Matching {
         self.sessions.get(&session).copied().unwrap_or(0)
     }
 
+    /// Whether this end's nomination waits.
+    pub fn is_waiting(&self, party: Party) -> bool {
+        self.entries.get(&party).is_some_and(|entry| entry.waiting.is_some())
+    }
+
     /// Number of nominations that wait.
     pub fn waiting(&self) -> usize {
         self.tuples.values().map(Vec::len).sum()

@@ -1,0 +1,118 @@
+//! The tools' side of a query: one question, one answer.
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use shunpike_wire::session::{ClcBytes, MAX, ToBroker};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What can be asked.
+pub mod what {
+    /// Connections: [`crate::report::Connections`]. No argument.
+    pub const SS: u16 = 1;
+    /// Sums: [`crate::report::Stats`]. No argument.
+    pub const STATS: u16 = 2;
+    /// Lets the sums begin anew. No argument.
+    pub const STATS_RESET: u16 = 3;
+    /// The device: [`crate::report::Device`]. No argument.
+    pub const DEVICE: u16 = 4;
+    /// `active on|off`, `dmb_copy on|off`, `rmem BYTES`. Answers the device.
+    pub const DEVICE_SET: u16 = 5;
+    /// The broker and its system: [`crate::report::Info`]. No argument.
+    pub const INFO: u16 = 6;
+    /// `show`, `add X`, `del X` or `flush`: [`crate::report::Ueids`].
+    pub const UEID: u16 = 7;
+    /// `show`, `enable` or `disable`: [`crate::report::Seid`].
+    pub const SEID: u16 = 8;
+    /// `PID` or `PID:FD`: [`crate::report::Explanations`].
+    pub const EXPLAIN: u16 = 9;
+    /// Link groups: [`crate::report::LinkGroups`]. No argument.
+    pub const LINKGROUP: u16 = 10;
+    /// `PID` or `PID:FD`: [`crate::report::Done`].
+    pub const REVOKE: u16 = 11;
+    /// Nothing, or `name=value`: [`crate::report::Sysctls`].
+    pub const SYSCTL: u16 = 12;
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum QueryError {
+    /// No broker at this socket.
+    NoBroker {
+        /// The socket.
+        socket: PathBuf,
+        /// What connecting to it said.
+        error: std::io::Error,
+    },
+    /// The argument is too long to be sent, bytes.
+    Argument(usize),
+    /// The broker did not answer in time, went away, or answered nonsense.
+    Broken {
+        /// The socket.
+        socket: PathBuf,
+        /// What reading said.
+        error: std::io::Error,
+    },
+    /// The broker refused.
+    Refused(crate::report::Failure),
+}
+
+impl core::fmt::Display for QueryError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            QueryError::NoBroker { socket, error } => {
+                write!(f, "no broker answers at {}: {error}", socket.display())
+            }
+            QueryError::Argument(len) => write!(f, "the argument is too long ({len} bytes)"),
+            QueryError::Broken { socket, error } => {
+                write!(f, "the broker at {} gave no answer: {error}", socket.display())
+            }
+            QueryError::Refused(failure) => failure.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for QueryError {}
+
+/// How long a broker may take for one datagram of an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Largest datagram of an answer, bytes.
+pub(crate) const CHUNK: usize = 16 * 1024;
+
+/// Asks the broker at `socket` and returns its answer, JSON text. Blocks; for tools.
+pub fn query(socket: &Path, what: u16, arg: &str) -> Result<String, QueryError> {
+    let arg = ClcBytes::new(arg.as_bytes()).map_err(|_| QueryError::Argument(arg.len()))?;
+    let mut message = [0; MAX];
+    let len = ToBroker::Query { what, arg }.encode(&mut message).map_err(|_| QueryError::Argument(MAX))?;
+    let absent = |errno: Errno| QueryError::NoBroker { socket: socket.to_owned(), error: errno.into() };
+    let broken = |errno: Errno| QueryError::Broken { socket: socket.to_owned(), error: errno.into() };
+    let family = AddressFamily::UNIX;
+    let fd = rustix::net::socket_with(family, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(absent)?;
+    for timeout in [Timeout::Recv, Timeout::Send] {
+        sockopt::set_socket_timeout(&fd, timeout, Some(PATIENCE)).map_err(absent)?;
+    }
+    let address = SocketAddrUnix::new(socket).map_err(absent)?;
+    rustix::net::connect(&fd, &address).map_err(absent)?;
+    let sent = message.get(..len).unwrap_or(&[]);
+    rustix::net::send(&fd, sent, SendFlags::NOSIGNAL).map_err(broken)?;
+    let mut text = Vec::new();
+    let mut chunk = [0; CHUNK];
+    loop {
+        match rustix::net::recv(&fd, &mut chunk[..], RecvFlags::empty()) {
+            Ok((0, _)) => break,
+            Ok((n, _)) => text.extend_from_slice(chunk.get(..n).unwrap_or(&[])),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(broken(errno)),
+        }
+    }
+    let text = String::from_utf8(text).map_err(|_| broken(Errno::BADMSG))?;
+    match serde_json::from_str::<crate::report::Answer>(&text) {
+        Ok(answer) => match answer.error {
+            Some(failure) => Err(QueryError::Refused(failure)),
+            None => Ok(text),
+        },
+        Err(_) => Err(broken(Errno::BADMSG)),
+    }
+}

@@ -1,0 +1,167 @@
+//! Why a connection is or is not on a lane, in words, and what to do about it.
+
+use crate::connections::Found;
+use crate::report::{Connection, Explanation, Explanations, Failure};
+use shunpike_wire::Reason;
+
+/// Explains each of `found`.
+pub fn explain(found: Vec<Found>) -> Result<Explanations, Failure> {
+    let explanations = found.into_iter().map(|found| one(found.connection)).collect();
+    Ok(Explanations { explanations })
+}
+
+fn one(connection: Connection) -> Explanation {
+    let end = format!(
+        "{} (PID {}) talks as {} from {} to {}",
+        connection.comm, connection.pid, connection.role, connection.local, connection.remote
+    );
+    let Some(reason) = connection.reason.clone() else {
+        let way = |mode: &str| if mode == "lane" { "shared memory" } else { "TCP" };
+        return Explanation {
+            how: format!(
+                "{end}; it sends through {} and receives through {}",
+                way(&connection.tx.mode),
+                way(&connection.rx.mode)
+            ),
+            why: "both ends run under Shunpike and have agreed on a lane".to_owned(),
+            advice: String::new(),
+            connection,
+        };
+    };
+    let peer = connection.peer_reason.as_ref();
+    let why = match peer {
+        Some(peer) => format!("{}; the peer says: {}", reason.text, peer.text),
+        None => reason.text.clone(),
+    };
+    // Where the peer declined, its reason is the one that can be mended.
+    let to_mend = match (Reason::from_code(reason.code), peer) {
+        (Some(Reason::PeerDeclined), Some(peer)) => Reason::from_code(peer.code),
+        (own, _) => own,
+    };
+    let advice = to_mend.map_or("look into the broker's log", advice).to_owned();
+    Explanation { how: format!("{end}; it runs on TCP"), why, advice, connection }
+}
+
+fn advice(reason: Reason) -> &'static str {
+    match reason {
+        Reason::NotNominated => {
+            "nothing is wrong: it gets a lane once it is busy enough; \
+             'shunpike run --eager' or sysctl nominate_calls/nominate_bytes make it sooner"
+        }
+        Reason::AwaitingPeer => {
+            "start the other end by 'shunpike run' too; if it was, it has not moved enough data yet"
+        }
+        Reason::NotEstablished => "nothing: the connection is being opened or closed",
+        Reason::NoBroker | Reason::BrokerGone => {
+            "start a broker ('shunpike broker'); programs find it without a restart"
+        }
+        Reason::Inactive => "the device was switched off: 'shunpike device set active on'",
+        Reason::NotPermitted => "run both ends as the same user, or leave it on TCP",
+        Reason::NotLocal => "nothing: the peer is on another host, which only TCP reaches",
+        Reason::GidUnreachable => {
+            "the ends use different brokers: let both use one socket (SHUNPIKE_SOCKET or --socket)"
+        }
+        Reason::NoUeid | Reason::NoSeid => {
+            "give both ends' brokers a common UEID ('shunpike ueid add'); programs learn of it when restarted"
+        }
+        Reason::BypassedHooks => {
+            "the program moved bytes past the library (stdio, raw system calls, io_uring); it stays on TCP"
+        }
+        Reason::FastOpen | Reason::OptionUnsupported | Reason::Ipsec => {
+            "the program uses a TCP feature that a lane does not have; it stays on TCP"
+        }
+        Reason::Shared
+        | Reason::HandedOver
+        | Reason::UrgentData
+        | Reason::Ktls
+        | Reason::TcpRepair
+        | Reason::IoUring
+        | Reason::Stdio
+        | Reason::Splice
+        | Reason::EpollSets => {
+            "the program does with the connection what only TCP can serve; nothing to mend"
+        }
+        Reason::DmbLimit | Reason::MaxDmb => {
+            "too many connections have lanes: raise the broker's limit of DMBs (--max-dmbs)"
+        }
+        Reason::Memory | Reason::MemoryRefused => {
+            "memory for rings was refused: look at the process's and its cgroup's limits, or lower rmem"
+        }
+        Reason::NoDescriptors => "raise the process's limit of open files (ulimit -n)",
+        Reason::ConfirmTimeout | Reason::HandshakeTimeout | Reason::PeerVanished | Reason::Sync => {
+            "the other end did not go through with it; busy again, the connection is tried again"
+        }
+        Reason::Revoked => "an operator asked for it ('shunpike device', 'shunpike revoke')",
+        Reason::GraceExceeded => {
+            "the peer was stopped or too slow to read; sysctl grace_ms says for how long that is borne"
+        }
+        Reason::PeerViolation => "the peer wrote nonsense into shared memory: look at that program",
+        Reason::Indirect => {
+            "the same addresses exist in several network namespaces at once, and nothing tells them apart"
+        }
+        Reason::AttachRefused => "ask again; if it stays, the two ends use different brokers",
+        _ => "look into the broker's log; as long as it lasts the connection stays on TCP",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Direction, ReasonText};
+
+    fn connection(reason: Option<Reason>, peer: Option<Reason>) -> Connection {
+        let direction = Direction {
+            mode: "lane".to_owned(),
+            bytes: 0,
+            calls: 0,
+            tcp_bytes: 0,
+            ring: 0,
+            token: String::new(),
+            generation: 0,
+            own_cursor: 0,
+            peer_cursor: 0,
+        };
+        let text = |reason: Reason| ReasonText {
+            code: reason.code(),
+            key: reason.key().to_owned(),
+            text: reason.text().to_owned(),
+        };
+        Connection {
+            state: "ACTIVE".to_owned(),
+            uid: 0,
+            pid: 7,
+            comm: "prog".to_owned(),
+            fd: 3,
+            cookie: 0,
+            role: "client".to_owned(),
+            local: "127.0.0.1:1".to_owned(),
+            remote: "127.0.0.1:2".to_owned(),
+            mode: String::new(),
+            reason: reason.map(text),
+            peer_reason: peer.map(text),
+            tx: direction.clone(),
+            rx: direction,
+            gid: None,
+            link: None,
+            slot: None,
+        }
+    }
+
+    #[test]
+    fn a_lane_needs_no_advice_and_everything_else_has_some() {
+        let lane = one(connection(None, None));
+        assert!(lane.how.contains("shared memory") && lane.advice.is_empty());
+        for reason in Reason::ALL {
+            let explanation = one(connection(Some(*reason), None));
+            assert_eq!(explanation.why, reason.text());
+            assert!(!explanation.advice.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_peers_reason_is_the_one_to_mend() {
+        let explanation = one(connection(Some(Reason::PeerDeclined), Some(Reason::NoUeid)));
+        assert!(explanation.why.contains(Reason::NoUeid.text()));
+        assert!(explanation.advice.contains("UEID"));
+    }
+}

@@ -1,0 +1,399 @@
+//! Answers to the tools.
+
+use crate::client::what;
+use crate::explain;
+use crate::ism::{IsmDevice, Party, SessionId};
+use crate::report::{
+    Answer, Connections, Device, Done, Failure, Info, LinkGroup, LinkGroups, Seid, Sysctl, Sysctls, Ueids,
+};
+use crate::runtime;
+use crate::server::Server;
+use crate::session::{Program, Session};
+use crate::stats::ArenaKey;
+use crate::{Config, connections};
+use serde::Serialize;
+use shunpike_shm::arena::ArenaView;
+use shunpike_shm::lane::MAX_CLASS;
+use shunpike_shm::pages::KnobPage;
+use shunpike_wire::session::{ConnId, MAX_UEIDS, VERSION, Welcome};
+use shunpike_wire::{DmbSize, Eid, Gid, PeerId, Seid as WireSeid};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What names this system to its peers.
+pub struct System {
+    ueids: Vec<Eid>,
+    seid: WireSeid,
+}
+
+impl System {
+    /// The configured UEIDs, or one of this machine's own: off s390 there is no SEID, and two systems that
+    /// share no UEID do not talk SMC (net/smc/smc_clc.c, SMC_CLC_DECL_NOUEID).
+    pub fn new(config: &Config, gid: Gid) -> Self {
+        let mut ueids: Vec<Eid> = config.ueids.iter().copied().take(MAX_UEIDS).collect();
+        if ueids.is_empty() {
+            ueids.push(own_ueid(gid));
+        }
+        Self { ueids, seid: WireSeid::NONE }
+    }
+
+    /// The welcome of a new session.
+    pub fn welcome(&self, device: &dyn IsmDevice) -> Welcome {
+        let mut ueids = [[0; 32]; MAX_UEIDS];
+        for (to, ueid) in ueids.iter_mut().zip(&self.ueids) {
+            *to = ueid.0;
+        }
+        Welcome {
+            version: VERSION,
+            // A host that has only emulated devices has no MAC to be known by.
+            peer_id: PeerId::default().0,
+            gid: device.local_gid().0,
+            chid: device.chid().0,
+            seid_enabled: false,
+            seid: self.seid.0.0,
+            ueid_count: self.ueids.len() as u8,
+            ueids,
+        }
+    }
+
+    fn report(&self) -> Vec<String> {
+        self.ueids.iter().map(|ueid| ueid.as_str().to_owned()).collect()
+    }
+}
+
+/// "SHUNPIKE-" and 12 digits that are this machine's, so that all its programs have them in common.
+fn own_ueid(gid: Gid) -> Eid {
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let id: String = [machine, runtime::boot_id(), format!("{:032x}", gid.0)]
+        .into_iter()
+        .map(|id| id.chars().filter(char::is_ascii_hexdigit).take(12).collect::<String>())
+        .find(|id| id.len() == 12)
+        .unwrap_or_default();
+    Eid::ueid(&format!("SHUNPIKE-{id}")).expect("21 letters, digits and a hyphen")
+}
+
+type Reply = Result<String, Failure>;
+
+impl Server {
+    /// The answer to a query: JSON text, of a type in `report`.
+    pub(crate) fn query(&mut self, asker: SessionId, what: u16, arg: &[u8]) -> String {
+        let reply = match std::str::from_utf8(arg) {
+            Ok(arg) => self.reply(asker, what, arg.trim()),
+            Err(_) => Err(failure("the argument is not UTF-8", "", "type it again")),
+        };
+        reply.unwrap_or_else(|error| json(&Answer { error: Some(error) }))
+    }
+
+    fn reply(&mut self, asker: SessionId, what: u16, arg: &str) -> Reply {
+        match what {
+            what::SS => Ok(json(&Connections { connections: connections::all(self) })),
+            what::STATS => Ok(json(&self.ledger.report(self.arenas()))),
+            what::STATS_RESET => {
+                self.may_change(asker)?;
+                let mut ledger = std::mem::take(&mut self.ledger);
+                ledger.reset(self.arenas());
+                self.ledger = ledger;
+                Ok(done("the statistics begin anew"))
+            }
+            what::DEVICE => Ok(json(&self.device())),
+            what::DEVICE_SET => {
+                self.may_change(asker)?;
+                self.set_device(arg)?;
+                Ok(json(&self.device()))
+            }
+            what::INFO => Ok(json(&self.info())),
+            what::UEID => {
+                if arg != "show" {
+                    self.may_change(asker)?;
+                }
+                self.ueid(arg)
+            }
+            what::SEID => self.seid(arg),
+            what::EXPLAIN => {
+                let (pid, fd) = pid_and_fd(arg)?;
+                explain::explain(connections::of(self, pid, fd)?).map(|report| json(&report))
+            }
+            what::LINKGROUP => Ok(json(&self.link_groups())),
+            what::REVOKE => self.revoke(asker, arg),
+            what::SYSCTL => self.sysctl(asker, arg),
+            _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
+        }
+    }
+
+    /// Running programs with their sessions.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = (SessionId, &Session, &Program)> {
+        self.sessions.iter().filter_map(|(id, session)| Some((*id, session, session.program()?)))
+    }
+
+    fn arenas(&self) -> impl Iterator<Item = (ArenaKey, &ArenaView)> {
+        self.programs().map(|(_, _, program)| (program.key, &program.arena))
+    }
+
+    fn may_change(&self, asker: SessionId) -> Result<(), Failure> {
+        let uid = self.sessions.get(&asker).map(|session| session.peer.uid);
+        let own = rustix::process::geteuid().as_raw();
+        if uid == Some(own) || uid == Some(0) {
+            return Ok(());
+        }
+        let on = uid.map_or_else(String::new, |uid| format!("uid {uid}"));
+        Err(failure("not permitted", &on, "only root and the broker's own user change its settings"))
+    }
+
+    fn device(&self) -> Device {
+        let device = self.exchange.device.as_ref();
+        let knobs = self.knobs.page();
+        Device {
+            name: "loopback-ism".to_owned(),
+            gid: device.local_gid().to_string(),
+            chid: device.chid().to_string(),
+            active: load(&knobs.active) != 0,
+            dmb_copy: load(&knobs.dmb_copy) != 0,
+            rmem: rmem(knobs),
+            dmbs: device.dmb_count() as u64,
+            max_dmbs: device.dmb_limit() as u64,
+            link_groups: self.exchange.links.view().len() as u64,
+            sessions: self.programs().count() as u64,
+        }
+    }
+
+    fn info(&self) -> Info {
+        Info {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: VERSION,
+            smc: "SMC-Dv2.1".to_owned(),
+            pid: std::process::id(),
+            socket: self.config.socket.display().to_string(),
+            private: self.config.private,
+            uptime: self.began.elapsed().as_secs(),
+            sessions: self.programs().count() as u64,
+            waiting: self.exchange.waiting() as u64,
+            ueids: self.system.report(),
+            device: self.device(),
+        }
+    }
+
+    fn set_device(&mut self, arg: &str) -> Result<(), Failure> {
+        let hint = "use: active on|off, dmb_copy on|off, rmem BYTES";
+        let wrong = || failure("cannot set the device", arg, hint);
+        let (name, value) = arg.split_once(' ').ok_or_else(wrong)?;
+        let switch = match value {
+            "on" => Some(true),
+            "off" => Some(false),
+            _ => None,
+        };
+        match (name, switch) {
+            ("active", Some(on)) => {
+                // The knob first: a program that is told to close its lanes must not open them again.
+                self.knobs.page().active.store(on.into(), Ordering::Release);
+                self.exchange.set_active(on);
+            }
+            ("dmb_copy", Some(on)) => self.knobs.page().dmb_copy.store(on.into(), Ordering::Relaxed),
+            ("rmem", None) => set_rmem(self.knobs.page(), value.parse().map_err(|_| wrong())?)?,
+            _ => return Err(wrong()),
+        }
+        tracing::info!(name, value, "device set");
+        Ok(())
+    }
+
+    fn ueid(&mut self, arg: &str) -> Reply {
+        let ueids = &mut self.system.ueids;
+        match arg.split_once(' ').unwrap_or((arg, "")) {
+            ("show", "") => {}
+            ("flush", "") => ueids.clear(),
+            ("add", text) => {
+                let form = "up to 32 of A-Z, 0-9, '.' and '-', beginning with a letter or digit";
+                let ueid = Eid::ueid(text).map_err(|error| failure(&error.to_string(), text, form))?;
+                if ueids.contains(&ueid) {
+                    return Err(failure("this UEID is there already", text, "nothing to do"));
+                }
+                if ueids.len() >= MAX_UEIDS {
+                    return Err(failure("no room for another UEID", text, "remove one first (ueid del)"));
+                }
+                ueids.push(ueid);
+            }
+            ("del", text) => {
+                let at = Eid::ueid(text).ok().and_then(|ueid| ueids.iter().position(|u| *u == ueid));
+                let unknown = || failure("no such UEID", text, "'ueid show' lists them");
+                ueids.remove(at.ok_or_else(unknown)?);
+            }
+            _ => return Err(failure("unknown UEID command", arg, "use: show, add X, del X, flush")),
+        }
+        Ok(json(&Ueids { ueids: self.system.report() }))
+    }
+
+    fn seid(&self, arg: &str) -> Reply {
+        match arg {
+            "show" | "disable" => {
+                Ok(json(&Seid { seid: self.system.seid.0.as_str().to_owned(), enabled: false }))
+            }
+            // As the kernel's smc_nl_enable_seid() (EOPNOTSUPP).
+            "enable" => Err(failure("this host has no SEID", "seid", "only s390 has; use a UEID (ueid add)")),
+            _ => Err(failure("unknown SEID command", arg, "use: show, enable, disable")),
+        }
+    }
+
+    fn link_groups(&self) -> LinkGroups {
+        let who = |id| match self.sessions.get(&id) {
+            Some(session) => {
+                let comm = session.program().map_or(String::new(), |program| program.comm.clone());
+                (session.peer.pid, comm)
+            }
+            None => (0, String::new()),
+        };
+        let link_groups = self.exchange.links.view().into_iter().map(|view| {
+            let ((client_pid, client_comm), (server_pid, server_comm)) = (who(view.client), who(view.server));
+            let max_conns = self.exchange.max_conns_per_lgr;
+            let (id, conns) = (view.id.0, view.conns);
+            LinkGroup { id, conns, max_conns, client_pid, client_comm, server_pid, server_comm }
+        });
+        LinkGroups { link_groups: link_groups.collect() }
+    }
+
+    fn revoke(&mut self, asker: SessionId, arg: &str) -> Reply {
+        let (pid, fd) = pid_and_fd(arg)?;
+        let uid = self.sessions.get(&asker).map(|session| session.peer.uid);
+        let found = connections::of(self, pid, fd)?;
+        if found.iter().any(|found| Some(found.connection.uid) != uid) {
+            self.may_change(asker)?;
+        }
+        let parties: Vec<Party> = match fd {
+            Some(_) => found.iter().map(|found| found.party).collect(),
+            None => {
+                let mut all: Vec<_> = found.iter().map(|found| found.party.session).collect();
+                all.dedup();
+                all.into_iter().map(|session| Party { session, conn: ConnId(0) }).collect()
+            }
+        };
+        for party in parties {
+            self.exchange.revoke(party);
+        }
+        Ok(done(&format!("asked {arg} to go back to TCP")))
+    }
+
+    fn sysctl(&mut self, asker: SessionId, arg: &str) -> Reply {
+        if !arg.is_empty() {
+            self.may_change(asker)?;
+            let hint = "use: NAME=VALUE; 'sysctl' lists names and ranges";
+            let wrong = || failure("cannot set", arg, hint);
+            let (name, value) = arg.split_once('=').ok_or_else(wrong)?;
+            let value: u64 = value.trim().parse().map_err(|_| wrong())?;
+            let settings = self.sysctls();
+            let setting = settings.iter().find(|setting| setting.name == name.trim()).ok_or_else(wrong)?;
+            if !(setting.min..=setting.max).contains(&value) {
+                let range = format!("{} takes {} to {}", setting.name, setting.min, setting.max);
+                return Err(failure("value out of range", arg, &range));
+            }
+            match setting.name.as_str() {
+                "max_conns_per_lgr" => self.exchange.max_conns_per_lgr = value as u32,
+                "rmem" => set_rmem(self.knobs.page(), value)?,
+                name => {
+                    if let Some((_, knob, ..)) = knobs(self.knobs.page()).iter().find(|k| k.0 == name) {
+                        knob.store(value as u32, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+        Ok(json(&Sysctls { sysctls: self.sysctls() }))
+    }
+
+    fn sysctls(&self) -> Vec<Sysctl> {
+        let page = self.knobs.page();
+        let setting = |name: &str, value, min, max, text: &str| Sysctl {
+            name: name.to_owned(),
+            value,
+            min,
+            max,
+            text: text.to_owned(),
+        };
+        let of_page = knobs(page)
+            .into_iter()
+            .map(|(name, knob, max, text)| setting(name, load(knob).into(), 0, max, text));
+        let largest = class_bytes(MAX_CLASS);
+        let smallest = class_bytes(0);
+        let lgr = u64::from(self.exchange.max_conns_per_lgr);
+        let others = [
+            setting(
+                "rmem",
+                rmem(page),
+                smallest,
+                largest,
+                "ring size of new DMBs, bytes, rounded up to 16 KiB << n",
+            ),
+            setting(
+                "max_conns_per_lgr",
+                lgr,
+                16,
+                255,
+                "connections of one link group; the next opens another",
+            ),
+        ];
+        of_page.chain(others).collect()
+    }
+}
+
+/// Knobs that are plain numbers: name, word, largest value, text.
+fn knobs(page: &KnobPage) -> [(&'static str, &AtomicU32, u64, &'static str); 4] {
+    [
+        (
+            "nominate_calls",
+            &page.nominate_calls,
+            1_000_000,
+            "nominate after this many calls that moved data in the less busy direction",
+        ),
+        (
+            "nominate_bytes",
+            &page.nominate_bytes,
+            1 << 30,
+            "nominate after this many bytes in either direction",
+        ),
+        ("spin_us", &page.spin_us, 10_000, "longest spin before a sleep, microseconds; 0: none"),
+        (
+            "grace_ms",
+            &page.grace_ms,
+            60_000,
+            "how long a writer waits on a full ring whose reader does not move, milliseconds",
+        ),
+    ]
+}
+
+fn load(knob: &AtomicU32) -> u32 {
+    knob.load(Ordering::Relaxed)
+}
+
+fn class_bytes(class: u8) -> u64 {
+    DmbSize::from_class(class).map_or(0, |size| size.bytes() as u64)
+}
+
+fn rmem(page: &KnobPage) -> u64 {
+    class_bytes(load(&page.rmem_class) as u8)
+}
+
+fn set_rmem(page: &KnobPage, bytes: u64) -> Result<(), Failure> {
+    let size = usize::try_from(bytes).ok().and_then(DmbSize::holding);
+    let size = size.filter(|size| size.class() <= MAX_CLASS).ok_or_else(|| {
+        let range = format!("{} to {} bytes", class_bytes(0), class_bytes(MAX_CLASS));
+        failure("no such ring size", &bytes.to_string(), &range)
+    })?;
+    page.rmem_class.store(size.class().into(), Ordering::Relaxed);
+    Ok(())
+}
+
+fn pid_and_fd(arg: &str) -> Result<(u32, Option<u32>), Failure> {
+    let wrong = || failure("not a process or connection", arg, "use: PID or PID:FD, as 'shunpike ss' shows");
+    let (pid, fd) = match arg.split_once(':') {
+        Some((pid, fd)) => (pid, Some(fd.parse().map_err(|_| wrong())?)),
+        None => (arg, None),
+    };
+    Ok((pid.parse().map_err(|_| wrong())?, fd))
+}
+
+pub(crate) fn failure(what: &str, on: &str, hint: &str) -> Failure {
+    Failure { what: what.to_owned(), on: on.to_owned(), hint: hint.to_owned() }
+}
+
+fn done(text: &str) -> String {
+    json(&Done { done: text.to_owned() })
+}
+
+fn json(report: &impl Serialize) -> String {
+    serde_json::to_string(report).expect("reports are structs of text and numbers")
+}

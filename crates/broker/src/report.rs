@@ -1,0 +1,346 @@
+//! What the broker answers to the tools, as JSON. Both sides use these types.
+//!
+//! 64-bit names (tokens, GIDs) are hexadecimal text: JSON's readers do not all have 64-bit numbers.
+
+use serde::{Deserialize, Serialize};
+
+/// What every answer may be instead: an error.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// Present when the query was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Failure>,
+}
+
+/// Why a query was refused.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Failure {
+    /// What failed.
+    pub what: String,
+    /// On what.
+    pub on: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl core::fmt::Display for Failure {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} ({}); {}", self.what, self.on, self.hint)
+    }
+}
+
+/// A numbered reason for staying on TCP.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReasonText {
+    /// Number, as in a CLC Decline.
+    pub code: u32,
+    /// Stable name.
+    pub key: String,
+    /// For people.
+    pub text: String,
+}
+
+/// `ss`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Connections {
+    /// One entry for each watched connection end. Listening sockets are not watched.
+    pub connections: Vec<Connection>,
+}
+
+/// One watched connection end.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Connection {
+    /// ACTIVE: watched ends are connected.
+    pub state: String,
+    /// Owner of the process.
+    pub uid: u32,
+    /// Process, as the broker sees it; 0 in a pid namespace that it cannot see.
+    pub pid: u32,
+    /// Its name.
+    pub comm: String,
+    /// A descriptor of the socket in the process.
+    pub fd: u32,
+    /// SO_COOKIE of the socket, 0 while unknown.
+    pub cookie: u64,
+    /// "client" or "server".
+    pub role: String,
+    /// Own address and port.
+    pub local: String,
+    /// Peer's address and port.
+    pub remote: String,
+    /// `SMCD`, or `TCP 0xOWN[/0xPEER]`.
+    pub mode: String,
+    /// Why it is not on a lane.
+    pub reason: Option<ReasonText>,
+    /// Why the peer says that it is not.
+    pub peer_reason: Option<ReasonText>,
+    /// Sending.
+    pub tx: Direction,
+    /// Receiving.
+    pub rx: Direction,
+    /// Device's GID, while on a lane.
+    pub gid: Option<String>,
+    /// Link group, while matched.
+    pub link: Option<u32>,
+    /// Slot in the link group.
+    pub slot: Option<u16>,
+}
+
+/// One direction of a connection end.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Direction {
+    /// plain (TCP), granted, lane or debt.
+    pub mode: String,
+    /// Bytes on lanes.
+    pub bytes: u64,
+    /// Calls that moved them.
+    pub calls: u64,
+    /// Bytes on TCP.
+    pub tcp_bytes: u64,
+    /// Ring size, bytes; 0 without a lane.
+    pub ring: u64,
+    /// DMB token, 16 hexadecimal digits.
+    pub token: String,
+    /// Generation of the lane.
+    pub generation: u32,
+    /// Own cursor, bytes since the lane began: produced (tx) or consumed (rx).
+    pub own_cursor: u64,
+    /// The peer's cursor as last seen: consumed (tx) or produced (rx).
+    pub peer_cursor: u64,
+}
+
+impl Direction {
+    /// A cursor as SMC shows it: wraps and count.
+    pub fn wrap_count(&self, cursor: u64) -> (u16, u32) {
+        let ring = self.ring.max(1);
+        ((cursor / ring) as u16, (cursor % ring) as u32)
+    }
+}
+
+/// `stats`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stats {
+    /// Connections.
+    pub connections: ConnectionCounts,
+    /// Sent on lanes.
+    pub tx: Traffic,
+    /// Received on lanes.
+    pub rx: Traffic,
+    /// Sleeps for news.
+    pub sleeps: u64,
+    /// Waits that a spin satisfied.
+    pub spins: u64,
+}
+
+/// Connection ends by what became of them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ConnectionCounts {
+    /// Seen by the hooks.
+    pub handled: u64,
+    /// At some time on a lane.
+    pub smc: u64,
+    /// On TCP with a reason: those that ended there and those that are.
+    pub fallback: u64,
+    /// Of them as client.
+    pub client: RoleCounts,
+    /// Of them as server.
+    pub server: RoleCounts,
+    /// Fallbacks by reason, those that occurred.
+    pub reasons: Vec<FallbackCount>,
+    /// Lanes closed with the connection going on on TCP.
+    pub revoked: u64,
+    /// Handshakes that failed.
+    pub handshake_errors: u64,
+}
+
+/// Connection ends of one role.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RoleCounts {
+    /// Seen by the hooks.
+    pub handled: u64,
+    /// At some time on a lane.
+    pub smc: u64,
+    /// On TCP with a reason.
+    pub fallback: u64,
+}
+
+/// Connection ends that stayed on TCP for one reason.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FallbackCount {
+    /// Number.
+    pub code: u32,
+    /// Stable name.
+    pub key: String,
+    /// For people.
+    pub text: String,
+    /// As client.
+    pub client: u64,
+    /// As server.
+    pub server: u64,
+}
+
+/// Bytes and calls of one direction.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Bytes.
+    pub bytes: u64,
+    /// Calls.
+    pub calls: u64,
+    /// Calls by size, in the order of [`HISTOGRAM`].
+    pub histogram: Vec<Calls>,
+}
+
+/// Calls of one size class.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Calls {
+    /// One of [`HISTOGRAM`].
+    pub size: String,
+    /// How many.
+    pub calls: u64,
+}
+
+/// Size classes of calls: up to so much, the last one more. smc-tools' own.
+pub const HISTOGRAM: [&str; 8] = ["8KB", "16KB", "32KB", "64KB", "128KB", "256KB", "512KB", ">512KB"];
+
+/// `device`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Device {
+    /// loopback-ism.
+    pub name: String,
+    /// GID: two words of 16 hexadecimal digits.
+    pub gid: String,
+    /// CHID, 4 hexadecimal digits.
+    pub chid: String,
+    /// Whether new lanes may be opened.
+    pub active: bool,
+    /// Whether data is copied through a send buffer.
+    pub dmb_copy: bool,
+    /// Ring size of new DMBs, bytes.
+    pub rmem: u64,
+    /// DMBs registered.
+    pub dmbs: u64,
+    /// DMBs that there may be.
+    pub max_dmbs: u64,
+    /// Link groups.
+    pub link_groups: u64,
+    /// Processes with a session.
+    pub sessions: u64,
+}
+
+/// `info`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Info {
+    /// The broker's version.
+    pub version: String,
+    /// Version of the protocol between it and the library.
+    pub protocol: u32,
+    /// SMC versions spoken.
+    pub smc: String,
+    /// The broker's process.
+    pub pid: u32,
+    /// Its socket.
+    pub socket: String,
+    /// Whether it serves one user.
+    pub private: bool,
+    /// Seconds since it began.
+    pub uptime: u64,
+    /// Processes with a session.
+    pub sessions: u64,
+    /// Nominations that wait for their peer.
+    pub waiting: u64,
+    /// UEIDs.
+    pub ueids: Vec<String>,
+    /// The device.
+    pub device: Device,
+}
+
+/// `ueid`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Ueids {
+    /// UEIDs in the order in which they are offered. Programs learn of a change at their next session.
+    pub ueids: Vec<String>,
+}
+
+/// `seid`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Seid {
+    /// SEID; empty where the host has none, as everywhere but on s390.
+    pub seid: String,
+    /// Whether it takes part in the match.
+    pub enabled: bool,
+}
+
+/// `explain`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Explanations {
+    /// One for each connection asked about.
+    pub explanations: Vec<Explanation>,
+}
+
+/// One connection in words.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The connection.
+    pub connection: Connection,
+    /// How it runs.
+    pub how: String,
+    /// Why.
+    pub why: String,
+    /// What to do, if anything.
+    pub advice: String,
+}
+
+/// `linkgroup`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LinkGroups {
+    /// The groups.
+    pub link_groups: Vec<LinkGroup>,
+}
+
+/// One link group.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LinkGroup {
+    /// Its number.
+    pub id: u32,
+    /// Connections in it.
+    pub conns: u32,
+    /// Most that it may have.
+    pub max_conns: u32,
+    /// Process that connected.
+    pub client_pid: u32,
+    /// Its name.
+    pub client_comm: String,
+    /// Process that accepted.
+    pub server_pid: u32,
+    /// Its name.
+    pub server_comm: String,
+}
+
+/// A query that changes something, done.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Done {
+    /// What was done, for people.
+    pub done: String,
+}
+
+/// `sysctl`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Sysctls {
+    /// The settings.
+    pub sysctls: Vec<Sysctl>,
+}
+
+/// One setting.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Sysctl {
+    /// Name.
+    pub name: String,
+    /// Value.
+    pub value: u64,
+    /// Smallest value.
+    pub min: u64,
+    /// Largest value.
+    pub max: u64,
+    /// What it does, with its unit.
+    pub text: String,
+}

@@ -1,0 +1,217 @@
+//! Where a broker lives: its directory, its socket, and the file that makes it the only one there.
+//!
+//! Beside the socket lies `<socket>.state`: locked (flock) by the broker that serves the socket, and holding
+//! the device's GID for as long as the system is up, so that a restarted broker is the same device.
+
+use crate::loopback::random_gid;
+use crate::{BrokerError, Config};
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use shunpike_wire::Gid;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Connections that may wait to be accepted: a busy broker must not make programs look brokerless.
+const BACKLOG: i32 = 1024;
+
+/// A place that this process alone serves, until it is dropped.
+pub struct Place {
+    socket: PathBuf,
+    state: File,
+}
+
+impl Place {
+    /// Makes the socket's directory if need be and takes its lock.
+    /// Errors: a directory that others could write to, or a broker that serves there already.
+    pub fn claim(config: &Config) -> Result<Self, BrokerError> {
+        let socket = config.socket.clone();
+        let directory = socket.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mode = if config.private { 0o700 } else { 0o755 };
+        let failed = |what, path: &Path| {
+            let path = path.to_owned();
+            move |error| BrokerError::Io { what, path, error }
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(directory)
+            .map_err(failed("create the directory", directory))?;
+        check_directory(directory)?;
+        let path = with_suffix(&socket, ".state");
+        let state = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .map_err(failed("open the state file", &path))?;
+        match rustix::fs::flock(&state, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { socket, state }),
+            Err(Errno::WOULDBLOCK) => Err(BrokerError::AlreadyServed { socket }),
+            Err(errno) => Err(failed("lock the state file", &path)(errno.into())),
+        }
+    }
+
+    /// Listens at the socket, in the place of whatever a dead broker left there.
+    pub fn listen(&self, mode: u32) -> Result<OwnedFd, BrokerError> {
+        if std::fs::symlink_metadata(&self.socket).is_ok_and(|meta| !meta.file_type().is_socket()) {
+            return Err(BrokerError::NotASocket { path: self.socket.clone() });
+        }
+        let new = with_suffix(&self.socket, ".new");
+        let failed = |what| {
+            let path = self.socket.clone();
+            move |errno: Errno| BrokerError::Io { what, path, error: errno.into() }
+        };
+        let _ = std::fs::remove_file(&new);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .map_err(failed("make a socket for"))?;
+        let address = SocketAddrUnix::new(&new).map_err(failed("name the socket"))?;
+        rustix::net::bind(&listener, &address).map_err(failed("bind"))?;
+        rustix::fs::chmod(&new, Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
+        rustix::net::listen(&listener, BACKLOG).map_err(failed("listen at"))?;
+        // Whoever finds the name finds a broker that listens.
+        rustix::fs::rename(&new, &self.socket).map_err(failed("rename the new socket to"))?;
+        Ok(listener)
+    }
+
+    /// Takes the name away from newcomers, so that [`Place::leave`] or [`Place::stay`] can follow.
+    pub fn hide(&self) {
+        let _ = std::fs::rename(&self.socket, with_suffix(&self.socket, ".closing"));
+    }
+
+    /// Gives the name back.
+    pub fn stay(&self) {
+        let _ = std::fs::rename(with_suffix(&self.socket, ".closing"), &self.socket);
+    }
+
+    /// Removes the socket.
+    pub fn leave(&self) {
+        let _ = std::fs::remove_file(with_suffix(&self.socket, ".closing"));
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    /// The GID of this place's device: the one kept since the system came up, or a new one, kept from now on.
+    pub fn gid(&mut self) -> Result<Gid, BrokerError> {
+        let path = with_suffix(&self.socket, ".state");
+        let failed = |error| BrokerError::Io { what: "use the state file", path, error };
+        let boot = boot_id();
+        let mut text = String::new();
+        // Whatever is not what was written below is as good as nothing.
+        let _ = self.state.read_to_string(&mut text);
+        let kept = text
+            .split_once(' ')
+            .filter(|(of_boot, _)| *of_boot == boot)
+            .and_then(|(_, gid)| u128::from_str_radix(gid.trim_end(), 16).ok());
+        if let Some(gid) = kept {
+            return Ok(Gid(gid));
+        }
+        let gid = random_gid();
+        let write = |state: &mut File| {
+            state.set_len(0)?;
+            state.rewind()?;
+            writeln!(state, "{boot} {:032x}", gid.0)
+        };
+        write(&mut self.state).map_err(failed)?;
+        Ok(gid)
+    }
+}
+
+/// Random id of this boot, 36 characters; empty where /proc does not tell.
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim_end().to_owned()
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Whoever can write to the directory can put a socket of its own in the place of ours.
+fn check_directory(path: &Path) -> Result<(), BrokerError> {
+    let meta = std::fs::symlink_metadata(path).map_err(|error| BrokerError::Io {
+        what: "look at the directory",
+        path: path.to_owned(),
+        error,
+    })?;
+    let own = rustix::process::geteuid().as_raw();
+    let safe = meta.is_dir() && (meta.uid() == own || meta.uid() == 0) && meta.mode() & 0o022 == 0;
+    if safe { Ok(()) } else { Err(BrokerError::UnsafeDirectory { path: path.to_owned() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn config(directory: &Path) -> Config {
+        Config::new(directory.join("broker.sock"))
+    }
+
+    #[test]
+    fn one_broker_a_socket() {
+        let base = tempfile::tempdir().unwrap();
+        let config = config(&base.path().join("run"));
+        let place = Place::claim(&config).unwrap();
+        assert!(matches!(Place::claim(&config), Err(BrokerError::AlreadyServed { .. })));
+        drop(place);
+        Place::claim(&config).unwrap();
+        let mode = std::fs::metadata(base.path().join("run")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+
+    #[test]
+    fn the_gid_outlives_the_broker_but_not_the_boot() {
+        let base = tempfile::tempdir().unwrap();
+        let config = config(base.path());
+        let first = Place::claim(&config).unwrap().gid().unwrap();
+        assert_eq!(Place::claim(&config).unwrap().gid().unwrap(), first);
+        let state = with_suffix(&config.socket, ".state");
+        let text = std::fs::read_to_string(&state).unwrap();
+        let earlier_boot = "0".repeat(36) + text.get(36..).unwrap();
+        std::fs::write(&state, earlier_boot).unwrap();
+        assert_ne!(Place::claim(&config).unwrap().gid().unwrap(), first);
+        std::fs::write(&state, b"\xff nonsense").unwrap();
+        Place::claim(&config).unwrap().gid().unwrap();
+    }
+
+    #[test]
+    fn a_directory_open_to_others_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        for mode in [0o777, 0o770, 0o702] {
+            std::fs::set_permissions(base.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            let refused = Place::claim(&config(base.path()));
+            assert!(matches!(refused, Err(BrokerError::UnsafeDirectory { .. })), "{mode:o}");
+        }
+        std::fs::set_permissions(base.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        Place::claim(&config(base.path())).unwrap();
+        let link = base.path().join("link");
+        std::os::unix::fs::symlink(base.path(), &link).unwrap();
+        assert!(matches!(Place::claim(&config(&link)), Err(BrokerError::UnsafeDirectory { .. })));
+    }
+
+    #[test]
+    fn a_dead_brokers_socket_is_replaced_and_a_file_is_not() {
+        let base = tempfile::tempdir().unwrap();
+        let config = config(base.path());
+        let place = Place::claim(&config).unwrap();
+        drop(place.listen(0o600).unwrap());
+        let listener = place.listen(0o600).unwrap();
+        let flags = SocketFlags::CLOEXEC;
+        let client =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::connect(&client, &SocketAddrUnix::new(&config.socket).unwrap()).unwrap();
+        rustix::net::accept(&listener).unwrap();
+        place.leave();
+        assert!(!config.socket.exists());
+        std::fs::write(&config.socket, "precious").unwrap();
+        assert!(matches!(place.listen(0o600), Err(BrokerError::NotASocket { .. })));
+    }
+}

@@ -1,0 +1,442 @@
+//! The event loop: one thread, nothing that blocks, a bounded amount of work for each client and turn.
+
+use crate::datagram::{self, Received};
+use crate::exchange::{Exchange, Post};
+use crate::facts::{self, Counts, Proof};
+use crate::ism::{Party, SessionId};
+use crate::loopback::LoopbackIsm;
+use crate::query::System;
+use crate::runtime::Place;
+use crate::session::{Kind, Peer, Program, Sent, Session};
+use crate::sockopt;
+use crate::stats::{ArenaKey, Ledger};
+use crate::{BrokerError, Config};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use rustix::process::{Resource, Rlimit};
+use rustix::time::Timespec;
+use shunpike_shm::arena::{ArenaView, Block};
+use shunpike_shm::pages::{KnobPage, SessionPage};
+use shunpike_shm::published::Published;
+use shunpike_wire::Reason;
+use shunpike_wire::clc;
+use shunpike_wire::session::{self, ConnId, FromBroker, MAX_CQS, Role, ToBroker};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const FIRST_SESSION: u64 = 2;
+/// Messages of one client that are handled before the others have their turn.
+const MESSAGES_A_TURN: usize = 16;
+/// Connections accepted in one turn.
+const ACCEPTS_A_TURN: usize = 64;
+/// How long a new connection may say nothing, and a tool may leave its answer unread.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long nobody is accepted after descriptors ran out.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A broker at work.
+pub struct Server {
+    pub(crate) config: Config,
+    pub(crate) exchange: Exchange,
+    pub(crate) sessions: HashMap<SessionId, Session>,
+    pub(crate) knobs: Published<KnobPage>,
+    pub(crate) system: System,
+    pub(crate) ledger: Ledger,
+    pub(crate) began: Instant,
+    knobs_fd: Rc<OwnedFd>,
+    place: Place,
+    listener: OwnedFd,
+    epoll: OwnedFd,
+    next_session: u64,
+    /// Connections that have yet to say what they are, or are answered, by their patience's end.
+    patience: VecDeque<(Instant, SessionId)>,
+    idle_since: Option<Instant>,
+    paused_until: Option<Instant>,
+}
+
+/// The client broke the protocol, or is gone: its session ends.
+pub(crate) struct End;
+
+impl Server {
+    /// Takes its place and listens.
+    pub fn new(config: Config) -> Result<Self, BrokerError> {
+        raise_descriptor_limit();
+        let mut place = Place::claim(&config)?;
+        let gid = match config.gid {
+            Some(gid) => gid,
+            None => place.gid()?,
+        };
+        let device = LoopbackIsm::new(gid, config.max_dmbs, config.max_dmbs_per_session);
+        let knobs = default_knobs()?;
+        let system_failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
+        let knobs_fd =
+            knobs.fd().try_clone_to_owned().map_err(|error| BrokerError::System { what: "dup", error })?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system_failed("make an epoll instance"))?;
+        let listener = place.listen(if config.private { 0o600 } else { 0o666 })?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
+            .map_err(system_failed("wait for clients"))?;
+        tracing::info!(socket = %config.socket.display(), %gid, "serving");
+        Ok(Self {
+            exchange: Exchange::new(Box::new(device)),
+            sessions: HashMap::new(),
+            knobs,
+            system: System::new(&config, gid),
+            ledger: Ledger::default(),
+            began: Instant::now(),
+            knobs_fd: Rc::new(knobs_fd),
+            place,
+            listener,
+            epoll,
+            next_session: FIRST_SESSION,
+            patience: VecDeque::new(),
+            idle_since: Some(Instant::now()),
+            paused_until: None,
+            config,
+        })
+    }
+
+    /// Serves until `stop` is readable, or idle for as long as configured.
+    pub fn serve(mut self, stop: Option<BorrowedFd<'_>>) -> Result<(), BrokerError> {
+        let failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
+        if let Some(stop) = stop {
+            epoll::add(&self.epoll, stop, EventData::new_u64(STOP), EventFlags::IN)
+                .map_err(failed("wait for the stop signal"))?;
+        }
+        let mut events = Vec::with_capacity(256);
+        loop {
+            events.clear();
+            let timeout = self.next_deadline().map(|deadline| {
+                let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+            });
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed("wait for events")(errno)),
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept(),
+                    STOP => {
+                        self.place.leave();
+                        return Ok(());
+                    }
+                    id => self.serve_session(SessionId(id), event.flags),
+                }
+                self.deliver();
+            }
+            if self.keep_time() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS_A_TURN {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = match rustix::net::accept_with(&self.listener, flags) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(errno) => {
+                    // Descriptors or memory: level-triggered, the listener would have us spin.
+                    tracing::warn!(%errno, "cannot accept; pausing");
+                    self.paused_until = Some(Instant::now() + PAUSE);
+                    self.listen_for(EventFlags::empty());
+                    return;
+                }
+            };
+            match self.admit(&socket) {
+                Some(peer) => self.begin(socket, peer),
+                None => tracing::warn!("turned a connection away"),
+            }
+        }
+    }
+
+    /// Who is at the other end, if we serve them.
+    fn admit(&self, socket: &OwnedFd) -> Option<Peer> {
+        let (pid, uid) = sockopt::peer_credentials(socket.as_fd())?;
+        let own = rustix::process::geteuid().as_raw();
+        let welcome = !self.config.private || uid == own || uid == 0;
+        let room = self.sessions.len() < self.config.max_sessions;
+        (welcome && room).then_some(Peer { pid, uid })
+    }
+
+    fn begin(&mut self, socket: OwnedFd, peer: Peer) {
+        let id = self.next_session;
+        self.next_session += 1;
+        if let Err(errno) = epoll::add(&self.epoll, &socket, EventData::new_u64(id), EventFlags::IN) {
+            return tracing::warn!(%errno, "cannot wait for a client");
+        }
+        self.sessions.insert(SessionId(id), Session::new(socket, peer));
+        self.patience.push_back((Instant::now() + PATIENCE, SessionId(id)));
+        self.idle_since = None;
+    }
+
+    fn serve_session(&mut self, id: SessionId, events: EventFlags) {
+        if events.contains(EventFlags::OUT)
+            && let Some(session) = self.sessions.get_mut(&id)
+        {
+            let sent = session.flush();
+            self.note(id, sent);
+        }
+        if !events.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            return;
+        }
+        for _ in 0..MESSAGES_A_TURN {
+            let Some(session) = self.sessions.get(&id) else { return };
+            let received = match datagram::receive(session.as_fd()) {
+                Ok(Some(received)) => received,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => continue,
+                Ok(None) | Err(_) => return self.end(id),
+            };
+            let handled = match ToBroker::decode(received.bytes()) {
+                Ok(message) => self.handle(id, message, received),
+                Err(error) => {
+                    tracing::warn!(session = id.0, %error, "protocol");
+                    Err(End)
+                }
+            };
+            if handled.is_err() {
+                return self.end(id);
+            }
+            self.deliver();
+        }
+    }
+
+    fn handle(&mut self, id: SessionId, message: ToBroker, received: Received) -> Result<(), End> {
+        let is_program = self.sessions.get(&id).is_some_and(|session| session.program().is_some());
+        let party = |conn| Party { session: id, conn };
+        match message {
+            ToBroker::Hello { version, doorbells, comm } if !is_program => {
+                return self.hello(id, version, doorbells, comm, received.fds);
+            }
+            ToBroker::Query { what, arg } if !is_program => {
+                let text = self.query(id, what, arg.as_slice());
+                if let Some(session) = self.sessions.get_mut(&id) {
+                    let sent = session.answer(&text);
+                    self.note(id, sent);
+                }
+            }
+            ToBroker::Hello { .. } | ToBroker::Query { .. } => return Err(End),
+            _ if !is_program => return Err(End),
+            ToBroker::Nominate { conn, role, tx, rx } => {
+                let proof = self.prove(party(conn), role, Counts { tx, rx }, received.fds);
+                self.exchange.nominate(party(conn), role, proof);
+            }
+            ToBroker::Withdraw { conn } => self.exchange.withdraw(party(conn)),
+            ToBroker::Clc { conn, clc } => {
+                if let Err(error) = clc::Message::decode(clc.as_slice()) {
+                    tracing::warn!(session = id.0, %error, "CLC message");
+                    return Err(End);
+                }
+                self.exchange.relay(party(conn), clc);
+            }
+            ToBroker::Register { conn, class } => {
+                self.exchange.register(party(conn), class, single(received.fds));
+            }
+            ToBroker::Attach { conn, token } => self.exchange.attach(party(conn), token),
+            ToBroker::Unregister { token } => self.exchange.unregister(id, token),
+            ToBroker::Detach { token } => self.exchange.detach(id, token),
+        }
+        Ok(())
+    }
+
+    fn hello(
+        &mut self,
+        id: SessionId,
+        version: u32,
+        doorbells: u8,
+        comm: [u8; 16],
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), End> {
+        let mut fds = fds.into_iter();
+        let arena = fds.next().ok_or(End)?;
+        let bells: Vec<OwnedFd> = fds.collect();
+        if !(1..=MAX_CQS).contains(&bells.len()) || bells.len() != usize::from(doorbells) {
+            return Err(End);
+        }
+        if !bells.iter().all(|bell| is_doorbell(bell.as_fd())) {
+            tracing::warn!(session = id.0, "a doorbell is no non-blocking eventfd");
+            return Err(End);
+        }
+        let (Ok(key), Ok(view)) = (ArenaKey::of(arena.as_fd()), ArenaView::map(&arena)) else {
+            tracing::warn!(session = id.0, "unusable arena");
+            return Err(End);
+        };
+        let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
+        let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?);
+        let comm = String::from_utf8_lossy(&comm).trim_end_matches('\0').to_owned();
+        let welcome = FromBroker::Welcome(self.system.welcome(self.exchange.device.as_ref()));
+        let fds = vec![page_fd, Rc::clone(&self.knobs_fd)];
+        let session = self.sessions.get_mut(&id).ok_or(End)?;
+        tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
+        self.ledger.begin(key, &view);
+        session.kind = Kind::Program(Box::new(Program::new(view, key, comm, page)));
+        // It hears which version we speak, and that is all that we have to say to it.
+        session.closing = version != session::VERSION;
+        if !session.closing {
+            self.exchange.begin_session(id, session.peer.uid, bells);
+        }
+        let sent = session.post(&welcome, fds);
+        self.note(id, sent);
+        Ok(())
+    }
+
+    fn prove(&self, party: Party, role: Role, claimed: Counts, fds: Vec<OwnedFd>) -> Proof {
+        let Some(socket) = single(fds) else { return Proof::Refused(Reason::NoDescriptors) };
+        let program = self.sessions.get(&party.session).and_then(Session::program);
+        let latest = || {
+            let block = block_of(&program?.arena, party.conn)?;
+            let bytes = |half: &shunpike_shm::arena::Half| half.tcp_bytes.load(Ordering::Acquire);
+            Some(Counts { tx: bytes(&block.tx), rx: bytes(&block.rx) })
+        };
+        facts::prove(socket.as_fd(), role, claimed, latest)
+    }
+
+    /// Sends what the exchange has decided. A session that cannot be sent to ends, which decides more.
+    pub(crate) fn deliver(&mut self) {
+        while !self.exchange.posts.is_empty() {
+            for Post { to, message, fds } in std::mem::take(&mut self.exchange.posts) {
+                if let Some(session) = self.sessions.get_mut(&to) {
+                    let sent = session.post(&message, fds);
+                    self.note(to, sent);
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, id: SessionId, sent: Sent) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let waits = match sent {
+            Sent::All => false,
+            Sent::Waiting => true,
+            Sent::Over => return self.end(id),
+        };
+        if std::mem::replace(&mut session.awaits_room, waits) != waits {
+            let flags = if waits { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+            if epoll::modify(&self.epoll, session.as_fd(), EventData::new_u64(id.0), flags).is_err() {
+                self.end(id);
+            }
+        }
+    }
+
+    fn end(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        let _ = epoll::delete(&self.epoll, session.as_fd());
+        if let Some(program) = session.program() {
+            tracing::debug!(session = id.0, pid = session.peer.pid, comm = program.comm, "ended");
+            self.ledger.end(program.key, &program.arena);
+            self.exchange.end_session(id);
+        }
+        if self.sessions.is_empty() {
+            self.idle_since = Some(Instant::now());
+        }
+    }
+
+    /// When something is due without an event.
+    fn next_deadline(&self) -> Option<Instant> {
+        let idle = self.config.idle_exit.zip(self.idle_since).map(|(after, since)| since + after);
+        let silent = self.patience.front().map(|(until, _)| *until);
+        idle.into_iter().chain(self.paused_until).chain(silent).min()
+    }
+
+    /// Does what is due; returns whether the broker has to go.
+    fn keep_time(&mut self) -> bool {
+        let now = Instant::now();
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
+            self.listen_for(EventFlags::IN);
+        }
+        while let Some((until, id)) = self.patience.front().copied() {
+            let waits = self.sessions.get(&id).is_some_and(|session| session.program().is_none());
+            if waits && until > now {
+                break;
+            }
+            self.patience.pop_front();
+            if waits {
+                self.end(id);
+            }
+        }
+        self.deliver();
+        let idle = self.config.idle_exit.zip(self.idle_since);
+        idle.is_some_and(|(after, since)| since + after <= now) && self.leave()
+    }
+
+    /// Leaves, unless somebody came in the last moment.
+    fn leave(&mut self) -> bool {
+        self.place.hide();
+        self.accept();
+        if self.sessions.is_empty() && self.paused_until.is_none() {
+            self.place.leave();
+            tracing::info!("idle: leaving");
+            true
+        } else {
+            self.place.stay();
+            false
+        }
+    }
+
+    fn listen_for(&self, flags: EventFlags) {
+        if let Err(errno) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags) {
+            tracing::error!(%errno, "listener");
+        }
+    }
+}
+
+/// The block that a connection id names, while it is that connection's.
+pub(crate) fn block_of(arena: &ArenaView, conn: ConnId) -> Option<&Block> {
+    let block = arena.block(conn.0 as u32)?;
+    (u64::from(block.uses.load(Ordering::Acquire)) == conn.0 >> 32).then_some(block)
+}
+
+fn single(fds: Vec<OwnedFd>) -> Option<OwnedFd> {
+    let mut fds = fds.into_iter();
+    fds.next().filter(|_| fds.next().is_none())
+}
+
+/// Whether writing to it cannot block or do anything but wake: peers are given it.
+fn is_doorbell(fd: BorrowedFd<'_>) -> bool {
+    use rustix::fd::AsRawFd;
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let nonblocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+    nonblocking && link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]")
+}
+
+fn default_knobs() -> Result<Published<KnobPage>, BrokerError> {
+    let knobs = Published::<KnobPage>::create("shunpike-knobs")?;
+    let page = knobs.page();
+    // SAFETY: sysconf only reads a number. Not available_parallelism(): clients may have other affinities.
+    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    let cpus = u32::try_from(cpus).unwrap_or(1).max(1);
+    for (knob, value) in [
+        (&page.active, 1),
+        (&page.dmb_copy, 0),
+        (&page.rmem_class, 4),
+        (&page.nominate_calls, 8),
+        (&page.nominate_bytes, 65536),
+        (&page.spin_us, 30),
+        (&page.grace_ms, 100),
+        (&page.cpus, cpus),
+    ] {
+        knob.store(value, Ordering::Relaxed);
+    }
+    Ok(knobs)
+}
+
+/// A broker holds a few descriptors for each process and one for each DMB.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(errno) = rustix::process::setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%errno, "cannot raise the limit of open files");
+    }
+}

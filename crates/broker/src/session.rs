@@ -1,0 +1,143 @@
+//! One connection to the broker: a program's session or a tool's question.
+
+use crate::client::CHUNK;
+use crate::datagram;
+use crate::stats::ArenaKey;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use shunpike_shm::arena::ArenaView;
+use shunpike_shm::pages::SessionPage;
+use shunpike_shm::published::Published;
+use shunpike_wire::session::{FromBroker, MAX};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+/// Messages that may wait for a client that does not read. One that is further behind is dropped; its
+/// connections stay on TCP or on the lanes that they have.
+const MAX_QUEUE: usize = 4096;
+
+/// Who a session is with.
+pub struct Peer {
+    /// Process, as this broker's pid namespace names it; 0 when it cannot.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+}
+
+/// A program under Shunpike.
+pub struct Program {
+    /// Its arena, read-only.
+    pub arena: ArenaView,
+    /// Names the arena, which several processes of a tree may share.
+    pub key: ArenaKey,
+    /// Its name, /proc/PID/comm.
+    pub comm: String,
+    page: Published<SessionPage>,
+}
+
+impl Program {
+    /// A program whose session page does not count anything yet.
+    pub fn new(arena: ArenaView, key: ArenaKey, comm: String, page: Published<SessionPage>) -> Self {
+        Self { arena, key, comm, page }
+    }
+}
+
+/// What a session is for.
+pub enum Kind {
+    /// Nothing said yet.
+    New,
+    /// A program.
+    Program(Box<Program>),
+    /// A tool; nothing more is expected of it.
+    Tool,
+}
+
+struct Outgoing {
+    bytes: Box<[u8]>,
+    fds: Vec<Rc<OwnedFd>>,
+}
+
+/// How a session stands after an attempt to send.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Sent {
+    /// Nothing waits.
+    All,
+    /// The rest waits until the socket takes more.
+    Waiting,
+    /// The session has to end: the socket failed, the client is too far behind, or all was said.
+    Over,
+}
+
+/// A session with its socket.
+pub struct Session {
+    /// Who.
+    pub peer: Peer,
+    /// What for.
+    pub kind: Kind,
+    /// To be ended once all is sent.
+    pub closing: bool,
+    /// Whether the event loop waits for room in the socket.
+    pub awaits_room: bool,
+    socket: OwnedFd,
+    queue: VecDeque<Outgoing>,
+}
+
+impl Session {
+    /// A connection just accepted.
+    pub fn new(socket: OwnedFd, peer: Peer) -> Self {
+        Self { peer, kind: Kind::New, closing: false, awaits_room: false, socket, queue: VecDeque::new() }
+    }
+
+    /// The program, if it is one.
+    pub fn program(&self) -> Option<&Program> {
+        match &self.kind {
+            Kind::Program(program) => Some(program),
+            _ => None,
+        }
+    }
+
+    /// Queues a message and sends what can be sent.
+    pub fn post(&mut self, message: &FromBroker, fds: Vec<Rc<OwnedFd>>) -> Sent {
+        let mut buffer = [0; MAX];
+        let Ok(len) = message.encode(&mut buffer) else { return Sent::Over };
+        let bytes = buffer.get(..len).unwrap_or(&[]).into();
+        self.queue.push_back(Outgoing { bytes, fds });
+        self.flush()
+    }
+
+    /// Queues a tool's answer: chunks, and an empty one as its end.
+    pub fn answer(&mut self, text: &str) -> Sent {
+        let chunks = text.as_bytes().chunks(CHUNK).chain([&[][..]]);
+        self.queue.extend(chunks.map(|chunk| Outgoing { bytes: chunk.into(), fds: Vec::new() }));
+        self.kind = Kind::Tool;
+        self.closing = true;
+        self.flush()
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    pub fn flush(&mut self) -> Sent {
+        while let Some(next) = self.queue.front() {
+            match datagram::send(self.socket.as_fd(), &next.bytes, &next.fds) {
+                Ok(()) => {
+                    self.queue.pop_front();
+                    if let Kind::Program(program) = &self.kind {
+                        // Release: a client that sees the count (Acquire, in its hooks) finds the message.
+                        program.page.page().posted.fetch_add(1, Ordering::Release);
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if self.queue.len() > MAX_QUEUE && !self.closing => return Sent::Over,
+                Err(Errno::AGAIN) => return Sent::Waiting,
+                Err(_) => return Sent::Over,
+            }
+        }
+        if self.closing { Sent::Over } else { Sent::All }
+    }
+}
+
+impl AsFd for Session {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,35 @@
+//! Socket options for which rustix has no, or no safe enough, call.
+
+use rustix::fd::{AsRawFd, BorrowedFd};
+
+/// Reads a socket option and returns its length; `None` where the kernel has no such option.
+pub fn read(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, to: &mut [u8]) -> Option<usize> {
+    let mut len = to.len() as libc::socklen_t;
+    // SAFETY: `to` is writable for the `len` bytes stated, and the kernel writes no more than that.
+    let rc =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to.as_mut_ptr().cast(), &raw mut len) };
+    (rc == 0).then_some(len as usize)
+}
+
+/// Process and user at the other end of a unix socket. The process is 0 when it is in a pid namespace that
+/// we cannot see into, which rustix's type for it cannot say.
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> Option<(u32, u32)> {
+    let mut raw = [0; 12];
+    read(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut raw).filter(|len| *len == raw.len())?;
+    let word = |at: usize| raw.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+    Some((word(0)?, word(4)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+
+    #[test]
+    fn we_are_our_own_peer() {
+        let (a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (pid, uid) = peer_credentials(a.as_fd()).unwrap();
+        assert_eq!(pid, std::process::id());
+        assert_eq!(uid, rustix::process::geteuid().as_raw());
+    }
+}

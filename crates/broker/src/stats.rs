@@ -1,0 +1,375 @@
+//! Sums over all programs: those that run, read from their arenas, and those that are gone.
+//!
+//! Arenas are written by the clients at will: what is read here is shown, never acted upon.
+
+use crate::report::{
+    Calls, ConnectionCounts, Direction, FallbackCount, HISTOGRAM, RoleCounts, Stats, Traffic,
+};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use shunpike_shm::arena::{ArenaView, BUCKETS, Half, Header, REASONS, Totals, mode};
+use shunpike_wire::Reason;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Names an arena: the inode of its memfd.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub struct ArenaKey(u64, u64);
+
+impl ArenaKey {
+    /// The key of the arena in `fd`.
+    pub fn of(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
+        rustix::fs::fstat(fd).map(|stat| Self(stat.st_dev, stat.st_ino))
+    }
+}
+
+/// Traffic on lanes in one direction.
+#[derive(Copy, Clone, Default, PartialEq, Eq, Debug)]
+struct Flow {
+    bytes: u64,
+    calls: u64,
+    sizes: [u64; BUCKETS],
+}
+
+/// Everything that is summed up. Index 0 is the client's role, 1 the server's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sums {
+    handled: [u64; 2],
+    upgraded: [u64; 2],
+    fallback: [[u64; REASONS]; 2],
+    revoked: u64,
+    handshake_errors: u64,
+    sleeps: u64,
+    spins: u64,
+    tx: Flow,
+    rx: Flow,
+}
+
+impl Default for Sums {
+    fn default() -> Self {
+        Self {
+            handled: [0; 2],
+            upgraded: [0; 2],
+            fallback: [[0; REASONS]; 2],
+            revoked: 0,
+            handshake_errors: 0,
+            sleeps: 0,
+            spins: 0,
+            tx: Flow::default(),
+            rx: Flow::default(),
+        }
+    }
+}
+
+impl Sums {
+    /// What an arena says now.
+    pub fn of(arena: &ArenaView) -> Self {
+        let header = arena.header();
+        let mut sums = Self::of_header(header);
+        for block in arena.blocks().filter(|block| word(&block.refs) != 0) {
+            sums.tx.add_half(&block.tx);
+            sums.rx.add_half(&block.rx);
+            let role = usize::from(block.role.load(Ordering::Relaxed) & 1);
+            let on_lane = [&block.tx, &block.rx].iter().any(|half| word(&half.mode) == mode::LANE);
+            if let (false, Some(reason)) = (on_lane, Reason::from_code(word(&block.reason)))
+                && let Some(count) = sums.fallback[role].get_mut(reason.index())
+            {
+                *count = count.saturating_add(1);
+            }
+        }
+        sums
+    }
+
+    fn of_header(header: &Header) -> Self {
+        let pair = |pair: &[AtomicU64; 2]| [long(&pair[0]), long(&pair[1])];
+        let counts = |counts: &[AtomicU32; REASONS]| std::array::from_fn(|i| word(&counts[i]).into());
+        Self {
+            handled: pair(&header.handled),
+            upgraded: pair(&header.upgraded),
+            fallback: [counts(&header.fallback[0]), counts(&header.fallback[1])],
+            revoked: long(&header.revoked),
+            handshake_errors: long(&header.handshake_errors),
+            sleeps: long(&header.sleeps),
+            spins: long(&header.spins),
+            tx: Flow::of_totals(&header.tx),
+            rx: Flow::of_totals(&header.rx),
+        }
+    }
+
+    /// Applies `f` to each number of ours and the same one of `other`.
+    fn zip(&mut self, other: &Self, f: impl Fn(u64, u64) -> u64 + Copy) {
+        let each = |to: &mut [u64], from: &[u64]| {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = f(*to, *from);
+            }
+        };
+        each(&mut self.handled, &other.handled);
+        each(&mut self.upgraded, &other.upgraded);
+        for (to, from) in self.fallback.iter_mut().zip(&other.fallback) {
+            each(to, from);
+        }
+        for (to, from) in [
+            (&mut self.revoked, other.revoked),
+            (&mut self.handshake_errors, other.handshake_errors),
+            (&mut self.sleeps, other.sleeps),
+            (&mut self.spins, other.spins),
+        ] {
+            *to = f(*to, from);
+        }
+        for (to, from) in [(&mut self.tx, &other.tx), (&mut self.rx, &other.rx)] {
+            to.bytes = f(to.bytes, from.bytes);
+            to.calls = f(to.calls, from.calls);
+            each(&mut to.sizes, &from.sizes);
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.zip(other, u64::saturating_add);
+    }
+
+    fn subtract(&mut self, other: &Self) {
+        self.zip(other, u64::saturating_sub);
+    }
+
+    fn report(&self) -> Stats {
+        let by_reason = |role: usize, index: usize| self.fallback[role].get(index).copied().unwrap_or(0);
+        let reasons: Vec<FallbackCount> = Reason::ALL
+            .iter()
+            .map(|reason| FallbackCount {
+                code: reason.code(),
+                key: reason.key().to_owned(),
+                text: reason.text().to_owned(),
+                client: by_reason(0, reason.index()),
+                server: by_reason(1, reason.index()),
+            })
+            .filter(|count| count.client + count.server > 0)
+            .collect();
+        let fell_back = |role: usize| self.fallback[role].iter().sum::<u64>();
+        let role = |role: usize| RoleCounts {
+            handled: self.handled[role],
+            smc: self.upgraded[role],
+            fallback: fell_back(role),
+        };
+        Stats {
+            connections: ConnectionCounts {
+                handled: self.handled.iter().sum(),
+                smc: self.upgraded.iter().sum(),
+                fallback: fell_back(0) + fell_back(1),
+                client: role(0),
+                server: role(1),
+                reasons,
+                revoked: self.revoked,
+                handshake_errors: self.handshake_errors,
+            },
+            tx: self.tx.report(),
+            rx: self.rx.report(),
+            sleeps: self.sleeps,
+            spins: self.spins,
+        }
+    }
+}
+
+impl Flow {
+    fn of_totals(totals: &Totals) -> Self {
+        Self {
+            bytes: long(&totals.bytes),
+            calls: long(&totals.calls),
+            sizes: std::array::from_fn(|i| long(&totals.sizes[i])),
+        }
+    }
+
+    fn add_half(&mut self, half: &Half) {
+        self.bytes = self.bytes.saturating_add(long(&half.bytes));
+        self.calls = self.calls.saturating_add(long(&half.calls));
+        for (to, from) in self.sizes.iter_mut().zip(&half.sizes) {
+            *to = to.saturating_add(word(from).into());
+        }
+    }
+
+    fn report(&self) -> Traffic {
+        let histogram = HISTOGRAM
+            .iter()
+            .zip(self.sizes)
+            .map(|(label, calls)| Calls { size: (*label).to_owned(), calls })
+            .collect();
+        Traffic { bytes: self.bytes, calls: self.calls, histogram }
+    }
+}
+
+/// Direction of a half, for a tool.
+pub fn direction(half: &Half) -> Direction {
+    let ring = u64::from(word(&half.ring));
+    Direction {
+        mode: match word(&half.mode) {
+            mode::PLAIN => "plain",
+            mode::GRANTED => "granted",
+            mode::LANE => "lane",
+            mode::DEBT => "debt",
+            _ => "unknown",
+        }
+        .to_owned(),
+        bytes: long(&half.bytes),
+        calls: long(&half.calls),
+        tcp_bytes: long(&half.tcp_bytes),
+        ring,
+        token: format!("{:016x}", long(&half.token)),
+        generation: word(&half.generation),
+        own_cursor: long(&half.cursor),
+        peer_cursor: long(&half.other),
+    }
+}
+
+/// The sums of the broker's life, or since they were reset.
+#[derive(Default)]
+pub struct Ledger {
+    /// Sessions that share an arena.
+    open: HashMap<ArenaKey, usize>,
+    /// What arenas said when their last session ended.
+    past: Sums,
+    /// What they said at the last reset.
+    baseline: Sums,
+    /// Arenas whose programs may come back: their sums are in `past`, and would be counted twice.
+    departed: HashMap<ArenaKey, (u32, Sums)>,
+}
+
+/// Departed arenas that are remembered. A program that comes back after more than that is counted twice.
+const DEPARTED: usize = 256;
+
+impl Ledger {
+    /// A session with this arena begins.
+    pub fn begin(&mut self, key: ArenaKey, arena: &ArenaView) {
+        let sessions = self.open.entry(key).or_default();
+        *sessions += 1;
+        let pid = word(&arena.header().pid);
+        if *sessions == 1
+            && let Some((before, sums)) = self.departed.remove(&key)
+            && before == pid
+        {
+            // The same process again: from now on its arena speaks for itself.
+            self.past.subtract(&sums);
+        }
+    }
+
+    /// A session with this arena ended.
+    pub fn end(&mut self, key: ArenaKey, arena: &ArenaView) {
+        let Some(sessions) = self.open.get_mut(&key) else { return };
+        *sessions -= 1;
+        if *sessions > 0 {
+            return;
+        }
+        self.open.remove(&key);
+        let sums = Sums::of(arena);
+        self.past.add(&sums);
+        if self.departed.len() >= DEPARTED {
+            self.departed.clear();
+        }
+        self.departed.insert(key, (word(&arena.header().pid), sums));
+    }
+
+    /// The sums since the last reset. `arenas` may name one more than once.
+    pub fn report<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> Stats {
+        let mut sums = self.now(arenas);
+        sums.subtract(&self.baseline);
+        sums.report()
+    }
+
+    /// Lets the sums begin anew.
+    pub fn reset<'a>(&mut self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) {
+        self.baseline = self.now(arenas);
+    }
+
+    fn now<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> Sums {
+        let mut sums = self.past.clone();
+        for arena in arenas.collect::<HashMap<_, _>>().into_values() {
+            sums.add(&Sums::of(arena));
+        }
+        sums
+    }
+}
+
+fn word(atomic: &AtomicU32) -> u32 {
+    atomic.load(Ordering::Relaxed)
+}
+
+fn long(atomic: &AtomicU64) -> u64 {
+    atomic.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+    use shunpike_shm::arena::{Arena, Block};
+
+    fn arena() -> (Arena, ArenaKey, ArenaView) {
+        let arena = Arena::create(7).unwrap();
+        let key = ArenaKey::of(arena.fd().as_fd()).unwrap();
+        let view = ArenaView::map(arena.fd()).unwrap();
+        (arena, key, view)
+    }
+
+    #[test]
+    fn live_connections_and_gone_ones_add_up() {
+        let (arena, _, view) = arena();
+        arena.header().handled[0].store(3, Ordering::Relaxed);
+        arena.header().tx.bytes.store(100, Ordering::Relaxed);
+        let block = arena.allocate().unwrap();
+        block.reason.store(Reason::NoUeid.code(), Ordering::Relaxed);
+        Block::count(&block.tx, 20_000);
+        let stats = Sums::of(&view).report();
+        assert_eq!((stats.tx.bytes, stats.tx.calls), (20_100, 1));
+        assert_eq!(stats.tx.histogram[2], Calls { size: "32KB".to_owned(), calls: 1 });
+        assert_eq!(stats.connections.reasons[0].key, "no_ueid");
+        assert_eq!((stats.connections.handled, stats.connections.client.fallback), (3, 1));
+        block.rx.mode.store(mode::LANE, Ordering::Relaxed);
+        assert_eq!(Sums::of(&view).report().connections.fallback, 0, "half a lane is a lane");
+        block.release();
+        assert_eq!(Sums::of(&view).report().tx.bytes, 100);
+    }
+
+    #[test]
+    fn a_program_is_counted_once_however_often_it_comes() {
+        let (arena, key, view) = arena();
+        let mut ledger = Ledger::default();
+        let handled = |ledger: &Ledger, views: &[(ArenaKey, &ArenaView)]| {
+            ledger.report(views.iter().copied()).connections.handled
+        };
+        arena.header().handled[1].store(5, Ordering::Relaxed);
+        ledger.begin(key, &view);
+        ledger.begin(key, &view);
+        assert_eq!(handled(&ledger, &[(key, &view), (key, &view)]), 5);
+        ledger.end(key, &view);
+        assert_eq!(handled(&ledger, &[(key, &view)]), 5);
+        ledger.end(key, &view);
+        assert_eq!(handled(&ledger, &[]), 5);
+        ledger.begin(key, &view);
+        arena.header().handled[1].store(6, Ordering::Relaxed);
+        assert_eq!(handled(&ledger, &[(key, &view)]), 6);
+        ledger.end(key, &view);
+        assert_eq!(handled(&ledger, &[]), 6);
+    }
+
+    #[test]
+    fn a_reset_lets_the_sums_begin_anew() {
+        let (arena, key, view) = arena();
+        let mut ledger = Ledger::default();
+        ledger.begin(key, &view);
+        arena.header().sleeps.store(4, Ordering::Relaxed);
+        ledger.reset([(key, &view)].into_iter());
+        assert_eq!(ledger.report([(key, &view)].into_iter()).sleeps, 0);
+        arena.header().sleeps.store(9, Ordering::Relaxed);
+        ledger.end(key, &view);
+        assert_eq!(ledger.report(std::iter::empty()).sleeps, 5);
+    }
+
+    #[test]
+    fn hostile_counters_are_only_wrong() {
+        let (arena, _, view) = arena();
+        arena.header().high.store(u32::MAX, Ordering::Relaxed);
+        arena.header().tx.bytes.store(u64::MAX, Ordering::Relaxed);
+        let block = arena.allocate().unwrap();
+        block.role.store(200, Ordering::Relaxed);
+        block.tx.bytes.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(Sums::of(&view).report().tx.bytes, u64::MAX);
+    }
+}
