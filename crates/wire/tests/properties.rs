@@ -199,6 +199,17 @@ proptest! {
     }
 
     #[test]
+    fn no_byte_before_the_trailer_can_be_left_out(message in message(), at: prop::sample::Index) {
+        let mut bytes = encode(&message);
+        let trailer = bytes[..4].to_vec();
+        bytes.truncate(8 + at.index(bytes.len() - 8 - 4));
+        bytes.extend(trailer);
+        let len = bytes.len() as u16;
+        bytes[5..7].copy_from_slice(&len.to_be_bytes());
+        prop_assert!(Message::decode(&bytes).is_err());
+    }
+
+    #[test]
     fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..800)) {
         stable(&bytes)?;
     }
@@ -238,9 +249,11 @@ proptest! {
         let mut taken = Vec::new();
         for (gid, chid) in devices {
             let gid = if chid.is_emulated() { Gid(gid) } else { Gid::new(gid as u64, 0) };
+            let before = smcd.gids;
             if smcd.offer(gid, chid) {
                 taken.push((gid, chid));
             } else {
+                prop_assert_eq!(smcd.gids, before, "added half a device");
                 prop_assert!(smcd.gids.len() >= 7, "refused with room for a pair");
             }
         }
@@ -309,8 +322,30 @@ fn errors_name_what_is_wrong() {
     assert_eq!(with(&proposal, 81, &[3]), ClcError::Truncated { need: 260, have: 252 });
     assert_eq!(with(&proposal, 50, &[0xff, 0xff]), ClcError::Truncated { need: 65591, have: 252 });
 
+    let mut smc_d = proposal.clone();
+    smc_d[..4].copy_from_slice(&accept[..4]);
+    smc_d[252..].copy_from_slice(&accept[..4]);
+    assert_eq!(Message::decode(&smc_d), Err(ClcError::Eyecatcher([0xe2, 0xd4, 0xc3, 0xc4])));
+
     let mut smc_r = accept;
     smc_r[..4].copy_from_slice(&proposal[..4]);
     smc_r[74..].copy_from_slice(&proposal[..4]);
     assert_eq!(Message::decode(&smc_r), Err(ClcError::SmcR));
+}
+
+/// Offsets of parts that the header does not offer are not followed.
+#[test]
+fn what_is_not_offered_is_not_read() {
+    let proposal = capture::clc_messages(&capture::vectors().join("two-ueids.pcap"))[0].clone();
+    let v2 = |last_of_header| {
+        let mut bytes = proposal.clone();
+        bytes[7] = last_of_header;
+        match Message::decode(&bytes) {
+            Ok(Message::Proposal(proposal)) => proposal.smcd.unwrap().v2,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(v2(0x26).unwrap().smcd.is_some());
+    assert!(v2(0x22).unwrap().smcd.is_none(), "SMC-R of version 2 only");
+    assert!(v2(0x16).is_none(), "version 1");
 }

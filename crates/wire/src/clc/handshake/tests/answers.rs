@@ -3,7 +3,7 @@
 use super::world::{CLIENT, End, Fault, World};
 use super::*;
 use crate::clc::handshake::{Client, Input, Next, RELEASE, Server, Step};
-use crate::clc::{AcceptConfirm, AcceptVersion, FirstContact, GidChid, Paths, Proposal, Version};
+use crate::clc::{AcceptConfirm, AcceptVersion, Decline, FirstContact, GidChid, Paths, Proposal, Version};
 use crate::session::Welcome;
 use crate::{Reason, Seid};
 
@@ -72,6 +72,7 @@ fn a_link_group_that_only_the_server_knows_is_out_of_sync() {
     let world = World::run([host(); 2], [true, false], Fault::None);
     world.check();
     assert_eq!(world.reasons(), [Some(Reason::Sync), Some(Reason::PeerDeclined)]);
+    assert!(Decline::new(host().peer_id, Reason::Sync).out_of_sync);
     // The other way round the server introduces itself once more, and nothing is lost.
     let world = World::run([host(); 2], [false, true], Fault::None);
     world.check();
@@ -181,6 +182,37 @@ fn the_client_takes_no_other_answer_than_to_its_offer() {
     for (accept, expected, _) in spoilt() {
         assert_eq!(hear(Message::Accept(accept)), Some(expected), "{accept:?}");
     }
+}
+
+#[test]
+fn a_zero_seid_is_not_known_even_where_it_is_enabled() {
+    let host = LocalDevice { seid: Some(Seid::NONE), ..host() };
+    let accept = host.answer(dmb(5), 3, Seid::NONE.0, Some(Agreed::with(1, FEATURE_EMULATED_ISM)));
+    let mut out = [0; MAX_LEN];
+    let (mut client, _) = Client::start(&host, true, 1, &mut out);
+    let step = client.step(&host, Input::Clc(&bytes(Message::Accept(accept))), &mut out);
+    assert_eq!(reason(&step), Some(Reason::NoUeid));
+}
+
+#[test]
+fn what_cannot_be_read_is_declined_by_its_kind() {
+    let good = bytes(Message::Accept(answer(&host())));
+    let hear = |at: usize, value: &[u8]| {
+        let mut bytes = good.clone();
+        let end = bytes.len() - 4;
+        bytes[at..at + value.len()].copy_from_slice(value);
+        if at == 0 {
+            bytes[end..].copy_from_slice(value);
+        }
+        let mut out = [0; MAX_LEN];
+        let (mut client, _) = Client::start(&host(), true, 1, &mut out);
+        let step = client.step(&host(), Input::Clc(&bytes), &mut out);
+        assert!(step.send.is_some());
+        reason(&step)
+    };
+    assert_eq!(hear(0, &[0xe2, 0xd4, 0xc3, 0xd9]), Some(Reason::ModeMismatch));
+    assert_eq!(hear(7, &[0x39]), Some(Reason::VersionMismatch));
+    assert_eq!(hear(4, &[0]), Some(Reason::PeerViolation));
 }
 
 #[test]
