@@ -134,7 +134,7 @@ def test_device_switched_off_and_on(both, bed):
     accel.verify(lanes=lanes + 1)
 
 
-def long_dialogue(accel, bed, rounds=6000):
+def long_dialogue(accel, bed, rounds=12000):
     """A ping-pong long enough to do something in its middle; its two processes."""
     port = free_port()
     server = accel.server("server", [bed / "pingpong", "server", port, 4, rounds]).wait_listening(port)
