@@ -1,1 +1,23 @@
-//! core
+//! Socket semantics on lanes: connections, sending and receiving, readiness, the session with the broker.
+//!
+//! Exports no libc symbol; the preload library maps libc's names onto this. Start reading at [`rx`] and
+//! [`tx`] (the data path), then [`wait`], [`epoll`] and [`upgrade`].
+
+pub mod bufs;
+pub mod clock;
+pub mod conn;
+pub mod device;
+pub mod epoll;
+pub mod link;
+pub mod mutex;
+pub mod poll;
+pub mod process;
+pub mod ready;
+pub mod rx;
+pub mod session;
+pub mod sys;
+pub mod table;
+pub mod tls;
+pub mod tx;
+pub mod upgrade;
+pub mod wait;

@@ -7,6 +7,7 @@
 use crate::lock::RobustLock;
 use crate::region::{self, Region, RegionError};
 use rustix::fd::{AsFd, OwnedFd};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Identifies an arena, and its layout's version.
@@ -117,12 +118,16 @@ pub struct Half {
     pub tcp_calls: AtomicU32,
     /// Receive: bytes to read by TCP before the debt is paid, as TCP byte position.
     pub debt_end: AtomicU64,
+    /// Ticks at which the TCP socket was last asked how it is.
+    pub checked: AtomicU64,
+    /// Send: a call found no room since the program was last told that there is some.
+    pub starved: AtomicU32,
 }
 
 /// One connection end.
 #[repr(C, align(1024))]
 pub struct Block {
-    /// 0 free; else references: descriptors of all processes of the tree, and operations under way.
+    /// 0 free; else descriptors of all processes of the tree (over-approximated when a process is killed).
     pub refs: AtomicU32,
     /// Use count of this block, part of its [connection id](Block::id).
     pub uses: AtomicU32,
@@ -138,8 +143,6 @@ pub struct Block {
     pub reason: AtomicU32,
     /// Reason that the peer gave; 0 none.
     pub peer_reason: AtomicU32,
-    /// Processes of the tree that hold a descriptor (over-approximated when one is killed).
-    pub holders: AtomicU32,
     /// Process that watches it.
     pub pid: AtomicU32,
     /// A descriptor number of it in that process.
@@ -160,12 +163,16 @@ pub struct Block {
     pub slot: AtomicU16,
     /// Side of the link page that is ours.
     pub side: AtomicU8,
+    /// A lane closed and what follows from it is not done yet.
+    pub unsettled: AtomicU8,
+    /// The connection has been on a lane.
+    pub opened: AtomicU8,
     /// Set while the program's own shutdown(SHUT_RD) (1) or (SHUT_WR) (2) stands.
     pub shut: AtomicU8,
-    /// Address of the link page; 0 none.
-    pub link_page: AtomicUsize,
-    /// Free for the owner of the connection state machine.
-    pub scratch: [AtomicU64; 8],
+    /// Ticks before which the connection is not nominated again.
+    pub retry_at: AtomicU64,
+    /// Nominations so far.
+    pub attempts: AtomicU32,
     /// Receiving direction.
     pub rx: Half,
     /// Sending direction.
@@ -188,6 +195,12 @@ impl Arena {
         arena.header().pid.store(pid, Ordering::Relaxed);
         arena.header().magic.store(MAGIC, Ordering::Relaxed);
         Ok(arena)
+    }
+
+    /// The same arena with its memfd under another number, as `place` chooses.
+    pub fn with_fd<E>(self, place: impl FnOnce(OwnedFd) -> Result<OwnedFd, E>) -> Option<Self> {
+        let Self { region, fd, hand } = self;
+        Some(Self { region, fd: place(fd).ok()?, hand })
     }
 
     /// The memfd, for the broker.
@@ -236,12 +249,21 @@ impl Arena {
 
 impl Block {
     fn reset(&self) {
-        self.uses.fetch_add(1, Ordering::Relaxed);
+        // A thread that was late may still stand at the lock of an earlier use: made once, never anew.
+        let first = self.uses.fetch_add(1, Ordering::Relaxed) == 0;
         for half in [&self.rx, &self.tx] {
-            half.lock.init();
-            for word in
-                [&half.mode, &half.inflight, &half.ring, &half.generation, &half.tcp_calls, &half.epoch]
-            {
+            if first {
+                half.lock.init();
+            }
+            for word in [
+                &half.mode,
+                &half.inflight,
+                &half.ring,
+                &half.generation,
+                &half.tcp_calls,
+                &half.epoch,
+                &half.starved,
+            ] {
                 word.store(0, Ordering::Relaxed);
             }
             for word in [
@@ -263,18 +285,50 @@ impl Block {
             half.dmb.store(0, Ordering::Relaxed);
             half.sndbuf.store(0, Ordering::Relaxed);
         }
-        for byte in [&self.role, &self.family, &self.nonblock, &self.phase, &self.side, &self.shut] {
+        for byte in [
+            &self.role,
+            &self.family,
+            &self.nonblock,
+            &self.phase,
+            &self.side,
+            &self.shut,
+            &self.unsettled,
+            &self.opened,
+        ] {
             byte.store(0, Ordering::Relaxed);
         }
-        for word in [&self.reason, &self.peer_reason, &self.holders, &self.pid, &self.fd, &self.link] {
+        for word in [&self.reason, &self.peer_reason, &self.pid, &self.fd, &self.link] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in &self.scratch {
-            word.store(0, Ordering::Relaxed);
-        }
+        self.retry_at.store(0, Ordering::Relaxed);
+        self.attempts.store(0, Ordering::Relaxed);
         self.cookie.store(0, Ordering::Relaxed);
         self.slot.store(0, Ordering::Relaxed);
-        self.link_page.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes the connection's addresses, for the tools.
+    pub fn set_addresses(&self, local: SocketAddr, remote: SocketAddr) {
+        for (words, port, addr) in
+            [(&self.local, &self.local_port, local), (&self.remote, &self.remote_port, remote)]
+        {
+            let ip = match addr.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            for (word, bytes) in words.iter().zip(ip.octets().chunks_exact(4)) {
+                word.store(bytes.iter().fold(0, |n, b| n << 8 | u32::from(*b)), Ordering::Relaxed);
+            }
+            port.store(addr.port(), Ordering::Relaxed);
+        }
+    }
+
+    /// The addresses noted: local, remote. IPv4-mapped ones come as IPv4.
+    pub fn addresses(&self) -> (SocketAddr, SocketAddr) {
+        let address = |words: &[AtomicU32; 4], port: &AtomicU16| {
+            let ip = words.iter().fold(0, |n, word| n << 32 | u128::from(word.load(Ordering::Relaxed)));
+            SocketAddr::new(Ipv6Addr::from_bits(ip).to_canonical(), port.load(Ordering::Relaxed))
+        };
+        (address(&self.local, &self.local_port), address(&self.remote, &self.remote_port))
     }
 
     /// Takes a further reference. Only by somebody who has one.
@@ -326,13 +380,18 @@ impl ArenaView {
         unsafe { &*self.region.base().cast::<Header>() }
     }
 
+    /// Block number `index`; `None` beyond the arena.
+    pub fn block(&self, index: u32) -> Option<&Block> {
+        // SAFETY: below BLOCKS, inside the verified region; atomics only, read without locking.
+        ((index as usize) < BLOCKS).then(|| unsafe {
+            &*self.region.base().add(HEADER + index as usize * size_of::<Block>()).cast::<Block>()
+        })
+    }
+
     /// The blocks that were ever used.
     pub fn blocks(&self) -> impl Iterator<Item = &Block> {
         let high = (self.header().high.load(Ordering::Relaxed) as usize).min(BLOCKS);
-        (0..high).map(|index| {
-            // SAFETY: below BLOCKS, inside the verified region; atomics only, read without locking.
-            unsafe { &*self.region.base().add(HEADER + index * size_of::<Block>()).cast::<Block>() }
-        })
+        (0..high as u32).filter_map(|index| self.block(index))
     }
 }
 
@@ -363,6 +422,17 @@ mod tests {
         let found = (0..BLOCKS).filter_map(|_| arena.allocate()).find(|b| core::ptr::eq(*b, first));
         assert_eq!(found.expect("found again").uses.load(Ordering::Relaxed), uses + 1);
         assert!(arena.allocate().is_none(), "every block is taken");
+    }
+
+    #[test]
+    fn addresses_come_back_as_noted() {
+        let arena = Arena::create(1).expect("memfd");
+        let block = arena.allocate().expect("free block");
+        for (local, remote) in [("10.0.0.1:80", "192.168.7.9:65535"), ("[fe80::1:2]:1", "[::1]:2")] {
+            let pair = (local.parse().expect("address"), remote.parse().expect("address"));
+            block.set_addresses(pair.0, pair.1);
+            assert_eq!(block.addresses(), pair);
+        }
     }
 
     #[test]

@@ -101,6 +101,11 @@ impl Region {
         Ok(Self { base: base.cast(), len })
     }
 
+    /// The region that was mapped at `base` with `len` bytes, by whoever kept its address as a number.
+    pub fn of(base: usize, len: usize) -> Self {
+        Self { base: base as *mut u8, len }
+    }
+
     /// Start address.
     pub fn base(&self) -> *mut u8 {
         self.base

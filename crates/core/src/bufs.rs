@@ -1,0 +1,110 @@
+//! The program's scattered buffers, read and written in place.
+
+use shunpike_shm::lane::Dmb;
+
+/// Most iovecs that one kernel call of ours passes on; a longer vector gives a short count, as it may.
+const KERNEL_IOV: usize = 32;
+
+/// A vector of the program's buffers, and how much of it is done.
+#[derive(Copy, Clone)]
+pub struct Bufs<'a> {
+    iov: &'a [libc::iovec],
+    done: usize,
+    total: usize,
+}
+
+impl<'a> Bufs<'a> {
+    /// All of `iov`.
+    pub fn new(iov: &'a [libc::iovec]) -> Self {
+        let total = iov.iter().fold(0usize, |sum, one| sum.saturating_add(one.iov_len));
+        Self { iov, done: 0, total }
+    }
+
+    /// Bytes done so far.
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Bytes left.
+    pub fn left(&self) -> usize {
+        self.total - self.done
+    }
+
+    /// Marks `n` further bytes as done.
+    pub fn advance(&mut self, n: usize) {
+        self.done += n.min(self.left());
+    }
+
+    /// The next stretches up to `limit` bytes, as (address, length).
+    fn stretches(&self, limit: usize) -> impl Iterator<Item = (*mut u8, usize)> {
+        let (mut skip, mut left) = (self.done, limit.min(self.left()));
+        self.iov.iter().filter_map(move |one| {
+            let skipped = skip.min(one.iov_len);
+            skip -= skipped;
+            let len = (one.iov_len - skipped).min(left);
+            left -= len;
+            (len > 0).then(|| (one.iov_base.cast::<u8>().wrapping_add(skipped), len))
+        })
+    }
+
+    /// The next stretches up to `limit` bytes, for a kernel call. Returns how many entries of `to` are set.
+    pub fn for_kernel(&self, to: &mut [libc::iovec; KERNEL_IOV], limit: usize) -> usize {
+        let mut n = 0;
+        for ((base, len), slot) in self.stretches(limit).zip(to.iter_mut()) {
+            *slot = libc::iovec { iov_base: base.cast(), iov_len: len };
+            n += 1;
+        }
+        n
+    }
+
+    /// Room for `for_kernel`.
+    pub fn kernel_iov() -> [libc::iovec; KERNEL_IOV] {
+        [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; KERNEL_IOV]
+    }
+
+    /// Copies up to `len` of the next bytes into the ring at `offset`.
+    ///
+    /// # Safety
+    /// The buffers are readable; `len` is at most the ring's size and the stretch is the caller's.
+    #[inline]
+    pub unsafe fn fill(&self, dmb: &Dmb, mut offset: u64, len: usize) {
+        for (base, n) in self.stretches(len) {
+            // SAFETY: the caller's word for it.
+            unsafe { dmb.fill(offset, base, n) };
+            offset += n as u64;
+        }
+    }
+
+    /// Copies `len` bytes of the ring at `offset` to the next buffers.
+    ///
+    /// # Safety
+    /// The buffers are writable; `len` is at most the ring's size.
+    #[inline]
+    pub unsafe fn drain(&self, dmb: &Dmb, mut offset: u64, len: usize) {
+        for (base, n) in self.stretches(len) {
+            // SAFETY: the caller's word for it.
+            unsafe { dmb.drain(offset, base, n) };
+            offset += n as u64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vector_is_walked_from_where_it_stands() {
+        let mut memory = [0u8; 10];
+        let base = memory.as_mut_ptr();
+        let iov = [(0, 3), (3, 0), (3, 7)]
+            .map(|(at, len)| libc::iovec { iov_base: base.wrapping_add(at).cast(), iov_len: len });
+        let mut bufs = Bufs::new(&iov);
+        bufs.advance(2);
+        assert_eq!(bufs.left(), 8);
+        let found: Vec<_> = bufs.stretches(4).map(|(at, n)| (at as usize - base as usize, n)).collect();
+        assert_eq!(found, [(2, 1), (3, 3)]);
+        bufs.advance(100);
+        assert_eq!((bufs.left(), bufs.stretches(9).count()), (0, 0));
+    }
+}

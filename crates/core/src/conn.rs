@@ -1,0 +1,526 @@
+//! A connection's life: watched, nominated, on a lane, back on TCP, closed.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::Region;
+use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::lane::{Cursor, HEADER};
+use shunpike_wire::{DmbToken, Reason};
+
+use crate::table::{self, Conn, Entry};
+use crate::tls::{critical, thread};
+use crate::{clock, device, epoll, link, process, ready, rx, session, sys, tx, upgrade, wait};
+
+/// What a hooked call comes to.
+pub enum Outcome {
+    /// libc's own result, errno set.
+    Libc(isize),
+    /// Ours.
+    Ours(Result<usize, Errno>),
+}
+
+/// Where a connection stands with the broker.
+pub mod phase {
+    /// Bytes are counted.
+    pub const WATCHED: u8 = 0;
+    /// The broker has our nomination.
+    pub const NOMINATED: u8 = 1;
+    /// The CLC handshake is under way.
+    pub const SHAKING: u8 = 2;
+    /// At least one direction is, or was just now, on a lane.
+    pub const OPEN: u8 = 3;
+    /// Stays on TCP for good.
+    pub const DONE: u8 = 4;
+    /// Closed by the program.
+    pub const CLOSED: u8 = 5;
+}
+
+/// How long `--eager` lets a first data call wait for its lane, microseconds.
+const EAGER_US: u64 = 50_000;
+
+/// Whether this end called connect(): its bytes_acked counts the SYN.
+pub fn opener(block: &Block) -> bool {
+    block.role.load(Ordering::Relaxed) == 0
+}
+
+/// Watches a new connection. `server`: it came from accept(). `nonblock`: as far as we know.
+pub fn watch(fd: i32, server: bool, nonblock: bool) {
+    if !process::enabled() {
+        return;
+    }
+    let Some(block) = process::allocate() else { return };
+    block.role.store(u8::from(server), Ordering::Relaxed);
+    block.nonblock.store(u8::from(nonblock), Ordering::Relaxed);
+    block.fd.store(fd as u32, Ordering::Relaxed);
+    note(block, Reason::NotNominated);
+    if let Some(header) = process::header() {
+        header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
+    }
+    let conn = Conn::new(block);
+    // What stood there was closed behind our back.
+    stale(fd, table::set(fd, Entry::Conn(conn)));
+    epoll::adopt(fd);
+    if process::eager() {
+        upgrade::nominate(conn, fd);
+    }
+}
+
+/// An entry that the kernel has shown to be out of date.
+pub fn stale(fd: i32, entry: Entry) {
+    match entry {
+        Entry::Conn(conn) => drop_end(conn, fd, false),
+        Entry::Set(set) => epoll::close(set),
+        Entry::None | Entry::Socket | Entry::Internal => {}
+    }
+}
+
+/// After a call on plain TCP that moved bytes: perhaps it is time for a lane.
+#[inline]
+pub fn moved(conn: Conn, fd: i32) {
+    let block = conn.block;
+    match block.phase.load(Ordering::Relaxed) {
+        phase::WATCHED => {
+            let knobs = process::knobs();
+            let calls =
+                block.rx.tcp_calls.load(Ordering::Relaxed).min(block.tx.tcp_calls.load(Ordering::Relaxed));
+            let bytes =
+                block.rx.tcp_bytes.load(Ordering::Relaxed).max(block.tx.tcp_bytes.load(Ordering::Relaxed));
+            if calls >= knobs.nominate_calls.load(Ordering::Relaxed)
+                || bytes >= u64::from(knobs.nominate_bytes.load(Ordering::Relaxed))
+            {
+                upgrade::nominate(conn, fd);
+            }
+        }
+        phase::SHAKING | phase::OPEN => upgrade::retry(conn, fd),
+        _ => {}
+    }
+}
+
+/// `--eager`: lets the first data call of a connection wait a bounded moment for its lane.
+pub fn await_lane(conn: Conn, fd: i32) {
+    let block = conn.block;
+    let waiting = |at| matches!(at, phase::WATCHED | phase::NOMINATED | phase::SHAKING);
+    if block.attempts.load(Ordering::Relaxed) != 0 || !waiting(block.phase.load(Ordering::Relaxed)) {
+        return;
+    }
+    let end = clock::ticks() + clock::from_us(EAGER_US);
+    while waiting(block.phase.load(Ordering::Relaxed)) && clock::ticks() < end {
+        if block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+            upgrade::nominate(conn, fd);
+        }
+        session::wait_for_news(1_000_000);
+        session::pump();
+    }
+    block.attempts.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Why the connection is not on a lane, for the tools.
+pub fn note(block: &Block, reason: Reason) {
+    block.reason.store(reason.code(), Ordering::Relaxed);
+}
+
+/// Bytes came by TCP that the sender's hooks did not announce: somebody writes round them there.
+pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
+    if sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n > 0) {
+        note(conn.block, Reason::BypassedHooks);
+    }
+}
+
+/// One direction is on TCP again, under its lock: its memory is let go, the rest follows in `settle`.
+pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
+    let base = half.dmb.swap(0, Ordering::AcqRel);
+    let len = HEADER + half.ring.load(Ordering::Relaxed) as usize;
+    let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
+    let owner = if core::ptr::eq(half, &conn.block.rx) { device::Owner::Ours } else { device::Owner::Peer };
+    if base != 0 {
+        device::retire(Region::of(base, len), token, owner);
+    }
+    let sndbuf = half.sndbuf.swap(0, Ordering::AcqRel);
+    if sndbuf != 0 {
+        device::retire(Region::of(sndbuf, len), DmbToken(0), device::Owner::Local);
+    }
+    conn.block.unsettled.store(1, Ordering::Release);
+}
+
+/// After a lane closed, with no lock held: when both directions are on TCP the epoll sets are the kernel's
+/// again, and the connection may be nominated anew.
+#[inline]
+pub fn settle(conn: Conn, fd: i32) {
+    if conn.block.unsettled.load(Ordering::Relaxed) != 0 {
+        settle_slowly(conn, fd);
+    }
+}
+
+#[cold]
+fn settle_slowly(conn: Conn, fd: i32) {
+    let block = conn.block;
+    let plain = |half: &Half| half.mode.load(Ordering::Acquire) == mode::PLAIN;
+    block.unsettled.store(0, Ordering::Relaxed);
+    if plain(&block.rx) && plain(&block.tx) {
+        // A lane that was opened and never begun.
+        let _guard = block.tx.lock.lock();
+        lane_closed(conn, fd, &block.tx);
+        block.unsettled.store(0, Ordering::Relaxed);
+    }
+    if !plain(&block.rx) || !plain(&block.tx) || block.phase.load(Ordering::Relaxed) != phase::OPEN {
+        return;
+    }
+    epoll::restore(fd);
+    let mut session = session::lock();
+    if block.phase.load(Ordering::Relaxed) != phase::OPEN {
+        return;
+    }
+    upgrade::forget(&mut session, block);
+    device::sweep(&mut session);
+    link::part(block);
+    if let Some(header) = process::header() {
+        header.revoked.fetch_add(1, Ordering::Relaxed);
+    }
+    let tries = block.attempts.fetch_add(1, Ordering::Relaxed).min(8);
+    block.retry_at.store(clock::ticks() + clock::from_us(10_000 << tries), Ordering::Relaxed);
+    block.phase.store(phase::WATCHED, Ordering::Release);
+}
+
+/// Takes back an offer that the peer did not, or not yet, make use of.
+pub fn withdraw_grant(conn: Conn, fd: i32) {
+    {
+        let _guard = conn.block.rx.lock.lock();
+        stop_receiving(conn, fd);
+    }
+    if conn.block.phase.load(Ordering::Relaxed) == phase::SHAKING
+        && conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN
+    {
+        conn.block.unsettled.store(0, Ordering::Relaxed);
+        epoll::restore(fd);
+    }
+}
+
+/// Sets STOP. A lane that stopped before its first byte is empty for ever; else the reader drains it.
+/// Under the receive lock.
+fn stop_receiving(conn: Conn, fd: i32) {
+    let half = &conn.block.rx;
+    let Some(dmb) = rx::dmb(half) else { return };
+    let generation = half.generation.load(Ordering::Relaxed);
+    if let Ok(prod) = dmb.words().flag(generation, Cursor::STOP, 0)
+        && prod.offset() == 0
+    {
+        half.mode.store(mode::PLAIN, Ordering::Release);
+        lane_closed(conn, fd, half);
+    }
+}
+
+/// Closes both lanes of a connection at the next byte boundary; it goes on on TCP.
+pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
+    note(conn.block, reason);
+    {
+        let _critical = critical();
+        let _guard = conn.block.rx.lock.lock();
+        if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
+            stop_receiving(conn, fd);
+        }
+    }
+    tx::revoke(conn, fd);
+    wake_ourselves();
+    epoll::touch(fd);
+}
+
+/// The connection stays on TCP from its next byte on: what it does now, a lane cannot do. Bytes that are in
+/// our ring already are still read from there.
+pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
+    if ready::on_lane(conn) {
+        revoke(conn, fd, reason);
+        settle(conn, fd);
+    } else {
+        note(conn.block, reason);
+    }
+    conn.block.phase.store(phase::DONE, Ordering::Relaxed);
+}
+
+/// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
+/// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
+pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
+    let block = conn.block;
+    note(block, reason);
+    tx::revoke(conn, fd);
+    {
+        let _critical = critical();
+        let _guard = block.rx.lock.lock();
+        if let Some(dmb) = rx::dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
+        {
+            let generation = block.rx.generation.load(Ordering::Relaxed);
+            let left = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
+            let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
+            if left.is_ok() || empty {
+                block.rx.mode.store(mode::PLAIN, Ordering::Release);
+                lane_closed(conn, fd, &block.rx);
+            }
+        }
+    }
+    if let Some(link) = link::of(block) {
+        // Our sender may be asleep, reading: it must look at what it sends.
+        let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
+        (0..shunpike_shm::pages::CQS as u8)
+            .for_each(|cq| link.post(to, cq, block.slot.load(Ordering::Relaxed)));
+    }
+    settle(conn, fd);
+    block.phase.store(phase::DONE, Ordering::Relaxed);
+}
+
+/// Before exec(): connections whose descriptors survive it are handed over.
+pub fn before_exec() {
+    for (fd, entry) in table::all() {
+        let Entry::Conn(conn) = entry else { continue };
+        let survives = rustix::io::fcntl_getfd(session::borrowed(fd))
+            .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
+        if survives && ready::on_lane(conn) {
+            hand_over(conn, fd, Reason::HandedOver);
+        }
+    }
+}
+
+/// At exit: what a forked process held, it holds no more.
+pub fn at_exit() {
+    for (fd, entry) in table::all() {
+        if let Entry::Conn(conn) = entry
+            && conn.block.refs.load(Ordering::Relaxed) > 1
+        {
+            table::take(fd);
+            conn.block.release();
+        }
+    }
+}
+
+/// Closes all lanes of the process.
+pub fn revoke_all(reason: Reason) {
+    for (fd, entry) in table::all() {
+        if let Entry::Conn(conn) = entry
+            && conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
+        {
+            revoke(conn, fd, reason);
+        }
+    }
+}
+
+/// Threads of ours that sleep on a lane look again.
+pub fn wake_ourselves() {
+    for cq in 0..process::BELLS as u8 {
+        if let Some(bell) = process::doorbell(cq) {
+            wait::ring(bell);
+        }
+    }
+}
+
+/// The peer broke the protocol: this connection ends as by a reset, on both sides. Under one of its locks.
+pub fn reset(conn: Conn, fd: i32, reason: Reason) {
+    note(conn.block, reason);
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    let _ = rustix::net::shutdown(session::borrowed(fd), rustix::net::Shutdown::Both);
+    for half in [&conn.block.rx, &conn.block.tx] {
+        half.mode.store(mode::PLAIN, Ordering::Release);
+    }
+    conn.block.phase.store(phase::DONE, Ordering::Relaxed);
+}
+
+/// close(): before libc's own.
+pub fn close(fd: i32) {
+    session::pump_if_news();
+    match table::take(fd) {
+        Entry::Conn(conn) => drop_end(conn, fd, true),
+        Entry::Set(set) => epoll::close(set),
+        _ => {}
+    }
+    epoll::forget(fd);
+}
+
+/// One descriptor fewer. With the last one the connection ends; `open`: `fd` still is that socket.
+fn drop_end(conn: Conn, fd: i32, open: bool) {
+    let block = conn.block;
+    if block.refs.load(Ordering::Acquire) > 1 {
+        if block.fd.load(Ordering::Relaxed) as i32 == fd
+            && let Some((other, _)) =
+                table::all().find(|(_, entry)| matches!(entry, Entry::Conn(other) if *other == conn))
+        {
+            block.fd.store(other as u32, Ordering::Relaxed);
+        }
+        block.release();
+        return;
+    }
+    if block.phase.load(Ordering::Relaxed) != phase::WATCHED
+        || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
+    {
+        end_lanes(conn, fd, open);
+    }
+    let server = usize::from(!opener(block));
+    if let Some(header) = process::header() {
+        if block.opened.load(Ordering::Relaxed) == 0 {
+            let reason = Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal);
+            if let Some(count) = header.fallback[server].get(reason.index()) {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        for (half, totals) in [(&block.rx, &header.rx), (&block.tx, &header.tx)] {
+            totals.bytes.fetch_add(half.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+            totals.calls.fetch_add(half.calls.load(Ordering::Relaxed), Ordering::Relaxed);
+            for (sum, one) in totals.sizes.iter().zip(&half.sizes) {
+                sum.fetch_add(u64::from(one.load(Ordering::Relaxed)), Ordering::Relaxed);
+            }
+        }
+    }
+    block.phase.store(phase::CLOSED, Ordering::Release);
+    block.release();
+}
+
+fn end_lanes(conn: Conn, fd: i32, open: bool) {
+    let block = conn.block;
+    {
+        let _critical = critical();
+        {
+            let _guard = block.rx.lock.lock();
+            if let Some(dmb) = rx::dmb(&block.rx) {
+                let unread = dmb.words().prod().offset() != block.rx.cursor.load(Ordering::Relaxed);
+                if open && unread && block.rx.mode.load(Ordering::Relaxed) == mode::LANE {
+                    // As TCP does with unread data: the peer gets a reset (RFC 1122, 4.2.2.13).
+                    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+                    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+                }
+                let _ = dmb.words().flag(block.rx.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
+                wait::notify(block, dmb.words(), shunpike_shm::lane::Side::Writers);
+            }
+            block.rx.mode.store(mode::PLAIN, Ordering::Release);
+            lane_closed(conn, fd, &block.rx);
+        }
+    }
+    tx::revoke(conn, fd);
+    {
+        let _guard = block.tx.lock.lock();
+        lane_closed(conn, fd, &block.tx);
+    }
+    let mut session = session::lock();
+    upgrade::forget(&mut session, block);
+    device::sweep(&mut session);
+    link::part(block);
+}
+
+/// dup() and its kin: `new` is another name of `old`.
+pub fn duplicated(old: i32, new: i32) {
+    let entry = table::look(old);
+    match entry {
+        Entry::Conn(conn) => conn.block.retain(),
+        Entry::Set(set) => epoll::retain(set),
+        Entry::None if table::is_none(new) => return,
+        _ => {}
+    }
+    let entry = if matches!(entry, Entry::Internal) { Entry::None } else { entry };
+    let before = table::set(new, entry);
+    stale(new, before);
+}
+
+/// dup2 over `fd`, accept or socket returning `fd`: whatever we knew of it is over.
+pub fn replaced(fd: i32) {
+    if !table::is_none(fd) {
+        close(fd);
+    }
+}
+
+/// shutdown(): before libc's own. The lane's end comes before TCP's FIN.
+pub fn shutdown(fd: i32, how: i32) {
+    let Some(conn) = table::conn(fd) else { return };
+    session::pump_if_news();
+    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+        tx::revoke(conn, fd);
+    }
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        let _critical = critical();
+        let _guard = conn.block.rx.lock.lock();
+        if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
+            stop_receiving(conn, fd);
+        }
+        wake_ourselves();
+    }
+    settle(conn, fd);
+}
+
+/// FIONREAD: bytes that a read would find without waiting.
+pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
+    let _critical = critical();
+    let half = &conn.block.rx;
+    let _guard = half.lock.lock();
+    let ring = rx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
+        dmb.words().prod().offset().wrapping_sub(half.cursor.load(Ordering::Relaxed)).min(dmb.size())
+    });
+    match ring {
+        0 => sys::queue(fd, sys::SIOCINQ).unwrap_or(0),
+        n => n as usize,
+    }
+}
+
+/// SIOCOUTQ: bytes sent that the peer has not taken yet.
+pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
+    let _critical = critical();
+    let half = &conn.block.tx;
+    let _guard = half.lock.lock();
+    let ring = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
+        half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.size())
+    });
+    ring as usize + sys::queue(fd, sys::SIOCOUTQ).unwrap_or(0)
+}
+
+/// Learns that O_NONBLOCK was set or cleared.
+pub fn set_nonblock(fd: i32, nonblock: bool) {
+    if let Some(conn) = table::conn(fd) {
+        conn.block.nonblock.store(u8::from(nonblock), Ordering::Relaxed);
+    }
+}
+
+/// A call is about to wait as far as we know; O_NONBLOCK is shared with every dup, so the kernel knows better.
+/// Errors: EAGAIN.
+pub fn must_block(block: &Block, fd: i32) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(session::borrowed(fd))?;
+    if flags.contains(rustix::fs::OFlags::NONBLOCK) {
+        block.nonblock.store(1, Ordering::Relaxed);
+        return Err(Errno::AGAIN);
+    }
+    Ok(())
+}
+
+/// SO_RCVTIMEO or SO_SNDTIMEO, nanoseconds.
+pub fn timeout_option(fd: i32, name: i32) -> Option<u64> {
+    let time: libc::timeval = sys::option(fd, libc::SOL_SOCKET, name).ok()?;
+    let ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
+    (ns != 0).then_some(ns)
+}
+
+/// CLOCK_MONOTONIC, nanoseconds.
+pub fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Now plus `timeout`.
+pub fn deadline(timeout: Option<u64>) -> Option<u64> {
+    timeout.map(|ns| now().saturating_add(ns))
+}
+
+/// What is left until `deadline`. Errors: EAGAIN when it has passed.
+pub fn remaining(deadline: Option<u64>) -> Result<Option<u64>, Errno> {
+    match deadline {
+        None => Ok(None),
+        Some(at) => at.checked_sub(now()).filter(|&left| left > 0).map(Some).ok_or(Errno::AGAIN),
+    }
+}
+
+/// Counts of handled signals before a sleep, for `interrupted`.
+pub fn restarts_before() -> (u32, u32) {
+    (thread().handled.load(Ordering::Relaxed), thread().interrupts.load(Ordering::Relaxed))
+}
+
+/// After a sleep that a signal ended: on with it if every handler that ran has SA_RESTART and the socket has
+/// no timeout (signal(7)). Errors: EINTR.
+pub fn interrupted((handled, interrupts): (u32, u32), timed: bool) -> Result<(), Errno> {
+    let thread = thread();
+    let restart = thread.handled.load(Ordering::Relaxed) != handled
+        && thread.interrupts.load(Ordering::Relaxed) == interrupts;
+    if restart && !timed { Ok(()) } else { Err(Errno::INTR) }
+}

@@ -1,0 +1,868 @@
+//! The program's epoll sets.
+//!
+//! A set stays the kernel's own. While a connection is on a lane its registration there is edge-triggered
+//! and carries a tag of ours (TCP then only tells of death and stray bytes), and the set has our doorbell;
+//! what the program registered is kept here and answered from the lane. Sets without lanes are untouched.
+//!
+//! A set keeps an *active list* of connections that it looks at itself. One that has been quiet is armed
+//! (its publisher posts to the set's CQ) and leaves the list: epoll_wait costs O(active), and a busy
+//! connection costs its peer no post at all (models/cq.pml).
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+use shunpike_shm::arena::mode;
+use shunpike_shm::lane::Side;
+
+use crate::mutex::Mutex;
+use crate::ready::{self, Level};
+use crate::table::{self, Conn, Entry};
+use crate::tls::critical;
+use crate::{clock, conn, link, process, rx, sys, tx, wait};
+
+/// Registrations of a process (sets times connections); more are left to the kernel, on TCP.
+const REGS: usize = 1 << 18;
+/// Sets of a process that can have lanes.
+const SETS: usize = 4096;
+/// Looks without news after which a connection is armed and leaves the active list.
+const QUIET: u8 = 32;
+/// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
+const KERNEL_US: u64 = 200;
+/// Events taken from the kernel in one call.
+const BATCH: usize = 256;
+/// What a connection on a lane is registered for in the kernel: news of TCP, once each.
+const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
+/// Tag of the doorbell, in place of a registration's index.
+const BELL: u32 = u32::MAX;
+
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
+
+/// An epoll set of the program. 64-byte aligned: the table keeps its address beside a kind.
+#[repr(align(64))]
+pub struct Set {
+    epfd: AtomicI32,
+    refs: AtomicU32,
+    /// Registrations in it that are on lanes.
+    managed: AtomicU32,
+    /// Doorbell queue plus one, once the doorbell is in the set.
+    cq: AtomicU32,
+    list: Mutex<List>,
+}
+
+/// The active list, and what its scans remember.
+struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+    kernel_at: u64,
+    sleepers: u32,
+}
+
+/// One registration of a TCP socket in a set. Indices are plus one; 0 is none.
+struct Reg {
+    set: Option<&'static Set>,
+    fd: i32,
+    conn: Option<Conn>,
+    events: u32,
+    data: u64,
+    /// Next registration of the same descriptor.
+    next: u32,
+    managed: bool,
+    listed: bool,
+    prev_active: u32,
+    next_active: u32,
+    /// A one-shot that has fired.
+    disarmed: bool,
+    /// Looks without news.
+    quiet: u8,
+    /// The kernel had news of the TCP socket.
+    dirty: bool,
+    /// Something happened since the last report of an edge-triggered registration.
+    edge: bool,
+    /// Producer offset at the last report.
+    seen: u64,
+}
+
+/// Owns the registrations: taken for epoll_ctl, for changes of mode, and to hand out news.
+struct Control {
+    free: u32,
+    used: u32,
+}
+
+static CONTROL: Mutex<Control> = Mutex::new(Control { free: 0, used: 0 });
+static POOL: AtomicPtr<UnsafeCell<Reg>> = AtomicPtr::new(core::ptr::null_mut());
+static SETS_AT: [Set; SETS] = [const { Set::new() }; SETS];
+static NEXT_SET: AtomicUsize = AtomicUsize::new(0);
+/// Upper half of our tags; no data word of the program has it.
+static COOKIE: AtomicU32 = AtomicU32::new(0);
+
+impl Set {
+    const fn new() -> Self {
+        Self {
+            epfd: AtomicI32::new(-1),
+            refs: AtomicU32::new(0),
+            managed: AtomicU32::new(0),
+            cq: AtomicU32::new(0),
+            list: Mutex::new(List { head: 0, tail: 0, len: 0, kernel_at: 0, sleepers: 0 }),
+        }
+    }
+}
+
+/// A registration by index. Fields of the active list are guarded by the set's lock, the rest by CONTROL or
+/// by being in a set's active list under that set's lock.
+#[allow(clippy::mut_from_ref, reason = "the guards are witnesses; see the safety comment")]
+fn reg(index: u32) -> Option<&'static mut Reg> {
+    let pool = POOL.load(Ordering::Acquire);
+    if pool.is_null() || index == 0 || index as usize > REGS {
+        return None;
+    }
+    // SAFETY: inside the pool. Callers hold CONTROL or the lock of the registration's set, and keep one
+    // reference at a time; both locks are held where a registration changes hands.
+    Some(unsafe { &mut *(*pool.add(index as usize - 1)).get() })
+}
+
+fn tag(index: u32) -> u64 {
+    u64::from(COOKIE.load(Ordering::Relaxed)) << 32 | u64::from(index)
+}
+
+fn untag(data: u64) -> Option<u32> {
+    let cookie = COOKIE.load(Ordering::Relaxed);
+    (cookie != 0 && (data >> 32) as u32 == cookie).then_some(data as u32)
+}
+
+/// epoll_create() returned `epfd`.
+pub fn created(epfd: i32) {
+    conn::replaced(epfd);
+    if let Some(set) = new_set(epfd) {
+        table::set(epfd, Entry::Set(set));
+    }
+}
+
+fn new_set(epfd: i32) -> Option<&'static Set> {
+    if !process::enabled() {
+        return None;
+    }
+    for _ in 0..SETS {
+        let set = &SETS_AT[NEXT_SET.fetch_add(1, Ordering::Relaxed) % SETS];
+        if set.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            set.epfd.store(epfd, Ordering::Relaxed);
+            set.managed.store(0, Ordering::Relaxed);
+            set.cq.store(0, Ordering::Relaxed);
+            *set.list.lock() = List { head: 0, tail: 0, len: 0, kernel_at: 0, sleepers: 0 };
+            return Some(set);
+        }
+    }
+    None
+}
+
+/// Another descriptor of the same set.
+pub fn retain(set: &'static Set) {
+    set.refs.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A descriptor of the set is closed; with the last one its registrations go.
+pub fn close(set: &'static Set) {
+    if set.refs.load(Ordering::Acquire) > 1 {
+        set.refs.fetch_sub(1, Ordering::AcqRel);
+        return;
+    }
+    let mut control = CONTROL.lock();
+    for index in 1..=control.used {
+        if let Some(reg) = reg(index)
+            && reg.set.is_some_and(|other| core::ptr::eq(other, set))
+        {
+            remove(&mut control, index, reg.fd);
+        }
+    }
+    set.refs.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// epoll_ctl: done here for sockets that are or may come on a lane, by libc for the rest.
+pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Option<Result<usize, Errno>> {
+    let conn = match table::look(fd) {
+        Entry::Conn(conn) => Some(conn),
+        Entry::Socket => None,
+        _ => return None,
+    };
+    let set = match table::look(epfd) {
+        Entry::Set(set) => set,
+        Entry::None => {
+            let set = new_set(epfd)?;
+            table::set(epfd, Entry::Set(set));
+            set
+        }
+        _ => return None,
+    };
+    let mut control = CONTROL.lock();
+    if let Some(event) = event
+        && untag(event.u64).is_some()
+    {
+        // A program's word that looks like a tag: take another cookie while no tag is out.
+        if SETS_AT.iter().all(|set| set.managed.load(Ordering::Relaxed) == 0) {
+            COOKIE.store(0, Ordering::Relaxed);
+        }
+    }
+    let result = match (op, event) {
+        (libc::EPOLL_CTL_ADD, Some(mut event)) => {
+            let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
+            if done.is_ok() {
+                add(&mut control, set, fd, conn, event);
+            }
+            done
+        }
+        (libc::EPOLL_CTL_MOD, Some(mut event)) => {
+            match find(set, fd).and_then(|index| Some((index, reg(index)?))) {
+                Some((index, reg)) if reg.managed => {
+                    let mut tagged = libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index) };
+                    let done = sys::epoll_ctl(epfd, op, fd, Some(&mut tagged));
+                    if done.is_ok() {
+                        reg.events = event.events;
+                        reg.data = event.u64;
+                        let mut list = set.list.lock();
+                        reg.disarmed = false;
+                        reg.edge = true;
+                        reg.dirty = true;
+                        push(&mut list, index);
+                        let wake = list.sleepers > 0;
+                        drop(list);
+                        if wake {
+                            ring(set);
+                        }
+                    }
+                    done
+                }
+                known => {
+                    let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
+                    if done.is_ok()
+                        && let Some((_, reg)) = known
+                    {
+                        reg.events = event.events;
+                        reg.data = event.u64;
+                    }
+                    done
+                }
+            }
+        }
+        (libc::EPOLL_CTL_DEL, _) => {
+            let done = sys::epoll_ctl(epfd, op, fd, None);
+            if done.is_ok()
+                && let Some(index) = find(set, fd)
+            {
+                remove(&mut control, index, fd);
+            }
+            done
+        }
+        _ => return None,
+    };
+    Some(result)
+}
+
+fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, event: libc::epoll_event) {
+    let Some(index) = allocate(control) else {
+        // More registrations than we can keep: this connection stays on TCP.
+        if let Some(conn) = conn {
+            conn.block.phase.store(conn::phase::DONE, Ordering::Relaxed);
+            conn::note(conn.block, shunpike_wire::Reason::EpollSets);
+        }
+        return;
+    };
+    let (Some(reg), Some(head)) = (reg(index), table::regs(fd)) else { return };
+    *reg = Reg {
+        set: Some(set),
+        fd,
+        conn,
+        events: event.events,
+        data: event.u64,
+        next: head.load(Ordering::Relaxed),
+        managed: false,
+        listed: false,
+        prev_active: 0,
+        next_active: 0,
+        disarmed: false,
+        quiet: 0,
+        dirty: false,
+        edge: false,
+        seen: u64::MAX,
+    };
+    head.store(index, Ordering::Relaxed);
+    if conn.is_some_and(on_lane) {
+        take_over(index);
+    }
+}
+
+fn on_lane(conn: Conn) -> bool {
+    conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
+        || conn.block.phase.load(Ordering::Relaxed) == conn::phase::OPEN
+}
+
+fn allocate(control: &mut Control) -> Option<u32> {
+    if POOL.load(Ordering::Relaxed).is_null() {
+        POOL.store(reserve()?, Ordering::Release);
+    }
+    if control.free != 0 {
+        let index = control.free;
+        control.free = reg(index)?.next;
+        return Some(index);
+    }
+    if control.used as usize >= REGS {
+        return None;
+    }
+    control.used += 1;
+    Some(control.used)
+}
+
+fn reserve() -> Option<*mut UnsafeCell<Reg>> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let len = REGS * size_of::<Reg>();
+    // SAFETY: a fresh anonymous mapping touches no memory of ours. Zero is a valid Reg (no set, no conn).
+    unsafe { mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }
+        .ok()
+        .map(|at| at.cast())
+}
+
+fn find(set: &'static Set, fd: i32) -> Option<u32> {
+    indices(fd)
+        .find(|&index| reg(index).is_some_and(|reg| reg.set.is_some_and(|other| core::ptr::eq(other, set))))
+}
+
+/// Registrations of `fd`. Under CONTROL.
+fn indices(fd: i32) -> impl Iterator<Item = u32> {
+    let mut next = table::regs(fd).map_or(0, |head| head.load(Ordering::Relaxed));
+    core::iter::from_fn(move || {
+        let index = next;
+        next = reg(index)?.next;
+        Some(index)
+    })
+}
+
+fn remove(control: &mut Control, index: u32, fd: i32) {
+    if let Some(head) = table::regs(fd) {
+        let after = reg(index).map_or(0, |reg| reg.next);
+        if head.load(Ordering::Relaxed) == index {
+            head.store(after, Ordering::Relaxed);
+        } else {
+            let before = indices(fd).find(|&other| reg(other).is_some_and(|reg| reg.next == index));
+            if let Some(before) = before.and_then(reg) {
+                before.next = after;
+            }
+        }
+    }
+    let Some(reg) = reg(index) else { return };
+    if let Some(set) = reg.set {
+        unlist(set, index);
+        if reg.managed {
+            set.managed.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    reg.set = None;
+    reg.conn = None;
+    reg.managed = false;
+    reg.next = control.free;
+    control.free = index;
+}
+
+/// A socket that was registered before it was connected has become a connection.
+pub fn adopt(fd: i32) {
+    if table::regs(fd).is_none_or(|head| head.load(Ordering::Relaxed) == 0) {
+        return;
+    }
+    let _control = CONTROL.lock();
+    for index in indices(fd) {
+        if let Some(reg) = reg(index) {
+            reg.conn = table::conn(fd);
+        }
+    }
+}
+
+/// `fd` was closed: the kernel has dropped its registrations (or reports them by a dup's grace).
+pub fn forget(fd: i32) {
+    if table::regs(fd).is_none_or(|head| head.load(Ordering::Relaxed) == 0) {
+        return;
+    }
+    let mut control = CONTROL.lock();
+    while let Some(index) =
+        table::regs(fd).map(|head| head.load(Ordering::Relaxed)).filter(|&index| index != 0)
+    {
+        remove(&mut control, index, fd);
+    }
+}
+
+/// A connection comes on a lane: its registrations are answered from here.
+pub fn manage(conn: Conn, fd: i32) {
+    let _control = CONTROL.lock();
+    for index in indices(fd) {
+        if let Some(reg) = reg(index) {
+            reg.conn = Some(conn);
+        }
+        take_over(index);
+    }
+}
+
+/// Under CONTROL.
+fn take_over(index: u32) {
+    let Some(reg) = reg(index) else { return };
+    let Some(set) = reg.set else { return };
+    if COOKIE.load(Ordering::Relaxed) == 0 {
+        COOKIE.store(fresh_cookie(), Ordering::Relaxed);
+    }
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    if !reg.managed {
+        reg.managed = true;
+        set.managed.fetch_add(1, Ordering::SeqCst);
+        if set.cq.load(Ordering::Relaxed) == 0 {
+            let cq = process::next_cq();
+            if wait::add_doorbell(epfd, cq, tag(BELL)).is_ok() {
+                set.cq.store(u32::from(cq) + 1, Ordering::Release);
+            }
+        }
+    }
+    {
+        let mut list = set.list.lock();
+        reg.dirty = true;
+        reg.edge = true;
+        push(&mut list, index);
+    }
+    let mut tagged = libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index) };
+    // TCP is writable: the kernel reports the new registration at once, which wakes a thread that sleeps there.
+    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd, Some(&mut tagged));
+}
+
+fn fresh_cookie() -> u32 {
+    let mut bytes = [0u8; 4];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
+    (u32::from_ne_bytes(bytes) ^ clock::ticks() as u32).max(1) | 0x8000_0000
+}
+
+/// A connection is on TCP again: its registrations are the kernel's, as the program made them.
+pub fn restore(fd: i32) {
+    let _control = CONTROL.lock();
+    for index in indices(fd) {
+        let Some(reg) = reg(index) else { continue };
+        let Some(set) = reg.set.filter(|_| reg.managed) else { continue };
+        reg.managed = false;
+        set.managed.fetch_sub(1, Ordering::SeqCst);
+        unlist(set, index);
+        let events = if reg.disarmed { ONESHOT } else { reg.events };
+        let mut event = libc::epoll_event { events, u64: reg.data };
+        let _ = sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, fd, Some(&mut event));
+    }
+}
+
+/// Something changed on a connection outside of its peer's posts: its sets look at it.
+pub fn touch(fd: i32) {
+    let _control = CONTROL.lock();
+    touch_locked(fd, None);
+}
+
+/// Puts the registrations of `fd` on their active lists; sets other than `own` whose threads sleep are rung.
+fn touch_locked(fd: i32, own: Option<&'static Set>) {
+    for index in indices(fd) {
+        let Some(reg) = reg(index) else { continue };
+        let Some(set) = reg.set.filter(|_| reg.managed) else { continue };
+        let mut list = set.list.lock();
+        reg.dirty |= own.is_none();
+        push(&mut list, index);
+        let wake = list.sleepers > 0 && own.is_none_or(|own| !core::ptr::eq(own, set));
+        drop(list);
+        if wake {
+            ring(set);
+        }
+    }
+}
+
+fn ring(set: &Set) {
+    if let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1)
+        && let Some(bell) = process::doorbell(cq as u8)
+    {
+        wait::ring(bell);
+    }
+}
+
+fn push(list: &mut List, index: u32) {
+    let Some(reg_) = reg(index) else { return };
+    reg_.quiet = 0;
+    if reg_.listed {
+        return;
+    }
+    reg_.listed = true;
+    reg_.prev_active = list.tail;
+    reg_.next_active = 0;
+    match reg(list.tail) {
+        Some(tail) => tail.next_active = index,
+        None => list.head = index,
+    }
+    list.tail = index;
+    list.len += 1;
+}
+
+fn unlist(set: &'static Set, index: u32) {
+    pop(&mut set.list.lock(), index);
+}
+
+fn pop(list: &mut List, index: u32) {
+    let Some(gone) = reg(index).filter(|reg| reg.listed) else { return };
+    gone.listed = false;
+    let (prev, next) = (gone.prev_active, gone.next_active);
+    match reg(prev) {
+        Some(prev) => prev.next_active = next,
+        None => list.head = next,
+    }
+    match reg(next) {
+        Some(next) => next.prev_active = prev,
+        None => list.tail = prev,
+    }
+    list.len -= 1;
+}
+
+/// epoll_wait and its kin. `None`: no lane in this set, libc's business. `timeout` in nanoseconds.
+pub fn wait(
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Option<Result<usize, Errno>> {
+    let Entry::Set(set) = table::look(epfd) else { return None };
+    crate::session::pump_if_news();
+    if out.is_empty() {
+        return None;
+    }
+    let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
+    loop {
+        let mut n = 0;
+        if set.managed.load(Ordering::SeqCst) > 0 {
+            n = turn(set, epfd, out);
+            if n == 0 && timeout != Some(0) {
+                let hot = wait::spin(|| hot(set));
+                n = turn(set, epfd, out);
+                if n == 0 && hot {
+                    continue;
+                }
+            }
+        }
+        if n > 0 {
+            wake_others(set);
+            return Some(Ok(n));
+        }
+        let left = match (timeout, conn::remaining(deadline)) {
+            (Some(0), _) => Some(0),
+            (_, Ok(left)) => left,
+            (_, Err(_)) => Some(0),
+        };
+        match sleep(set, epfd, out, left, mask) {
+            Ok(0) if left == Some(0) => return Some(Ok(0)),
+            Ok(0) => {}
+            Ok(n) => {
+                wake_others(set);
+                return Some(Ok(n));
+            }
+            Err(errno) => return Some(Err(errno)),
+        }
+    }
+}
+
+/// A thread that goes back to the program with connections unarmed leaves them to the one that still sleeps.
+fn wake_others(set: &'static Set) {
+    let list = set.list.lock();
+    let wake = list.sleepers > 0 && list.len > 0;
+    drop(list);
+    if wake {
+        ring(set);
+    }
+}
+
+/// One look at lanes and, when it is time, at the kernel's part.
+fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event]) -> usize {
+    news(set);
+    let now = clock::ticks();
+    let mut list = set.list.lock();
+    let due = now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
+    let mut n = 0;
+    if due {
+        list.kernel_at = now;
+        drop(list);
+        n = kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0);
+        list = set.list.lock();
+    }
+    let n = n + scan(set, list, &mut out[n..]);
+    settle_unsettled(set);
+    n
+}
+
+/// Connections whose lanes closed under a look go back to the kernel, now that no lock is held.
+fn settle_unsettled(set: &'static Set) {
+    loop {
+        let found = {
+            let list = set.list.lock();
+            let mut at = list.head;
+            let mut found = None;
+            while let Some(reg) = reg(at) {
+                if let Some(conn) = reg.conn
+                    && conn.block.unsettled.load(Ordering::Relaxed) != 0
+                {
+                    found = Some((conn, reg.fd));
+                    break;
+                }
+                at = reg.next_active;
+            }
+            found
+        };
+        match found {
+            Some((conn, fd)) => conn::settle(conn, fd),
+            None => return,
+        }
+    }
+}
+
+/// Posted connections go on their active lists.
+fn news(set: &'static Set) {
+    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return };
+    for link in link::all() {
+        if link.has_news(cq as u8) {
+            let _control = CONTROL.lock();
+            link.take_news(cq as u8, |fd| touch_locked(fd, Some(set)));
+        }
+    }
+}
+
+/// Whether a turn would find something: for spinning.
+fn hot(set: &'static Set) -> bool {
+    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return false };
+    if link::all().any(|link| link.has_news(cq as u8)) {
+        return true;
+    }
+    let list = set.list.lock();
+    let mut at = list.head;
+    while let Some(reg) = reg(at) {
+        if let Some(conn) = reg.conn
+            && !reg.disarmed
+            && ready::changed(conn, reg.events, reg.seen)
+        {
+            return true;
+        }
+        at = reg.next_active;
+    }
+    false
+}
+
+/// Reports what is ready on the active list, each at most once and the first to the back; arms the quiet.
+fn scan(
+    set: &'static Set,
+    mut list: crate::mutex::Guard<'static, List>,
+    out: &mut [libc::epoll_event],
+) -> usize {
+    let mut n = 0;
+    for _ in 0..list.len {
+        if n == out.len() {
+            break;
+        }
+        let index = list.head;
+        let Some(reg) = reg(index) else { break };
+        pop(&mut list, index);
+        let Some(conn) = reg.conn.filter(|_| reg.managed && !reg.disarmed) else { continue };
+        let level = look(reg, conn);
+        match report(reg, &level) {
+            Some(event) => {
+                out[n] = event;
+                n += 1;
+                reg.quiet = 0;
+                if !reg.disarmed {
+                    push(&mut list, index);
+                }
+            }
+            None => {
+                let quiet = reg.quiet.saturating_add(1);
+                if quiet < QUIET || level.full || arm(set, reg, conn) {
+                    push(&mut list, index);
+                }
+                reg.quiet = quiet;
+            }
+        }
+    }
+    n
+}
+
+fn look(reg: &mut Reg, conn: Conn) -> Level {
+    let level = ready::level(conn, reg.fd, reg.events, reg.dirty);
+    reg.dirty = level.keep_looking;
+    level
+}
+
+/// The event to report, if there is one: level-triggered as it stands, edge-triggered once per news.
+fn report(reg: &mut Reg, level: &Level) -> Option<libc::epoll_event> {
+    let wanted = reg.events | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+    let events = level.events & wanted;
+    if events == 0 {
+        return None;
+    }
+    if reg.events & EDGE != 0 {
+        let fresh = reg.edge || level.edge || level.produced != reg.seen;
+        if !fresh {
+            return None;
+        }
+    }
+    reg.edge = false;
+    reg.seen = level.produced;
+    if level.edge
+        && let Some(conn) = reg.conn
+    {
+        conn.block.tx.starved.store(0, Ordering::Relaxed);
+    }
+    reg.disarmed = reg.events & ONESHOT != 0;
+    Some(libc::epoll_event { events, u64: reg.data })
+}
+
+/// Declares that publishers of this connection must post. True when there is news after all.
+fn arm(set: &Set, reg: &Reg, conn: Conn) -> bool {
+    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return true };
+    let block = conn.block;
+    if let Some(dmb) = rx::dmb(&block.rx) {
+        wait::arm(&block.rx, dmb.words(), Side::Readers, cq as u8);
+    }
+    if reg.events & libc::EPOLLOUT as u32 != 0
+        && let Some(dmb) = tx::dmb(&block.tx)
+    {
+        wait::arm(&block.tx, dmb.words(), Side::Writers, cq as u8);
+    }
+    ready::changed(conn, reg.events, reg.seen)
+}
+
+/// The kernel's part of the set: its own events go to the program, ours are looked at.
+fn kernel(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    timeout: i32,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let room = out.len().min(BATCH);
+    let mut n = sys::epoll_wait(epfd, &mut out[..room], timeout, mask)?;
+    let mut at = 0;
+    while at < n {
+        let event = out[at];
+        let Some(index) = untag(event.u64) else {
+            at += 1;
+            continue;
+        };
+        // A tag of ours: not the program's to see.
+        n -= 1;
+        out[at] = out[n];
+        if index == BELL {
+            continue;
+        }
+        let _control = CONTROL.lock();
+        let mut list = set.list.lock();
+        if let Some(reg) = reg(index)
+            && reg.set.is_some_and(|other| core::ptr::eq(other, set))
+        {
+            if reg.managed {
+                reg.dirty = true;
+                // TCP's own edges count while TCP carries the bytes.
+                reg.edge |= event.events & !(libc::EPOLLOUT as u32) != 0
+                    || reg.conn.is_some_and(|conn| conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN);
+                push(&mut list, index);
+            } else if reg.events & ONESHOT == 0 || !reg.disarmed {
+                // Restored between the kernel's report and now: it reports again under the program's own word.
+            }
+        }
+    }
+    Ok(n)
+}
+
+/// Arms everything, declares the sleep, looks once more, and waits in the kernel.
+fn sleep(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    left: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let lanes = set.managed.load(Ordering::SeqCst) > 0;
+    let mut bound = None;
+    if lanes && left != Some(0) {
+        let _critical = critical();
+        let mut list = set.list.lock();
+        let mut news = false;
+        for _ in 0..list.len {
+            let index = list.head;
+            let Some(reg) = reg(index) else { break };
+            pop(&mut list, index);
+            let Some(conn) = reg.conn.filter(|_| reg.managed && !reg.disarmed) else { continue };
+            let level = look(reg, conn);
+            let stays = arm(set, reg, conn);
+            news |=
+                stays || level.settled || level.events & reg.events & !EDGE != 0 && reg.events & EDGE == 0;
+            if level.full {
+                bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
+            }
+            if stays || level.full || level.settled || level.keep_looking && reg.events & EDGE == 0 {
+                push(&mut list, index);
+            }
+            if conn.block.refs.load(Ordering::Relaxed) > 1 {
+                bound = Some(bound.unwrap_or(u64::MAX).min(wait::SHARED_BOUND_NS));
+            }
+        }
+        if news {
+            return Ok(0);
+        }
+        list.sleepers += 1;
+        drop(list);
+        if let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) {
+            link::all().for_each(|link| link.declare_sleep(cq as u8));
+            if link::all().any(|link| link.has_news(cq as u8)) {
+                set.list.lock().sleepers -= 1;
+                return Ok(0);
+            }
+        }
+        process::count_sleep();
+    }
+    let shortest = match (left, bound) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    let ms = shortest.map_or(-1, |ns| i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX));
+    let result = kernel(set, epfd, out, ms, mask);
+    if lanes && left != Some(0) {
+        let mut list = set.list.lock();
+        list.sleepers -= 1;
+        list.kernel_at = clock::ticks();
+    }
+    result
+}
+
+/// Whether a poll() on the set's own descriptor would say readable: nested sets.
+pub fn readable(set: &'static Set) -> bool {
+    if set.managed.load(Ordering::SeqCst) == 0 {
+        return false;
+    }
+    news(set);
+    let list = set.list.lock();
+    let mut at = list.head;
+    while let Some(reg) = reg(at) {
+        if let Some(conn) = reg.conn.filter(|_| reg.managed && !reg.disarmed) {
+            let level = look(reg, conn);
+            let wanted = reg.events | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+            let fresh = reg.events & EDGE == 0 || reg.edge || level.edge || level.produced != reg.seen;
+            if level.events & wanted != 0 && fresh {
+                return true;
+            }
+        }
+        at = reg.next_active;
+    }
+    false
+}
+
+/// Whether lanes are in the set.
+pub fn has_lanes(set: &Set) -> bool {
+    set.managed.load(Ordering::SeqCst) > 0
+}
+
+/// In a forked child: only this thread exists, no lock is held by anybody.
+pub fn after_fork_in_child() {
+    CONTROL.reopen();
+    for set in &SETS_AT {
+        set.list.reopen();
+    }
+}

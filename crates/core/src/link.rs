@@ -1,0 +1,206 @@
+//! Link groups: what a pair of processes shares. A page with news for each completion queue, and the peer's
+//! doorbells.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
+
+use shunpike_shm::arena::Block;
+use shunpike_shm::pages::{CQS, CqNews, LinkPage};
+
+use crate::wait;
+
+/// Link groups that a process can be part of at a time; connections beyond stay on TCP.
+pub const LINKS: usize = 512;
+/// Connections of a link group.
+pub const SLOTS: usize = 256;
+
+/// One link group as this process sees it.
+pub struct Link {
+    used: AtomicBool,
+    /// Broker session (count of them in this process) that `id` belongs to.
+    session: AtomicU32,
+    id: AtomicU32,
+    side: AtomicU8,
+    page: AtomicUsize,
+    bells: [AtomicI32; CQS],
+    /// Descriptor, plus one, of the connection in each news slot.
+    slots: [AtomicI32; SLOTS],
+    conns: AtomicU32,
+}
+
+static TABLE: [Link; LINKS] = [const { Link::new() }; LINKS];
+static HIGH: AtomicU32 = AtomicU32::new(0);
+
+impl Link {
+    const fn new() -> Self {
+        Self {
+            used: AtomicBool::new(false),
+            session: AtomicU32::new(0),
+            id: AtomicU32::new(0),
+            side: AtomicU8::new(0),
+            page: AtomicUsize::new(0),
+            bells: [const { AtomicI32::new(-1) }; CQS],
+            slots: [const { AtomicI32::new(0) }; SLOTS],
+            conns: AtomicU32::new(0),
+        }
+    }
+
+    fn half(&self, to: usize, cq: u8) -> Option<&'static CqNews> {
+        let page = self.page.load(Ordering::Relaxed) as *const LinkPage;
+        // SAFETY: set once, to a verified mapping of a link page that is never unmapped; atomics only.
+        unsafe { page.as_ref() }?.halves.get(to)?.get(usize::from(cq))
+    }
+
+    /// Posts "look at `slot`" to queue `cq` of side `to`, and rings its doorbell if the consumer sleeps.
+    pub fn post(&self, to: usize, cq: u8, slot: u16) {
+        let Some(half) = self.half(to, cq) else { return };
+        if let Some(word) = half.news.get(usize::from(slot / 64)) {
+            // Release pairs with the Acquire of `take_news`; the read-modify-write and fence with `sleep_on`.
+            word.fetch_or(1 << (slot % 64), Ordering::AcqRel);
+        }
+        fence(Ordering::SeqCst);
+        let epoch = half.sleeps.load(Ordering::Acquire);
+        if epoch != 0 {
+            self.ring(cq);
+            let _ = half.sleeps.compare_exchange(epoch, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    fn ring(&self, cq: u8) {
+        // A hostile mask names queues that were never announced: their doorbell is -1.
+        if let Some(bell) = self.bells.get(usize::from(cq)) {
+            wait::ring(bell.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Declares that queue `cq` of our side `side` goes to sleep. News must be looked at once more after.
+    pub fn sleep_on(&self, side: usize, cq: u8) {
+        if let Some(half) = self.half(side, cq) {
+            half.sleeps.swap(fresh_epoch(), Ordering::AcqRel);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// `sleep_on` for our own side.
+    pub fn declare_sleep(&self, cq: u8) {
+        self.sleep_on(usize::from(self.side.load(Ordering::Relaxed)), cq);
+    }
+
+    /// Whether queue `cq` has news for us.
+    pub fn has_news(&self, cq: u8) -> bool {
+        let side = usize::from(self.side.load(Ordering::Relaxed));
+        self.half(side, cq).is_some_and(|half| half.news.iter().any(|word| word.load(Ordering::Acquire) != 0))
+    }
+
+    /// Takes the news of queue `cq` and calls `each` with the descriptor of every connection named.
+    pub fn take_news(&self, cq: u8, mut each: impl FnMut(i32)) {
+        let side = usize::from(self.side.load(Ordering::Relaxed));
+        let Some(half) = self.half(side, cq) else { return };
+        for (word, slots) in half.news.iter().zip(self.slots.chunks(64)) {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // Taken before the connections are looked at: what is posted meanwhile is found the next time.
+            // Acquire pairs with the Release of `post`.
+            let mut bits = word.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let slot = bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if let Some(fd) = slots.get(slot).map(|fd| fd.load(Ordering::Relaxed)).filter(|&fd| fd > 0) {
+                    each(fd - 1);
+                }
+            }
+        }
+    }
+}
+
+/// Never 0; shared by all link pages, unique in this process as far as it matters (a sleep outlasting 2^32).
+fn fresh_epoch() -> u64 {
+    static EPOCH: AtomicU32 = AtomicU32::new(0);
+    u64::from(EPOCH.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
+}
+
+/// All link groups in use.
+pub fn all() -> impl Iterator<Item = &'static Link> {
+    let high = HIGH.load(Ordering::Acquire) as usize;
+    TABLE.iter().take(high).filter(|link| link.used.load(Ordering::Acquire))
+}
+
+/// The link group of a connection.
+#[inline]
+pub fn of(block: &Block) -> Option<&'static Link> {
+    TABLE.get((block.link.load(Ordering::Relaxed) as usize).wrapping_sub(1))
+}
+
+/// The link group `id` of broker session `session`, seen from `side`. Under the session's lock.
+pub fn find(session: u32, id: u32, side: u8) -> Option<&'static Link> {
+    all().find(|link| {
+        link.session.load(Ordering::Relaxed) == session
+            && link.id.load(Ordering::Relaxed) == id
+            && link.side.load(Ordering::Relaxed) == side
+    })
+}
+
+/// Enters a new link group. Under the session's lock. `None` when the table is full.
+pub fn enter(session: u32, id: u32, side: u8, page: usize, bells: [i32; CQS]) -> Option<&'static Link> {
+    let (index, link) = TABLE.iter().enumerate().find(|(_, link)| !link.used.load(Ordering::Relaxed))?;
+    link.session.store(session, Ordering::Relaxed);
+    link.id.store(id, Ordering::Relaxed);
+    link.side.store(side, Ordering::Relaxed);
+    link.page.store(page, Ordering::Relaxed);
+    for (to, bell) in link.bells.iter().zip(bells) {
+        to.store(bell, Ordering::Relaxed);
+    }
+    link.conns.store(0, Ordering::Relaxed);
+    // Release pairs with the Acquire in `all`.
+    link.used.store(true, Ordering::Release);
+    HIGH.fetch_max(index as u32 + 1, Ordering::AcqRel);
+    Some(link)
+}
+
+/// The other side's view of a link group that joins a process to itself.
+pub fn mirror(session: u32, id: u32, side: u8) -> Option<&'static Link> {
+    let other = find(session, id, 1 - side)?;
+    let bells = core::array::from_fn(|cq| other.bells[cq].load(Ordering::Relaxed));
+    enter(session, id, side, other.page.load(Ordering::Relaxed), bells)
+}
+
+/// The link group has ended at the broker: its doorbells are closed once no connection is on it. The page
+/// stays mapped; a poster that is late finds a doorbell of -1.
+pub fn gone(session: u32, id: u32) {
+    for side in 0..2 {
+        if let Some(link) = find(session, id, side)
+            && link.conns.load(Ordering::Acquire) == 0
+        {
+            let mirrored = find(session, id, 1 - side).is_some();
+            for bell in &link.bells {
+                let bell = bell.swap(-1, Ordering::AcqRel);
+                if !mirrored {
+                    crate::session::close_raw(bell);
+                }
+            }
+            link.used.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Puts a connection on the link, in news slot `slot`.
+pub fn join(link: &'static Link, block: &Block, slot: u16, fd: i32) {
+    let index = TABLE.iter().position(|other| core::ptr::eq(other, link)).unwrap_or(0);
+    block.slot.store(slot, Ordering::Relaxed);
+    block.side.store(link.side.load(Ordering::Relaxed), Ordering::Relaxed);
+    if let Some(at) = link.slots.get(usize::from(slot)) {
+        at.store(fd + 1, Ordering::Relaxed);
+    }
+    link.conns.fetch_add(1, Ordering::Relaxed);
+    block.link.store(index as u32 + 1, Ordering::Release);
+}
+
+/// Takes a connection off its link.
+pub fn part(block: &Block) {
+    let Some(link) = of(block) else { return };
+    block.link.store(0, Ordering::Relaxed);
+    if let Some(at) = link.slots.get(usize::from(block.slot.load(Ordering::Relaxed))) {
+        at.store(0, Ordering::Relaxed);
+    }
+    link.conns.fetch_sub(1, Ordering::Relaxed);
+}

@@ -1,0 +1,290 @@
+//! poll and select over mixed descriptors: lanes are answered here, the rest by the kernel, in one wait.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::mode;
+use shunpike_shm::lane::Side;
+
+use crate::table::{self, Conn, Entry};
+use crate::tls::critical;
+use crate::wait;
+use crate::{conn, epoll, process, ready, rx, session, sys, tx};
+
+/// Descriptors of a call that are handled on the stack.
+const FEW: usize = 64;
+
+/// Whether a descriptor of the call is, or may come, on a lane: use `poll`. Else libc's business.
+pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
+    fds.iter().any(|one| match table::look(one.fd) {
+        Entry::Conn(_) => true,
+        Entry::Set(set) => epoll::has_lanes(set),
+        _ => false,
+    })
+}
+
+/// poll(2) with lanes among `fds`. `timeout` in nanoseconds.
+pub fn poll(
+    fds: &mut [libc::pollfd],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let mut few = [libc::pollfd { fd: -1, events: 0, revents: 0 }; FEW];
+    let need = fds.len() + 1;
+    if need <= FEW {
+        return poll_with(fds, &mut few[..need], timeout, mask);
+    }
+    let Some(many) = Scratch::new(need) else { return Err(Errno::NOMEM) };
+    poll_with(fds, many.slice(), timeout, mask)
+}
+
+fn poll_with(
+    fds: &mut [libc::pollfd],
+    kernel: &mut [libc::pollfd],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
+    loop {
+        let mut n = 0;
+        let mut others = false;
+        let mut lanes = false;
+        for (one, slot) in fds.iter_mut().zip(kernel.iter_mut()) {
+            one.revents = 0;
+            *slot = libc::pollfd { fd: one.fd, events: one.events, revents: 0 };
+            match table::look(one.fd) {
+                Entry::Conn(conn) if ready::on_lane(conn) => {
+                    let level = ready::level(conn, one.fd, one.events as u16 as u32, true);
+                    conn::settle(conn, one.fd);
+                    let wanted = one.events | libc::POLLERR | libc::POLLHUP;
+                    // RDNORM and WRNORM are IN and OUT under their STREAMS names.
+                    one.revents = (level.events as i16 | norm(level.events as i16)) & wanted;
+                    slot.fd = -1;
+                    lanes = true;
+                }
+                Entry::Set(set) if epoll::readable(set) => {
+                    one.revents = one.events & (libc::POLLIN | libc::POLLRDNORM);
+                    slot.fd = if one.revents != 0 { -1 } else { one.fd };
+                    others |= one.revents == 0;
+                    lanes = true;
+                }
+                _ => others |= one.fd >= 0,
+            }
+            n += usize::from(one.revents != 0);
+        }
+        if others && (lanes || timeout == Some(0)) {
+            sys::poll(&mut kernel[..fds.len()], Some(0), mask)?;
+            n += take(fds, kernel);
+        }
+        if n > 0 || timeout == Some(0) {
+            return Ok(n);
+        }
+        if lanes && wait::spin(|| any_changed(fds)) {
+            continue;
+        }
+        let left = match conn::remaining(deadline) {
+            Ok(left) => left,
+            Err(_) => return Ok(0),
+        };
+        let Ok(sleeper) = wait::thread_sleeper() else { return Err(Errno::NOMEM) };
+        let cq = wait::thread_cq();
+        let bound = prepare(fds, kernel, cq);
+        if any_changed(fds) {
+            continue;
+        }
+        kernel[fds.len()] = libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 };
+        let shortest = match (left, bound) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        if lanes {
+            process::count_sleep();
+        }
+        sys::poll(kernel, shortest, mask)?;
+        if kernel[fds.len()].revents != 0 {
+            wait::consume_edge(sleeper);
+        }
+        if !lanes {
+            n = take(fds, kernel);
+            if n > 0 {
+                return Ok(n);
+            }
+        }
+    }
+}
+
+fn norm(events: i16) -> i16 {
+    let mut more = 0;
+    if events & libc::POLLIN != 0 {
+        more |= libc::POLLRDNORM;
+    }
+    if events & libc::POLLOUT != 0 {
+        more |= libc::POLLWRNORM;
+    }
+    more
+}
+
+/// The kernel's answers for what is its own.
+fn take(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) -> usize {
+    let mut n = 0;
+    for (one, slot) in fds.iter_mut().zip(kernel) {
+        if slot.fd >= 0 && slot.revents != 0 {
+            one.revents = slot.revents;
+            n += 1;
+        }
+    }
+    n
+}
+
+fn any_changed(fds: &[libc::pollfd]) -> bool {
+    fds.iter().any(|one| match table::look(one.fd) {
+        Entry::Conn(conn) if ready::on_lane(conn) => ready::changed(conn, one.events as u16 as u32, 0),
+        _ => false,
+    })
+}
+
+/// Arms every lane of the call for queue `cq`, and puts its TCP socket among what the kernel watches. Returns
+/// how long the sleep may be at most.
+fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> Option<u64> {
+    let _critical = critical();
+    let mut bound: Option<u64> = None;
+    for (one, slot) in fds.iter().zip(kernel.iter_mut()) {
+        let Entry::Conn(conn) = table::look(one.fd) else { continue };
+        if !ready::on_lane(conn) {
+            continue;
+        }
+        let block = conn.block;
+        let mut events = libc::POLLRDHUP;
+        if one.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
+            events |= libc::POLLIN;
+            if let Some(dmb) = rx::dmb(&block.rx) {
+                wait::declare(block, &block.rx, dmb.words(), Side::Readers, cq);
+            }
+        }
+        if one.events & (libc::POLLOUT | libc::POLLWRNORM) != 0 {
+            match tx::dmb(&block.tx).filter(|_| block.tx.mode.load(Ordering::Relaxed) == mode::LANE) {
+                Some(dmb) => {
+                    wait::declare(block, &block.tx, dmb.words(), Side::Writers, cq);
+                    let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000;
+                    bound = Some(bound.map_or(grace, |other| other.min(grace)));
+                }
+                None => events |= libc::POLLOUT,
+            }
+        }
+        if block.refs.load(Ordering::Relaxed) > 1 {
+            bound = Some(bound.map_or(wait::SHARED_BOUND_NS, |other| other.min(wait::SHARED_BOUND_NS)));
+        }
+        *slot = libc::pollfd { fd: one.fd, events: events | one.events & libc::POLLPRI, revents: 0 };
+    }
+    bound
+}
+
+/// Memory for a call with many descriptors: poll may be called in a signal handler, so no malloc.
+struct Scratch {
+    base: *mut libc::pollfd,
+    n: usize,
+}
+
+impl Scratch {
+    fn new(n: usize) -> Option<Self> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let len = n * size_of::<libc::pollfd>();
+        // SAFETY: a fresh anonymous mapping touches no memory of ours.
+        let base = unsafe {
+            mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .ok()?;
+        Some(Self { base: base.cast(), n })
+    }
+
+    #[allow(clippy::mut_from_ref, reason = "called once, by the owner")]
+    fn slice(&self) -> &mut [libc::pollfd] {
+        // SAFETY: our own mapping of n zeroed pollfds, lent out once.
+        unsafe { core::slice::from_raw_parts_mut(self.base, self.n) }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; the slice lent out borrows from self.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.n * size_of::<libc::pollfd>()) };
+    }
+}
+
+/// One set of select(2): bits in the program's memory, or none.
+type FdSet = *mut u64;
+
+/// Whether select's sets hold something of ours; `fds` is the call as pollfds.
+pub struct Select {
+    scratch: Scratch,
+    used: usize,
+    sets: [FdSet; 3],
+    words: usize,
+}
+
+const WANTS: [i16; 3] = [
+    libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR,
+    libc::POLLOUT | libc::POLLERR,
+    libc::POLLPRI,
+];
+
+impl Select {
+    /// The call as pollfds. `None` when no descriptor in it is ours: libc's business.
+    ///
+    /// # Safety
+    /// Each set is null or the program's, with `nfds` bits, rounded up to a long.
+    pub unsafe fn new(nfds: i32, sets: [FdSet; 3]) -> Option<Self> {
+        let nfds = usize::try_from(nfds).ok()?;
+        let words = nfds.div_ceil(64);
+        let at = |set: FdSet, fd: usize| {
+            // SAFETY: fd < nfds, so inside the program's set.
+            !set.is_null() && unsafe { *set.add(fd / 64) } >> (fd % 64) & 1 != 0
+        };
+        let in_any = |fd: usize| sets.iter().any(|&set| at(set, fd));
+        if !(0..nfds).any(|fd| !table::is_none(fd as i32) && in_any(fd)) {
+            return None;
+        }
+        let count = (0..nfds).filter(|&fd| in_any(fd)).count();
+        let scratch = Scratch::new(count.max(1))?;
+        let mut used = 0;
+        for fd in (0..nfds).filter(|&fd| in_any(fd)) {
+            let events = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+            let events = (0..3).filter(|&i| at(sets[i], fd)).fold(0, |sum, i| sum | events[i]);
+            scratch.slice()[used] = libc::pollfd { fd: fd as i32, events, revents: 0 };
+            used += 1;
+        }
+        Some(Self { scratch, used, sets, words })
+    }
+
+    /// The descriptors of the call.
+    #[allow(clippy::mut_from_ref, reason = "one borrow at a time, by the caller")]
+    pub fn fds(&self) -> &mut [libc::pollfd] {
+        &mut self.scratch.slice()[..self.used]
+    }
+
+    /// Writes the result back and returns the number of bits, as select does. Errors: EBADF.
+    pub fn answer(&self) -> Result<usize, Errno> {
+        if self.fds().iter().any(|one| one.revents & libc::POLLNVAL != 0) {
+            return Err(Errno::BADF);
+        }
+        for set in self.sets.into_iter().filter(|set| !set.is_null()) {
+            for word in 0..self.words {
+                // SAFETY: as in `new`.
+                unsafe { *set.add(word) = 0 };
+            }
+        }
+        let mut n = 0;
+        for one in self.fds().iter() {
+            let asked = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+            for i in 0..3 {
+                if one.events & asked[i] != 0 && one.revents & WANTS[i] != 0 {
+                    let fd = one.fd as usize;
+                    // SAFETY: as in `new`.
+                    unsafe { *self.sets[i].add(fd / 64) |= 1 << (fd % 64) };
+                    n += 1;
+                }
+            }
+        }
+        Ok(n)
+    }
+}

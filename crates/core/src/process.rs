@@ -1,0 +1,206 @@
+//! The process: its arena, its doorbells, the broker's knobs; start-up and fork.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+
+use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use rustix::io::Errno;
+use shunpike_shm::arena::{Arena, Block, Header};
+use shunpike_shm::pages::{CQS, KnobPage};
+
+use crate::mutex::Mutex;
+use crate::table::{self, Entry};
+use crate::{clock, epoll, session, sys, wait};
+
+/// Doorbells, and so completion queues, of a process.
+pub const BELLS: usize = 4;
+const _: () = assert!(BELLS <= CQS);
+
+static ENABLED: AtomicBool = AtomicBool::new(false);
+static EAGER: AtomicBool = AtomicBool::new(false);
+static PID: AtomicU32 = AtomicU32::new(0);
+static CPUS: AtomicU32 = AtomicU32::new(1);
+static ARENA: Mutex<Option<Arena>> = Mutex::new(None);
+static DOORBELLS: [AtomicI32; BELLS] = [const { AtomicI32::new(-1) }; BELLS];
+static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
+static NEXT_CQ: AtomicU32 = AtomicU32::new(0);
+static KNOBS: AtomicPtr<KnobPage> = AtomicPtr::new(core::ptr::null_mut());
+
+/// What holds until a broker says otherwise.
+static DEFAULTS: KnobPage = KnobPage {
+    active: AtomicU32::new(1),
+    dmb_copy: AtomicU32::new(0),
+    rmem_class: AtomicU32::new(4),
+    nominate_calls: AtomicU32::new(8),
+    nominate_bytes: AtomicU32::new(65536),
+    spin_us: AtomicU32::new(30),
+    grace_ms: AtomicU32::new(100),
+    cpus: AtomicU32::new(1),
+};
+
+/// What the environment asks for.
+#[derive(Copy, Clone, Default)]
+pub struct Options {
+    /// Nominate at connect and accept, and let the first data call wait for its lane.
+    pub eager: bool,
+}
+
+/// Start-up, once, before the program's first instruction where the loader allows it. In this order:
+pub fn start(options: Options) {
+    // 1. Who we are: fork is noticed by comparing.
+    PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+    // 2. The clock that bounds spins.
+    clock::calibrate();
+    // 3. How many CPUs this process may spin on.
+    if let Ok(set) = rustix::thread::sched_getaffinity(None) {
+        CPUS.store(set.count().max(1), Ordering::Relaxed);
+    }
+    // 4. Readers without a lock are waited for by membarrier; without it nothing is unmapped.
+    let _ = sys::membarrier_register();
+    EAGER.store(options.eager, Ordering::Relaxed);
+    // 5. The table, last: before it every descriptor is libc's business.
+    ENABLED.store(table::init(), Ordering::Release);
+}
+
+/// Whether connections are watched at all.
+#[inline]
+pub fn enabled() -> bool {
+    ENABLED.load(Ordering::Acquire)
+}
+
+/// Whether first data calls wait for their lane.
+pub fn eager() -> bool {
+    EAGER.load(Ordering::Relaxed)
+}
+
+/// Process id as of start-up or the last fork that we know of.
+#[inline]
+pub fn pid() -> u32 {
+    PID.load(Ordering::Relaxed)
+}
+
+/// Whether a spin can pay: the peer needs another CPU.
+pub fn may_spin() -> bool {
+    knobs().cpus.load(Ordering::Relaxed).max(CPUS.load(Ordering::Relaxed)) > 1
+}
+
+/// The broker's knobs, or the defaults.
+#[inline]
+pub fn knobs() -> &'static KnobPage {
+    // SAFETY: null, or a verified mapping of a knob page that is never unmapped.
+    unsafe { KNOBS.load(Ordering::Acquire).as_ref() }.unwrap_or(&DEFAULTS)
+}
+
+/// Follows the knobs of a broker.
+pub(crate) fn follow(knobs: *mut KnobPage) {
+    KNOBS.store(knobs, Ordering::Release);
+}
+
+/// Takes a block for a new connection; `None` when there is no memory or no block left.
+pub fn allocate() -> Option<&'static Block> {
+    let mut arena = ARENA.lock();
+    if arena.is_none() {
+        let made = Arena::create(pid()).ok()?.with_fd(internal)?;
+        HEADER.store(core::ptr::from_ref(made.header()).cast_mut(), Ordering::Release);
+        *arena = Some(made);
+    }
+    let block = arena.as_ref()?.allocate()?;
+    block.pid.store(pid(), Ordering::Relaxed);
+    Some(block)
+}
+
+/// The connection id of a block of this process's own arena.
+pub fn index(block: &Block) -> Option<u32> {
+    ARENA.lock().as_ref()?.index(block)
+}
+
+/// The block number `index` of this process's own arena.
+pub fn block(index: u32) -> Option<&'static Block> {
+    ARENA.lock().as_ref().map(|arena| arena.block(index))
+}
+
+/// Calls `f` with the arena's memfd.
+pub fn with_arena_fd<T>(f: impl FnOnce(rustix::fd::BorrowedFd<'_>) -> T) -> Option<T> {
+    ARENA.lock().as_ref().map(|arena| f(arena.fd().as_fd()))
+}
+
+/// The process's counters, once it has a connection.
+pub fn header() -> Option<&'static Header> {
+    // SAFETY: null, or the header of an arena; arenas are never unmapped.
+    unsafe { HEADER.load(Ordering::Acquire).as_ref() }
+}
+
+/// Counts a sleep.
+pub fn count_sleep() {
+    if let Some(header) = header() {
+        header.sleeps.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Doorbell of queue `cq`, made when first asked for.
+pub fn doorbell(cq: u8) -> Option<i32> {
+    let slot = DOORBELLS.get(usize::from(cq))?;
+    let bell = slot.load(Ordering::Acquire);
+    if bell >= 0 {
+        return Some(bell);
+    }
+    let made = internal(wait::new_doorbell().ok()?).ok()?.into_raw_fd();
+    match slot.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(made),
+        Err(other) => {
+            table::take(made);
+            // SAFETY: ours, made above, and nobody else knows it.
+            unsafe { rustix::io::close(made) };
+            Some(other)
+        }
+    }
+}
+
+/// The least-used queue's number, in turn.
+pub fn next_cq() -> u8 {
+    (NEXT_CQ.fetch_add(1, Ordering::Relaxed) % BELLS as u32) as u8
+}
+
+/// Moves a descriptor of ours to a high number, CLOEXEC, and marks it as not the program's.
+pub fn internal(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
+    let floor = (limit.min(1 << 16) * 3 / 4) as i32;
+    let high = match rustix::io::fcntl_dupfd_cloexec(&fd, floor) {
+        Ok(high) => {
+            drop(fd);
+            high
+        }
+        Err(_) => fd,
+    };
+    table::set(high.as_raw_fd(), Entry::Internal);
+    Ok(high)
+}
+
+/// Takes the mark of `internal` away and closes.
+pub fn close_internal(fd: OwnedFd) {
+    table::take(fd.as_raw_fd());
+    drop(fd);
+}
+
+/// Before fork(): the child will hold every connection too. Should fork() fail, the count stays too high, which
+/// only keeps these connections from coming on a lane anew.
+pub fn before_fork() {
+    for (_, entry) in table::all() {
+        if let Entry::Conn(conn) = entry {
+            conn.block.retain();
+        }
+    }
+}
+
+/// In a forked child, before anything else of ours: only this thread exists.
+pub fn after_fork_in_child() {
+    PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+    ARENA.reopen();
+    // The parent's arena stays mapped: inherited connections live in it. New ones get our own.
+    if let Some(arena) = ARENA.lock().take() {
+        table::take(arena.fd().as_raw_fd());
+        HEADER.store(core::ptr::null_mut(), Ordering::Release);
+        drop(arena);
+    }
+    session::after_fork_in_child();
+    epoll::after_fork_in_child();
+}

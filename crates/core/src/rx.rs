@@ -1,0 +1,512 @@
+//! Receiving: kernel TCP, then bounded by the start word, then the ring, and back (models/lane.pml, Rd).
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::lane::{Cursor, Dmb, Side};
+use shunpike_wire::Reason;
+
+use crate::bufs::Bufs;
+use crate::conn::{self, Outcome};
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::wait::{self, Woken};
+use crate::{clock, process, session, sys};
+
+/// TCP is asked how it is at most this often by calls that find the ring empty and do not wait, microseconds.
+pub const TCP_CHECK_US: u64 = 500;
+const NEWS: i16 = libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI;
+
+/// What one look at the connection gave.
+enum Step {
+    /// So many bytes.
+    Data(usize),
+    /// The mode changed: look again.
+    Again,
+    /// Plain TCP: libc's business.
+    Plain,
+    /// Nothing there now.
+    Empty,
+    /// The connection is broken.
+    Failed(Errno),
+}
+
+/// recv and its kin. `real` is libc's call for the very same arguments, for a connection on plain TCP.
+pub fn receive(
+    conn: Conn,
+    fd: i32,
+    iov: &[libc::iovec],
+    flags: i32,
+    real: impl FnOnce() -> isize,
+) -> Outcome {
+    let outcome = attempt(conn, fd, iov, flags, real);
+    conn::settle(conn, fd);
+    outcome
+}
+
+fn attempt(conn: Conn, fd: i32, iov: &[libc::iovec], flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+    session::pump_if_news();
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return Outcome::Libc(real());
+    }
+    if process::eager() {
+        conn::await_lane(conn, fd);
+    }
+    let mut bufs = Bufs::new(iov);
+    let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let mut wait = Wait::new(flags);
+    loop {
+        if conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
+            return plain(conn, fd, &mut bufs, flags, real);
+        }
+        match step(conn, fd, &bufs, flags) {
+            Step::Data(n) => {
+                bufs.advance(n);
+                if !whole || bufs.left() == 0 || n == 0 {
+                    return Outcome::Ours(Ok(bufs.done()));
+                }
+            }
+            Step::Again | Step::Plain => {}
+            Step::Failed(errno) => return ended(&bufs, errno),
+            Step::Empty => match wait.more(conn, fd) {
+                Ok(()) => {}
+                Err(errno) => return ended(&bufs, errno),
+            },
+        }
+    }
+}
+
+/// Bytes already delivered come before an error, which the next call meets again.
+fn ended(bufs: &Bufs<'_>, errno: Errno) -> Outcome {
+    Outcome::Ours(if bufs.done() > 0 { Ok(bufs.done()) } else { Err(errno) })
+}
+
+/// On plain TCP: count what libc's call brings, and let nobody offer a lane while a thread is inside it.
+fn plain(conn: Conn, fd: i32, bufs: &mut Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+    let half = &conn.block.rx;
+    half.inflight.fetch_add(1, Ordering::SeqCst);
+    if half.mode.load(Ordering::SeqCst) != mode::PLAIN {
+        // A lane was offered meanwhile: this call must not read beyond its beginning. Rare; a short look
+        // through the lane's eyes is enough for a caller that finds nothing yet.
+        half.inflight.fetch_sub(1, Ordering::SeqCst);
+        return match step(conn, fd, bufs, flags) {
+            Step::Data(n) => Outcome::Ours(Ok(bufs.done() + n)),
+            _ if bufs.done() > 0 => Outcome::Ours(Ok(bufs.done())),
+            _ => retry(conn, fd, bufs, flags),
+        };
+    }
+    let (n, outcome) = if bufs.done() == 0 {
+        let n = real();
+        (usize::try_from(n).unwrap_or(0), Outcome::Libc(n))
+    } else {
+        // A lane ended in the middle of a MSG_WAITALL.
+        let mut iov = Bufs::kernel_iov();
+        let used = bufs.for_kernel(&mut iov, usize::MAX);
+        let n = sys::recv(fd, &mut iov[..used], flags).unwrap_or(0);
+        (n, Outcome::Ours(Ok(bufs.done() + n)))
+    };
+    half.inflight.fetch_sub(1, Ordering::SeqCst);
+    if n > 0 && flags & libc::MSG_PEEK == 0 {
+        half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
+        half.tcp_calls.fetch_add(1, Ordering::Relaxed);
+        conn::moved(conn, fd);
+    }
+    outcome
+}
+
+/// The loop of `receive` once more, for the call that met an offer on its way into the kernel.
+fn retry(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Outcome {
+    let mut wait = Wait::new(flags);
+    loop {
+        match step(conn, fd, bufs, flags) {
+            Step::Data(n) => return Outcome::Ours(Ok(n)),
+            Step::Failed(errno) => return Outcome::Ours(Err(errno)),
+            Step::Again => {}
+            Step::Plain => {
+                let mut iov = Bufs::kernel_iov();
+                let used = bufs.for_kernel(&mut iov, usize::MAX);
+                let got = sys::recv(fd, &mut iov[..used], flags);
+                if let Ok(n) = got
+                    && flags & libc::MSG_PEEK == 0
+                {
+                    conn.block.rx.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
+                }
+                return Outcome::Ours(got);
+            }
+            Step::Empty => {
+                if let Err(errno) = wait.more(conn, fd) {
+                    return Outcome::Ours(Err(errno));
+                }
+            }
+        }
+    }
+}
+
+/// One attempt, under the receive lock.
+fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
+    let _critical = critical();
+    let half = &conn.block.rx;
+    let guard = half.lock.lock();
+    if !conn.current() {
+        return Step::Failed(Errno::BADF);
+    }
+    if guard.inherited {
+        recover(conn.block, fd);
+    }
+    match half.mode.load(Ordering::Relaxed) {
+        mode::LANE => {
+            let step = ring(conn, fd, bufs, flags);
+            drop(guard);
+            if let Step::Data(_) = step
+                && let Some(dmb) = dmb(half)
+                && flags & libc::MSG_PEEK == 0
+            {
+                wake_writers(conn.block, &dmb);
+            }
+            step
+        }
+        mode::GRANTED | mode::DEBT => bounded(conn, fd, bufs, flags),
+        _ => Step::Plain,
+    }
+}
+
+/// The lane's DMB, ours.
+#[inline]
+pub fn dmb(half: &Half) -> Option<Dmb> {
+    let base = half.dmb.load(Ordering::Relaxed);
+    // SAFETY: set by `grant` to a mapping of a DMB with this ring size; unmapped only after every thread
+    // has left the critical section in which it may have read the address.
+    (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
+}
+
+/// Rings writers once a good part of the ring is free, so that they do not wake for a few bytes.
+#[inline]
+fn wake_writers(block: &Block, dmb: &Dmb) {
+    let words = dmb.words();
+    if words.waiting(Side::Writers).declared() {
+        let unread = words.prod().offset().wrapping_sub(block.rx.cursor.load(Ordering::Relaxed));
+        if dmb.size().saturating_sub(unread) >= writable_at(dmb) {
+            wait::notify(block, words, Side::Writers);
+        }
+    }
+}
+
+/// Free bytes from which on a lane counts as writable.
+#[inline]
+pub fn writable_at(dmb: &Dmb) -> u64 {
+    dmb.size() / 4
+}
+
+/// From the ring.
+fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
+    let half = &conn.block.rx;
+    let Some(dmb) = dmb(half) else { return Step::Plain };
+    let words = dmb.words();
+    let offset = half.cursor.load(Ordering::Relaxed);
+    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
+    let prod = words.prod();
+    let unread = prod.offset().wrapping_sub(offset);
+    if prod.generation() != at.generation() || unread > dmb.size() {
+        return violated(conn, fd);
+    }
+    if unread == 0 {
+        if prod.has(Cursor::END | Cursor::STOP) || words.cons().has(Cursor::TAKEN) {
+            finish(conn, fd);
+            return Step::Again;
+        }
+        return Step::Empty;
+    }
+    let n = bufs.left().min(unread as usize);
+    if flags & libc::MSG_TRUNC == 0 {
+        // SAFETY: the program's buffers, as it promises; n is at most what is unread, at most the ring.
+        unsafe { bufs.drain(&dmb, offset, n) };
+    }
+    if flags & libc::MSG_PEEK != 0 {
+        // Looked at again: what the sender took back meanwhile is not to be seen here.
+        return if words.cons() == at { Step::Data(n) } else { taken(conn, &dmb, prod, at, fd) };
+    }
+    match words.consume(at, n as u64) {
+        Ok(next) => {
+            half.cursor.store(next.offset(), Ordering::Relaxed);
+            Block::count(half, n);
+            Step::Data(n)
+        }
+        Err(_) => taken(conn, &dmb, prod, at, fd),
+    }
+}
+
+/// The sender took back what is unread: it comes by TCP.
+fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
+    let half = &conn.block.rx;
+    if dmb.words().cons() != at.with(Cursor::TAKEN) {
+        return violated(conn, fd);
+    }
+    // END stands since before TAKEN, so prod is final.
+    let last = dmb.words().prod();
+    let owed = last.offset().wrapping_sub(at.offset());
+    if last.generation() != prod.generation() || owed > dmb.size() {
+        return violated(conn, fd);
+    }
+    half.debt_end.store(half.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
+    half.mode.store(mode::DEBT, Ordering::Release);
+    Step::Again
+}
+
+/// From TCP, no further than the start word allows (GRANTED), or paying the sender's debt (DEBT).
+fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
+    let half = &conn.block.rx;
+    let Some(dmb) = dmb(half) else { return Step::Plain };
+    let debt = half.mode.load(Ordering::Relaxed) == mode::DEBT;
+    let seen = half.tcp_bytes.load(Ordering::Relaxed);
+    // First what TCP has, only then the start word: bytes counted now were written before it.
+    let Ok(queued) = sys::queue(fd, sys::SIOCINQ) else { return Step::Plain };
+    let over = queued == 0 && sys::poll_now(fd, libc::POLLRDHUP) != 0;
+    let queued = if over { sys::queue(fd, sys::SIOCINQ).unwrap_or(0) } else { queued };
+    let limit = if debt {
+        if seen >= half.debt_end.load(Ordering::Relaxed) {
+            finish(conn, fd);
+            return Step::Again;
+        }
+        half.debt_end.load(Ordering::Relaxed) - seen
+    } else {
+        match dmb.words().start(half.generation.load(Ordering::Relaxed)) {
+            None => u64::MAX,
+            Some(start) if start == seen => {
+                half.start.store(start, Ordering::Relaxed);
+                half.mode.store(mode::LANE, Ordering::Release);
+                return Step::Again;
+            }
+            Some(start) if start < seen => return violated(conn, fd),
+            Some(start) => start - seen,
+        }
+    };
+    if queued == 0 {
+        if !over {
+            return Step::Empty;
+        }
+        return if debt { inherit(conn, &dmb, bufs, flags, fd) } else { forget(conn, fd, seen) };
+    }
+    let n = (queued as u64).min(limit).min(bufs.left() as u64) as usize;
+    if n == 0 {
+        return Step::Data(0);
+    }
+    let mut iov = Bufs::kernel_iov();
+    let used = bufs.for_kernel(&mut iov, n);
+    let keep = flags & (libc::MSG_PEEK | libc::MSG_TRUNC);
+    match sys::recv(fd, &mut iov[..used], keep | libc::MSG_DONTWAIT) {
+        Ok(n) => {
+            if flags & libc::MSG_PEEK == 0 {
+                half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
+            }
+            Step::Data(n)
+        }
+        Err(Errno::AGAIN) => Step::Empty,
+        Err(errno) => Step::Failed(errno),
+    }
+}
+
+/// TCP is over before the lane has begun, or before the bytes that it should begin behind: those were read
+/// round the hooks. Nothing more can come.
+fn forget(conn: Conn, fd: i32, seen: u64) -> Step {
+    let half = &conn.block.rx;
+    let opener = conn::opener(conn.block);
+    if let Some(dmb) = dmb(half)
+        && let Some(start) = dmb.words().start(half.generation.load(Ordering::Relaxed))
+        && seen < start
+        && sys::counts(fd, opener).is_some_and(|counts| counts.received == start)
+    {
+        conn::note(conn.block, Reason::BypassedHooks);
+        half.tcp_bytes.store(start, Ordering::Relaxed);
+        return Step::Again;
+    }
+    finish(conn, fd);
+    Step::Again
+}
+
+/// The sender died between taking back and resending: what never came by TCP is still in the ring.
+fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step {
+    let half = &conn.block.rx;
+    let seen = half.tcp_bytes.load(Ordering::Relaxed);
+    let end = half.debt_end.load(Ordering::Relaxed);
+    let owed = end.saturating_sub(seen).min(dmb.size());
+    let from = dmb.words().prod().offset().wrapping_sub(owed);
+    if owed == 0 {
+        finish(conn, fd);
+        return Step::Again;
+    }
+    let n = bufs.left().min(owed as usize);
+    if flags & libc::MSG_TRUNC == 0 {
+        // SAFETY: as in `ring`.
+        unsafe { bufs.drain(dmb, from, n) };
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
+        // These came by no TCP byte: the kernel's count will not have them. It does not matter any more.
+    }
+    Step::Data(n)
+}
+
+/// The lane is drained or paid: plain TCP again. Under the lock.
+fn finish(conn: Conn, fd: i32) {
+    conn.block.rx.mode.store(mode::PLAIN, Ordering::Release);
+    conn::lane_closed(conn, fd, &conn.block.rx);
+}
+
+/// The peer wrote what it must not: this connection ends with ECONNRESET, nothing else is touched.
+fn violated(conn: Conn, fd: i32) -> Step {
+    conn::reset(conn, fd, Reason::PeerViolation);
+    Step::Failed(Errno::CONNRESET)
+}
+
+/// The lock's holder died: what it had not written down is derived from the shared words.
+fn recover(block: &Block, fd: i32) {
+    let half = &block.rx;
+    match half.mode.load(Ordering::Relaxed) {
+        mode::LANE => {
+            if let Some(dmb) = dmb(half) {
+                let cons = dmb.words().cons();
+                if cons.generation() == half.generation.load(Ordering::Relaxed) {
+                    half.cursor.store(cons.offset(), Ordering::Relaxed);
+                }
+            }
+        }
+        _ => {
+            if let Some(counts) = sys::counts(fd, conn::opener(block)) {
+                half.tcp_bytes.store(counts.received, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
+/// inside a critical section.
+#[inline]
+pub fn has_news(half: &Half) -> bool {
+    let Some(dmb) = dmb(half) else { return true };
+    let words = dmb.words();
+    match half.mode.load(Ordering::Acquire) {
+        mode::LANE => {
+            let at =
+                Cursor::new(half.generation.load(Ordering::Relaxed), half.cursor.load(Ordering::Relaxed));
+            words.prod() != at || words.cons().has(Cursor::TAKEN)
+        }
+        mode::GRANTED => {
+            words.start(half.generation.load(Ordering::Relaxed))
+                == Some(half.tcp_bytes.load(Ordering::Relaxed))
+        }
+        mode::DEBT => false,
+        _ => true,
+    }
+}
+
+/// Whether a read would find bytes now; ends a lane that is over, so that TCP can answer.
+pub fn readable(conn: Conn, fd: i32) -> bool {
+    let nothing = Bufs::new(&[]);
+    for _ in 0..4 {
+        match step(conn, fd, &nothing, libc::MSG_PEEK) {
+            Step::Data(_) | Step::Failed(_) => return true,
+            Step::Again => {}
+            Step::Plain | Step::Empty => return false,
+        }
+    }
+    true
+}
+
+/// Whether the lane has ended: what is left is in the ring. Without the lock, inside a critical section.
+pub fn is_over(half: &Half) -> bool {
+    dmb(half).is_some_and(|dmb| {
+        dmb.words().prod().has(Cursor::END | Cursor::STOP) || dmb.words().cons().has(Cursor::TAKEN)
+    })
+}
+
+/// After the TCP socket showed news while the ring was empty: EOF and errors end the lane, bytes that the
+/// sender did not announce stop it.
+pub fn tcp_news(conn: Conn, fd: i32) {
+    let _critical = critical();
+    let half = &conn.block.rx;
+    let guard = half.lock.lock();
+    if !conn.current() || half.mode.load(Ordering::Relaxed) != mode::LANE {
+        return;
+    }
+    let Some(dmb) = dmb(half) else { return };
+    let shows = sys::poll_now(fd, NEWS);
+    if shows & (NEWS | libc::POLLERR | libc::POLLHUP) != 0 && !has_news(half) {
+        // No publish after this: the next look is the second and last one that rule 5 asks for.
+        let generation = half.generation.load(Ordering::Relaxed);
+        if dmb.words().flag(generation, Cursor::STOP, 0).is_ok() && shows & libc::POLLIN != 0 {
+            conn::note_unexpected_bytes(conn, fd);
+        }
+    }
+    drop(guard);
+}
+
+/// Blocking, by the program's flags and options; asked of the kernel only when it matters.
+struct Wait {
+    dontwait: bool,
+    asked: bool,
+    timeout: Option<u64>,
+    deadline: Option<u64>,
+}
+
+impl Wait {
+    fn new(flags: i32) -> Self {
+        Self { dontwait: flags & libc::MSG_DONTWAIT != 0, asked: false, timeout: None, deadline: None }
+    }
+
+    /// Waits for news. Errors: EAGAIN when the call does not block or its time is over, EINTR.
+    fn more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        let block = conn.block;
+        let half = &block.rx;
+        if self.dontwait || block.nonblock.load(Ordering::Relaxed) != 0 {
+            let now = clock::ticks();
+            if now.wrapping_sub(half.checked.load(Ordering::Relaxed)) > clock::from_us(TCP_CHECK_US) {
+                half.checked.store(now, Ordering::Relaxed);
+                if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::poll_now(fd, NEWS) != 0 {
+                    tcp_news(conn, fd);
+                    return Ok(());
+                }
+            }
+            return Err(Errno::AGAIN);
+        }
+        let on_lane = half.mode.load(Ordering::Relaxed) == mode::LANE;
+        {
+            let _critical = critical();
+            if on_lane && wait::spin(|| has_news(half)) {
+                return Ok(());
+            }
+        }
+        self.ask(conn, fd)?;
+        let cq = wait::thread_cq();
+        {
+            let _critical = critical();
+            let Some(dmb) = dmb(half) else { return Ok(()) };
+            wait::declare(block, half, dmb.words(), Side::Readers, cq);
+            if has_news(half) {
+                return Ok(());
+            }
+        }
+        let remaining = conn::remaining(self.deadline)?;
+        let restarts = conn::restarts_before();
+        match wait::sleep(block, fd, NEWS, remaining) {
+            Woken::Look => Ok(()),
+            Woken::Tcp => {
+                tcp_news(conn, fd);
+                Ok(())
+            }
+            Woken::Timeout => Err(Errno::AGAIN),
+            Woken::Interrupted => conn::interrupted(restarts, self.timeout.is_some()),
+        }
+    }
+
+    fn ask(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        if self.asked {
+            return Ok(());
+        }
+        self.asked = true;
+        conn::must_block(conn.block, fd)?;
+        self.timeout = conn::timeout_option(fd, libc::SO_RCVTIMEO);
+        self.deadline = conn::deadline(self.timeout);
+        Ok(())
+    }
+}

@@ -1,0 +1,300 @@
+//! This process's session with the broker: one SOCK_SEQPACKET socket, never waited for.
+//!
+//! There is no thread to read it. The broker bumps a counter in a shared page with each message; hooked
+//! calls compare it (one load) and read the socket when it moved.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use shunpike_shm::Region;
+use shunpike_shm::pages::{CQS, KnobPage, PAGE, SessionPage};
+use shunpike_shm::region;
+use shunpike_wire::clc::handshake::LocalDevice;
+use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
+
+use crate::mutex::{Guard, Mutex};
+use crate::process::{self, BELLS};
+use crate::{clock, upgrade};
+
+/// A broker that does not answer is tried again after this long, microseconds.
+const RETRY_US: u64 = 1_000_000;
+/// Descriptors that a message can carry: the link page and the peer's doorbells.
+const MAX_FDS: usize = 1 + CQS;
+/// Messages taken from the socket in one go; the rest waits for the next call.
+const BATCH: usize = 64;
+
+/// Descriptors of one message.
+pub type Fds = [Option<OwnedFd>; MAX_FDS];
+
+/// The session, and what came of it.
+pub struct Session {
+    socket: Option<OwnedFd>,
+    /// Sessions of this process so far.
+    pub number: u32,
+    /// Set once the broker has welcomed us.
+    pub device: Option<LocalDevice>,
+    retry_at: u64,
+    /// Handshakes under way.
+    pub handshakes: upgrade::Handshakes,
+}
+
+static SESSION: Mutex<Session> = Mutex::new(Session {
+    socket: None,
+    number: 0,
+    device: None,
+    retry_at: 0,
+    handshakes: upgrade::Handshakes::new(),
+});
+static PAGE_AT: AtomicPtr<SessionPage> = AtomicPtr::new(core::ptr::null_mut());
+static SEEN: AtomicU32 = AtomicU32::new(0);
+/// The Hello is out and not answered: the counter is not there yet, the socket must be looked at.
+static OPENING: AtomicBool = AtomicBool::new(false);
+
+static PATH_LEN: AtomicUsize = AtomicUsize::new(0);
+static PATH: Mutex<[u8; 108]> = Mutex::new([0; 108]);
+
+/// Names the broker's socket; at start-up. A path longer than a UNIX socket's leaves all on TCP.
+pub fn configure(path: &[u8]) {
+    if let Some(to) = PATH.lock().get_mut(..path.len()) {
+        to.copy_from_slice(path);
+        PATH_LEN.store(path.len(), Ordering::Relaxed);
+    }
+}
+
+/// The session, locked; `None` while another thread has it: nobody waits for the broker's business.
+pub fn try_lock() -> Option<Guard<'static, Session>> {
+    SESSION.try_lock()
+}
+
+/// The session, locked. For what must not be skipped: it is held for non-blocking calls only.
+pub fn lock() -> Guard<'static, Session> {
+    SESSION.lock()
+}
+
+/// Reads what the broker has sent, if it has sent something.
+#[inline(always)]
+pub fn pump_if_news() {
+    // SAFETY: null, or a verified mapping of a session page that is never unmapped.
+    let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
+    // Acquire pairs with the broker's Release: the message is in the socket.
+    let moved = page.is_some_and(|page| page.posted.load(Ordering::Acquire) != SEEN.load(Ordering::Relaxed));
+    if moved || OPENING.load(Ordering::Relaxed) {
+        pump();
+    }
+}
+
+/// Reads the session's socket.
+#[cold]
+pub fn pump() {
+    if let Some(mut session) = try_lock() {
+        session.read();
+    }
+}
+
+/// Waits up to `ns` nanoseconds for the broker to say something: only where a call may wait (`--eager`).
+pub fn wait_for_news(ns: u64) {
+    let socket = lock().socket.as_ref().map(|socket| socket.as_raw_fd());
+    if let Some(fd) = socket {
+        let mut one = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        let _ = crate::sys::poll(&mut one, Some(ns), core::ptr::null());
+    }
+}
+
+impl Session {
+    /// The device, once the broker has welcomed us; else greets it, where it has not been tried just now.
+    pub fn ready(&mut self) -> Option<LocalDevice> {
+        if self.device.is_none() {
+            if self.socket.is_none() && clock::ticks() >= self.retry_at {
+                self.retry_at = clock::ticks() + clock::from_us(RETRY_US);
+                if self.open().is_err() {
+                    self.close();
+                }
+            }
+            self.read();
+        }
+        self.device
+    }
+
+    fn open(&mut self) -> Result<(), Errno> {
+        let path = *PATH.lock();
+        let path = path.get(..PATH_LEN.load(Ordering::Relaxed)).filter(|path| !path.is_empty());
+        let address = SocketAddrUnix::new(path.ok_or(Errno::NOENT)?)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let socket = process::internal(socket)?;
+        rustix::net::connect(&socket, &address)?;
+        self.socket = Some(socket);
+        self.number = self.number.wrapping_add(1);
+        let mut comm = [0; 16];
+        let name = rustix::thread::name();
+        if let Ok(name) = &name {
+            let bytes = name.to_bytes();
+            comm[..bytes.len().min(15)].copy_from_slice(&bytes[..bytes.len().min(15)]);
+        }
+        let hello = ToBroker::Hello { version: VERSION, doorbells: BELLS as u8, comm };
+        let mut bells = [-1; BELLS];
+        for (cq, bell) in bells.iter_mut().enumerate() {
+            *bell = process::doorbell(cq as u8).ok_or(Errno::MFILE)?;
+        }
+        let sent = process::with_arena_fd(|arena| {
+            let mut fds = [arena; 1 + BELLS];
+            for (to, bell) in fds.iter_mut().skip(1).zip(bells) {
+                // SAFETY: our own doorbells, open for the life of the process.
+                *to = unsafe { BorrowedFd::borrow_raw(bell) };
+            }
+            self.send_with(&hello, &fds)
+        });
+        OPENING.store(true, Ordering::Relaxed);
+        if sent == Some(true) { Ok(()) } else { Err(Errno::PIPE) }
+    }
+
+    /// Sends a message. False when the broker is gone, or so slow that its queue is full.
+    pub fn send(&mut self, message: &ToBroker) -> bool {
+        self.send_with(message, &[])
+    }
+
+    /// Sends a message with descriptors.
+    pub fn send_with(&mut self, message: &ToBroker, fds: &[BorrowedFd<'_>]) -> bool {
+        let mut bytes = [0; MAX];
+        let (Some(socket), Ok(len)) = (&self.socket, message.encode(&mut bytes)) else { return false };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return false;
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::sendmsg(socket, &[IoSlice::new(&bytes[..len])], &mut control, flags) {
+            Ok(_) => true,
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(_) => {
+                self.close();
+                false
+            }
+        }
+    }
+
+    fn read(&mut self) {
+        // SAFETY: as in `pump_if_news`.
+        let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
+        let posted = page.map(|page| page.posted.load(Ordering::Acquire));
+        for _ in 0..BATCH {
+            let Some((message, fds)) = self.receive() else {
+                if let Some(posted) = posted {
+                    SEEN.store(posted, Ordering::Relaxed);
+                }
+                return;
+            };
+            match message {
+                FromBroker::Welcome(welcome) if self.device.is_none() && welcome.version == VERSION => {
+                    if self.welcome(&fds).is_none() {
+                        return self.close();
+                    }
+                    let node = rustix::system::uname();
+                    self.device = Some(LocalDevice::new(&welcome, node.nodename().to_bytes()));
+                }
+                FromBroker::Welcome(_) => return self.close(),
+                message => upgrade::take(self, message, fds),
+            }
+        }
+    }
+
+    /// Maps the pages that come with a Welcome.
+    fn welcome(&mut self, fds: &Fds) -> Option<()> {
+        let map = |fd: &Option<OwnedFd>| {
+            let fd = fd.as_ref()?;
+            region::verify(fd.as_fd(), PAGE).ok()?;
+            Region::map_readable(fd.as_fd(), PAGE).ok()
+        };
+        let page = map(&fds[0])?;
+        let knobs = map(&fds[1])?;
+        SEEN.store(0, Ordering::Relaxed);
+        PAGE_AT.store(page.base().cast::<SessionPage>(), Ordering::Release);
+        process::follow(knobs.base().cast::<KnobPage>());
+        OPENING.store(false, Ordering::Relaxed);
+        Some(())
+    }
+
+    fn receive(&mut self) -> Option<(FromBroker, Fds)> {
+        let socket = self.socket.as_ref()?;
+        let mut bytes = [0; MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+        let mut fds: Fds = Default::default();
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        for (slot, fd) in fds.iter_mut().zip(rights.flatten()) {
+            *slot = Some(fd);
+        }
+        match got.map(|got| got.bytes) {
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Ok(n) if n > 0 => match bytes.get(..n).map(FromBroker::decode) {
+                Some(Ok(message)) => Some((message, fds)),
+                _ => {
+                    self.close();
+                    None
+                }
+            },
+            _ => {
+                self.close();
+                None
+            }
+        }
+    }
+
+    /// The broker is gone: open lanes go on, new connections stay TCP until it is there again.
+    fn close(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            process::close_internal(socket);
+        }
+        self.device = None;
+        PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
+        OPENING.store(false, Ordering::Relaxed);
+        upgrade::broker_gone(self);
+    }
+}
+
+/// In a forked child: the session is the parent's, nothing is closed towards the broker but our copy.
+pub fn after_fork_in_child() {
+    SESSION.reopen();
+    PATH.reopen();
+    let mut session = SESSION.lock();
+    session.handshakes = upgrade::Handshakes::new();
+    session.device = None;
+    session.retry_at = 0;
+    if let Some(socket) = session.socket.take() {
+        process::close_internal(socket);
+    }
+    PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
+    OPENING.store(false, Ordering::Relaxed);
+}
+
+/// Gives a descriptor taken from a message a high number; -1 when there is none left.
+pub fn keep(fd: Option<OwnedFd>) -> i32 {
+    use rustix::fd::IntoRawFd;
+    fd.and_then(|fd| process::internal(fd).ok()).map_or(-1, |fd| fd.into_raw_fd())
+}
+
+/// A descriptor of the program's, borrowed for one call.
+pub fn borrowed<'a>(fd: i32) -> BorrowedFd<'a> {
+    // SAFETY: only for handing to a system call, which refuses a number that is not open.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// A descriptor of ours, for closing.
+pub fn close_raw(fd: i32) {
+    if fd >= 0 {
+        crate::table::take(fd);
+        // SAFETY: kept by `keep`, and forgotten by the caller.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+}

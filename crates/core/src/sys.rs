@@ -1,0 +1,211 @@
+//! The few system calls of the data path, made directly: libc's names are what the preload library replaces,
+//! and iovecs, msghdrs and epoll_events come from the program as raw memory.
+
+use core::arch::asm;
+use rustix::io::Errno;
+
+/// Result of a call that counts bytes or descriptors.
+pub type Res = Result<usize, Errno>;
+
+/// A system call of up to six arguments.
+///
+/// # Safety
+/// As the call itself: pointers among the arguments must be what the kernel is told that they are. (Where
+/// they are the program's, a bad one is EFAULT, not undefined behaviour.)
+#[inline(always)]
+unsafe fn call(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> Res {
+    let ret: isize;
+    // SAFETY: the x86-64 Linux calling convention; rcx and r11 are clobbered by `syscall`.
+    unsafe {
+        asm!("syscall", inlateout("rax") n as isize => ret, in("rdi") a, in("rsi") b, in("rdx") c,
+             in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    if ret < 0 { Err(Errno::from_raw_os_error(-ret as i32)) } else { Ok(ret as usize) }
+}
+
+/// recvmsg(2) into the program's buffers.
+pub fn recv(fd: i32, iov: &mut [libc::iovec], flags: i32) -> Res {
+    // SAFETY: an all-zero msghdr is valid.
+    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+    msg.msg_iov = iov.as_mut_ptr();
+    msg.msg_iovlen = iov.len();
+    // SAFETY: msg and iov live through the call; buffers are the program's.
+    unsafe { call(libc::SYS_recvmsg, fd as usize, &raw mut msg as usize, flags as usize, 0, 0, 0) }
+}
+
+/// sendmsg(2) from the program's buffers; never raises SIGPIPE (the hook does, if the program wants it).
+pub fn send(fd: i32, iov: &[libc::iovec], flags: i32) -> Res {
+    // SAFETY: an all-zero msghdr is valid.
+    let mut msg: libc::msghdr = unsafe { core::mem::zeroed() };
+    msg.msg_iov = iov.as_ptr().cast_mut();
+    msg.msg_iovlen = iov.len();
+    let flags = flags | libc::MSG_NOSIGNAL;
+    // SAFETY: msg and iov live through the call; sendmsg does not write to them.
+    unsafe { call(libc::SYS_sendmsg, fd as usize, &raw const msg as usize, flags as usize, 0, 0, 0) }
+}
+
+/// pread(2)/read(2) of a file into memory that we own: sendfile's source.
+pub fn read_file(fd: i32, to: *mut u8, len: usize, offset: Option<i64>) -> Res {
+    // SAFETY: the caller owns `len` bytes at `to`.
+    unsafe {
+        match offset {
+            Some(at) => call(libc::SYS_pread64, fd as usize, to as usize, len, at as usize, 0, 0),
+            None => call(libc::SYS_read, fd as usize, to as usize, len, 0, 0, 0),
+        }
+    }
+}
+
+/// getsockopt(2) of a plain value.
+pub fn option<T: Copy>(fd: i32, level: i32, name: i32) -> Result<T, Errno> {
+    // SAFETY: callers use integer structs, valid when zero.
+    let mut value: T = unsafe { core::mem::zeroed() };
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: value and len live through the call, len is value's size.
+    unsafe {
+        let value = &raw mut value as usize;
+        call(
+            libc::SYS_getsockopt,
+            fd as usize,
+            level as usize,
+            name as usize,
+            value,
+            &raw mut len as usize,
+            0,
+        )?;
+    }
+    Ok(value)
+}
+
+/// setsockopt(2) of a plain value.
+pub fn set_option<T>(fd: i32, level: i32, name: i32, value: &T) -> Res {
+    let at = core::ptr::from_ref(value) as usize;
+    // SAFETY: value lives through the call and is only read.
+    unsafe { call(libc::SYS_setsockopt, fd as usize, level as usize, name as usize, at, size_of::<T>(), 0) }
+}
+
+/// ioctl(2) that fills an int: SIOCINQ, SIOCOUTQ.
+pub fn queue(fd: i32, request: libc::c_ulong) -> Res {
+    let mut n = 0i32;
+    // SAFETY: n lives through the call.
+    unsafe { call(libc::SYS_ioctl, fd as usize, request as usize, &raw mut n as usize, 0, 0, 0) }?;
+    Ok(n as usize)
+}
+
+/// SIOCINQ: bytes in the receive queue.
+pub const SIOCINQ: libc::c_ulong = 0x541B;
+/// SIOCOUTQ: bytes sent and not acknowledged, or not sent.
+pub const SIOCOUTQ: libc::c_ulong = 0x5411;
+
+/// ppoll(2). `timeout` in nanoseconds, `None` for ever; `mask` is the program's own or null.
+pub fn poll(fds: &mut [libc::pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Res {
+    let mut ts = timespec(timeout);
+    let ts = if timeout.is_some() { &raw mut ts as usize } else { 0 };
+    // SAFETY: fds and ts live through the call; mask is null or the program's.
+    unsafe { call(libc::SYS_ppoll, fds.as_mut_ptr() as usize, fds.len(), ts, mask as usize, 8, 0) }
+}
+
+/// Events that `fd` shows now, among `events`, POLLERR, POLLHUP and POLLNVAL.
+pub fn poll_now(fd: i32, events: i16) -> i16 {
+    let mut one = [libc::pollfd { fd, events, revents: 0 }];
+    match poll(&mut one, Some(0), core::ptr::null()) {
+        Ok(_) => one[0].revents,
+        Err(_) => 0,
+    }
+}
+
+/// epoll_pwait2(2)-like wait with milliseconds; `timeout` -1 for ever.
+pub fn epoll_wait(
+    fd: i32,
+    events: &mut [libc::epoll_event],
+    timeout: i32,
+    mask: *const libc::sigset_t,
+) -> Res {
+    let at = events.as_mut_ptr() as usize;
+    // SAFETY: events lives through the call; mask is null or the program's.
+    unsafe {
+        call(
+            libc::SYS_epoll_pwait,
+            fd as usize,
+            at,
+            events.len(),
+            timeout as isize as usize,
+            mask as usize,
+            8,
+        )
+    }
+}
+
+/// epoll_ctl(2).
+pub fn epoll_ctl(epfd: i32, op: i32, fd: i32, event: Option<&mut libc::epoll_event>) -> Res {
+    let at = event.map_or(0, |event| core::ptr::from_mut(event) as usize);
+    // SAFETY: event lives through the call.
+    unsafe { call(libc::SYS_epoll_ctl, epfd as usize, op as usize, fd as usize, at, 0, 0) }
+}
+
+/// tgkill(2) to the calling thread.
+pub fn raise(signal: i32) {
+    let pid = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as usize;
+    // SAFETY: no pointers.
+    let _ = unsafe { call(libc::SYS_tgkill, pid, tid, signal as usize, 0, 0, 0) };
+}
+
+/// membarrier(2) PRIVATE_EXPEDITED (registered by `membarrier_register`): every running thread of this
+/// process passes a full fence. Errors: not supported or not registered.
+pub fn membarrier() -> Res {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_membarrier, 1 << 3, 0, 0, 0, 0, 0) }
+}
+
+/// Registers for `membarrier`.
+pub fn membarrier_register() -> Res {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_membarrier, 1 << 4, 0, 0, 0, 0, 0) }
+}
+
+fn timespec(ns: Option<u64>) -> libc::timespec {
+    let ns = ns.unwrap_or(0);
+    libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+}
+
+/// The kernel's count of a connection's stream.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Counts {
+    /// Bytes that the program has written so far.
+    pub sent: u64,
+    /// Bytes that the program has read so far.
+    pub received: u64,
+    /// TCP state is ESTABLISHED.
+    pub established: bool,
+}
+
+/// Reads [`Counts`] from TCP_INFO, SIOCOUTQ and SIOCINQ; `None` when the kernel would not say, or the
+/// figures moved while they were read. `opener`: this end called connect(), its bytes_acked counts the SYN.
+pub fn counts(fd: i32, opener: bool) -> Option<Counts> {
+    for _ in 0..3 {
+        let before: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+        let unacked = queue(fd, SIOCOUTQ).ok()? as u64;
+        let unread = queue(fd, SIOCINQ).ok()? as u64;
+        let after: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+        if (before.acked, before.received) == (after.acked, after.received) {
+            return Some(Counts {
+                sent: (after.acked + unacked).checked_sub(u64::from(opener))?,
+                received: after.received.checked_sub(unread)?,
+                established: after.state == 1,
+            });
+        }
+    }
+    None
+}
+
+/// struct tcp_info of include/uapi/linux/tcp.h, as far as we read it.
+#[repr(C)]
+#[derive(Copy, Clone)]
+struct TcpInfo {
+    state: u8,
+    _to_acked: [u8; 119],
+    acked: u64,
+    received: u64,
+}
+
+const _: () = assert!(core::mem::offset_of!(TcpInfo, acked) == 120);

@@ -1,0 +1,105 @@
+//! What a thread carries, and critical sections.
+//!
+//! The storage is declared in assembly so that it uses the initial-exec model: no allocation on first use
+//! in a thread, a single load to reach it, safe in signal handlers and after a siglongjmp.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+
+/// Per-thread state; all zero in a new thread.
+#[repr(C)]
+pub struct Thread {
+    /// Depth of critical sections: while not 0 the preload library delays this thread's signals.
+    pub critical: AtomicU32,
+    /// A signal was delayed; cleared by whoever delivers it.
+    pub deferred: AtomicU32,
+    /// Signals handled so far whose handler was installed without SA_RESTART.
+    pub interrupts: AtomicU32,
+    /// Signals handled so far, whatever their flags.
+    pub handled: AtomicU32,
+    /// Process that made the fields below; another one (fork) must make its own.
+    pub owner: AtomicU32,
+    /// Private epoll instance with the thread's doorbell, plus one; 0 none.
+    pub sleeper: AtomicU32,
+    /// CQ of this thread plus one; 0 none.
+    pub cq: AtomicU32,
+    /// Spin budget, in ticks, adapted by what spinning brought.
+    pub budget: AtomicU64,
+}
+
+const SIZE: usize = 128;
+const _: () = assert!(size_of::<Thread>() <= SIZE);
+
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".pushsection .tbss,\"awT\",@nobits",
+    ".balign 64",
+    ".globl shunpike_thread",
+    ".hidden shunpike_thread",
+    ".type shunpike_thread, @object",
+    "shunpike_thread: .zero 128",
+    ".size shunpike_thread, 128",
+    ".popsection",
+);
+
+/// The calling thread's state.
+#[inline(always)]
+pub fn thread() -> &'static Thread {
+    let at: *const Thread;
+    // SAFETY: the initial-exec sequence of the x86-64 psABI (ELF Handling For Thread-Local Storage, 4.4.6);
+    // the storage lives as long as its thread, and the reference does not leave it.
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr fs:[0]",
+            "add {0}, qword ptr [rip + shunpike_thread@GOTTPOFF]",
+            out(reg) at,
+            options(pure, readonly, nostack)
+        );
+        &*at
+    }
+}
+
+/// A stretch of code that no handler of the program may interrupt on this thread.
+///
+/// Handlers may do I/O on the very connection whose lock is held here, or siglongjmp away; so the preload
+/// library's trampoline keeps signals back while one of these exists and delivers them at its end.
+pub struct Critical {
+    thread: &'static Thread,
+}
+
+/// Delivers what was delayed; set once by the preload library.
+static DELIVER: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
+
+/// Names the function that re-raises delayed signals. Called once, at start-up.
+pub fn on_deferred(deliver: fn()) {
+    let _ = DELIVER.set(deliver);
+}
+
+/// Begins a critical section.
+#[inline(always)]
+pub fn critical() -> Critical {
+    let thread = thread();
+    // Only this thread and its own handlers write: relaxed, ordered by compiler fences.
+    thread.critical.store(thread.critical.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    Critical { thread }
+}
+
+impl Drop for Critical {
+    #[inline(always)]
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        let depth = self.thread.critical.load(Ordering::Relaxed) - 1;
+        self.thread.critical.store(depth, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        if depth == 0 && self.thread.deferred.load(Ordering::Relaxed) != 0 {
+            deliver_deferred();
+        }
+    }
+}
+
+#[cold]
+fn deliver_deferred() {
+    if let Some(deliver) = DELIVER.get() {
+        deliver();
+    }
+}

@@ -1,0 +1,470 @@
+//! Sending: kernel TCP, then the ring, and back (models/lane.pml, A).
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, Side};
+use shunpike_wire::Reason;
+
+use crate::bufs::Bufs;
+use crate::conn::{self, Outcome};
+use crate::rx::{TCP_CHECK_US, writable_at};
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::wait::{self, Woken};
+use crate::{clock, process, session, sys};
+
+/// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
+const CHUNK: usize = 32 * 1024;
+
+/// What one attempt gave.
+enum Step {
+    /// So many bytes are on their way.
+    Sent(usize),
+    /// The mode changed: look again.
+    Again,
+    /// The ring is full.
+    Full,
+    /// The connection is broken.
+    Failed(Errno),
+}
+
+/// Where the bytes come from.
+pub enum Source<'a> {
+    /// The program's buffers.
+    Memory(Bufs<'a>),
+    /// A file, read straight into the ring: sendfile(2). Offset, or the file's own; bytes left; bytes done.
+    File {
+        /// Descriptor of the file.
+        fd: i32,
+        /// Where to read, or at the file's own position.
+        offset: Option<i64>,
+        /// Bytes asked for and not yet sent.
+        left: usize,
+        /// Bytes sent.
+        done: usize,
+    },
+}
+
+impl Source<'_> {
+    fn left(&self) -> usize {
+        match self {
+            Source::Memory(bufs) => bufs.left(),
+            Source::File { left, .. } => *left,
+        }
+    }
+
+    fn done(&self) -> usize {
+        match self {
+            Source::Memory(bufs) => bufs.done(),
+            Source::File { done, .. } => *done,
+        }
+    }
+
+    fn advance(&mut self, n: usize) {
+        match self {
+            Source::Memory(bufs) => bufs.advance(n),
+            Source::File { offset, left, done, .. } => {
+                *left -= n.min(*left);
+                *done += n;
+                if let Some(offset) = offset {
+                    *offset += n as i64;
+                }
+            }
+        }
+    }
+
+    /// Puts up to `n` bytes into the ring at `at`; returns how many.
+    fn fill(&self, dmb: &Dmb, at: u64, n: usize) -> Result<usize, Errno> {
+        match self {
+            Source::Memory(bufs) => {
+                // SAFETY: the program's buffers, as it promises; n is at most what is free in the ring, and
+                // the send lock makes the stretch ours.
+                unsafe { bufs.fill(dmb, at, n) };
+                Ok(n)
+            }
+            Source::File { fd, offset, .. } => {
+                let (to, room) = dmb.span(at);
+                sys::read_file(*fd, to, n.min(room), *offset)
+            }
+        }
+    }
+}
+
+/// send and its kin. `real` is libc's call for the very same arguments, for a connection on plain TCP.
+pub fn send(conn: Conn, fd: i32, source: Source<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+    let outcome = attempt(conn, fd, source, flags, real);
+    conn::settle(conn, fd);
+    outcome
+}
+
+fn attempt(conn: Conn, fd: i32, mut source: Source<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+    session::pump_if_news();
+    if flags & libc::MSG_OOB != 0 {
+        // The urgent pointer counts TCP bytes: back to TCP for good.
+        conn::revoke_for_good(conn, fd, Reason::UrgentData);
+        return Outcome::Libc(real());
+    }
+    if process::eager() {
+        conn::await_lane(conn, fd);
+    }
+    let mut wait = Wait::new(flags);
+    loop {
+        if conn.block.tx.mode.load(Ordering::Relaxed) != mode::LANE {
+            return plain(conn, fd, &mut source, flags, real);
+        }
+        match step(conn, fd, &source) {
+            Step::Sent(n) => {
+                source.advance(n);
+                if source.left() == 0 || n == 0 {
+                    return Outcome::Ours(Ok(source.done()));
+                }
+            }
+            Step::Again => {}
+            Step::Failed(errno) => return ended(&source, errno),
+            Step::Full => match wait.more(conn, fd) {
+                Ok(()) => {}
+                Err(errno) => return ended(&source, errno),
+            },
+        }
+    }
+}
+
+fn ended(source: &Source<'_>, errno: Errno) -> Outcome {
+    Outcome::Ours(if source.done() > 0 { Ok(source.done()) } else { Err(errno) })
+}
+
+/// On plain TCP: count what libc's call took, and let no lane begin while a thread is inside it.
+fn plain(conn: Conn, fd: i32, source: &mut Source<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+    let half = &conn.block.tx;
+    loop {
+        half.inflight.fetch_add(1, Ordering::SeqCst);
+        if half.mode.load(Ordering::SeqCst) != mode::LANE {
+            break;
+        }
+        // A lane begins only with nobody inside, and does not look for those who are about to be: make room
+        // and take part.
+        half.inflight.fetch_sub(1, Ordering::SeqCst);
+        match step(conn, fd, source) {
+            Step::Sent(n) => {
+                source.advance(n);
+                return Outcome::Ours(Ok(source.done()));
+            }
+            Step::Failed(errno) => return ended(source, errno),
+            Step::Full => {
+                if let Err(errno) = Wait::new(flags).more(conn, fd) {
+                    return ended(source, errno);
+                }
+            }
+            Step::Again => {}
+        }
+    }
+    let (n, outcome) = match source {
+        Source::Memory(bufs) if bufs.done() > 0 => {
+            // A lane ended in the middle of a write: the rest goes by TCP.
+            let mut iov = Bufs::kernel_iov();
+            let used = bufs.for_kernel(&mut iov, usize::MAX);
+            let n = sys::send(fd, &iov[..used], flags).unwrap_or(0);
+            (n, Outcome::Ours(Ok(bufs.done() + n)))
+        }
+        Source::File { done, .. } if *done > 0 => (0, Outcome::Ours(Ok(*done))),
+        _ => {
+            let n = real();
+            (usize::try_from(n).unwrap_or(0), Outcome::Libc(n))
+        }
+    };
+    if n > 0 {
+        half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
+        half.tcp_calls.fetch_add(1, Ordering::Relaxed);
+    }
+    half.inflight.fetch_sub(1, Ordering::SeqCst);
+    if n > 0 {
+        conn::moved(conn, fd);
+    }
+    outcome
+}
+
+/// The lane's DMB, the peer's.
+#[inline]
+pub fn dmb(half: &Half) -> Option<Dmb> {
+    let base = half.dmb.load(Ordering::Relaxed);
+    // SAFETY: set by `begin` to a mapping of a DMB with this ring size; unmapped only after every thread
+    // has left the critical section in which it may have read the address.
+    (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
+}
+
+/// One attempt, under the send lock.
+fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
+    let _critical = critical();
+    let half = &conn.block.tx;
+    let guard = half.lock.lock();
+    if !conn.current() {
+        return Step::Failed(Errno::BADF);
+    }
+    let Some(dmb) = dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
+        return Step::Again;
+    };
+    let words = dmb.words();
+    let generation = half.generation.load(Ordering::Relaxed);
+    if guard.inherited {
+        // The holder died: what it published counts, what it only copied does not.
+        half.cursor.store(words.prod().offset(), Ordering::Relaxed);
+    }
+    let offset = half.cursor.load(Ordering::Relaxed);
+    if offset > MAX_OFFSET || peer_is_gone(half, fd) {
+        end(conn, fd, &dmb);
+        return Step::Again;
+    }
+    let mut free = dmb.size() - (offset - half.other.load(Ordering::Relaxed)).min(dmb.size());
+    if free < (source.left() as u64).min(CHUNK as u64) {
+        let cons = words.cons();
+        let unread = offset.wrapping_sub(cons.offset());
+        if cons.generation() != generation {
+            leave_plain(conn, fd);
+            return Step::Again;
+        }
+        if unread > dmb.size() {
+            conn::reset(conn, fd, Reason::PeerViolation);
+            return Step::Failed(Errno::CONNRESET);
+        }
+        half.other.store(cons.offset(), Ordering::Relaxed);
+        free = dmb.size() - unread;
+    }
+    if free == 0 {
+        return Step::Full;
+    }
+    let n = (free.min(CHUNK as u64) as usize).min(source.left());
+    let n = match put(half, &dmb, source, offset, n) {
+        Ok(n) => n,
+        Err(errno) => return Step::Failed(errno),
+    };
+    if n == 0 {
+        return Step::Sent(0);
+    }
+    match words.publish(Cursor::new(generation, offset), n as u64) {
+        Ok(next) => {
+            half.cursor.store(next.offset(), Ordering::Relaxed);
+            half.full_since.store(0, Ordering::Relaxed);
+            Block::count(half, n);
+            drop(guard);
+            wait::notify(conn.block, words, Side::Readers);
+            Step::Sent(n)
+        }
+        Err(seen) if seen.generation() == generation && seen.has(Cursor::STOP) => {
+            if seen.has(Cursor::LEAVE) {
+                take_back(conn, fd, &dmb);
+            } else {
+                leave_plain(conn, fd);
+            }
+            Step::Again
+        }
+        Err(_) => {
+            conn::reset(conn, fd, Reason::PeerViolation);
+            Step::Failed(Errno::CONNRESET)
+        }
+    }
+}
+
+/// Into the ring: straight (no-copy: the send buffer is the peer's DMB), or by way of our own send buffer and
+/// the device's move_data (copy mode).
+#[inline]
+fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Result<usize, Errno> {
+    match half.sndbuf.load(Ordering::Relaxed) {
+        0 => source.fill(dmb, offset, n),
+        sndbuf => {
+            // SAFETY: `begin` made a private send buffer of the DMB's own layout and size.
+            let staged = unsafe { Dmb::at(sndbuf, dmb.size() as u32) };
+            let n = source.fill(&staged, offset, n)?;
+            crate::device::move_data(dmb, &staged, offset, n);
+            Ok(n)
+        }
+    }
+}
+
+/// Asks TCP now and then whether the peer still is there: what it closed, TCP answers with its own errors.
+#[inline]
+fn peer_is_gone(half: &Half, fd: i32) -> bool {
+    let now = clock::ticks();
+    if now.wrapping_sub(half.checked.load(Ordering::Relaxed)) < clock::from_us(TCP_CHECK_US) {
+        return false;
+    }
+    half.checked.store(now, Ordering::Relaxed);
+    sys::poll_now(fd, libc::POLLRDHUP) != 0
+}
+
+/// Ends the lane in peace: the receiver drains the ring, then goes on with TCP. Under the send lock.
+pub fn end(conn: Conn, fd: i32, dmb: &Dmb) {
+    let generation = conn.block.tx.generation.load(Ordering::Relaxed);
+    match dmb.words().flag(generation, Cursor::END, 0) {
+        Ok(prod) if prod.has(Cursor::LEAVE) => take_back(conn, fd, dmb),
+        _ => {
+            wait::notify(conn.block, dmb.words(), Side::Readers);
+            leave_plain(conn, fd);
+        }
+    }
+}
+
+/// Whether the receiver is handing its socket to a foreign program and wants its unread bytes by TCP.
+pub fn asked_to_leave(half: &Half) -> bool {
+    half.mode.load(Ordering::Acquire) == mode::LANE
+        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE))
+}
+
+/// Ends the lane, if there is one.
+pub fn revoke(conn: Conn, fd: i32) {
+    let _critical = critical();
+    let _guard = conn.block.tx.lock.lock();
+    if conn.block.tx.mode.load(Ordering::Relaxed) == mode::LANE
+        && let Some(dmb) = dmb(&conn.block.tx)
+    {
+        end(conn, fd, &dmb);
+    }
+}
+
+/// What the receiver has not read is ours again and goes out by TCP first. Under the send lock.
+fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
+    let half = &conn.block.tx;
+    let generation = half.generation.load(Ordering::Relaxed);
+    if let Some((from, to)) = dmb.words().take_back(generation) {
+        let mut at = from;
+        // A receiver that lies about what it has read can make us resend at most the ring.
+        let to = to.min(from + dmb.size()).min(half.cursor.load(Ordering::Relaxed));
+        while at < to {
+            let (base, room) = dmb.span(at);
+            let iov = [libc::iovec { iov_base: base.cast(), iov_len: room.min((to - at) as usize) }];
+            match sys::send(fd, &iov, 0) {
+                Ok(n) => {
+                    at += n as u64;
+                    half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
+                }
+                Err(Errno::AGAIN) => {
+                    // Owed bytes cannot be left behind: wait for TCP's own room, as its buffers have it.
+                    let _ = sys::poll(
+                        &mut [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }],
+                        None,
+                        core::ptr::null(),
+                    );
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+    }
+    wait::notify(conn.block, dmb.words(), Side::Readers);
+    leave_plain(conn, fd);
+}
+
+/// Plain TCP again. Under the send lock.
+fn leave_plain(conn: Conn, fd: i32) {
+    conn.block.tx.mode.store(mode::PLAIN, Ordering::Release);
+    conn::lane_closed(conn, fd, &conn.block.tx);
+}
+
+/// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
+#[inline]
+pub fn has_room(half: &Half) -> bool {
+    room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb))
+}
+
+fn room(half: &Half) -> Option<(u64, Dmb)> {
+    if half.mode.load(Ordering::Acquire) != mode::LANE {
+        return None;
+    }
+    let dmb = dmb(half)?;
+    let words = dmb.words();
+    let (prod, cons) = (words.prod(), words.cons());
+    if prod.has(Cursor::STOP) || cons.generation() != half.generation.load(Ordering::Relaxed) {
+        return None;
+    }
+    Some((dmb.size() - prod.offset().wrapping_sub(cons.offset()).min(dmb.size()), dmb))
+}
+
+/// Ends the lane of a writer that found no room for longer than the grace: a stopped receiver must not block
+/// it where TCP's buffers would take the bytes. Says whether it did.
+pub fn overflow(conn: Conn, fd: i32) -> bool {
+    let half = &conn.block.tx;
+    let _critical = critical();
+    let _guard = half.lock.lock();
+    let Some((free, dmb)) = room(half) else { return true };
+    let now = clock::ticks();
+    let since = half.full_since.load(Ordering::Relaxed);
+    let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
+    if free > 0 || since == 0 {
+        half.full_since.store(if free > 0 { 0 } else { now.max(1) }, Ordering::Relaxed);
+        return free > 0;
+    }
+    if now.wrapping_sub(since) < clock::from_us(grace) {
+        return false;
+    }
+    conn::note(conn.block, Reason::GraceExceeded);
+    end(conn, fd, &dmb);
+    true
+}
+
+/// Blocking, by the program's flags and options.
+struct Wait {
+    dontwait: bool,
+    asked: bool,
+    timeout: Option<u64>,
+    deadline: Option<u64>,
+}
+
+impl Wait {
+    fn new(flags: i32) -> Self {
+        Self { dontwait: flags & libc::MSG_DONTWAIT != 0, asked: false, timeout: None, deadline: None }
+    }
+
+    /// Waits for room. Errors: EAGAIN when the call does not block or its time is over, EINTR.
+    fn more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        let block = conn.block;
+        let half = &block.tx;
+        if self.dontwait || block.nonblock.load(Ordering::Relaxed) != 0 {
+            half.starved.store(1, Ordering::Relaxed);
+            return if overflow(conn, fd) { Ok(()) } else { Err(Errno::AGAIN) };
+        }
+        {
+            let _critical = critical();
+            if wait::spin(|| has_room(half)) {
+                return Ok(());
+            }
+        }
+        if !self.asked {
+            self.asked = true;
+            conn::must_block(block, fd)?;
+            self.timeout = conn::timeout_option(fd, libc::SO_SNDTIMEO);
+            self.deadline = conn::deadline(self.timeout);
+        }
+        if overflow(conn, fd) {
+            return Ok(());
+        }
+        let cq = wait::thread_cq();
+        {
+            let _critical = critical();
+            let Some(dmb) = dmb(half) else { return Ok(()) };
+            wait::declare(block, half, dmb.words(), Side::Writers, cq);
+            if has_room(half) {
+                return Ok(());
+            }
+            // Whoever filled the ring may have been killed before it rang.
+            wait::notify(block, dmb.words(), Side::Readers);
+        }
+        let remaining = conn::remaining(self.deadline)?;
+        let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000 + 1;
+        let restarts = conn::restarts_before();
+        let nap = remaining.map_or(grace, |left| left.min(grace));
+        match wait::sleep(block, fd, libc::POLLRDHUP, Some(nap)) {
+            Woken::Look => Ok(()),
+            Woken::Tcp => {
+                half.checked.store(0, Ordering::Relaxed);
+                Ok(())
+            }
+            Woken::Timeout if remaining.is_some_and(|left| left <= grace) => Err(Errno::AGAIN),
+            Woken::Timeout => {
+                overflow(conn, fd);
+                Ok(())
+            }
+            Woken::Interrupted => conn::interrupted(restarts, self.timeout.is_some()),
+        }
+    }
+}

@@ -1,0 +1,607 @@
+//! Nomination, the CLC handshake, and opening lanes: what the broker's messages do to a connection.
+//!
+//! Everything here runs under the session's lock, inside some hooked call of the program, and waits for
+//! nothing. Order of locks: session, then receive half, then send half.
+
+use core::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+use rustix::fd::AsFd;
+use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::lane::Dmb;
+use shunpike_shm::pages::{CQS, PAGE};
+use shunpike_shm::{Region, region};
+use shunpike_wire::clc::Message;
+use shunpike_wire::clc::handshake::{Client, Dmb as Named, Input, Next, Opened, Outbox, Server, Step};
+use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role, ToBroker};
+use shunpike_wire::{DmbSize, DmbToken, Reason};
+
+use crate::conn::{self, phase};
+use crate::session::{Fds, Session, borrowed, keep};
+use crate::table::{self, Conn};
+use crate::{clock, device, epoll, link, process, sys};
+
+/// Handshakes of a process at a time; a connection beyond waits for its next turn.
+const MOST: usize = 64;
+/// How long the peer may take for each answer, as in the kernel (CLC_WAIT_TIME, net/smc/smc_clc.h).
+const TIMEOUT_US: u64 = 6_000_000;
+/// A connection that got no lane is nominated again after this long, doubled with each try.
+const BACKOFF_US: u64 = 50_000;
+/// ... and after this many tries no more.
+const TRIES: u32 = 12;
+
+#[derive(Copy, Clone)]
+enum Machine {
+    Client(Client),
+    Server(Server),
+}
+
+/// A handshake under way.
+#[derive(Copy, Clone)]
+struct Handshake {
+    conn: Conn,
+    id: ConnId,
+    fd: i32,
+    machine: Machine,
+    /// Our DMB, registered or about to be.
+    own: Option<Region>,
+    /// Answer to Register that waits until no thread is inside a kernel call on the receiving side.
+    registered: Option<Named>,
+    /// The peer's DMB.
+    peer: Option<Region>,
+    deadline: u64,
+}
+
+/// The handshakes of a process.
+pub struct Handshakes {
+    slots: [Option<Handshake>; MOST],
+}
+
+impl Handshakes {
+    /// None.
+    pub const fn new() -> Self {
+        Self { slots: [None; MOST] }
+    }
+
+    fn find(&mut self, id: ConnId) -> Option<&mut Option<Handshake>> {
+        self.slots.iter_mut().find(|slot| slot.as_ref().is_some_and(|shake| shake.id == id))
+    }
+}
+
+/// The id that names a connection towards the broker.
+fn id_of(block: &Block) -> Option<ConnId> {
+    let index = process::index(block)?;
+    Some(ConnId(u64::from(block.uses.load(Ordering::Relaxed)) << 32 | u64::from(index)))
+}
+
+/// The connection that `id` names, if it still is that one.
+fn conn_of(id: ConnId) -> Option<(Conn, i32)> {
+    let block = process::block(id.0 as u32)?;
+    if block.uses.load(Ordering::Relaxed) != (id.0 >> 32) as u32 || block.refs.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let fd = block.fd.load(Ordering::Relaxed) as i32;
+    let conn = table::conn(fd)?;
+    core::ptr::eq(conn.block, block).then_some((conn, fd))
+}
+
+/// Asks the broker for a lane, if the time has come.
+pub fn nominate(conn: Conn, fd: i32) {
+    let block = conn.block;
+    if clock::ticks() < block.retry_at.load(Ordering::Relaxed) {
+        return;
+    }
+    let Some(mut session) = crate::session::try_lock() else { return };
+    if process::knobs().active.load(Ordering::Relaxed) == 0 {
+        return postpone(block, Reason::Inactive);
+    }
+    if session.ready().is_none() {
+        conn::note(block, Reason::NoBroker);
+        return;
+    }
+    if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
+        return;
+    }
+    if block.refs.load(Ordering::Relaxed) > 1 {
+        return postpone(block, Reason::Shared);
+    }
+    let Some(id) = id_of(block) else { return postpone(block, Reason::Shared) };
+    match proved(block, fd) {
+        Proof::Equal => {}
+        Proof::Moving => return,
+        Proof::NotEstablished => return postpone(block, Reason::NotEstablished),
+        Proof::Bypassed => {
+            block.phase.store(phase::DONE, Ordering::Relaxed);
+            conn::note(block, Reason::BypassedHooks);
+            return;
+        }
+    }
+    let message = ToBroker::Nominate {
+        conn: id,
+        role: if conn::opener(block) { Role::Client } else { Role::Server },
+        tx: block.tx.tcp_bytes.load(Ordering::Relaxed),
+        rx: block.rx.tcp_bytes.load(Ordering::Relaxed),
+    };
+    describe(block, fd);
+    if session.send_with(&message, &[borrowed(fd)]) {
+        block.fd.store(fd as u32, Ordering::Relaxed);
+        block.phase.store(phase::NOMINATED, Ordering::Relaxed);
+        conn::note(block, Reason::AwaitingPeer);
+    }
+}
+
+/// Writes down addresses for the tools, and whether the socket blocks.
+fn describe(block: &Block, fd: i32) {
+    let socket = borrowed(fd);
+    let local = rustix::net::getsockname(socket).ok().and_then(|any| SocketAddr::try_from(any).ok());
+    let remote =
+        rustix::net::getpeername(socket).ok().flatten().and_then(|any| SocketAddr::try_from(any).ok());
+    if let (Some(local), Some(remote)) = (local, remote) {
+        block.set_addresses(local, remote);
+    }
+    if let Ok(flags) = rustix::fs::fcntl_getfl(socket) {
+        block.nonblock.store(u8::from(flags.contains(rustix::fs::OFlags::NONBLOCK)), Ordering::Relaxed);
+    }
+}
+
+/// What the kernel's counts say of ours.
+enum Proof {
+    Equal,
+    /// Somebody is in a call just now.
+    Moving,
+    NotEstablished,
+    Bypassed,
+}
+
+fn proved(block: &Block, fd: i32) -> Proof {
+    let ours = || (block.tx.tcp_bytes.load(Ordering::Relaxed), block.rx.tcp_bytes.load(Ordering::Relaxed));
+    let busy =
+        || block.tx.inflight.load(Ordering::SeqCst) != 0 || block.rx.inflight.load(Ordering::SeqCst) != 0;
+    let before = ours();
+    let busy_before = busy();
+    let Some(counts) = sys::counts(fd, conn::opener(block)) else { return Proof::Moving };
+    if !counts.established {
+        return Proof::NotEstablished;
+    }
+    if (counts.sent, counts.received) == before {
+        return Proof::Equal;
+    }
+    if busy_before || busy() || ours() != before { Proof::Moving } else { Proof::Bypassed }
+}
+
+/// Not now; perhaps later.
+fn postpone(block: &Block, reason: Reason) {
+    conn::note(block, reason);
+    let tries = block.attempts.fetch_add(1, Ordering::Relaxed);
+    let pause = clock::from_us(BACKOFF_US << tries.min(TRIES));
+    block.retry_at.store(clock::ticks() + pause, Ordering::Relaxed);
+    let next = if tries >= TRIES { phase::DONE } else { phase::WATCHED };
+    block.phase.store(next, Ordering::Relaxed);
+}
+
+/// A message of the broker.
+pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
+    match message {
+        FromBroker::Matched { conn, link, slot, side, first_contact, doorbells } => {
+            matched(
+                session,
+                conn,
+                (link, slot, side),
+                first_contact.then_some((&mut fds, doorbells)),
+                first_contact,
+            );
+        }
+        FromBroker::Again { conn } => {
+            if let Some((conn, _)) = conn_of(conn) {
+                let block = conn.block;
+                if block.phase.load(Ordering::Relaxed) == phase::NOMINATED {
+                    block.phase.store(phase::WATCHED, Ordering::Relaxed);
+                }
+            }
+        }
+        FromBroker::Refused { conn, reason } => {
+            let reason = Reason::from_code(reason).unwrap_or(Reason::Internal);
+            if let Some((conn, _)) = conn_of(conn) {
+                if reason == Reason::BypassedHooks {
+                    conn.block.phase.store(phase::DONE, Ordering::Relaxed);
+                    conn::note(conn.block, reason);
+                } else {
+                    postpone(conn.block, reason);
+                }
+            }
+        }
+        FromBroker::Gone { conn } => step(session, conn, Input::PeerVanished),
+        FromBroker::Clc { conn, clc } => step(session, conn, Input::Clc(clc.as_slice())),
+        FromBroker::Registered { conn, token, reason } => {
+            let Some(size) = own_size(session, conn) else { return };
+            let named = Named { token: DmbToken(token), size };
+            match refusal(reason) {
+                None => registered(session, conn, named),
+                Some(reason) => step(session, conn, Input::Refused(reason)),
+            }
+        }
+        FromBroker::Attached { conn, token, class, reason } => {
+            let fd = fds[0].take();
+            let input = match (refusal(reason), DmbSize::from_class(class), fd) {
+                (None, Some(size), Some(fd)) => match map_dmb(fd.as_fd(), class) {
+                    Some(region) => {
+                        if let Some(Some(shake)) = session.handshakes.find(conn) {
+                            shake.peer = Some(region);
+                        } else {
+                            device::retire(region, DmbToken(token), device::Owner::Peer);
+                        }
+                        Input::Attached(Named { token: DmbToken(token), size })
+                    }
+                    None => Input::Refused(Reason::MemoryRefused),
+                },
+                (reason, _, _) => Input::Refused(reason.unwrap_or(Reason::AttachRefused)),
+            };
+            step(session, conn, input);
+        }
+        FromBroker::Revoke { conn: ConnId(0) } => conn::revoke_all(Reason::Inactive),
+        FromBroker::Revoke { conn } => {
+            if let Some((conn, fd)) = conn_of(conn) {
+                conn::revoke(conn, fd, Reason::Revoked);
+            }
+        }
+        FromBroker::LinkGone { link } => link::gone(session.number, link),
+        FromBroker::Welcome(_) => {}
+    }
+}
+
+fn refusal(code: u32) -> Option<Reason> {
+    (code != 0).then(|| Reason::from_code(code).unwrap_or(Reason::Internal))
+}
+
+fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
+    let shake = session.handshakes.find(id)?.as_ref()?;
+    let ring = shake.own?.len().checked_sub(shunpike_shm::lane::HEADER)?;
+    DmbSize::holding(ring)
+}
+
+/// Maps a peer's DMB after checking that it cannot change its size under us.
+fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
+    if class > shunpike_shm::lane::MAX_CLASS {
+        return None;
+    }
+    let len = Dmb::len(class);
+    region::verify(fd, len).ok()?;
+    Region::map(fd, len).ok()
+}
+
+/// The broker has matched the two ends: join the link group, begin the handshake.
+fn matched(
+    session: &mut Session,
+    id: ConnId,
+    (number, slot, side): (u32, u16, u8),
+    first: Option<(&mut Fds, u8)>,
+    first_contact: bool,
+) {
+    let group = match first {
+        Some((fds, doorbells)) => first_contact_link(session.number, number, side, fds, doorbells),
+        None => {
+            link::find(session.number, number, side).or_else(|| link::mirror(session.number, number, side))
+        }
+    };
+    let Some((conn, fd)) = conn_of(id) else {
+        session.send(&ToBroker::Withdraw { conn: id });
+        return;
+    };
+    let Some(group) = group else {
+        session.send(&ToBroker::Withdraw { conn: id });
+        return postpone(conn.block, Reason::NoDescriptors);
+    };
+    let free = session.handshakes.slots.iter().position(Option::is_none);
+    let (Some(device), Some(free)) = (session.device, free) else {
+        session.send(&ToBroker::Withdraw { conn: id });
+        return postpone(conn.block, Reason::Internal);
+    };
+    link::join(group, conn.block, slot, fd);
+    conn.block.phase.store(phase::SHAKING, Ordering::Relaxed);
+    let mut out: Outbox = [0; _];
+    let (machine, proposal) = if conn::opener(conn.block) {
+        let (client, step) = Client::start(&device, first_contact, number, &mut out);
+        (Machine::Client(client), step.send)
+    } else {
+        (Machine::Server(Server::new(first_contact, number)), None)
+    };
+    let deadline = clock::ticks() + clock::from_us(TIMEOUT_US);
+    conn.block.retry_at.store(deadline, Ordering::Relaxed);
+    session.handshakes.slots[free] =
+        Some(Handshake { conn, id, fd, machine, own: None, registered: None, peer: None, deadline });
+    if let Some(clc) = proposal.and_then(|clc| ClcBytes::new(clc).ok()) {
+        session.send(&ToBroker::Clc { conn: id, clc });
+    }
+}
+
+fn first_contact_link(
+    session: u32,
+    id: u32,
+    side: u8,
+    fds: &mut Fds,
+    doorbells: u8,
+) -> Option<&'static link::Link> {
+    let page = fds[0].take()?;
+    region::verify(page.as_fd(), PAGE).ok()?;
+    let page = Region::map(page.as_fd(), PAGE).ok()?;
+    let mut bells = [-1; CQS];
+    for (to, fd) in bells.iter_mut().zip(fds.iter_mut().skip(1)).take(usize::from(doorbells)) {
+        *to = keep(fd.take());
+        if *to < 0 {
+            return None;
+        }
+    }
+    link::enter(session, id, side, page.base() as usize, bells)
+}
+
+/// The broker registered our DMB: offer it, unless a thread is just inside a kernel call that would read
+/// past the lane's beginning; then the answer waits for `retry`.
+fn registered(session: &mut Session, id: ConnId, named: Named) {
+    let Some(Some(shake)) = session.handshakes.find(id) else {
+        session.send(&ToBroker::Unregister { token: named.token.0 });
+        return;
+    };
+    let (conn, fd) = (shake.conn, shake.fd);
+    let Some(region) = shake.own else { return };
+    if !grant(conn, fd, region, named.token) {
+        shake.registered = Some(named);
+        return;
+    }
+    shake.registered = None;
+    step(session, id, Input::Registered(named));
+}
+
+/// What waited for a thread to come out of the kernel, and what waits too long.
+pub fn retry(conn: Conn, fd: i32) {
+    let Some(mut session) = crate::session::try_lock() else { return };
+    let block = conn.block;
+    let Some(id) = id_of(block) else { return };
+    match block.phase.load(Ordering::Relaxed) {
+        phase::SHAKING => {
+            let Some(Some(shake)) = session.handshakes.find(id) else { return };
+            let (deadline, waiting) = (shake.deadline, shake.registered);
+            if clock::ticks() > deadline {
+                return step(&mut session, id, Input::Timeout);
+            }
+            if let Some(named) = waiting {
+                registered(&mut session, id, named);
+            }
+        }
+        phase::OPEN => {
+            begin(conn, fd);
+        }
+        _ => {}
+    }
+}
+
+/// Drives one handshake with one input.
+fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
+    let Some(device) = session.device else { return };
+    let mut out: Outbox = [0; _];
+    let Some(Some(shake)) = session.handshakes.find(id) else {
+        return late(session, id, input);
+    };
+    let step: Step<'_> = match &mut shake.machine {
+        Machine::Client(client) => client.step(&device, input, &mut out),
+        Machine::Server(server) => server.step(&device, input, &mut out),
+    };
+    shake.deadline = clock::ticks() + clock::from_us(TIMEOUT_US);
+    let (conn, fd) = (shake.conn, shake.fd);
+    if let Some(clc) = step.send.and_then(|clc| ClcBytes::new(clc).ok()) {
+        session.send(&ToBroker::Clc { conn: id, clc });
+    }
+    match step.next {
+        Next::Wait => {}
+        Next::Register => register(session, id),
+        Next::Attach(dmb) => {
+            session.send(&ToBroker::Attach { conn: id, token: dmb.token.0 });
+        }
+        Next::Open(opened) => open(session, id, opened),
+        Next::Unregister(token) => {
+            session.send(&ToBroker::Unregister { token: token.0 });
+        }
+        Next::Detach(token) => {
+            session.send(&ToBroker::Detach { token: token.0 });
+        }
+        Next::Fallback(fallback) => {
+            let Some(slot) = session.handshakes.find(id) else { return };
+            let Some(shake) = slot.take() else { return };
+            if fallback.peer_diagnosis != 0 {
+                conn.block.peer_reason.store(fallback.peer_diagnosis, Ordering::Relaxed);
+            }
+            if let Some(header) = process::header() {
+                header.handshake_errors.fetch_add(1, Ordering::Relaxed);
+            }
+            if let Some(region) = shake.peer {
+                device::retire(region, fallback.peer.unwrap_or(DmbToken(0)), device::Owner::Peer);
+            }
+            let granted = conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN;
+            if granted {
+                // Stops the DMB that the peer may know, or have begun to use; it is retired when drained.
+                conn::withdraw_grant(conn, fd);
+            } else if let Some(region) = shake.own {
+                device::retire(region, fallback.own.unwrap_or(DmbToken(0)), device::Owner::Ours);
+            }
+            session.send(&ToBroker::Withdraw { conn: id });
+            link::part(conn.block);
+            postpone(conn.block, fallback.reason);
+        }
+    }
+}
+
+/// Makes our DMB and registers it. Sizes step down when memory is refused, as in the kernel ("downgrade").
+fn register(session: &mut Session, id: ConnId) {
+    let wish =
+        process::knobs().rmem_class.load(Ordering::Relaxed).min(u32::from(shunpike_shm::lane::MAX_CLASS));
+    for class in (0..=wish as u8).rev() {
+        let Ok(fd) = region::create("shunpike-dmb", Dmb::len(class)) else { continue };
+        let Ok(region) = Region::map(fd.as_fd(), Dmb::len(class)) else { continue };
+        if let Some(Some(shake)) = session.handshakes.find(id) {
+            shake.own = Some(region);
+        }
+        session.send_with(&ToBroker::Register { conn: id, class }, &[fd.as_fd()]);
+        return;
+    }
+    step(session, id, Input::Refused(Reason::MemoryRefused));
+}
+
+/// Offers `region` to the peer as the lane towards us. False when a thread is inside the kernel.
+fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> bool {
+    let half = &conn.block.rx;
+    {
+        let _guard = half.lock.lock();
+        if half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0 {
+            return false;
+        }
+        let Some(dmb) = Dmb::new(region) else { return false };
+        half.generation.store(1, Ordering::Relaxed);
+        half.cursor.store(0, Ordering::Relaxed);
+        half.ring.store(dmb.size() as u32, Ordering::Relaxed);
+        half.token.store(token.0, Ordering::Relaxed);
+        half.dmb.store(region.base() as usize, Ordering::Relaxed);
+        dmb.words().grant(1);
+        half.mode.store(mode::GRANTED, Ordering::SeqCst);
+        // Who came in before the store is counted; who comes after sees it.
+        if half.inflight.load(Ordering::SeqCst) != 0 {
+            half.mode.store(mode::PLAIN, Ordering::SeqCst);
+            half.dmb.store(0, Ordering::Relaxed);
+            return false;
+        }
+        // From here on the kernel's count is ours to compare with the start word.
+        let proved = sys::counts(fd, conn::opener(conn.block));
+        if proved.is_none_or(|counts| counts.received != half.tcp_bytes.load(Ordering::Relaxed)) {
+            half.mode.store(mode::PLAIN, Ordering::SeqCst);
+            half.dmb.store(0, Ordering::Relaxed);
+            return false;
+        }
+    }
+    epoll::manage(conn, fd);
+    // A thread that waits in poll() for this connection has TCP in view only.
+    conn::wake_ourselves();
+    true
+}
+
+/// Both DMBs are known: open.
+fn open(session: &mut Session, id: ConnId, opened: Opened) {
+    let Some(shake) = session.handshakes.find(id).and_then(Option::take) else { return };
+    let (conn, fd) = (shake.conn, shake.fd);
+    let Some(region) = shake.peer else { return };
+    let half = &conn.block.tx;
+    {
+        let _guard = half.lock.lock();
+        half.ring.store((region.len() - shunpike_shm::lane::HEADER) as u32, Ordering::Relaxed);
+        half.token.store(opened.peer.token.0, Ordering::Relaxed);
+        half.generation.store(1, Ordering::Relaxed);
+        half.dmb.store(region.base() as usize, Ordering::Relaxed);
+    }
+    conn.block.phase.store(phase::OPEN, Ordering::Release);
+    conn.block.opened.store(1, Ordering::Relaxed);
+    conn.block.reason.store(0, Ordering::Relaxed);
+    if let Some(header) = process::header() {
+        header.upgraded[usize::from(!conn::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
+    }
+    epoll::manage(conn, fd);
+    begin(conn, fd);
+}
+
+/// Switches sending to the lane at the byte where TCP stands, if nobody is inside the kernel just now.
+fn begin(conn: Conn, fd: i32) {
+    let half = &conn.block.tx;
+    let _guard = half.lock.lock();
+    let Some(dmb) = crate::tx::dmb(half) else { return };
+    if half.mode.load(Ordering::Relaxed) != mode::PLAIN {
+        return;
+    }
+    half.mode.store(mode::LANE, Ordering::SeqCst);
+    let sent = half.tcp_bytes.load(Ordering::Relaxed);
+    let proved = half.inflight.load(Ordering::SeqCst) == 0
+        && sys::counts(fd, conn::opener(conn.block)).is_some_and(|counts| counts.sent == sent);
+    if !proved {
+        half.mode.store(mode::PLAIN, Ordering::SeqCst);
+        return;
+    }
+    half.cursor.store(0, Ordering::Relaxed);
+    half.other.store(0, Ordering::Relaxed);
+    half.start.store(sent, Ordering::Relaxed);
+    if process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
+        half.sndbuf.store(device::sndbuf(dmb.size()), Ordering::Relaxed);
+    }
+    if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent) {
+        half.mode.store(mode::PLAIN, Ordering::SeqCst);
+        conn::lane_closed(conn, fd, half);
+    }
+}
+
+/// An input for a handshake that is over: a Decline after our Open takes the connection back to TCP, what
+/// was registered or attached in vain is let go.
+fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
+    match input {
+        Input::Registered(dmb) => {
+            session.send(&ToBroker::Unregister { token: dmb.token.0 });
+        }
+        Input::Attached(dmb) => {
+            session.send(&ToBroker::Detach { token: dmb.token.0 });
+        }
+        Input::Clc(bytes) => {
+            // Not the kernel's way, where a server that fails after Confirm strands its client.
+            if let (Ok(Message::Decline(decline)), Some((conn, fd))) = (Message::decode(bytes), conn_of(id)) {
+                conn.block.peer_reason.store(decline.diagnosis, Ordering::Relaxed);
+                conn::revoke(conn, fd, Reason::PeerDeclined);
+            }
+        }
+        Input::PeerVanished => {
+            // TCP tells of the peer's end; a nomination that was matched with it waits for another.
+            if let Some((conn, _)) = conn_of(id)
+                && conn.block.phase.load(Ordering::Relaxed) == phase::NOMINATED
+            {
+                conn.block.phase.store(phase::WATCHED, Ordering::Relaxed);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The connection is being closed or has gone back to TCP: the handshake's slot and the broker's match end.
+pub fn forget(session: &mut Session, block: &Block) {
+    let Some(id) = id_of(block) else { return };
+    if let Some(slot) = session.handshakes.find(id)
+        && let Some(shake) = slot.take()
+    {
+        // What the block has taken over (granted, opened) is retired with its half.
+        let taken = |region: &Region, at: &std::sync::atomic::AtomicUsize| {
+            at.load(Ordering::Relaxed) == region.base() as usize
+        };
+        if let Some(region) = shake.own.filter(|region| !taken(region, &block.rx.dmb)) {
+            let token = shake.registered.map_or(DmbToken(0), |named| named.token);
+            device::retire(region, token, device::Owner::Ours);
+        }
+        if let Some(region) = shake.peer.filter(|region| !taken(region, &block.tx.dmb)) {
+            device::retire(region, DmbToken(0), device::Owner::Peer);
+        }
+    }
+    session.send(&ToBroker::Withdraw { conn: id });
+}
+
+/// The broker is gone: handshakes under way end on TCP; what was open stays open.
+pub fn broker_gone(session: &mut Session) {
+    for slot in 0..MOST {
+        let Some(shake) = session.handshakes.slots[slot].take() else { continue };
+        if shake.conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
+            conn::withdraw_grant(shake.conn, shake.fd);
+        } else if let Some(region) = shake.own {
+            device::retire(region, DmbToken(0), device::Owner::Ours);
+        }
+        if let Some(region) = shake.peer {
+            device::retire(region, DmbToken(0), device::Owner::Peer);
+        }
+        link::part(shake.conn.block);
+        postpone(shake.conn.block, Reason::BrokerGone);
+    }
+    for (_, entry) in table::all() {
+        if let table::Entry::Conn(conn) = entry
+            && conn.block.phase.load(Ordering::Relaxed) == phase::NOMINATED
+        {
+            postpone(conn.block, Reason::BrokerGone);
+        }
+    }
+}

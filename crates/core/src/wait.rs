@@ -1,0 +1,223 @@
+//! Waiting: a bounded, adaptive spin, then a sleep by the rules of models/wake.pml and models/cq.pml.
+//!
+//! The sleeper's doorbell (an eventfd that nobody reads) sits edge-triggered in an epoll instance of its own;
+//! beside it the TCP fd tells of death and of bytes of a revoked lane.
+
+use std::sync::atomic::Ordering;
+
+use rustix::event::{EventfdFlags, epoll};
+use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use rustix::io::Errno;
+use shunpike_shm::arena::{Block, Half};
+use shunpike_shm::lane::{Side, Words};
+
+use crate::tls::thread;
+use crate::{clock, link, process, sys};
+
+/// Longest sleep of somebody who shares its end with another process: a sender may be killed between
+/// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
+pub const SHARED_BOUND_NS: u64 = 20_000_000;
+
+/// How a sleep ended.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Woken {
+    /// Something may have changed on the lane.
+    Look,
+    /// The TCP socket shows one of the events asked for, or an error.
+    Tcp,
+    /// The time is over.
+    Timeout,
+    /// A signal was handled.
+    Interrupted,
+}
+
+/// Rings the doorbells of whoever sleeps on `side` of this lane, after a publish or consume.
+#[inline(always)]
+pub fn notify(block: &Block, words: &Words, side: Side) {
+    if words.waiting(side).declared() {
+        notify_declared(block, words, side);
+    }
+}
+
+#[cold]
+fn notify_declared(block: &Block, words: &Words, side: Side) {
+    let wait = words.waiting(side);
+    let slot = block.slot.load(Ordering::Relaxed);
+    let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
+    if let Some(link) = link::of(block) {
+        for cq in (0..8).filter(|cq| wait.cqs() >> cq & 1 != 0) {
+            link.post(to, cq, slot);
+        }
+    }
+    // Ring first, clear then: a publisher killed in between has rung.
+    words.answered(side, wait);
+}
+
+/// Declares that whoever publishes (or consumes) must post to CQ `cq`. The caller looks at the ring once more.
+pub fn arm(half: &Half, words: &Words, side: Side, cq: u8) {
+    let epoch = half.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+    words.declare(side, epoch, 1 << cq);
+}
+
+/// Arms one side of a lane and declares that CQ `cq` goes to sleep for it.
+pub fn declare(block: &Block, half: &Half, words: &Words, side: Side, cq: u8) {
+    arm(half, words, side, cq);
+    if let Some(link) = link::of(block) {
+        link.sleep_on(usize::from(block.side.load(Ordering::Relaxed) & 1), cq);
+    }
+}
+
+/// Spins until `ready` or the budget is used up; says whether it became ready.
+///
+/// The budget halves when a spin brought nothing and grows when it did, so that a thread whose peer is slow
+/// or has no CPU stops burning its own. A yield that takes long shows that somebody else wants this CPU.
+pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
+    let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
+    if most == 0 || !process::may_spin() {
+        return ready();
+    }
+    let thread = thread();
+    let budget = match thread.budget.load(Ordering::Relaxed) {
+        0 => most,
+        budget => budget.min(most),
+    };
+    let begin = clock::ticks();
+    let mut next_yield = clock::from_us(2);
+    loop {
+        for _ in 0..8 {
+            if ready() {
+                thread.budget.store((budget * 2).min(most), Ordering::Relaxed);
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+        let now = clock::ticks() - begin;
+        if now > budget {
+            break;
+        }
+        if now > next_yield {
+            let before = clock::ticks();
+            rustix::thread::sched_yield();
+            let took = clock::ticks() - before;
+            if took > clock::from_us(5) {
+                // The CPU was wanted: our peer may have been waiting for it.
+                thread.budget.store((budget / 2).max(most / 64), Ordering::Relaxed);
+                return ready();
+            }
+            next_yield = now + clock::from_us(1);
+        }
+    }
+    thread.budget.store((budget / 2).max(most / 16), Ordering::Relaxed);
+    ready()
+}
+
+/// CQ of the calling thread.
+pub fn thread_cq() -> u8 {
+    let thread = thread();
+    own(thread);
+    match thread.cq.load(Ordering::Relaxed) {
+        0 => {
+            let cq = process::next_cq();
+            thread.cq.store(u32::from(cq) + 1, Ordering::Relaxed);
+            cq
+        }
+        cq => (cq - 1) as u8,
+    }
+}
+
+/// The calling thread's private epoll instance, with its doorbell.
+pub fn thread_sleeper() -> Result<i32, Errno> {
+    let cq = thread_cq();
+    let thread = thread();
+    if let Some(fd) = thread.sleeper.load(Ordering::Relaxed).checked_sub(1) {
+        return Ok(fd as i32);
+    }
+    let fd = process::internal(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+    add_doorbell(fd.as_raw_fd(), cq, 0)?;
+    let fd = fd.into_raw_fd();
+    thread.sleeper.store(fd as u32 + 1, Ordering::Relaxed);
+    Ok(fd)
+}
+
+/// Adds doorbell `cq`, edge-triggered, to an epoll instance; its events carry `data`.
+pub fn add_doorbell(epfd: i32, cq: u8, data: u64) -> Result<(), Errno> {
+    let bell = process::doorbell(cq).ok_or(Errno::BADF)?;
+    let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, bell, Some(&mut event)).map(drop)
+}
+
+/// What the thread has of a process before a fork is not its own any more.
+fn own(thread: &crate::tls::Thread) {
+    let pid = process::pid();
+    if thread.owner.load(Ordering::Relaxed) != pid {
+        thread.owner.store(pid, Ordering::Relaxed);
+        thread.sleeper.store(0, Ordering::Relaxed);
+        thread.cq.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Closes what the calling thread has; at its end.
+pub fn thread_ends() {
+    let thread = thread();
+    own(thread);
+    if let Some(fd) = thread.sleeper.swap(0, Ordering::Relaxed).checked_sub(1) {
+        crate::table::take(fd as i32);
+        // SAFETY: our own descriptor, made in `thread_sleeper` and forgotten just now.
+        unsafe { rustix::io::close(fd as i32) };
+    }
+}
+
+/// Sleeps until the doorbell of this thread, `events` on the TCP fd, a signal, or `timeout` nanoseconds.
+///
+/// The lane's wait words were declared and the ring looked at again before.
+pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken {
+    let Ok(sleeper) = thread_sleeper() else {
+        // No descriptor left for a doorbell: look again in a moment.
+        let _ = sys::poll(&mut [libc::pollfd { fd, events, revents: 0 }], Some(1_000_000), core::ptr::null());
+        return Woken::Look;
+    };
+    process::count_sleep();
+    let bound = if block.refs.load(Ordering::Relaxed) > 1 { Some(SHARED_BOUND_NS) } else { None };
+    let shortest = match (timeout, bound) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    let mut fds = [
+        libc::pollfd { fd, events, revents: 0 },
+        libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 },
+    ];
+    match sys::poll(&mut fds, shortest, core::ptr::null()) {
+        Ok(0) if shortest == timeout => Woken::Timeout,
+        Ok(_) => {
+            if fds[1].revents != 0 {
+                consume_edge(sleeper);
+            }
+            if fds[0].revents != 0 { Woken::Tcp } else { Woken::Look }
+        }
+        Err(Errno::INTR) => Woken::Interrupted,
+        Err(_) => Woken::Look,
+    }
+}
+
+/// Takes the doorbell's edge out of a private epoll instance.
+pub fn consume_edge(sleeper: i32) {
+    let mut event = [libc::epoll_event { events: 0, u64: 0 }];
+    let _ = sys::epoll_wait(sleeper, &mut event, 0, core::ptr::null());
+}
+
+/// A new doorbell.
+pub fn new_doorbell() -> Result<rustix::fd::OwnedFd, Errno> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+/// Rings `bell`. A full counter (somebody wrote the most it holds) is emptied first: only a write that
+/// succeeds gives the edge.
+pub fn ring(bell: i32) {
+    // SAFETY: our own descriptor, or a bad number, which the kernel refuses.
+    let bell = unsafe { BorrowedFd::borrow_raw(bell) };
+    let one = 1u64.to_ne_bytes();
+    if rustix::io::write(bell, &one) == Err(Errno::AGAIN) {
+        let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        let _ = rustix::io::write(bell, &one);
+    }
+}
