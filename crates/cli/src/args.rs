@@ -1,6 +1,7 @@
 //! The command line, as help, man pages and completions show it.
 
 use clap::{Args, Parser, Subcommand, ValueHint};
+use shunpike_wire::Eid;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -45,7 +46,8 @@ Mode tells where a connection's bytes run:
   TCP 0xOWN/0xPEER   on TCP; this end's reason, then the one that the peer gave
 `shunpike explain PID` says it in words; `shunpike explain --codes` lists all numbers.
 
-Without -a or -l, connected sockets are shown. Only programs started by `shunpike run` appear. Cursors (-d) are written as generation:offset, in hexadecimal.";
+Without -a or -l, connected sockets are shown. Only programs started by `shunpike run` appear. Cursors \
+(-d) are written as wraps:offset, in hexadecimal, as smcss does.";
 
 const BROKER_NOTES: &str = "\
 The broker is the emulated ISM device: it proves that two sockets are one connection, passes the handshake on \
@@ -113,6 +115,15 @@ pub enum Command {
     },
     /// List link groups: pairs of processes, and what their connections share
     Linkgroup(Format),
+    /// List the settings, with their ranges, or change one: at once and for all programs
+    Sysctl {
+        /// The setting and its new value
+        #[arg(value_name = "NAME=VALUE")]
+        change: Option<Setting>,
+        /// How to print.
+        #[command(flatten)]
+        format: Format,
+    },
     /// Print the completions of a shell (bash, zsh, fish, elvish, powershell)
     Completions {
         /// The shell
@@ -159,27 +170,28 @@ pub struct Broker {
     /// Fix the device's GID (128 bits, hexadecimal): fault injection only, it is random otherwise
     #[arg(long, value_name = "HEX", value_parser = gid)]
     pub gid: Option<u128>,
-    /// A user-defined EID to offer (up to 32 of A-Z 0-9 . -); may be repeated, eight at most
-    #[arg(long = "ueid", value_name = "NAME")]
-    pub ueids: Vec<String>,
-    /// Leave the system EID out of the match, so that only UEIDs count
-    #[arg(long)]
-    pub no_seid: bool,
+    /// A user-defined EID to offer (up to 32 of A-Z 0-9 . -); may be repeated, eight at most; without it, one
+    /// of this system's own
+    #[arg(long = "ueid", value_name = "NAME", value_parser = Eid::ueid)]
+    pub ueids: Vec<Eid>,
     /// Leave when no program has been connected for this long
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub idle_exit: Option<u32>,
     /// Most DMBs (receive buffers) at one time; further connections stay on TCP
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_dmbs: Option<u32>,
+    /// Log each program that comes and goes
+    #[arg(short, long)]
+    pub verbose: bool,
 }
 
 /// `ss`.
 #[derive(Args)]
 pub struct Ss {
-    /// Listening sockets too
+    /// Listening sockets too: smcss has them, a lane does not need them, so that there are none
     #[arg(short, long)]
     pub all: bool,
-    /// Listening sockets only
+    /// Listening sockets only: none
     #[arg(short, long, conflicts_with = "all")]
     pub listening: bool,
     /// Add buffer sizes, cursors and flags
@@ -234,7 +246,7 @@ pub struct Explain {
 pub enum DeviceAction {
     /// The device's identity, knobs and counters
     Show(Format),
-    /// Turn a knob, at once and for all programs: active on|off, dmb_copy on|off
+    /// Turn a knob, at once and for all programs: active on|off, dmb_copy on|off, rmem BYTES
     Set {
         /// The knob
         key: String,

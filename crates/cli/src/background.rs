@@ -28,7 +28,8 @@ pub fn private(path: &Path) -> Result<(), String> {
         .stdin(Stdio::null())
         .output()
         .map_err(|error| failed(&error.to_string()))?;
-    if output.status.success() {
+    // Another `run` may have been faster.
+    if output.status.success() || socket::answers(path) {
         return Ok(());
     }
     let message = String::from_utf8_lossy(&output.stderr);
@@ -40,8 +41,8 @@ pub fn private(path: &Path) -> Result<(), String> {
 pub fn start(args: &Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let path = named.unwrap_or_else(|| crate::broker::default_socket(args.private));
     let failed = |reason: String| Error::Broker(format!("starting the broker failed: {reason}"));
-    if !args.private && socket::answers(&path) {
-        return Err(failed(format!("one serves at {} already", path.display())));
+    if socket::answers(&path) {
+        return Err(failed(format!("one serves at {} already, with options of its own", path.display())));
     }
     let program = own_program().map_err(failed)?;
     // It must neither hold its starter's descriptors nor get its terminal's signals, nor keep a directory.

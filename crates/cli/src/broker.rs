@@ -1,17 +1,59 @@
-//! `shunpike broker`: from options to the broker library's configuration.
+//! `shunpike broker`: from options to the broker library's configuration, and signals to its end.
 
 use crate::args::Broker;
 use crate::error::Error;
 use crate::socket;
+use shunpike_broker::Config;
+use shunpike_wire::Gid;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::ptr;
+use std::time::Duration;
 
-/// Serves until killed, or idle.
+/// Serves until idle, or until SIGTERM, SIGINT or SIGHUP.
 pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
-    let _ = (args, named);
-    Ok(())
+    let mut config = Config::new(named.unwrap_or_else(|| default_socket(args.private)));
+    config.private = args.private;
+    config.gid = args.gid.map(Gid);
+    config.ueids = args.ueids;
+    config.idle_exit = args.idle_exit.map(|seconds| Duration::from_secs(seconds.into()));
+    if let Some(max_dmbs) = args.max_dmbs {
+        config.max_dmbs = max_dmbs as usize;
+        config.max_dmbs_per_session = config.max_dmbs_per_session.min(config.max_dmbs);
+    }
+    let level = if args.verbose { tracing::Level::DEBUG } else { tracing::Level::INFO };
+    tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_target(false).init();
+    let stop = stop_signals()
+        .map_err(|error| Error::Broker(format!("cannot set up the broker's signals: {error}")))?;
+    shunpike_broker::run(config, Some(stop.as_fd())).map_err(|error| Error::Broker(error.to_string()))
 }
 
 /// Where a broker listens if not told.
 pub fn default_socket(private: bool) -> PathBuf {
     if private { socket::private() } else { socket::SYSTEM.into() }
+}
+
+/// A descriptor that is readable once the broker is told to end.
+fn stop_signals() -> io::Result<OwnedFd> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset makes the set, which the following calls read; a null old mask is allowed. No
+    // handler is installed, and the process has one thread, so that blocking here blocks everywhere.
+    // SIGPIPE is ignored because our start-up, unlike std's, does not: a closed log must not end the broker.
+    let fd = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        // The starter's mask may block more, for instance where it is a program's worker thread.
+        libc::sigprocmask(libc::SIG_SETMASK, set.as_ptr(), ptr::null_mut());
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: signalfd has just given this descriptor to us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

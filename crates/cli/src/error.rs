@@ -1,5 +1,7 @@
 //! What can go wrong in a tool: what failed, on what, and what to do about it.
 
+use shunpike_broker::QueryError;
+use shunpike_broker::report::Failure;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -12,22 +14,17 @@ pub enum Error {
         /// Where it was looked for.
         tried: Vec<PathBuf>,
     },
-    /// The broker answered, but not with what was asked for.
-    Query {
+    /// The broker was reached, and gave no answer.
+    Query(QueryError),
+    /// The broker answered, but not what this version understands.
+    Answer {
         /// The socket.
         socket: PathBuf,
         /// What is wrong.
         reason: String,
     },
     /// The broker could not do it.
-    Refused {
-        /// What failed.
-        what: String,
-        /// On what.
-        on: String,
-        /// What to do.
-        hint: String,
-    },
+    Refused(Failure),
     /// The library to preload is not where it is looked for.
     NoLibrary {
         /// Where it was looked for.
@@ -78,23 +75,14 @@ impl fmt::Display for Error {
                  broker', or name its socket with --socket",
                 list(tried)
             ),
-            Error::Query { socket, reason } => {
-                write!(
-                    f,
-                    "asking the broker at {} failed: {reason}; is it of this version?",
-                    socket.display()
-                )
-            }
-            Error::Refused { what, on, hint } => {
-                f.write_str(what)?;
-                if !on.is_empty() {
-                    write!(f, " on {on}")?;
-                }
-                if !hint.is_empty() {
-                    write!(f, "; {hint}")?;
-                }
-                Ok(())
-            }
+            Error::Query(error) => write!(f, "{error}; is it overloaded or stopped?"),
+            Error::Answer { socket, reason } => write!(
+                f,
+                "the broker at {} answers what this version does not understand ({reason}); restart it with \
+                 this version",
+                socket.display()
+            ),
+            Error::Refused(failure) => failure.fmt(f),
             Error::NoLibrary { tried } => write!(
                 f,
                 "libshunpike.so is not at {}; install it there or set SHUNPIKE_LIB to its path",

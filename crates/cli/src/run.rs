@@ -40,7 +40,7 @@ pub fn run(args: &Run, socket: Option<PathBuf>) -> Result<Infallible, Error> {
 }
 
 fn warn(command: &OsStr, obstacle: program::Obstacle, who: &str) {
-    eprintln!("shunpike: {} {obstacle}: {who} stays on TCP", command.display());
+    eprintln!("shunpike: {} {obstacle}: {who} stays on TCP", Path::new(command).display());
 }
 
 /// The library to preload: SHUNPIKE_LIB, or beside this program, or in ../lib.
@@ -136,7 +136,7 @@ impl Environment {
 }
 
 fn c_string(text: OsString) -> Result<CString, Error> {
-    let shown = text.display().to_string();
+    let shown = text.to_string_lossy().into_owned();
     CString::new(text.into_vec()).map_err(|_| Error::NulByte(shown))
 }
 
@@ -152,7 +152,7 @@ fn exec(command: &[OsString], environment: Environment) -> Result<Infallible, Er
     // keep alive; clap requires at least one argument, so argv[0] is a string.
     unsafe { libc::execvpe(argv[0], argv.as_ptr(), envp.as_ptr()) };
     let source = io::Error::last_os_error();
-    Err(Error::Exec { command: command[0].display().to_string(), source })
+    Err(Error::Exec { command: command[0].to_string_lossy().into_owned(), source })
 }
 
 #[cfg(test)]

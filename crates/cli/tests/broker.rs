@@ -102,6 +102,7 @@ fn tools_without_a_broker_say_where_they_looked_and_what_to_do() {
         &["ueid", "show"],
         &["seid", "disable"],
         &["linkgroup"],
+        &["sysctl", "wmem=65536"],
     ] {
         let output = bed.output(&[&["--socket", &socket], tool].concat());
         assert_eq!(output.status.code(), Some(1), "{tool:?}");

@@ -6,7 +6,7 @@ use bed::{Bed, errors, text};
 use shunpike_wire::Reason;
 use std::fs;
 
-const SUBCOMMANDS: [&str; 12] = [
+const SUBCOMMANDS: [&str; 13] = [
     "run",
     "broker",
     "ss",
@@ -18,6 +18,7 @@ const SUBCOMMANDS: [&str; 12] = [
     "ueid",
     "seid",
     "linkgroup",
+    "sysctl",
     "completions",
 ];
 
