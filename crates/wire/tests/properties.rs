@@ -158,16 +158,19 @@ fn mutilated() -> impl Strategy<Value = Vec<u8>> {
                 bytes[at] = value;
             }
             if cut {
-                // Cut in the middle, and made to look whole again, so that the body is looked at.
-                let trailer = bytes[..4].to_vec();
-                bytes.truncate(8 + at.index(bytes.len() - 8));
-                bytes.extend(trailer);
-                let len = bytes.len() as u16;
-                bytes[5..7].copy_from_slice(&len.to_be_bytes());
+                bytes = shortened(&bytes, 8 + at.index(bytes.len() - 8));
             }
             bytes
         },
     )
+}
+
+/// A message cut to so many bytes and made to look whole again, so that its body is looked at.
+fn shortened(bytes: &[u8], body: usize) -> Vec<u8> {
+    let mut cut = [&bytes[..body], &bytes[..4]].concat();
+    let len = cut.len() as u16;
+    cut[5..7].copy_from_slice(&len.to_be_bytes());
+    cut
 }
 
 /// What is read is written again to something that reads the same.
@@ -200,13 +203,9 @@ proptest! {
 
     #[test]
     fn no_byte_before_the_trailer_can_be_left_out(message in message(), at: prop::sample::Index) {
-        let mut bytes = encode(&message);
-        let trailer = bytes[..4].to_vec();
-        bytes.truncate(8 + at.index(bytes.len() - 8 - 4));
-        bytes.extend(trailer);
-        let len = bytes.len() as u16;
-        bytes[5..7].copy_from_slice(&len.to_be_bytes());
-        prop_assert!(Message::decode(&bytes).is_err());
+        let bytes = encode(&message);
+        let body = 8 + at.index(bytes.len() - 8 - 4);
+        prop_assert!(Message::decode(&shortened(&bytes, body)).is_err());
     }
 
     #[test]
@@ -331,6 +330,25 @@ fn errors_name_what_is_wrong() {
     smc_r[..4].copy_from_slice(&proposal[..4]);
     smc_r[74..].copy_from_slice(&proposal[..4]);
     assert_eq!(Message::decode(&smc_r), Err(ClcError::SmcR));
+}
+
+/// Parts whose lists are empty still have all their reserved bytes.
+#[test]
+fn empty_parts_are_read_to_their_end() {
+    let captured = capture::clc_messages(&capture::vectors().join("two-ueids.pcap"))[0].clone();
+    let Ok(Message::Proposal(mut proposal)) = Message::decode(&captured) else { panic!() };
+    let v2 = proposal.smcd.as_mut().unwrap().v2.as_mut().unwrap();
+    v2.ueids = List::new();
+    v2.smcd.as_mut().unwrap().gids = List::new();
+    let mut without_smcd = proposal;
+    without_smcd.smcd.as_mut().unwrap().v2.as_mut().unwrap().smcd = None;
+    for (proposal, len) in [(proposal, 172), (without_smcd, 124)] {
+        let bytes = encode(&Message::Proposal(proposal));
+        assert_eq!(bytes.len(), len);
+        for body in 8..len - 4 {
+            assert!(Message::decode(&shortened(&bytes, body)).is_err(), "{body} of {len}");
+        }
+    }
 }
 
 /// Offsets of parts that the header does not offer are not followed.
