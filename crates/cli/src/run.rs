@@ -68,9 +68,10 @@ fn library() -> Result<PathBuf, Error> {
 fn broker_for(named: Option<PathBuf>) -> PathBuf {
     let is_named = named.is_some();
     let mut wanted = named.clone().unwrap_or_else(socket::private);
-    socket::answering(named).unwrap_or_else(|nobody| {
+    socket::answering(named).unwrap_or_else(|_| {
         // Who names a socket has a certain broker in mind: another one there would hide that it is missing.
-        let started = if is_named { Err(nobody.to_string()) } else { background::private(&wanted) };
+        let missing = || Err(format!("no broker answers at {}", wanted.display()));
+        let started = if is_named { missing() } else { background::private(&wanted) };
         if let Err(reason) = started {
             eprintln!("shunpike: {reason} (connections stay on TCP until a broker serves there)");
             if !is_named && !socket::owned_by_us(&wanted) {
