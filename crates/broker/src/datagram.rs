@@ -1,5 +1,6 @@
 //! Datagrams with descriptors on a SOCK_SEQPACKET unix socket, never blocking.
 
+use crate::foreign::Foreign;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
@@ -18,7 +19,7 @@ pub struct Received {
     bytes: [u8; MAX],
     len: usize,
     /// The descriptors beside it.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<Foreign>,
 }
 
 impl Received {
@@ -39,7 +40,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<Option<Received>, Errno> {
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
+            fds.extend(received.map(Foreign::new));
         }
     }
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {

@@ -58,15 +58,15 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Empty tables around `device`.
-    pub fn new(device: Box<dyn IsmDevice>) -> Self {
+    /// Empty tables around `device`. `across`: see [`Matching::new`].
+    pub fn new(device: Box<dyn IsmDevice>, across: bool) -> Self {
         Self {
             device,
             links: Links::default(),
             active: true,
             max_conns_per_lgr: 255,
             posts: Vec::new(),
-            matching: Matching::default(),
+            matching: Matching::new(across),
             members: HashMap::new(),
             ends: HashMap::new(),
         }
@@ -132,7 +132,7 @@ impl Exchange {
             _ if !self.active => Err(Reason::Inactive),
             (None, _, _) => Err(Reason::PeerVanished),
             (_, None, _) => Err(Reason::Configuration),
-            (_, _, None) => Err(Reason::NoDescriptors),
+            (_, _, None) => Err(Reason::MemoryRefused),
             (Some(peer), Some(size), Some(memory)) => {
                 self.device.register_dmb(NewDmb { owner, peer, size, memory }).map_err(reason_of)
             }

@@ -10,6 +10,7 @@ mod datagram;
 pub mod exchange;
 mod explain;
 pub mod facts;
+mod foreign;
 pub mod ism;
 pub mod links;
 pub mod loopback;

@@ -44,8 +44,9 @@ struct Entry {
 }
 
 /// The nominations that wait for their peer.
-#[derive(Default)]
 pub struct Matching {
+    /// Whether ends in different namespaces are matched at all.
+    across: bool,
     entries: HashMap<Party, Entry>,
     /// Those that wait, by their own view of the connection. One tuple may be in several namespaces.
     tuples: HashMap<Tuple, Vec<Party>>,
@@ -54,6 +55,12 @@ pub struct Matching {
 }
 
 impl Matching {
+    /// An empty table. `across` namespaces, whoever is root in one can imitate addresses and counts, and so
+    /// receive what is meant for another: only among processes that could do so anyway, those of one user.
+    pub fn new(across: bool) -> Self {
+        Self { across, entries: HashMap::new(), tuples: HashMap::new(), sessions: HashMap::new() }
+    }
+
     /// Enters a nomination, in the place of an earlier one of the same end.
     pub fn nominate(&mut self, party: Party, role: Role, facts: Facts) -> Vec<Decision> {
         self.stop_waiting(party);
@@ -86,7 +93,7 @@ impl Matching {
             }
             // It nominated an earlier connection of the same addresses.
             decisions.push(self.refuse(peer, Reason::NotEstablished));
-        } else if !tuple.is_loopback() {
+        } else if self.across && !tuple.is_loopback() {
             let mut far = candidates.iter().filter(|(_, c)| could_be_peers(&c.facts, &facts));
             match (far.next(), far.next()) {
                 (None, _) => {}
@@ -286,7 +293,7 @@ mod tests {
     #[test]
     fn mirrored_tuples_in_one_namespace_match_in_either_order() {
         let expected = vec![Decision::Matched { client: A(), server: B() }];
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         assert_eq!(table.nominate(A(), Role::Client, client(1, 5, 0)), []);
         assert_eq!(table.nominate(B(), Role::Server, server(1, 9, 5)), expected);
         assert_eq!(table.nominate(B(), Role::Server, server(1, 0, 0)), []);
@@ -296,7 +303,7 @@ mod tests {
 
     #[test]
     fn one_process_may_be_both_ends() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(party(1, 1), Role::Client, client(1, 0, 0));
         let decisions = table.nominate(party(1, 2), Role::Server, server(1, 0, 0));
         assert_eq!(decisions, [Decision::Matched { client: party(1, 1), server: party(1, 2) }]);
@@ -304,7 +311,7 @@ mod tests {
 
     #[test]
     fn two_clients_are_not_a_connection_of_ours() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, client(1, 0, 0));
         let decisions = table.nominate(B(), Role::Client, server(1, 0, 0));
         assert_eq!(decisions, [Decision::Refused(A(), Reason::Sync), Decision::Refused(B(), Reason::Sync)]);
@@ -313,14 +320,14 @@ mod tests {
 
     #[test]
     fn a_socket_connected_to_itself_is_refused() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         let decisions = table.nominate(A(), Role::Client, end(1, CLIENT, CLIENT, 0, 0));
         assert_eq!(decisions, [Decision::Refused(A(), Reason::Sync)]);
     }
 
     #[test]
     fn a_reused_tuple_replaces_the_closed_connection() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, client(1, 100, 0));
         let reused = Facts { cookie: 99, ..client(1, 3, 0) };
         let decisions = table.nominate(party(1, 2), Role::Client, reused);
@@ -331,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_cannot_be_of_this_connection_is_dropped() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, client(1, 100, 0));
         // The server has received 3 bytes of what should be 100 confirmed ones.
         let decisions = table.nominate(B(), Role::Server, server(1, 0, 3));
@@ -341,7 +348,7 @@ mod tests {
 
     #[test]
     fn one_socket_in_two_processes_is_matched_once() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, client(1, 0, 0));
         let decisions = table.nominate(party(3, 1), Role::Client, client(1, 0, 0));
         assert_eq!(decisions, [Decision::Refused(party(3, 1), Reason::Shared)]);
@@ -350,7 +357,7 @@ mod tests {
 
     #[test]
     fn between_namespaces_counts_must_mirror() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, client(1, 10, 4));
         let decisions = table.nominate(B(), Role::Server, server(2, 4, 9));
         assert_eq!(decisions, [Decision::Again(A()), Decision::Again(B())]);
@@ -367,7 +374,7 @@ mod tests {
             (Facts { arrived: 9, ..client(1, 10, 4) }, server(2, 4, 10)),
             (client(1, 10, 4), Facts { acked: 3, ..server(2, 4, 10) }),
         ] {
-            let mut table = Matching::default();
+            let mut table = Matching::new(true);
             table.nominate(A(), Role::Client, a);
             let decisions = table.nominate(B(), Role::Server, b);
             assert_eq!(decisions, [Decision::Again(A()), Decision::Again(B())]);
@@ -376,7 +383,7 @@ mod tests {
 
     #[test]
     fn asking_again_ends() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         for _ in 0..MAX_TRIES {
             table.nominate(A(), Role::Client, client(1, 10, 4));
             let decisions = table.nominate(B(), Role::Server, server(2, 4, 9));
@@ -395,14 +402,23 @@ mod tests {
             facts.tuple.remote.ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
             facts
         };
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, to_loopback(client(1, 10, 4)));
         assert_eq!(table.nominate(B(), Role::Server, to_loopback(server(2, 4, 10))), []);
     }
 
     #[test]
+    fn where_users_share_a_broker_namespaces_are_not_crossed() {
+        let mut table = Matching::new(false);
+        table.nominate(A(), Role::Client, client(1, 10, 4));
+        assert_eq!(table.nominate(B(), Role::Server, server(2, 4, 10)), []);
+        let decisions = table.nominate(party(3, 1), Role::Server, server(1, 4, 10));
+        assert_eq!(decisions, [Decision::Matched { client: A(), server: party(3, 1) }]);
+    }
+
+    #[test]
     fn other_terms_are_another_connection() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, client(1, 10, 4));
         let mut other = server(2, 4, 10);
         other.terms.snd_wscale = 9;
@@ -411,7 +427,7 @@ mod tests {
 
     #[test]
     fn equal_tuples_in_two_namespaces_are_never_guessed() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, client(1, 10, 4));
         assert_eq!(table.nominate(party(3, 1), Role::Client, client(3, 10, 4)), []);
         let decisions = table.nominate(B(), Role::Server, server(2, 4, 10));
@@ -422,7 +438,7 @@ mod tests {
 
     #[test]
     fn an_ended_session_or_withdrawn_end_is_forgotten() {
-        let mut table = Matching::default();
+        let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, client(1, 0, 0));
         table.withdraw(A());
         assert_eq!(table.nominate(B(), Role::Server, server(1, 0, 0)), []);
@@ -440,7 +456,7 @@ mod tests {
             order in Just((0..8_u64).collect::<Vec<_>>()).prop_shuffle(),
             counts in prop::collection::vec((1..3_u64, 1..3_u64), 4),
         ) {
-            let mut table = Matching::default();
+            let mut table = Matching::new(true);
             let connection = |end: u64| end / 2;
             let mut waiting_before_any_server = true;
             // All clients first: then each server sees every rival.
@@ -468,7 +484,7 @@ mod tests {
         fn nothing_is_left_behind(
             steps in prop::collection::vec((0..4_u64, 0..3_u64, 0..3_u64, 1..4_u8, 1..4_u8, any::<bool>()), 0..60)
         ) {
-            let mut table = Matching::default();
+            let mut table = Matching::new(true);
             for (session, conn, netns, local, remote, is_client) in steps {
                 let role = if is_client { Role::Client } else { Role::Server };
                 match conn {

@@ -3,6 +3,7 @@
 use crate::datagram::{self, Received};
 use crate::exchange::{Exchange, Post};
 use crate::facts::{self, Counts, Proof};
+use crate::foreign::Foreign;
 use crate::ism::{Party, SessionId};
 use crate::loopback::LoopbackIsm;
 use crate::query::System;
@@ -13,7 +14,6 @@ use crate::stats::{ArenaKey, Ledger};
 use crate::{BrokerError, Config};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Resource, Rlimit};
@@ -85,7 +85,7 @@ impl Server {
             .map_err(system_failed("wait for clients"))?;
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
         Ok(Self {
-            exchange: Exchange::new(Box::new(device)),
+            exchange: Exchange::new(Box::new(device), config.private),
             sessions: HashMap::new(),
             knobs,
             system: System::new(&config, gid),
@@ -201,11 +201,12 @@ impl Server {
             let handled = match ToBroker::decode(received.bytes()) {
                 Ok(message) => self.handle(id, message, received),
                 Err(error) => {
-                    tracing::warn!(session = id.0, %error, "protocol");
+                    tracing::debug!(session = id.0, %error, "decode");
                     Err(End)
                 }
             };
             if handled.is_err() {
+                tracing::warn!(session = id.0, "ended a session that broke the protocol");
                 return self.end(id);
             }
             self.deliver();
@@ -235,13 +236,14 @@ impl Server {
             ToBroker::Withdraw { conn } => self.exchange.withdraw(party(conn)),
             ToBroker::Clc { conn, clc } => {
                 if let Err(error) = clc::Message::decode(clc.as_slice()) {
-                    tracing::warn!(session = id.0, %error, "CLC message");
+                    tracing::debug!(session = id.0, %error, "CLC message");
                     return Err(End);
                 }
                 self.exchange.relay(party(conn), clc);
             }
             ToBroker::Register { conn, class } => {
-                self.exchange.register(party(conn), class, single(received.fds));
+                let memory = single(received.fds).and_then(Foreign::into_memory);
+                self.exchange.register(party(conn), class, memory);
             }
             ToBroker::Attach { conn, token } => self.exchange.attach(party(conn), token),
             ToBroker::Unregister { token } => self.exchange.unregister(id, token),
@@ -256,22 +258,16 @@ impl Server {
         version: u32,
         doorbells: u8,
         comm: [u8; 16],
-        fds: Vec<OwnedFd>,
+        fds: Vec<Foreign>,
     ) -> Result<(), End> {
         let mut fds = fds.into_iter();
-        let arena = fds.next().ok_or(End)?;
-        let bells: Vec<OwnedFd> = fds.collect();
+        let arena = fds.next().and_then(Foreign::into_memory).ok_or(End)?;
+        let bells = fds.map(|fd| fd.into_doorbell().ok_or(End)).collect::<Result<Vec<_>, End>>()?;
         if !(1..=MAX_CQS).contains(&bells.len()) || bells.len() != usize::from(doorbells) {
             return Err(End);
         }
-        if !bells.iter().all(|bell| is_doorbell(bell.as_fd())) {
-            tracing::warn!(session = id.0, "a doorbell is no non-blocking eventfd");
-            return Err(End);
-        }
-        let (Ok(key), Ok(view)) = (ArenaKey::of(arena.as_fd()), ArenaView::map(&arena)) else {
-            tracing::warn!(session = id.0, "unusable arena");
-            return Err(End);
-        };
+        let view = ArenaView::map(&arena).map_err(|_| End)?;
+        let key = ArenaKey::of(arena.as_fd()).map_err(|_| End)?;
         let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
         let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?);
         let comm = String::from_utf8_lossy(&comm).trim_end_matches('\0').to_owned();
@@ -291,7 +287,7 @@ impl Server {
         Ok(())
     }
 
-    fn prove(&self, party: Party, role: Role, claimed: Counts, fds: Vec<OwnedFd>) -> Proof {
+    fn prove(&self, party: Party, role: Role, claimed: Counts, fds: Vec<Foreign>) -> Proof {
         let Some(socket) = single(fds) else { return Proof::Refused(Reason::NoDescriptors) };
         let program = self.sessions.get(&party.session).and_then(Session::program);
         let latest = || {
@@ -398,17 +394,9 @@ pub(crate) fn block_of(arena: &ArenaView, conn: ConnId) -> Option<&Block> {
     (u64::from(block.uses.load(Ordering::Acquire)) == conn.0 >> 32).then_some(block)
 }
 
-fn single(fds: Vec<OwnedFd>) -> Option<OwnedFd> {
+fn single(fds: Vec<Foreign>) -> Option<Foreign> {
     let mut fds = fds.into_iter();
     fds.next().filter(|_| fds.next().is_none())
-}
-
-/// Whether writing to it cannot block or do anything but wake: peers are given it.
-fn is_doorbell(fd: BorrowedFd<'_>) -> bool {
-    use rustix::fd::AsRawFd;
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    let nonblocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-    nonblocking && link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]")
 }
 
 fn default_knobs() -> Result<Published<KnobPage>, BrokerError> {

@@ -115,11 +115,12 @@ fn both_ends_in_one_process() {
         "{first:?}"
     );
     assert_eq!(fds.len(), 3);
-    let second = both.hear();
+    let (second, fds) = both.hear_with_fds();
     assert!(
-        matches!(second, FromBroker::Matched { conn: ConnId(2), side: 1, first_contact: false, .. }),
+        matches!(second, FromBroker::Matched { conn: ConnId(2), side: 1, first_contact: true, .. }),
         "{second:?}"
     );
+    assert_eq!(fds.len(), 3);
     both.register(ConnId(2));
     let FromBroker::Registered { token, .. } = both.hear() else { panic!() };
     both.say(ToBroker::Attach { conn: ConnId(1), token });

@@ -172,7 +172,8 @@ pub enum FromBroker {
         slot: u16,
         /// Which half of the link page this process writes: 0 or 1.
         side: u8,
-        /// Set when this process does not know the link group yet.
+        /// Set when this side of the link group has not been told of it yet. Both ends of a connection always
+        /// agree on it, also where one process is both sides.
         first_contact: bool,
         /// Number of the peer's doorbells, 1..=[`MAX_CQS`].
         doorbells: u8,
