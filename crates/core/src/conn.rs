@@ -442,17 +442,21 @@ pub fn shutdown(fd: i32, how: i32) {
     settle(conn, fd);
 }
 
-/// FIONREAD: bytes that a read would find without waiting.
-pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
+/// Unread bytes in our ring.
+pub fn ring_bytes(conn: Conn) -> usize {
     let _critical = critical();
     let half = &conn.block.rx;
     let _guard = half.lock.lock();
-    let ring = rx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
-        dmb.words().prod().offset().wrapping_sub(half.cursor.load(Ordering::Relaxed)).min(dmb.size())
-    });
-    match ring {
+    rx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
+        dmb.words().prod().offset().wrapping_sub(half.cursor.load(Ordering::Relaxed)).min(dmb.size()) as usize
+    })
+}
+
+/// FIONREAD: bytes that a read would find without waiting.
+pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
+    match ring_bytes(conn) {
         0 => sys::queue(fd, sys::SIOCINQ).unwrap_or(0),
-        n => n as usize,
+        n => n,
     }
 }
 

@@ -21,3 +21,6 @@ pub mod tls;
 pub mod tx;
 pub mod upgrade;
 pub mod wait;
+
+pub use rustix::io::Errno;
+pub use shunpike_wire as wire;

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
-use crate::table::{self, Conn, Entry};
+use crate::table::{self, Entry};
 use crate::tls::critical;
 use crate::wait;
 use crate::{conn, epoll, process, ready, rx, session, sys, tx};
@@ -29,6 +29,7 @@ pub fn poll(
     timeout: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
+    session::pump_if_news();
     let mut few = [libc::pollfd { fd: -1, events: 0, revents: 0 }; FEW];
     let need = fds.len() + 1;
     if need <= FEW {

@@ -150,6 +150,32 @@ pub fn raise(signal: i32) {
     let _ = unsafe { call(libc::SYS_tgkill, pid, tid, signal as usize, 0, 0, 0) };
 }
 
+/// rt_sigprocmask(2) of the calling thread; `how` is SIG_BLOCK or SIG_UNBLOCK.
+pub fn mask_signals(how: i32, signals: u64) {
+    let at = &raw const signals as usize;
+    // SAFETY: the set lives through the call.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, how as usize, at, 0, 8, 0, 0) };
+}
+
+/// rt_tgsigqueueinfo(2) to the calling thread: the same signal once more, siginfo and all.
+pub fn requeue_signal(signal: i32, info: *mut u8) {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as usize;
+    // SAFETY: info is the kernel's own of a delivery just under way.
+    let _ = unsafe {
+        call(libc::SYS_rt_tgsigqueueinfo, pid() as usize, tid, signal as usize, info as usize, 0, 0)
+    };
+}
+
+/// getpid(2), from the kernel.
+pub fn pid() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get() as u32
+}
+
+/// Whether `fd` is an open descriptor.
+pub fn is_open(fd: i32) -> bool {
+    rustix::io::fcntl_getfd(crate::session::borrowed(fd)).is_ok()
+}
+
 /// membarrier(2) PRIVATE_EXPEDITED (registered by `membarrier_register`): every running thread of this
 /// process passes a full fence. Errors: not supported or not registered.
 pub fn membarrier() -> Res {

@@ -10,8 +10,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 pub struct Thread {
     /// Depth of critical sections: while not 0 the preload library delays this thread's signals.
     pub critical: AtomicU32,
-    /// A signal was delayed; cleared by whoever delivers it.
-    pub deferred: AtomicU32,
     /// Signals handled so far whose handler was installed without SA_RESTART.
     pub interrupts: AtomicU32,
     /// Signals handled so far, whatever their flags.
@@ -22,6 +20,8 @@ pub struct Thread {
     pub sleeper: AtomicU32,
     /// CQ of this thread plus one; 0 none.
     pub cq: AtomicU32,
+    /// Signals kept back, as a mask; let through at the end of the outermost critical section.
+    pub kept: AtomicU64,
     /// Spin budget, in ticks, adapted by what spinning brought.
     pub budget: AtomicU64,
 }
@@ -91,7 +91,7 @@ impl Drop for Critical {
         let depth = self.thread.critical.load(Ordering::Relaxed) - 1;
         self.thread.critical.store(depth, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
-        if depth == 0 && self.thread.deferred.load(Ordering::Relaxed) != 0 {
+        if depth == 0 && self.thread.kept.load(Ordering::Relaxed) != 0 {
             deliver_deferred();
         }
     }

@@ -136,7 +136,18 @@ pub fn thread_sleeper() -> Result<i32, Errno> {
     add_doorbell(fd.as_raw_fd(), cq, 0)?;
     let fd = fd.into_raw_fd();
     thread.sleeper.store(fd as u32 + 1, Ordering::Relaxed);
+    if let Some(mark) = FIRST_SLEEP.get() {
+        mark();
+    }
     Ok(fd)
+}
+
+/// Called when a thread gets something that it must give back at its end; set once, at start-up.
+static FIRST_SLEEP: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
+
+/// Names that function.
+pub fn on_first_sleep(mark: fn()) {
+    let _ = FIRST_SLEEP.set(mark);
 }
 
 /// Adds doorbell `cq`, edge-triggered, to an epoll instance; its events carry `data`.

@@ -1,1 +1,59 @@
-//! preload
+//! libshunpike.so: libc's names for sockets, mapped onto core.
+//!
+//! Each hook is a few lines: is the descriptor ours? then core; else the real function, found behind us in
+//! the loader's order. The `hooks!` blocks are the one list of what is interposed; the loader's
+//! export map derives from them, and a test compares it with what users' programs import.
+
+#[macro_use]
+mod real;
+mod data;
+mod exec;
+mod lifecycle;
+mod readiness;
+mod signals;
+mod start;
+
+use core::ffi::c_int;
+use shunpike_core::conn::Outcome;
+
+/// Sets errno.
+fn set_errno(errno: c_int) {
+    // SAFETY: glibc's errno of this thread.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// A C function's return value for `outcome`: -1 and errno on failure. `sigpipe`: a write that fails with
+/// EPIPE raises the signal, as the kernel's does.
+fn answer(outcome: Outcome, sigpipe: bool) -> isize {
+    match outcome {
+        Outcome::Libc(n) => n,
+        Outcome::Ours(Ok(n)) => n as isize,
+        Outcome::Ours(Err(errno)) => {
+            if sigpipe && errno.raw_os_error() == libc::EPIPE {
+                shunpike_core::sys::raise(libc::SIGPIPE);
+            }
+            set_errno(errno.raw_os_error());
+            -1
+        }
+    }
+}
+
+/// `result` as a C function returns it.
+fn result(result: Result<usize, impl Into<Raw>>) -> c_int {
+    match result {
+        Ok(n) => n as c_int,
+        Err(errno) => {
+            set_errno(errno.into().0);
+            -1
+        }
+    }
+}
+
+/// An errno as a number.
+struct Raw(c_int);
+
+impl From<shunpike_core::Errno> for Raw {
+    fn from(errno: shunpike_core::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}

@@ -1,0 +1,269 @@
+//! Lifecycle: sockets made, connected, accepted, named again, and closed; options that matter to a lane.
+
+use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use libc::{FILE, sockaddr, socklen_t};
+use shunpike_core::conn;
+use shunpike_core::table::{self, Entry};
+use shunpike_core::wire::Reason;
+use shunpike_core::{ready, sys};
+
+use crate::set_errno;
+use crate::start::foreign_process;
+
+/// Whether our own descriptor would be touched: to the program it does not exist.
+#[inline(always)]
+fn internal(fd: c_int) -> bool {
+    !table::is_none(fd) && matches!(table::look(fd), Entry::Internal)
+}
+
+fn refuse(errno: c_int) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+/// Whether `fd` is a TCP socket, asked of the kernel when we did not see it made.
+fn is_tcp(fd: c_int) -> bool {
+    match table::look(fd) {
+        Entry::Socket => true,
+        Entry::None => {
+            let tcp = sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
+            if tcp {
+                table::set(fd, Entry::Socket);
+            }
+            tcp
+        }
+        _ => false,
+    }
+}
+
+fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
+    if fd >= 0 {
+        conn::replaced(fd);
+        if is_tcp(listener) {
+            conn::watch(fd, true, flags & libc::SOCK_NONBLOCK != 0);
+        }
+    }
+    fd
+}
+
+fn leaves(fd: c_int, reason: Reason) {
+    if let Some(conn) = table::conn(fd) {
+        conn::revoke_for_good(conn, fd, reason);
+    }
+}
+
+/// stdio reads and writes inside libc, where no hook sees it.
+fn stdio(fd: c_int) {
+    if let Some(conn) = table::conn(fd) {
+        conn::hand_over(conn, fd, Reason::Stdio);
+    }
+}
+
+hooks! {
+    /// socket(2)
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        let fd = covered::socket(domain, kind, protocol);
+        if fd >= 0 {
+            conn::replaced(fd);
+            let stream = kind & 0xf == libc::SOCK_STREAM;
+            let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
+            if stream && inet && (protocol == 0 || protocol == libc::IPPROTO_TCP) {
+                table::set(fd, Entry::Socket);
+            }
+        }
+        fd
+    }
+    /// connect(2)
+    fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+        let before = table::look(fd);
+        let rc = covered::connect(fd, to, len);
+        let errno = if rc == 0 { 0 } else { *libc::__errno_location() };
+        let under_way = errno == libc::EINPROGRESS;
+        if (rc == 0 || under_way) && !to.is_null() && len as usize >= size_of::<libc::sa_family_t>() {
+            let family = c_int::from((*to).sa_family);
+            match before {
+                Entry::Socket | Entry::None
+                    if (family == libc::AF_INET || family == libc::AF_INET6) && is_tcp(fd) =>
+                {
+                    conn::watch(fd, false, under_way);
+                }
+                // Dissolved: the socket may be connected anew.
+                Entry::Conn(_) if family == libc::AF_UNSPEC => {
+                    conn::replaced(fd);
+                    table::set(fd, Entry::Socket);
+                }
+                _ => {}
+            }
+        }
+        if rc != 0 { set_errno(errno); }
+        rc
+    }
+    /// connect(2), glibc's internal name
+    fn __connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int { connect(fd, to, len) }
+    /// accept(2)
+    fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        accepted(fd, covered::accept(fd, from, len), 0)
+    }
+    /// accept4(2)
+    fn accept4(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        accepted(fd, covered::accept4(fd, from, len, flags), flags)
+    }
+    /// shutdown(2)
+    fn shutdown(fd: c_int, how: c_int) -> c_int {
+        if !table::is_none(fd) { conn::shutdown(fd, how); }
+        covered::shutdown(fd, how)
+    }
+    /// close(2)
+    fn close(fd: c_int) -> c_int {
+        if !table::is_none(fd) && !foreign_process() {
+            if internal(fd) { return refuse(libc::EBADF); }
+            conn::close(fd);
+        }
+        covered::close(fd)
+    }
+    /// close(2), glibc's internal name
+    fn __close(fd: c_int) -> c_int { close(fd) }
+    /// close_range(2), around our own descriptors
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        if foreign_process() || flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
+            return covered::close_range(first, last, flags);
+        }
+        close_around(first, last, flags)
+    }
+    /// closefrom(3)
+    fn closefrom(first: c_int) -> () {
+        if foreign_process() { return covered::closefrom(first); }
+        close_around(first.max(0) as c_uint, c_uint::MAX, 0);
+    }
+    /// dup(2)
+    fn dup(fd: c_int) -> c_int {
+        if internal(fd) { return refuse(libc::EBADF); }
+        let new = covered::dup(fd);
+        if new >= 0 && !foreign_process() { conn::duplicated(fd, new); }
+        new
+    }
+    /// dup2(2)
+    fn dup2(fd: c_int, new: c_int) -> c_int { duplicate_to(fd, new, || covered::dup2(fd, new)) }
+    /// dup2(2), glibc's internal name
+    fn __dup2(fd: c_int, new: c_int) -> c_int { duplicate_to(fd, new, || covered::__dup2(fd, new)) }
+    /// dup3(2)
+    fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+        duplicate_to(fd, new, || covered::dup3(fd, new, flags))
+    }
+    /// fcntl(2); the third argument travels in a register whether given or not
+    fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+        if table::is_none(fd) { return covered::fcntl(fd, command, arg); }
+        controlled(fd, command, arg, covered::fcntl(fd, command, arg))
+    }
+    /// fcntl(2), 64-bit offsets
+    fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int { fcntl(fd, command, arg) }
+    /// fcntl(2), glibc's internal name
+    fn __fcntl(fd: c_int, command: c_int, arg: usize) -> c_int { fcntl(fd, command, arg) }
+    /// ioctl(2)
+    fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
+        let Some(conn) = table::conn(fd) else { return covered::ioctl(fd, request, arg) };
+        let value = arg as *mut c_int;
+        let lane = ready::on_lane(conn) && !value.is_null();
+        if request == libc::FIONBIO as c_ulong && !value.is_null() {
+            let rc = covered::ioctl(fd, request, arg);
+            if rc == 0 { conn::set_nonblock(fd, *value != 0); }
+            return rc;
+        }
+        if request == libc::FIONREAD as c_ulong && lane {
+            *value = conn::readable_bytes(conn, fd) as c_int;
+            return 0;
+        }
+        if request == sys::SIOCOUTQ && lane {
+            *value = conn::unsent_bytes(conn, fd) as c_int;
+            return 0;
+        }
+        if request == libc::FIOASYNC as c_ulong { leaves(fd, Reason::OptionUnsupported); }
+        covered::ioctl(fd, request, arg)
+    }
+    /// setsockopt(2); what a lane cannot honour takes the connection back to TCP
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        if !table::is_none(fd) {
+            match (level, name) {
+                (libc::IPPROTO_TCP, libc::TCP_ULP) => stdlike(fd, Reason::Ktls),
+                (libc::IPPROTO_TCP, libc::TCP_REPAIR) => stdlike(fd, Reason::TcpRepair),
+                (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE | libc::SO_ZEROCOPY) => {
+                    leaves(fd, Reason::OptionUnsupported);
+                }
+                _ => {}
+            }
+        }
+        covered::setsockopt(fd, level, name, value, len)
+    }
+    /// fdopen(3)
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+        if !table::is_none(fd) { stdio(fd); }
+        covered::fdopen(fd, mode)
+    }
+}
+
+fn stdlike(fd: c_int, reason: Reason) {
+    if let Some(conn) = table::conn(fd) {
+        conn::hand_over(conn, fd, reason);
+    }
+}
+
+fn duplicate_to(fd: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    if internal(fd) {
+        return refuse(libc::EBADF);
+    }
+    let ours = !foreign_process();
+    if ours && internal(new) {
+        // The number is taken by one of ours; the kernel says the same when it races with open().
+        return refuse(libc::EBUSY);
+    }
+    let same = fd == new;
+    if ours && !same && !table::is_none(new) && sys::is_open(fd) {
+        conn::close(new);
+    }
+    let rc = real();
+    if rc >= 0 && ours && !same {
+        conn::duplicated(fd, rc);
+    }
+    rc
+}
+
+/// What fcntl has done, written down.
+fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_int {
+    if rc < 0 {
+        return rc;
+    }
+    match command {
+        libc::F_SETFL => {
+            conn::set_nonblock(fd, arg as c_int & libc::O_NONBLOCK != 0);
+            if arg as c_int & libc::O_ASYNC != 0 {
+                leaves(fd, Reason::OptionUnsupported);
+            }
+        }
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if !foreign_process() => conn::duplicated(fd, rc),
+        _ => {}
+    }
+    rc
+}
+
+/// close_range in pieces that leave our own descriptors open.
+unsafe fn close_around(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let (mut from, mut rc) = (first, 0);
+    let within = |fd: c_int| (fd as c_uint) >= first && (fd as c_uint) <= last;
+    for (fd, entry) in table::all().filter(|(fd, _)| within(*fd)) {
+        match entry {
+            Entry::Internal => {
+                if (fd as c_uint) > from {
+                    // SAFETY: the program's wish, less our own descriptor.
+                    rc |= unsafe { covered::close_range(from, fd as c_uint - 1, flags) };
+                }
+                from = fd as c_uint + 1;
+            }
+            _ => conn::close(fd),
+        }
+    }
+    if from <= last {
+        // SAFETY: as above.
+        rc |= unsafe { covered::close_range(from, last, flags) };
+    }
+    rc
+}

@@ -1,0 +1,174 @@
+//! Readiness: poll, select, epoll.
+
+use core::ffi::c_int;
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use shunpike_core::{conn, epoll, poll as mixed};
+
+use crate::{result, set_errno};
+
+/// Nanoseconds of a program's timeout: `Ok(None)` for ever, `Err` when the kernel must refuse it.
+unsafe fn nanoseconds(ts: *const timespec) -> Result<Option<u64>, ()> {
+    // SAFETY: null, or the program's.
+    let Some(ts) = (unsafe { ts.as_ref() }) else { return Ok(None) };
+    if ts.tv_sec < 0 || !(0..1_000_000_000).contains(&ts.tv_nsec) {
+        return Err(());
+    }
+    Ok(Some((ts.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(ts.tv_nsec as u64)))
+}
+
+fn milliseconds(ms: c_int) -> Option<u64> {
+    u64::try_from(ms).ok().map(|ms| ms * 1_000_000)
+}
+
+unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
+    if fds.is_null() || n > 1 << 20 {
+        return None;
+    }
+    // SAFETY: the program's array of n entries.
+    let fds = unsafe { core::slice::from_raw_parts_mut(fds, n as usize) };
+    mixed::concerns_us(fds).then_some(fds)
+}
+
+hooks! {
+    /// poll(2)
+    fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
+        match slice(fds, n) {
+            Some(ours) => result(mixed::poll(ours, milliseconds(timeout), core::ptr::null())),
+            None => covered::poll(fds, n, timeout),
+        }
+    }
+    /// poll(2), glibc's internal name
+    fn __poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int { poll(fds, n, timeout) }
+    /// poll(2) with the array's size known
+    fn __poll_chk(fds: *mut pollfd, n: nfds_t, timeout: c_int, size: size_t) -> c_int {
+        if size / size_of::<pollfd>() < n as usize {
+            covered::__poll_chk(fds, n, timeout, size)
+        } else {
+            poll(fds, n, timeout)
+        }
+    }
+    /// ppoll(2)
+    fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        match (slice(fds, n), nanoseconds(timeout)) {
+            (Some(ours), Ok(ns)) => result(mixed::poll(ours, ns, mask)),
+            _ => covered::ppoll(fds, n, timeout, mask),
+        }
+    }
+    /// ppoll(2) with the array's size known
+    fn __ppoll_chk(
+        fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t, size: size_t,
+    ) -> c_int {
+        if size / size_of::<pollfd>() < n as usize {
+            covered::__ppoll_chk(fds, n, timeout, mask, size)
+        } else {
+            ppoll(fds, n, timeout, mask)
+        }
+    }
+    /// select(2); the time left is written back, as Linux does
+    fn select(
+        n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
+    ) -> c_int {
+        let Some(call) = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()])
+            .filter(|call| mixed::concerns_us(call.fds()))
+        else {
+            return covered::select(n, read, write, except, timeout);
+        };
+        let ns = match timeout.as_ref() {
+            Some(tv) if tv.tv_sec < 0 || tv.tv_usec < 0 => {
+                set_errno(libc::EINVAL);
+                return -1;
+            }
+            Some(tv) => Some(
+                (tv.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(tv.tv_usec as u64 * 1000),
+            ),
+            None => None,
+        };
+        let begin = conn::now();
+        let done = mixed::poll(call.fds(), ns, core::ptr::null()).and_then(|_| call.answer());
+        if let (Some(ns), Some(tv)) = (ns, timeout.as_mut()) {
+            let left = ns.saturating_sub(conn::now() - begin);
+            tv.tv_sec = (left / 1_000_000_000) as i64;
+            tv.tv_usec = (left % 1_000_000_000 / 1000) as i64;
+        }
+        result(done)
+    }
+    /// select(2), glibc's internal name
+    fn __select(
+        n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
+    ) -> c_int {
+        select(n, read, write, except, timeout)
+    }
+    /// pselect(2)
+    fn pselect(
+        n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t,
+    ) -> c_int {
+        let call = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()])
+            .filter(|call| mixed::concerns_us(call.fds()));
+        match (call, nanoseconds(timeout)) {
+            (Some(call), Ok(ns)) => result(mixed::poll(call.fds(), ns, mask).and_then(|_| call.answer())),
+            _ => covered::pselect(n, read, write, except, timeout, mask),
+        }
+    }
+    /// epoll_create(2)
+    fn epoll_create(size: c_int) -> c_int {
+        let fd = covered::epoll_create(size);
+        if fd >= 0 { epoll::created(fd); }
+        fd
+    }
+    /// epoll_create1(2)
+    fn epoll_create1(flags: c_int) -> c_int {
+        let fd = covered::epoll_create1(flags);
+        if fd >= 0 { epoll::created(fd); }
+        fd
+    }
+    /// epoll_ctl(2)
+    fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+        match epoll::ctl(epfd, op, fd, event.as_ref().copied()) {
+            Some(done) => result(done),
+            None => covered::epoll_ctl(epfd, op, fd, event),
+        }
+    }
+    /// epoll_wait(2)
+    fn epoll_wait(epfd: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
+        match wait(epfd, events, n, milliseconds(timeout), core::ptr::null()) {
+            Some(rc) => rc,
+            None => covered::epoll_wait(epfd, events, n, timeout),
+        }
+    }
+    /// epoll_pwait(2)
+    fn epoll_pwait(
+        epfd: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t,
+    ) -> c_int {
+        match wait(epfd, events, n, milliseconds(timeout), mask) {
+            Some(rc) => rc,
+            None => covered::epoll_pwait(epfd, events, n, timeout, mask),
+        }
+    }
+    /// epoll_pwait2(2)
+    fn epoll_pwait2(
+        epfd: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t,
+    ) -> c_int {
+        let waited = match nanoseconds(timeout) {
+            Ok(ns) => wait(epfd, events, n, ns, mask),
+            Err(()) => None,
+        };
+        match waited {
+            Some(rc) => rc,
+            None => covered::epoll_pwait2(epfd, events, n, timeout, mask),
+        }
+    }
+}
+
+unsafe fn wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    n: c_int,
+    timeout: Option<u64>,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    let n = usize::try_from(n).ok().filter(|&n| n > 0 && !events.is_null())?;
+    // SAFETY: the program's array of n events.
+    let out = unsafe { core::slice::from_raw_parts_mut(events, n) };
+    epoll::wait(epfd, out, timeout, mask).map(result)
+}

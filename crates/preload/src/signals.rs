@@ -1,0 +1,169 @@
+//! Signals: handlers of the program run behind a trampoline that keeps them out of critical sections and
+//! notes what a sleep must know (SA_RESTART).
+//!
+//! A signal that comes within a critical section is put back: it is masked in the interrupted context and
+//! queued again with the same siginfo; the end of the section unmasks it, and the kernel delivers it then.
+//! Faults of the thread itself are never kept back.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use libc::{sigaction as Action, sighandler_t, siginfo_t, ucontext_t};
+use shunpike_core::{process, sys, tls};
+
+use crate::start::foreign_process;
+
+const SIGNALS: usize = 65;
+
+/// What the program installed. Its mask is the kernel's business alone.
+struct Installed {
+    handler: AtomicUsize,
+    flags: AtomicUsize,
+}
+
+static INSTALLED: [Installed; SIGNALS] =
+    [const { Installed { handler: AtomicUsize::new(0), flags: AtomicUsize::new(0) } }; SIGNALS];
+
+extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let Some(installed) = INSTALLED.get(signal as usize) else { return };
+    let flags = installed.flags.load(Ordering::Relaxed) as c_int;
+    let thread = tls::thread();
+    let fault = matches!(
+        signal,
+        libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
+    );
+    // A one-time handler is gone from the kernel already: it cannot be put back.
+    if thread.critical.load(Ordering::Relaxed) != 0 && !fault && flags & libc::SA_RESETHAND == 0 {
+        // SAFETY: the kernel's own arguments.
+        unsafe { keep(thread, signal, info, context.cast()) };
+        return;
+    }
+    thread.handled.fetch_add(1, Ordering::Relaxed);
+    if flags & libc::SA_RESTART == 0 {
+        thread.interrupts.fetch_add(1, Ordering::Relaxed);
+    }
+    let handler = installed.handler.load(Ordering::Acquire);
+    if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+        return;
+    }
+    // SAFETY: the handler that the program installed with these flags.
+    unsafe {
+        if flags & libc::SA_SIGINFO != 0 {
+            let call: extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void) =
+                core::mem::transmute(handler);
+            call(signal, info, context);
+        } else {
+            let call: extern "C-unwind" fn(c_int) = core::mem::transmute(handler);
+            call(signal);
+        }
+    }
+}
+
+/// Masks `signal`, now and in the interrupted context, and queues it again for this thread.
+///
+/// # Safety
+/// `info` and `context` are the kernel's own of this delivery.
+unsafe fn keep(thread: &tls::Thread, signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) {
+    let bit = 1u64 << (signal - 1);
+    sys::mask_signals(libc::SIG_BLOCK, bit);
+    // SAFETY: the frame that the kernel restores when the trampoline returns.
+    unsafe { libc::sigaddset(&raw mut (*context).uc_sigmask, signal) };
+    sys::requeue_signal(signal, info.cast());
+    thread.kept.fetch_or(bit, Ordering::Relaxed);
+}
+
+/// At the end of a critical section: lets through what was kept back.
+pub fn deliver() {
+    let kept = tls::thread().kept.swap(0, Ordering::Relaxed);
+    sys::mask_signals(libc::SIG_UNBLOCK, kept);
+}
+
+/// sigaction for all of the family.
+///
+/// # Safety
+/// As sigaction(2).
+unsafe fn install(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    let Some(installed) = INSTALLED.get(signal as usize).filter(|_| process::enabled() && signal > 0) else {
+        // SAFETY: handed on.
+        return unsafe { covered::sigaction(signal, new, old) };
+    };
+    let known = (installed.handler.load(Ordering::Acquire), installed.flags.load(Ordering::Relaxed));
+    // A vfork child has signal actions of its own, but shares our memory.
+    let foreign = foreign_process();
+    // SAFETY: null, or the program's.
+    let wish = unsafe { new.as_ref() };
+    let mut ours = wish.copied();
+    if let Some(action) = &mut ours
+        && action.sa_sigaction != libc::SIG_DFL
+        && action.sa_sigaction != libc::SIG_IGN
+        && !foreign
+    {
+        installed.handler.store(action.sa_sigaction, Ordering::Release);
+        installed.flags.store(action.sa_flags as usize, Ordering::Relaxed);
+        action.sa_sigaction = trampoline as *const () as usize;
+        action.sa_flags |= libc::SA_SIGINFO;
+    }
+    let new = ours.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    // SAFETY: our copy of the program's action, and its own place for the old one.
+    let rc = unsafe { covered::sigaction(signal, new, old) };
+    if rc != 0 {
+        installed.handler.store(known.0, Ordering::Release);
+        installed.flags.store(known.1, Ordering::Relaxed);
+        return rc;
+    }
+    // SAFETY: null, or filled by the kernel just now.
+    if let Some(old) = unsafe { old.as_mut() }
+        && old.sa_sigaction == trampoline as *const () as usize
+    {
+        old.sa_sigaction = known.0;
+        old.sa_flags = known.1 as c_int;
+    }
+    rc
+}
+
+/// signal(3) with the flags of one of its dialects.
+///
+/// # Safety
+/// As signal(3).
+unsafe fn simple(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
+    // SAFETY: all-zero actions are valid.
+    let (mut new, mut old): (Action, Action) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
+    new.sa_sigaction = handler;
+    new.sa_flags = flags;
+    if flags & libc::SA_NODEFER == 0 {
+        // SAFETY: our own set; a bad number is refused below.
+        unsafe { libc::sigaddset(&raw mut new.sa_mask, signal) };
+    }
+    // SAFETY: our own actions.
+    if unsafe { install(signal, &new, &mut old) } != 0 { libc::SIG_ERR } else { old.sa_sigaction }
+}
+
+hooks! {
+    /// sigaction(2)
+    fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+        install(signal, new, old)
+    }
+    /// sigaction(2), glibc's internal name
+    fn __sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+        install(signal, new, old)
+    }
+    /// signal(3): BSD's, as glibc has it
+    fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        simple(signal, handler, libc::SA_RESTART)
+    }
+    /// signal(3) of System V
+    fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        simple(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
+    }
+    /// signal(3) of System V, the name that -D_XOPEN_SOURCE makes of it
+    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        simple(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
+    }
+    /// siginterrupt(3)
+    fn siginterrupt(signal: c_int, interrupt: c_int) -> c_int {
+        let mut action: Action = core::mem::zeroed();
+        if install(signal, core::ptr::null(), &mut action) != 0 { return -1; }
+        if interrupt != 0 { action.sa_flags &= !libc::SA_RESTART } else { action.sa_flags |= libc::SA_RESTART }
+        install(signal, &action, core::ptr::null_mut())
+    }
+}

@@ -1,0 +1,81 @@
+//! Start-up and the process's turns: constructor, fork, exit, thread end.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use shunpike_core::{conn, process, session, tls, wait};
+
+use crate::signals;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = start;
+
+static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// In this order; each line says why there.
+extern "C" fn start() {
+    // 1. Without a broker's path nothing is watched: the library was loaded by accident.
+    let Some(path) = variable(c"SHUNPIKE_SOCKET") else { return };
+    session::configure(path);
+    // 2. Signals are kept back in critical sections before the first of them exists.
+    tls::on_deferred(signals::deliver);
+    // 3. fork() must find the table and the locks in order.
+    // SAFETY: handlers that live as long as the process.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+    // 4. Threads give back their descriptors.
+    let mut key = 0;
+    // SAFETY: a destructor that lives as long as the process.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
+        KEY.store(key, Ordering::Release);
+        wait::on_first_sleep(mark_thread);
+    }
+    // 5. At exit, after the program's own handlers: registered first, run last.
+    // SAFETY: as above.
+    unsafe { libc::atexit(exit_handler) };
+    // 6. From here on connections are watched.
+    process::start(process::Options { eager: variable(c"SHUNPIKE_EAGER").is_some_and(|v| v == b"1") });
+}
+
+/// A variable of the environment, without std (whose lock and allocation are not ours to take here).
+fn variable(name: &core::ffi::CStr) -> Option<&'static [u8]> {
+    // SAFETY: at start-up no other thread changes the environment; the value is copied or compared at once.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    // SAFETY: getenv returns null or a NUL-terminated string.
+    (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
+}
+
+extern "C" fn before_fork() {
+    process::before_fork();
+}
+
+extern "C" fn in_child() {
+    process::after_fork_in_child();
+}
+
+extern "C" fn exit_handler() {
+    at_exit();
+}
+
+/// What a process gives back when it ends by itself.
+pub fn at_exit() {
+    if process::enabled() && !foreign_process() {
+        conn::at_exit();
+    }
+}
+
+/// A thread has something to give back: have its destructor run.
+fn mark_thread() {
+    // SAFETY: our key; any non-null value makes the destructor run.
+    unsafe { libc::pthread_setspecific(KEY.load(Ordering::Acquire), core::ptr::without_provenance(1)) };
+}
+
+extern "C" fn thread_ends(_: *mut c_void) {
+    wait::thread_ends();
+}
+
+/// Whether this is a vfork child, which shares our memory but has descriptors of its own: what it closes or
+/// duplicates is not ours. (A forked child has been through `in_child`.)
+pub fn foreign_process() -> bool {
+    process::enabled() && process::pid() != shunpike_core::sys::pid()
+}
