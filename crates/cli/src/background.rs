@@ -9,58 +9,58 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A private broker leaves after this long without a program, seconds.
+/// A private broker looks after this long without a session whether anybody is left, seconds.
 const IDLE_EXIT: u32 = 10;
 /// It takes a few milliseconds to answer; a busy machine is given this long.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// After the broker that we started has gone: perhaps because another one was faster and is about to serve.
 const RIVAL: Duration = Duration::from_millis(300);
 
-/// Starts the user's private broker at `path`, for `run`; returns when it answers.
+/// Starts the user's private broker at `path`, for `run`; returns when it answers. Errors: one line.
 ///
 /// A process of its own does it, so that CMD, which this process becomes, has no child that it does not know.
 pub fn private(path: &Path) -> Result<(), String> {
-    let failed = |reason: &str| format!("no private broker could be started at {}: {reason}", path.display());
-    let output = Command::new(own_program().map_err(|error| failed(&error))?)
+    let output = Command::new(own_program()?)
         .args(["broker", "--private", "--background", "--idle-exit", &IDLE_EXIT.to_string(), "--socket"])
         .arg(path)
-        .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| failed(&error.to_string()))?;
+        .map_err(|error| format!("no private broker could be started: {error}"))?;
     // Another `run` may have been faster.
     if output.status.success() || socket::answers(path) {
         return Ok(());
     }
     let message = String::from_utf8_lossy(&output.stderr);
-    let line = message.lines().last().unwrap_or("it died");
-    Err(failed(line.strip_prefix("shunpike: ").unwrap_or(line)))
+    let line = message.lines().last().unwrap_or("the starter of the private broker died");
+    Err(line.strip_prefix("shunpike: ").unwrap_or(line).to_owned())
 }
 
 /// `broker --background`: starts the same command without that option, and waits until it answers.
 pub fn start(args: &Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let path = named.unwrap_or_else(|| crate::broker::default_socket(args.private));
-    let failed = |reason: String| Error::Broker(format!("starting the broker failed: {reason}"));
-    if socket::answers(&path) {
-        return Err(failed(format!("one serves at {} already, with options of its own", path.display())));
+    wait_for_broker(args, &path).map_err(|reason| Error::Background { socket: path, reason })
+}
+
+fn wait_for_broker(args: &Broker, path: &Path) -> Result<(), String> {
+    if socket::answers(path) {
+        return Err("one serves there already, with options of its own".into());
     }
-    let program = own_program().map_err(failed)?;
-    // It must neither hold its starter's descriptors nor get its terminal's signals, nor keep a directory.
+    let program = own_program()?;
+    // It must neither hold its starter's descriptors nor get its terminal's signals.
     keep_no_descriptors();
     let _ = rustix::process::setsid();
     let mut broker = Command::new(program)
         .args(env::args_os().skip(1).filter(|argument| argument != "--background"))
         .env_remove("LD_PRELOAD")
-        .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(|error| error.to_string())?;
     let mut deadline = Instant::now() + PATIENCE;
     let mut ended = None;
     loop {
-        if socket::answers(&path) {
+        if socket::answers(path) {
             return Ok(());
         }
         if Instant::now() >= deadline {
@@ -79,7 +79,7 @@ pub fn start(args: &Broker, named: Option<PathBuf>) -> Result<(), Error> {
         None => format!("it did not answer within {} s", PATIENCE.as_secs()),
     };
     let private = if args.private { " --private" } else { "" };
-    Err(failed(format!("{why}; 'shunpike broker{private} --socket {}' says why", path.display())))
+    Err(format!("{why}; 'shunpike broker{private} --socket {}' says why", path.display()))
 }
 
 fn own_program() -> Result<PathBuf, String> {

@@ -3,16 +3,23 @@
 use crate::args::Broker;
 use crate::error::Error;
 use crate::socket;
-use shunpike_broker::Config;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shunpike_broker::{BrokerError, Config};
 use shunpike_wire::Gid;
+use std::env;
+use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::Duration;
 
 /// Serves until idle, or until SIGTERM, SIGINT or SIGHUP.
+///
+/// A program opens its session when it has a connection that deserves a lane. Idle is therefore not only that
+/// no session is open: nobody may be left who could open one.
 pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let mut config = Config::new(named.unwrap_or_else(|| default_socket(args.private)));
     config.private = args.private;
@@ -25,9 +32,18 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     }
     let level = if args.verbose { tracing::Level::DEBUG } else { tracing::Level::INFO };
     tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_target(false).init();
-    let stop = stop_signals()
-        .map_err(|error| Error::Broker(format!("cannot set up the broker's signals: {error}")))?;
-    shunpike_broker::run(config, Some(stop.as_fd())).map_err(|error| Error::Broker(error.to_string()))
+    let stop = stop_signals().map_err(Error::Signals)?;
+    // A broker that stays keeps no file system from being unmounted.
+    let _ = env::set_current_dir("/");
+    shunpike_broker::run(config.clone(), Some(stop.as_fd())).map_err(Error::Broker)?;
+    while !is_told_to_end(&stop) && is_named_by_programs(&config.socket) {
+        match shunpike_broker::run(config.clone(), Some(stop.as_fd())) {
+            // Started meanwhile by a `run` that found none.
+            Err(BrokerError::AlreadyServed { .. }) => break,
+            other => other.map_err(Error::Broker)?,
+        }
+    }
+    Ok(())
 }
 
 /// Where a broker listens if not told.
@@ -56,4 +72,20 @@ fn stop_signals() -> io::Result<OwnedFd> {
     }
     // SAFETY: signalfd has just given this descriptor to us alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn is_told_to_end(stop: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(stop, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+/// Whether a process that we may look into was started with `socket` as its broker's.
+fn is_named_by_programs(socket: &Path) -> bool {
+    let wanted = [socket::VARIABLE.as_bytes(), b"=", socket.as_os_str().as_bytes()].concat();
+    let Ok(processes) = fs::read_dir("/proc") else { return false };
+    let ours = std::process::id().to_string();
+    processes.flatten().filter(|process| *process.file_name() != *ours).any(|process| {
+        let environment = fs::read(process.path().join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
+    })
 }

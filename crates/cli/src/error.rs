@@ -1,7 +1,7 @@
 //! What can go wrong in a tool: what failed, on what, and what to do about it.
 
-use shunpike_broker::QueryError;
 use shunpike_broker::report::Failure;
+use shunpike_broker::{BrokerError, QueryError};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -51,7 +51,16 @@ pub enum Error {
     /// Standard output could not be written.
     Output(io::Error),
     /// The broker could not serve.
-    Broker(String),
+    Broker(BrokerError),
+    /// No broker could be started in the background.
+    Background {
+        /// Where it was to serve.
+        socket: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// The broker could not arrange to be told to end.
+    Signals(io::Error),
 }
 
 impl Error {
@@ -103,7 +112,11 @@ impl fmt::Display for Error {
             Error::NulByte(what) => write!(f, "{what} contains a NUL byte, which no program can be given"),
             Error::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
-            Error::Broker(reason) => f.write_str(reason),
+            Error::Broker(error) => error.fmt(f),
+            Error::Background { socket, reason } => {
+                write!(f, "no broker could be started at {}: {reason}", socket.display())
+            }
+            Error::Signals(source) => write!(f, "cannot set up the broker's signals: {source}"),
         }
     }
 }

@@ -29,7 +29,7 @@ pub fn command_line() -> u8 {
 }
 
 fn dispatch(cli: Cli) -> Result<(), Error> {
-    let socket = cli.socket.or_else(socket::from_environment);
+    let socket = socket::named(cli.socket);
     match cli.command {
         Command::Run(args) => match run::run(&args, socket)? {},
         Command::Broker(args) if args.background => background::start(&args, socket),

@@ -29,7 +29,7 @@ pub fn run(args: &Run, socket: Option<PathBuf>) -> Result<Infallible, Error> {
                 warn(command, obstacle, "the programs that it starts may still be accelerated; it");
             }
             environment.preload(&library);
-            environment.set("SHUNPIKE_SOCKET", broker_for(socket).into_os_string());
+            environment.set(socket::VARIABLE, broker_for(socket).into_os_string());
             if args.eager {
                 environment.set("SHUNPIKE_EAGER", "1".into());
             }

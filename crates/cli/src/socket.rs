@@ -10,9 +10,14 @@ use std::path::{Path, PathBuf};
 /// The system-wide broker's socket.
 pub const SYSTEM: &str = "/run/shunpike/broker.sock";
 
-/// The socket that SHUNPIKE_SOCKET names.
-pub fn from_environment() -> Option<PathBuf> {
-    env::var_os("SHUNPIKE_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from)
+/// The variable that tells programs under Shunpike of their broker's socket.
+pub const VARIABLE: &str = "SHUNPIKE_SOCKET";
+
+/// The socket that the option or else the environment names, as a path that holds in any directory.
+pub fn named(option: Option<PathBuf>) -> Option<PathBuf> {
+    let path = option.or_else(|| env::var_os(VARIABLE).map(PathBuf::from))?;
+    // Fails for the empty path, which names nothing.
+    std::path::absolute(path).ok()
 }
 
 /// The user's private broker's socket.

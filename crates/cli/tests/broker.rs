@@ -111,3 +111,25 @@ fn tools_without_a_broker_say_where_they_looked_and_what_to_do() {
         assert!(message.contains(&socket) && message.contains("shunpike run"), "{tool:?}: {message}");
     }
 }
+
+#[test]
+fn an_idle_broker_stays_while_a_program_could_come() {
+    let bed = Bed::new();
+    let socket = bed.socket().display().to_string();
+    let log = bed.path("log");
+    let mut broker = bed.shunpike();
+    broker.args(["broker", "--private", "--idle-exit", "1", "--socket", &socket]);
+    let mut broker = broker.stderr(fs::File::create(&log).expect("log")).spawn().expect("broker");
+    until("it serves", || bed.broker(&bed.socket()).is_some());
+    // A relative name is the same socket, wherever the program goes.
+    let mut program = bed.shunpike();
+    program.current_dir(bed.path("shunpike")).args(["--socket", "broker.sock", "run", "sleep", "600"]);
+    let mut program = program.spawn().expect("run");
+    let served = || fs::read_to_string(&log).expect("log").matches("serving").count();
+    until("it has been idle twice", || served() >= 3);
+    assert_eq!(broker.try_wait().expect("status"), None);
+    until("it answers again", || bed.broker(&bed.socket()) == Some(broker.id()));
+    program.kill().expect("ours");
+    program.wait().expect("status");
+    assert!(broker.wait().expect("status").success(), "it leaves with the last program");
+}
