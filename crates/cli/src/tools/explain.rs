@@ -2,7 +2,7 @@
 
 use super::table::print;
 use crate::error::Error;
-use shunpike_broker::report::{Connection, Explanation, Explanations, ReasonText};
+use shunpike_broker::report::{Explanation, Explanations};
 
 /// Each connection in a paragraph of its own.
 pub fn show(answer: Explanations) -> Result<(), Error> {
@@ -11,18 +11,11 @@ pub fn show(answer: Explanations) -> Result<(), Error> {
 }
 
 fn paragraph(explanation: &Explanation) -> String {
-    let Connection { pid, fd, comm, local, remote, mode, .. } = &explanation.connection;
-    let mut lines = vec![format!("{comm} {pid}:{fd}  {local} -> {remote}  {mode}")];
-    for sentence in [&explanation.how, &explanation.why, &explanation.advice] {
+    let Explanation { connection, how, why, advice } = explanation;
+    let mut lines = vec![format!("{}:{}  {}", connection.pid, connection.fd, connection.mode)];
+    for (name, sentence) in [("how", how), ("why", why), ("what to do", advice)] {
         if !sentence.is_empty() {
-            lines.push(format!("  {sentence}"));
-        }
-    }
-    let reasons =
-        [("this end", &explanation.connection.reason), ("the peer", &explanation.connection.peer_reason)];
-    for (whose, reason) in reasons {
-        if let Some(ReasonText { code, key, text }) = reason {
-            lines.push(format!("  {whose}: 0x{code:08x} {key}: {text}"));
+            lines.push(format!("  {name}: {sentence}"));
         }
     }
     lines.join("\n")
