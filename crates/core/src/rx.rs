@@ -14,8 +14,11 @@ use crate::tls::critical;
 use crate::wait::{self, Woken};
 use crate::{clock, process, session, sys};
 
-/// TCP is asked how it is at most this often by calls that find the ring empty and do not wait, microseconds.
-pub const TCP_CHECK_US: u64 = 500;
+/// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
+/// epoll set watches it anyway.
+pub fn tcp_check_us(fd: i32) -> u64 {
+    if crate::epoll::watches(fd) { 50_000 } else { 500 }
+}
 const NEWS: i16 = libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI;
 
 /// What one look at the connection gave.
@@ -460,7 +463,8 @@ impl Wait {
         let half = &block.rx;
         if self.dontwait || block.nonblock.load(Ordering::Relaxed) != 0 {
             let now = clock::ticks();
-            if now.wrapping_sub(half.checked.load(Ordering::Relaxed)) > clock::from_us(TCP_CHECK_US) {
+            let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
+            if since > clock::from_us(tcp_check_us(fd)) {
                 half.checked.store(now, Ordering::Relaxed);
                 if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::poll_now(fd, NEWS) != 0 {
                     tcp_news(conn, fd);

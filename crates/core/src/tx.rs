@@ -9,7 +9,7 @@ use shunpike_wire::Reason;
 
 use crate::bufs::Bufs;
 use crate::conn::{self, Outcome};
-use crate::rx::{TCP_CHECK_US, writable_at};
+use crate::rx::{tcp_check_us, writable_at};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Woken};
@@ -286,7 +286,7 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
 #[inline]
 fn peer_is_gone(half: &Half, fd: i32) -> bool {
     let now = clock::ticks();
-    if now.wrapping_sub(half.checked.load(Ordering::Relaxed)) < clock::from_us(TCP_CHECK_US) {
+    if now.wrapping_sub(half.checked.load(Ordering::Relaxed)) < clock::from_us(tcp_check_us(fd)) {
         return false;
     }
     half.checked.store(now, Ordering::Relaxed);
