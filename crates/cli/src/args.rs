@@ -144,9 +144,6 @@ pub struct Run {
     /// Ask for a lane at connect and accept, and let the first data call wait a bounded moment for it
     #[arg(long)]
     pub eager: bool,
-    /// Set a knob for this program only; may be repeated
-    #[arg(long = "set", value_name = "NAME=VALUE")]
-    pub settings: Vec<Setting>,
     /// The program and its arguments
     #[arg(
         value_name = "CMD",
@@ -327,7 +324,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// A knob's name and value, as SHUNPIKE_SET carries it.
+/// A setting's name and new value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting(String);
 
@@ -335,12 +332,10 @@ impl FromStr for Setting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = text.split_once('=').ok_or("write NAME=VALUE, as wmem=262144")?;
-        // A comma would end the setting in SHUNPIKE_SET.
-        if name.is_empty() || value.is_empty() || text.contains(',') {
-            return Err("write NAME=VALUE, neither of them empty nor with a comma".into());
+        match text.split_once('=') {
+            Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(Self(text.into())),
+            _ => Err("write NAME=VALUE, as rmem=262144".into()),
         }
-        Ok(Self(text.into()))
     }
 }
 
@@ -375,9 +370,9 @@ mod tests {
     }
 
     #[test]
-    fn settings_fit_into_the_environment() {
-        assert_eq!("wmem=1".parse(), Ok(Setting("wmem=1".into())));
-        for wrong in ["wmem", "=1", "wmem=", "a=1,b=2"] {
+    fn a_setting_has_a_name_and_a_value() {
+        assert_eq!("rmem=1".parse(), Ok(Setting("rmem=1".into())));
+        for wrong in ["rmem", "=1", "rmem="] {
             assert!(wrong.parse::<Setting>().is_err(), "{wrong}");
         }
     }

@@ -39,8 +39,6 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// An argument that no program can get.
-    NulByte(String),
     /// A file could not be written.
     Write {
         /// The file.
@@ -69,7 +67,7 @@ impl Error {
         match self {
             Error::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Error::Exec { .. } => 126,
-            Error::NoLibrary { .. } | Error::LibraryPath(_) | Error::NulByte(_) => 125,
+            Error::NoLibrary { .. } | Error::LibraryPath(_) => 125,
             _ => 1,
         }
     }
@@ -109,7 +107,6 @@ impl fmt::Display for Error {
             Error::Exec { command, source } => {
                 write!(f, "cannot run '{command}': {source}; is it an executable program?")
             }
-            Error::NulByte(what) => write!(f, "{what} contains a NUL byte, which no program can be given"),
             Error::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
             Error::Broker(error) => error.fmt(f),

@@ -1,6 +1,6 @@
 //! `shunpike run`: prepares the environment, sees to a broker, and becomes CMD.
 
-use crate::args::{Run, Setting};
+use crate::args::Run;
 use crate::error::Error;
 use crate::{background, program, socket};
 use std::convert::Infallible;
@@ -33,10 +33,9 @@ pub fn run(args: &Run, socket: Option<PathBuf>) -> Result<Infallible, Error> {
             if args.eager {
                 environment.set("SHUNPIKE_EAGER", "1".into());
             }
-            environment.add_settings(&args.settings);
         }
     }
-    exec(&args.command, environment)
+    Err(exec(&args.command, environment))
 }
 
 fn warn(command: &OsStr, obstacle: program::Obstacle, who: &str) {
@@ -112,21 +111,7 @@ impl Environment {
         self.set("LD_PRELOAD", value);
     }
 
-    /// Appends `settings` to those of a `shunpike run` around this one: the last of a name counts.
-    fn add_settings(&mut self, settings: &[Setting]) {
-        let mut value = self.get("SHUNPIKE_SET").unwrap_or_default().to_owned();
-        for setting in settings {
-            if !value.is_empty() {
-                value.push(",");
-            }
-            value.push(setting.as_ref());
-        }
-        if !settings.is_empty() {
-            self.set("SHUNPIKE_SET", value);
-        }
-    }
-
-    fn into_strings(self) -> Result<Vec<CString>, Error> {
+    fn into_strings(self) -> Vec<CString> {
         let join = |(mut name, value): (OsString, OsString)| {
             name.push("=");
             name.push(value);
@@ -136,15 +121,15 @@ impl Environment {
     }
 }
 
-fn c_string(text: OsString) -> Result<CString, Error> {
-    let shown = text.to_string_lossy().into_owned();
-    CString::new(text.into_vec()).map_err(|_| Error::NulByte(shown))
+fn c_string(text: OsString) -> CString {
+    // Arguments, variables and the paths made of them were C strings when they came.
+    CString::new(text.into_vec()).expect("no NUL byte")
 }
 
 /// Becomes `command`, with signals and descriptors as they are. std's exec would reset SIGPIPE.
-fn exec(command: &[OsString], environment: Environment) -> Result<Infallible, Error> {
-    let arguments: Vec<CString> = command.iter().cloned().map(c_string).collect::<Result<_, _>>()?;
-    let variables = environment.into_strings()?;
+fn exec(command: &[OsString], environment: Environment) -> Error {
+    let arguments: Vec<CString> = command.iter().cloned().map(c_string).collect();
+    let variables = environment.into_strings();
     let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
         strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
     };
@@ -153,16 +138,12 @@ fn exec(command: &[OsString], environment: Environment) -> Result<Infallible, Er
     // keep alive; clap requires at least one argument, so argv[0] is a string.
     unsafe { libc::execvpe(argv[0], argv.as_ptr(), envp.as_ptr()) };
     let source = io::Error::last_os_error();
-    Err(Error::Exec { command: command[0].to_string_lossy().into_owned(), source })
+    Error::Exec { command: command[0].to_string_lossy().into_owned(), source }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn environment(name: &str, value: &str) -> Environment {
-        Environment(vec![(name.into(), value.into())])
-    }
 
     #[test]
     fn preloading_keeps_what_is_preloaded() {
@@ -171,20 +152,9 @@ mod tests {
             ("/a.so", "/l/libshunpike.so:/a.so"),
             ("/a.so /l/libshunpike.so:b.so", "/l/libshunpike.so:/a.so:b.so"),
         ] {
-            let mut environment = environment("LD_PRELOAD", before);
+            let mut environment = Environment(vec![("LD_PRELOAD".into(), before.into())]);
             environment.preload(Path::new("/l/libshunpike.so"));
             assert_eq!(environment.get("LD_PRELOAD"), Some(OsStr::new(after)), "{before}");
         }
-    }
-
-    #[test]
-    fn settings_follow_those_of_an_outer_run() {
-        let settings = ["a=1", "b=2"].map(|text| text.parse::<Setting>().expect("valid"));
-        let mut nested = environment("SHUNPIKE_SET", "a=0");
-        nested.add_settings(&settings);
-        assert_eq!(nested.get("SHUNPIKE_SET"), Some(OsStr::new("a=0,a=1,b=2")));
-        let mut untouched = environment("PATH", "/bin");
-        untouched.add_settings(&[]);
-        assert_eq!(untouched.get("SHUNPIKE_SET"), None);
     }
 }

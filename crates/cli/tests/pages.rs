@@ -43,7 +43,7 @@ fn wrong_usage_is_status_2_and_says_what_is_right() {
     for (arguments, hint) in [
         (&["frobnicate"][..], "--help"),
         (&["run"], "CMD"),
-        (&["run", "--set", "wmem", "true"], "NAME=VALUE"),
+        (&["sysctl", "rmem"], "NAME=VALUE"),
         (&["explain", "abc"], "PID:FD"),
         (&["revoke"], "PID[:FD]"),
         (&["broker", "--gid", "xyz"], "hexadecimal"),

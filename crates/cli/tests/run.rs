@@ -107,19 +107,18 @@ fn the_environment_says_what_the_library_needs() {
     let bed = Bed::new();
     let library = bed.path("libshunpike.so").display().to_string();
     let mut command = bed.shunpike();
-    command.args(ALONE).args(["--eager", "--set", "a=1", "--set", "b=2", "--", "env"]);
+    command.args(ALONE).args(["--eager", "--", "env"]);
     let output = text(&command.env("LD_PRELOAD", "libm.so.6").env("KEPT", "yes").output().expect("shunpike"));
     for line in [
         &format!("LD_PRELOAD={library}:libm.so.6"),
         "SHUNPIKE_SOCKET=/nonexistent/broker.sock",
         "SHUNPIKE_EAGER=1",
-        "SHUNPIKE_SET=a=1,b=2",
         "KEPT=yes",
     ] {
         assert!(output.lines().any(|have| have == line), "{line} in {output}");
     }
     let plain = text(&alone(&bed, &["env"]));
-    assert!(!plain.contains("SHUNPIKE_EAGER") && !plain.contains("SHUNPIKE_SET"), "{plain}");
+    assert!(!plain.contains("SHUNPIKE_EAGER"), "{plain}");
 }
 
 #[test]
