@@ -2,6 +2,7 @@
 //!
 //! The descriptor is borrowed for the time of the reading: the broker never keeps a connection alive.
 
+use crate::sequence::Sequences;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType, ipproto, sockopt};
 use shunpike_wire::Reason;
@@ -82,6 +83,8 @@ pub struct Facts {
     pub acked: u64,
     /// Window scales and options.
     pub terms: Terms,
+    /// Initial sequence numbers, where the broker may look at them.
+    pub sequences: Option<Sequences>,
 }
 
 impl Facts {
@@ -188,6 +191,7 @@ fn read(socket: BorrowedFd<'_>, role: Role) -> Result<Option<Facts>, Reason> {
             snd_wscale: after.wscales & 0xf,
             rcv_wscale: after.wscales >> 4,
         },
+        sequences: None,
     }))
 }
 
@@ -240,7 +244,8 @@ fn has_upper_layer(socket: BorrowedFd<'_>) -> bool {
     crate::sockopt::read(socket, libc::IPPROTO_TCP, libc::TCP_ULP, &mut name).is_some_and(|len| len > 0)
 }
 
-fn netns_cookie(socket: BorrowedFd<'_>) -> Option<u64> {
+/// SO_NETNS_COOKIE: names the network namespace of a socket, of any kind.
+pub fn netns_cookie(socket: BorrowedFd<'_>) -> Option<u64> {
     let mut raw = [0; 8];
     crate::sockopt::read(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut raw).map(|_| u64::from_ne_bytes(raw))
 }

@@ -18,6 +18,7 @@ pub mod matching;
 mod query;
 pub mod report;
 mod runtime;
+pub mod sequence;
 mod server;
 mod session;
 mod sockopt;

@@ -1,14 +1,17 @@
 //! Which two nominated sockets are the two ends of one connection. No I/O, no clock.
 //!
-//! In one network namespace a connection's addresses name it: mirrored addresses are the match. Between
+//! Sequence numbers, where a privileged broker may look at them, are the match whatever lies between. Else,
+//! in one network namespace, a connection's addresses name it: mirrored addresses are the match. Between
 //! namespaces they may be anybody's, so that an exact mirror image of everything known is asked for, and
 //! where two could be meant, neither is taken.
 
 use crate::facts::{Facts, Tuple};
 use crate::ism::{Party, SessionId};
+use crate::sequence::Sequences;
 use shunpike_wire::Reason;
 use shunpike_wire::session::Role;
 use std::collections::HashMap;
+use std::hash::Hash;
 
 /// How often one end may be asked to nominate again in a row.
 pub const MAX_TRIES: u8 = 16;
@@ -43,6 +46,20 @@ struct Entry {
     tries: u8,
 }
 
+/// Who the other end of a nomination is.
+enum Counterpart {
+    /// Nobody who waits.
+    None,
+    /// This one.
+    Proved(Party),
+    /// This one seems so, but is of an earlier connection.
+    Stale(Party),
+    /// Probably this one, but what is known does not suffice yet.
+    Unproved(Party),
+    /// One of several, or this one could be several's.
+    Ambiguous(Vec<Party>),
+}
+
 /// The nominations that wait for their peer.
 pub struct Matching {
     /// Whether ends in different namespaces are matched at all.
@@ -50,15 +67,24 @@ pub struct Matching {
     entries: HashMap<Party, Entry>,
     /// Those that wait, by their own view of the connection. One tuple may be in several namespaces.
     tuples: HashMap<Tuple, Vec<Party>>,
+    /// Those that wait and whose sequence numbers are known, by these.
+    sequences: HashMap<Sequences, Vec<Party>>,
     /// Entries of each session.
     sessions: HashMap<SessionId, usize>,
 }
 
 impl Matching {
-    /// An empty table. `across` namespaces, whoever is root in one can imitate addresses and counts, and so
-    /// receive what is meant for another: only among processes that could do so anyway, those of one user.
+    /// An empty table. `across`: match between namespaces without sequence numbers. Whoever is root in a
+    /// namespace can imitate addresses and counts there, and so receive what is meant for another: only among
+    /// processes that could do so anyway, those of one user.
     pub fn new(across: bool) -> Self {
-        Self { across, entries: HashMap::new(), tuples: HashMap::new(), sessions: HashMap::new() }
+        Self {
+            across,
+            entries: HashMap::new(),
+            tuples: HashMap::new(),
+            sequences: HashMap::new(),
+            sessions: HashMap::new(),
+        }
     }
 
     /// Enters a nomination, in the place of an earlier one of the same end.
@@ -80,49 +106,80 @@ impl Matching {
                 decisions.push(self.refuse(other, Reason::NotEstablished));
             }
         }
-        let candidates = self.at(tuple.mirrored());
-        if let Some(&(peer, at_peer)) = candidates.iter().find(|(_, c)| same_netns(&c.facts, &facts)) {
-            if at_peer.role == role {
-                decisions.push(self.refuse(peer, Reason::Sync));
-                decisions.push(self.refuse(party, Reason::Sync));
+        match self.counterpart(&facts) {
+            Counterpart::None => {}
+            Counterpart::Proved(peer) => {
+                decisions.extend(self.meet(party, role, peer));
                 return decisions;
             }
-            if follows(&at_peer.facts, &facts) {
-                decisions.push(self.matched(party, role, peer));
+            Counterpart::Stale(peer) => decisions.push(self.refuse(peer, Reason::NotEstablished)),
+            Counterpart::Unproved(peer) => {
+                decisions.push(self.again(peer, Reason::Sync));
+                decisions.push(self.again(party, Reason::Sync));
                 return decisions;
             }
-            // It nominated an earlier connection of the same addresses.
-            decisions.push(self.refuse(peer, Reason::NotEstablished));
-        } else if self.across && !tuple.is_loopback() {
-            let mut far = candidates.iter().filter(|(_, c)| could_be_peers(&c.facts, &facts));
-            match (far.next(), far.next()) {
-                (None, _) => {}
-                (Some(&(peer, at_peer)), None) if self.at(tuple).is_empty() => {
-                    if at_peer.role == role {
-                        decisions.push(self.refuse(peer, Reason::Sync));
-                        decisions.push(self.refuse(party, Reason::Sync));
-                    } else if exact_mirror(&at_peer.facts, &facts) {
-                        decisions.push(self.matched(party, role, peer));
-                    } else {
-                        decisions.push(self.again(peer, Reason::Sync));
-                        decisions.push(self.again(party, Reason::Sync));
-                    }
-                    return decisions;
+            Counterpart::Ambiguous(rivals) => {
+                for rival in rivals {
+                    decisions.push(self.again(rival, Reason::Indirect));
                 }
-                _ => {
-                    // The same addresses twice in different namespaces: nothing says who belongs to whom.
-                    let rivals = self.at(tuple);
-                    for (other, _) in candidates.into_iter().chain(rivals) {
-                        decisions.push(self.again(other, Reason::Indirect));
-                    }
-                    decisions.push(self.again(party, Reason::Indirect));
-                    return decisions;
-                }
+                decisions.push(self.again(party, Reason::Indirect));
+                return decisions;
             }
         }
         self.entry(party).waiting = Some(Waiting { role, facts });
         self.tuples.entry(tuple).or_default().push(party);
+        if let Some(sequences) = facts.sequences {
+            self.sequences.entry(sequences).or_default().push(party);
+        }
         decisions
+    }
+
+    fn counterpart(&self, facts: &Facts) -> Counterpart {
+        // 64 bits that only the two ends know are the best proof, whatever lies between them.
+        let numbers = facts.sequences.map(Sequences::mirrored);
+        let known = numbers.and_then(|numbers| self.sequences.get(&numbers)).map_or(&[][..], Vec::as_slice);
+        match self.waiting_of(known).as_slice() {
+            [] => {}
+            [(peer, _)] => return Counterpart::Proved(*peer),
+            several => return Counterpart::Ambiguous(several.iter().map(|(peer, _)| *peer).collect()),
+        }
+        let differ = |c: &Waiting| facts.sequences.is_some() && c.facts.sequences.is_some();
+        let candidates = self.at(facts.tuple.mirrored());
+        if let Some((peer, c)) = candidates.iter().find(|(_, c)| same_netns(&c.facts, facts)) {
+            let is_peer = !differ(c) && follows(&c.facts, facts);
+            // If not, it nominated an earlier connection of the same addresses.
+            return if is_peer { Counterpart::Proved(*peer) } else { Counterpart::Stale(*peer) };
+        }
+        if !self.across || facts.tuple.is_loopback() {
+            return Counterpart::None;
+        }
+        let mut far = candidates.iter().filter(|(_, c)| !differ(c) && could_be_peers(&c.facts, facts));
+        let rivals = self.at(facts.tuple);
+        match (far.next(), far.next()) {
+            (None, _) => Counterpart::None,
+            (Some((peer, c)), None) if rivals.is_empty() => {
+                if exact_mirror(&c.facts, facts) {
+                    Counterpart::Proved(*peer)
+                } else {
+                    Counterpart::Unproved(*peer)
+                }
+            }
+            // The same addresses twice in different namespaces: nothing says who belongs to whom.
+            _ => Counterpart::Ambiguous(candidates.iter().chain(&rivals).map(|(other, _)| *other).collect()),
+        }
+    }
+
+    fn meet(&mut self, party: Party, role: Role, peer: Party) -> Vec<Decision> {
+        let peers_role = self.entries.get(&peer).and_then(|entry| entry.waiting).map(|waiting| waiting.role);
+        if peers_role == Some(role) {
+            return vec![self.refuse(peer, Reason::Sync), self.refuse(party, Reason::Sync)];
+        }
+        self.withdraw(party);
+        self.withdraw(peer);
+        vec![match role {
+            Role::Client => Decision::Matched { client: party, server: peer },
+            Role::Server => Decision::Matched { client: peer, server: party },
+        }]
     }
 
     /// Asks an end to nominate again, or refuses it with `reason` when it was asked [`MAX_TRIES`] times.
@@ -165,6 +222,7 @@ impl Matching {
     /// Forgets all nominations and returns whose they were.
     pub fn clear(&mut self) -> Vec<Party> {
         self.tuples.clear();
+        self.sequences.clear();
         self.sessions.clear();
         self.entries.drain().map(|(party, _)| party).collect()
     }
@@ -186,21 +244,18 @@ impl Matching {
 
     /// Whether nothing is remembered of any end.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.tuples.is_empty() && self.sessions.is_empty()
+        self.entries.is_empty()
+            && self.tuples.is_empty()
+            && self.sequences.is_empty()
+            && self.sessions.is_empty()
     }
 
     fn at(&self, tuple: Tuple) -> Vec<(Party, Waiting)> {
-        let parties = self.tuples.get(&tuple).map_or(&[][..], Vec::as_slice);
-        parties.iter().filter_map(|party| Some((*party, self.entries.get(party)?.waiting?))).collect()
+        self.waiting_of(self.tuples.get(&tuple).map_or(&[][..], Vec::as_slice))
     }
 
-    fn matched(&mut self, party: Party, role: Role, peer: Party) -> Decision {
-        self.withdraw(party);
-        self.withdraw(peer);
-        match role {
-            Role::Client => Decision::Matched { client: party, server: peer },
-            Role::Server => Decision::Matched { client: peer, server: party },
-        }
+    fn waiting_of(&self, parties: &[Party]) -> Vec<(Party, Waiting)> {
+        parties.iter().filter_map(|party| Some((*party, self.entries.get(party)?.waiting?))).collect()
     }
 
     fn entry(&mut self, party: Party) -> &mut Entry {
@@ -215,11 +270,18 @@ impl Matching {
         let Some(waiting) = self.entries.get_mut(&party).and_then(|entry| entry.waiting.take()) else {
             return;
         };
-        if let Some(parties) = self.tuples.get_mut(&waiting.facts.tuple) {
-            parties.retain(|other| *other != party);
-            if parties.is_empty() {
-                self.tuples.remove(&waiting.facts.tuple);
-            }
+        forget(&mut self.tuples, &waiting.facts.tuple, party);
+        if let Some(sequences) = waiting.facts.sequences {
+            forget(&mut self.sequences, &sequences, party);
+        }
+    }
+}
+
+fn forget<K: Eq + Hash>(index: &mut HashMap<K, Vec<Party>>, key: &K, party: Party) {
+    if let Some(parties) = index.get_mut(key) {
+        parties.retain(|other| *other != party);
+        if parties.is_empty() {
+            index.remove(key);
         }
     }
 }
@@ -276,6 +338,7 @@ mod tests {
             arrived: received,
             acked: sent,
             terms: Terms { options: 7, snd_wscale: 7, rcv_wscale: 7 },
+            sequences: None,
         }
     }
 
@@ -405,6 +468,41 @@ mod tests {
         let mut table = Matching::new(true);
         table.nominate(A(), Role::Client, to_loopback(client(1, 10, 4)));
         assert_eq!(table.nominate(B(), Role::Server, to_loopback(server(2, 4, 10))), []);
+    }
+
+    fn numbered(facts: Facts, own: u32, peer: u32) -> Facts {
+        Facts { sequences: Some(Sequences { own, peer }), ..facts }
+    }
+
+    #[test]
+    fn sequence_numbers_match_through_nat_and_namespaces_even_in_silence() {
+        for across in [false, true] {
+            let mut table = Matching::new(across);
+            table.nominate(A(), Role::Client, numbered(end(1, 1, 2, 0, 0), 111, 222));
+            let decisions = table.nominate(B(), Role::Server, numbered(end(2, 8, 9, 0, 0), 222, 111));
+            assert_eq!(decisions, [Decision::Matched { client: A(), server: B() }]);
+            assert!(table.is_empty());
+        }
+    }
+
+    #[test]
+    fn sequence_numbers_tell_equal_tuples_apart() {
+        let mut table = Matching::new(true);
+        table.nominate(A(), Role::Client, numbered(client(1, 10, 4), 1, 2));
+        table.nominate(party(3, 1), Role::Client, numbered(client(3, 10, 4), 3, 4));
+        let decisions = table.nominate(party(4, 1), Role::Server, numbered(server(4, 4, 10), 4, 3));
+        assert_eq!(decisions, [Decision::Matched { client: party(3, 1), server: party(4, 1) }]);
+        let decisions = table.nominate(B(), Role::Server, numbered(server(2, 4, 10), 2, 1));
+        assert_eq!(decisions, [Decision::Matched { client: A(), server: B() }]);
+    }
+
+    #[test]
+    fn sequence_numbers_that_differ_are_different_connections() {
+        let mut table = Matching::new(true);
+        table.nominate(A(), Role::Client, numbered(client(1, 10, 4), 1, 2));
+        assert_eq!(table.nominate(B(), Role::Server, numbered(server(2, 4, 10), 2, 7)), []);
+        let decisions = table.nominate(party(3, 1), Role::Server, numbered(server(1, 4, 10), 2, 7));
+        assert_eq!(decisions[0], Decision::Refused(A(), Reason::NotEstablished), "A's connection is gone");
     }
 
     #[test]

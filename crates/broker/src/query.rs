@@ -163,6 +163,7 @@ impl Server {
             pid: std::process::id(),
             socket: self.config.socket.display().to_string(),
             private: self.config.private,
+            privileged: self.is_privileged(),
             uptime: self.began.elapsed().as_secs(),
             sessions: self.programs().count() as u64,
             waiting: self.exchange.waiting() as u64,

@@ -242,6 +242,8 @@ pub struct Info {
     pub socket: String,
     /// Whether it serves one user.
     pub private: bool,
+    /// Whether it may look at sequence numbers, and so matches through NAT and between any namespaces.
+    pub privileged: bool,
     /// Seconds since it began.
     pub uptime: u64,
     /// Processes with a session.

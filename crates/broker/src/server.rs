@@ -8,6 +8,7 @@ use crate::ism::{Party, SessionId};
 use crate::loopback::LoopbackIsm;
 use crate::query::System;
 use crate::runtime::Place;
+use crate::sequence::SequenceReader;
 use crate::session::{Kind, Peer, Program, Sent, Session};
 use crate::sockopt;
 use crate::stats::{ArenaKey, Ledger};
@@ -36,6 +37,8 @@ const FIRST_SESSION: u64 = 2;
 const MESSAGES_A_TURN: usize = 16;
 /// Connections accepted in one turn.
 const ACCEPTS_A_TURN: usize = 64;
+/// Connections beyond the programs': tools, and those that have not said what they are.
+const TOOLS: usize = 64;
 /// How long a new connection may say nothing, and a tool may leave its answer unread.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long nobody is accepted after descriptors ran out.
@@ -50,6 +53,8 @@ pub struct Server {
     pub(crate) system: System,
     pub(crate) ledger: Ledger,
     pub(crate) began: Instant,
+    /// Where we are privileged.
+    sequences: Option<SequenceReader>,
     knobs_fd: Rc<OwnedFd>,
     place: Place,
     listener: OwnedFd,
@@ -83,6 +88,10 @@ impl Server {
         let listener = place.listen(if config.private { 0o600 } else { 0o666 })?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system_failed("wait for clients"))?;
+        let sequences = SequenceReader::new(listener.as_fd());
+        if let Err(error) = &sequences {
+            tracing::info!(%error, "no sequence numbers: nothing is matched through NAT");
+        }
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
         Ok(Self {
             exchange: Exchange::new(Box::new(device), config.private),
@@ -91,6 +100,7 @@ impl Server {
             system: System::new(&config, gid),
             ledger: Ledger::default(),
             began: Instant::now(),
+            sequences: sequences.ok(),
             knobs_fd: Rc::new(knobs_fd),
             place,
             listener,
@@ -138,6 +148,11 @@ impl Server {
         }
     }
 
+    /// Whether sequence numbers can be looked at.
+    pub(crate) fn is_privileged(&self) -> bool {
+        self.sequences.is_some()
+    }
+
     fn accept(&mut self) {
         for _ in 0..ACCEPTS_A_TURN {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -165,7 +180,7 @@ impl Server {
         let (pid, uid) = sockopt::peer_credentials(socket.as_fd())?;
         let own = rustix::process::geteuid().as_raw();
         let welcome = !self.config.private || uid == own || uid == 0;
-        let room = self.sessions.len() < self.config.max_sessions;
+        let room = self.sessions.len() < self.config.max_sessions + TOOLS;
         (welcome && room).then_some(Peer { pid, uid })
     }
 
@@ -266,6 +281,10 @@ impl Server {
         if !(1..=MAX_CQS).contains(&bells.len()) || bells.len() != usize::from(doorbells) {
             return Err(End);
         }
+        if self.programs().count() >= self.config.max_sessions {
+            tracing::warn!("turned a program away: as many as configured are served");
+            return Err(End);
+        }
         let view = ArenaView::map(&arena).map_err(|_| End)?;
         let key = ArenaKey::of(arena.as_fd()).map_err(|_| End)?;
         let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
@@ -295,7 +314,11 @@ impl Server {
             let bytes = |half: &shunpike_shm::arena::Half| half.tcp_bytes.load(Ordering::Acquire);
             Some(Counts { tx: bytes(&block.tx), rx: bytes(&block.rx) })
         };
-        facts::prove(socket.as_fd(), role, claimed, latest)
+        let mut proof = facts::prove(socket.as_fd(), role, claimed, latest);
+        if let (Proof::Proved(facts), Some(reader)) = (&mut proof, &self.sequences) {
+            facts.sequences = reader.read(socket.as_fd(), role, facts);
+        }
+        proof
     }
 
     /// Sends what the exchange has decided. A session that cannot be sent to ends, which decides more.

@@ -1,0 +1,280 @@
+//! Clients that die, stall, flood or lie: the others are served, and nothing is left of them.
+
+mod support;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::AsFd;
+use shunpike_shm::arena::Arena;
+use shunpike_wire::Reason;
+use shunpike_wire::session::{ConnId, FromBroker, Role, ToBroker, VERSION};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+use support::*;
+
+const CONN: ConnId = ConnId(1 << 32);
+
+/// A handshake between two sessions, step by step; `None` for a session that has died.
+struct Handshake<'a> {
+    broker: &'a TestBroker,
+    client: Option<Client>,
+    server: Option<Client>,
+    tcp: (TcpStream, TcpStream),
+    tokens: [u64; 2],
+}
+
+const STEPS: usize = 12;
+
+impl Handshake<'_> {
+    /// Does step `n` as far as those concerned live, and waits until the broker has.
+    fn step(&mut self, n: usize) {
+        match n {
+            0 => self.client = Some(Client::connect(self.broker)),
+            1 => self.server = Some(Client::connect(self.broker)),
+            2 => {
+                let Some(client) = &self.client else { return };
+                client.nominate(CONN, Role::Client, (0, 0), &self.tcp.0);
+                until(|| self.broker.info().waiting == 1);
+            }
+            3 => {
+                let Some(server) = &self.server else { return };
+                server.nominate(CONN, Role::Server, (0, 0), &self.tcp.1);
+                if let Some(client) = &self.client {
+                    assert!(matches!(client.hear(), FromBroker::Matched { .. }));
+                    assert!(matches!(server.hear(), FromBroker::Matched { .. }));
+                }
+            }
+            4 => relay(&self.client, &self.server),
+            5 => register(&self.server, &mut self.tokens[1]),
+            6 => relay(&self.server, &self.client),
+            7 => attach(&self.client, self.tokens[1]),
+            8 => register(&self.client, &mut self.tokens[0]),
+            9 => relay(&self.client, &self.server),
+            10 => attach(&self.server, self.tokens[0]),
+            _ => {
+                for (session, own, peer) in [(&self.client, 0, 1), (&self.server, 1, 0)] {
+                    let Some(session) = session else { continue };
+                    session.say(ToBroker::Detach { token: self.tokens[peer] });
+                    session.say(ToBroker::Unregister { token: self.tokens[own] });
+                    session.say(ToBroker::Withdraw { conn: CONN });
+                }
+            }
+        }
+    }
+}
+
+fn relay(from: &Option<Client>, to: &Option<Client>) {
+    if let Some(from) = from {
+        from.say(ToBroker::Clc { conn: CONN, clc: clc() });
+    }
+    if let (Some(_), Some(to)) = (from, to) {
+        hear_until(to, |message| matches!(message, FromBroker::Clc { .. } | FromBroker::Gone { .. }));
+    }
+}
+
+fn register(session: &Option<Client>, token: &mut u64) {
+    let Some(session) = session else { return };
+    session.register(CONN);
+    let answer = hear_until(session, |message| matches!(message, FromBroker::Registered { .. }));
+    if let FromBroker::Registered { token: registered, .. } = answer {
+        *token = registered;
+    }
+}
+
+fn attach(session: &Option<Client>, token: u64) {
+    let Some(session) = session else { return };
+    session.say(ToBroker::Attach { conn: CONN, token });
+    hear_until(session, |message| matches!(message, FromBroker::Attached { .. }));
+}
+
+fn hear_until(session: &Client, wanted: impl Fn(&FromBroker) -> bool) -> FromBroker {
+    loop {
+        let message = session.hear();
+        if wanted(&message) {
+            return message;
+        }
+    }
+}
+
+#[test]
+fn a_session_may_die_after_any_step() {
+    let broker = TestBroker::start();
+    for death in 0..STEPS {
+        for client_dies in [true, false] {
+            let tokens = [0; 2];
+            let mut handshake =
+                Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens };
+            for n in 0..STEPS {
+                handshake.step(n);
+                if n == death {
+                    drop(if client_dies { handshake.client.take() } else { handshake.server.take() });
+                }
+            }
+            drop(handshake);
+            broker.until_empty();
+        }
+    }
+}
+
+#[test]
+fn a_whole_life_leaves_nothing_though_the_sessions_go_on() {
+    let broker = TestBroker::start();
+    let mut handshake =
+        Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] };
+    (0..STEPS).for_each(|n| handshake.step(n));
+    until(|| broker.info().device.dmbs == 0);
+    assert_eq!((broker.info().waiting, broker.info().sessions), (0, 2));
+}
+
+#[test]
+fn a_client_that_does_not_read_is_dropped_and_others_are_served() {
+    let broker = TestBroker::start();
+    let mut handshake =
+        Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] };
+    (0..4).for_each(|n| handshake.step(n));
+    let (client, deaf) = (handshake.client.take().unwrap(), handshake.server.take().unwrap());
+    let mut worst = Duration::ZERO;
+    while client.silent() {
+        for _ in 0..200 {
+            client.say(ToBroker::Clc { conn: CONN, clc: clc() });
+        }
+        let asked = Instant::now();
+        broker.info();
+        worst = worst.max(asked.elapsed());
+    }
+    assert_eq!(client.hear(), FromBroker::Gone { conn: CONN });
+    assert!(worst < Duration::from_secs(2), "another client waited {worst:?}");
+    deaf.until_over();
+    assert_eq!(broker.info().sessions, 1);
+}
+
+#[test]
+fn bytes_that_are_no_message_end_that_session_only() {
+    let broker = TestBroker::start();
+    let bystander = Client::connect(&broker);
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for round in 0..500 {
+        let greets = round % 2 == 0;
+        let session = if greets {
+            Client::connect(&broker).socket
+        } else {
+            try_connect(&broker.socket).expect("still there")
+        };
+        for _ in 0..random() % 8 {
+            let len = 1 + (random() % 1100) as usize;
+            let mut bytes: Vec<u8> = (0..len).map(|_| random() as u8).collect();
+            if random() % 4 != 0 {
+                // A type that exists, so that its fields are looked at.
+                bytes[0] = (random() % 10) as u8;
+                bytes.get_mut(1).into_iter().for_each(|byte| *byte = 0);
+                let lens = [19, 27, 10, 23, 11, 18, 10, 10, 12];
+                bytes.truncate(lens[(random() % 9) as usize].min(len).max(1));
+            }
+            let null = std::fs::File::open("/dev/null").unwrap();
+            let fds = vec![null.as_fd(); (random() % 12) as usize];
+            if send_bytes(&session, &bytes, &fds).is_err() {
+                break;
+            }
+        }
+    }
+    assert!(bystander.silent());
+    until(|| broker.info().sessions == 1);
+}
+
+#[test]
+fn a_greeting_with_wrong_descriptors_is_the_end() {
+    let broker = TestBroker::start();
+    let arena = Arena::create(1).unwrap();
+    let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let blocking = eventfd(0, EventfdFlags::empty()).unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let small = shunpike_shm::region::create("small", 4096).unwrap();
+    let (arena, bell) = (arena.fd().as_fd(), bell.as_fd());
+    for (doorbells, fds) in [
+        (1, vec![]),
+        (1, vec![arena]),
+        (0, vec![arena]),
+        (2, vec![arena, bell]),
+        (1, vec![arena, bell, bell]),
+        (1, vec![bell, arena]),
+        (1, vec![arena, blocking.as_fd()]),
+        (1, vec![arena, null.as_fd()]),
+        (1, vec![null.as_fd(), bell]),
+        (1, vec![small.as_fd(), bell]),
+        (9, [vec![arena], vec![bell; 9]].concat()),
+    ] {
+        let session = try_connect(&broker.socket).unwrap();
+        send(&session, &hello(doorbells), &fds);
+        assert!(receive(&session).is_none(), "{doorbells} doorbells, {} descriptors", fds.len());
+    }
+    assert_eq!(broker.info().sessions, 0);
+}
+
+#[test]
+fn another_protocol_version_is_told_ours_and_let_go() {
+    let broker = TestBroker::start();
+    let arena = Arena::create(1).unwrap();
+    let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let session = try_connect(&broker.socket).unwrap();
+    let message = ToBroker::Hello { version: VERSION + 1, doorbells: 1, comm: [0; 16] };
+    send(&session, &message, &[arena.fd().as_fd(), bell.as_fd()]);
+    let (welcome, _) = receive(&session).expect("a welcome");
+    assert!(matches!(welcome, FromBroker::Welcome(welcome) if welcome.version == VERSION));
+    assert!(receive(&session).is_none());
+    broker.until_empty();
+}
+
+#[test]
+fn messages_before_the_greeting_and_a_second_greeting_are_the_end() {
+    let broker = TestBroker::start();
+    let session = try_connect(&broker.socket).unwrap();
+    send(&session, &ToBroker::Withdraw { conn: CONN }, &[]);
+    assert!(receive(&session).is_none());
+    let client = Client::connect(&broker);
+    client.say(hello(1));
+    client.until_over();
+}
+
+#[test]
+fn a_socket_of_somebody_elses_gains_nothing() {
+    let broker = TestBroker::start();
+    let (victim, thief, peer) =
+        (Client::connect(&broker), Client::connect(&broker), Client::connect(&broker));
+    let (a, b) = tcp_pair();
+    victim.nominate(CONN, Role::Client, (0, 0), &a);
+    until(|| broker.info().waiting == 1);
+    thief.nominate(CONN, Role::Client, (0, 0), &a);
+    assert_eq!(thief.hear(), FromBroker::Refused { conn: CONN, reason: Reason::Shared.code() });
+    peer.nominate(CONN, Role::Server, (0, 0), &b);
+    assert!(matches!(victim.hear(), FromBroker::Matched { .. }));
+    assert!(matches!(peer.hear(), FromBroker::Matched { .. }));
+    assert!(thief.silent());
+}
+
+#[test]
+fn a_flood_of_connections_is_turned_away_and_leaves_room_for_the_served() {
+    let broker = TestBroker::with(|config| config.max_sessions = 8);
+    let client = Client::connect(&broker);
+    let flood: Vec<_> = (0..100).filter_map(|_| try_connect(&broker.socket)).collect();
+    client.say(ToBroker::Nominate { conn: CONN, role: Role::Client, tx: 0, rx: 0 });
+    assert!(matches!(client.hear(), FromBroker::Refused { .. }));
+    drop(flood);
+    until(|| shunpike_broker::query(&broker.socket, shunpike_broker::what::INFO, "").is_ok());
+}
+
+#[test]
+fn as_many_programs_as_configured_are_served_and_tools_besides() {
+    let broker = TestBroker::with(|config| config.max_sessions = 2);
+    let (_a, _b) = (Client::connect(&broker), Client::connect(&broker));
+    let arena = Arena::create(1).unwrap();
+    let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let third = try_connect(&broker.socket).unwrap();
+    send(&third, &hello(1), &[arena.fd().as_fd(), bell.as_fd()]);
+    assert!(receive(&third).is_none());
+    assert_eq!(broker.info().sessions, 2);
+}
