@@ -54,9 +54,9 @@ The broker is the emulated ISM device: it proves that two sockets are one connec
 and answers the tools. It is never on the data path: stop it and open lanes go on, new connections stay TCP; \
 start it again and programs find it without a restart.
 
-`shunpike run` starts a private one when it needs one. Start it yourself to serve several users or containers \
-through one socket:
-  shunpike broker --socket /run/shunpike/broker.sock --ueid MY-CLUSTER";
+`shunpike run` starts a private one when it needs one. Start it yourself, as root, to serve all users and \
+containers through one socket, /run/shunpike/broker.sock. It joins processes of one user only.
+  shunpike broker --ueid MY-CLUSTER";
 
 /// Carries TCP connections between two programs of one host through shared memory.
 #[derive(Parser)]

@@ -45,9 +45,7 @@ pub fn advice(reason: Reason) -> &'static str {
         NoBroker => "See whether 'shunpike info' finds a broker; start one with 'shunpike broker'.",
         BrokerGone => "Start the broker again; programs find it without a restart.",
         Inactive => "Switch it on: 'shunpike device set active on'.",
-        NotPermitted => {
-            "Let both ends run as one user, or have the system-wide broker's policy allow the two."
-        }
+        NotPermitted => "Run both ends as one user; a private broker serves only its own.",
         NotLocal => "Nothing: shared memory ends at the host; the connection stays TCP.",
         GidUnreachable | NoSmcDV2Device => {
             "Let both ends use one broker: 'shunpike device' shows the GID on either side."
