@@ -8,7 +8,6 @@ use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId};
 use crate::links::{LinkId, Links, Seat};
 use crate::matching::{Decision, Matching};
 use rustix::fd::OwnedFd;
-use shunpike_shm::arena::BLOCKS;
 use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 use std::collections::HashMap;
@@ -28,8 +27,8 @@ pub struct Post {
 struct Member {
     uid: u32,
     doorbells: Vec<Rc<OwnedFd>>,
-    /// Ends that have, or had until their peer left, a match.
-    ends: usize,
+    /// The connection that last nominated from each block of the arena.
+    blocks: HashMap<u32, ConnId>,
 }
 
 /// One end of a match.
@@ -75,7 +74,7 @@ impl Exchange {
     /// A session of user `uid` begins. Its peers are given `doorbells`.
     pub fn begin_session(&mut self, session: SessionId, uid: u32, doorbells: Vec<OwnedFd>) {
         let doorbells = doorbells.into_iter().map(Rc::new).collect();
-        self.members.insert(session, Member { uid, doorbells, ends: 0 });
+        self.members.insert(session, Member { uid, doorbells, blocks: HashMap::new() });
     }
 
     /// A session has ended: all it held is let go, and its peers are told.
@@ -97,10 +96,10 @@ impl Exchange {
     /// A nomination, with what the kernel said of the socket.
     pub fn nominate(&mut self, party: Party, role: Role, proof: Proof) {
         self.part(party);
+        self.retire_block(party);
         let decisions = match proof {
             _ if !self.active => vec![self.matching.refuse(party, Reason::Inactive)],
             Proof::Refused(reason) => vec![self.matching.refuse(party, reason)],
-            _ if self.is_full(party.session) => vec![self.matching.refuse(party, Reason::Memory)],
             Proof::Moving => vec![self.matching.again(party, Reason::BypassedHooks)],
             Proof::Proved(facts) => self.matching.nominate(party, role, facts),
         };
@@ -110,6 +109,16 @@ impl Exchange {
                 Decision::Again(end) => self.post(end.session, FromBroker::Again { conn: end.conn }),
                 Decision::Refused(end, reason) => self.refuse(end, reason),
             }
+        }
+    }
+
+    /// A block that is used anew tells that its earlier connection is gone, though nobody withdrew it. So a
+    /// session never has more ends than its arena has blocks.
+    fn retire_block(&mut self, party: Party) {
+        let Some(member) = self.members.get_mut(&party.session) else { return };
+        let before = member.blocks.insert(party.conn.0 as u32, party.conn);
+        if let Some(conn) = before.filter(|conn| *conn != party.conn) {
+            self.withdraw(Party { conn, ..party });
         }
     }
 
@@ -237,12 +246,6 @@ impl Exchange {
             && self.device.dmb_count() == 0
     }
 
-    /// Whether a session has as many ends here as its arena has blocks.
-    fn is_full(&self, session: SessionId) -> bool {
-        let ends = self.members.get(&session).map_or(0, |member| member.ends);
-        ends + self.matching.of_session(session) >= BLOCKS
-    }
-
     fn join(&mut self, client: Party, server: Party) {
         let uid = |party: Party| self.members.get(&party.session).map(|member| member.uid);
         if uid(client) != uid(server) {
@@ -259,9 +262,6 @@ impl Exchange {
         };
         for (own, peer) in [(client, server), (server, client)] {
             self.ends.insert(own, End { seat, peer: Some(peer) });
-            if let Some(member) = self.members.get_mut(&own.session) {
-                member.ends += 1;
-            }
         }
         for (side, own, peer) in [(0, client, server), (1, server, client)] {
             let doorbells = self.members.get(&peer.session).map_or(&[][..], |m| m.doorbells.as_slice());
@@ -285,9 +285,6 @@ impl Exchange {
     /// Ends a match from one side. The seat is free when the other side has left too.
     fn part(&mut self, party: Party) {
         let Some(End { seat, peer }) = self.ends.remove(&party) else { return };
-        if let Some(member) = self.members.get_mut(&party.session) {
-            member.ends -= 1;
-        }
         match peer {
             None => self.links.leave(seat),
             Some(peer) => {
@@ -319,3 +316,6 @@ fn reason_of(error: IsmError) -> Reason {
         IsmError::Unsupported => Reason::Configuration,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,10 +47,9 @@ impl LoopbackIsm {
     }
 
     fn drop_if_unused(&mut self, token: DmbToken) {
-        if self.dmbs.get(&token).is_some_and(|dmb| !dmb.owned && dmb.attached == 0) {
-            if let Some(dmb) = self.dmbs.remove(&token) {
-                forget(&mut self.owners, dmb.owner.session);
-            }
+        let unused = self.dmbs.get(&token).is_some_and(|dmb| !dmb.owned && dmb.attached == 0);
+        if let Some(dmb) = unused.then(|| self.dmbs.remove(&token)).flatten() {
+            forget(&mut self.owners, dmb.owner.session);
         }
     }
 }

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Resource, Rlimit};
 use rustix::time::Timespec;
-use shunpike_shm::arena::{ArenaView, Block};
+use shunpike_shm::arena::{ArenaView, BLOCKS, Block};
 use shunpike_shm::pages::{KnobPage, SessionPage};
 use shunpike_shm::published::Published;
 use shunpike_wire::Reason;
@@ -244,6 +244,7 @@ impl Server {
             }
             ToBroker::Hello { .. } | ToBroker::Query { .. } => return Err(End),
             _ if !is_program => return Err(End),
+            ToBroker::Nominate { conn, .. } if conn.0 as u32 >= BLOCKS as u32 => return Err(End),
             ToBroker::Nominate { conn, role, tx, rx } => {
                 let proof = self.prove(party(conn), role, Counts { tx, rx }, received.fds);
                 self.exchange.nominate(party(conn), role, proof);

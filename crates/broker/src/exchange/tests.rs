@@ -1,0 +1,231 @@
+//! The tables under any order of messages and deaths.
+
+use super::*;
+use crate::facts::{Endpoint, Facts, Terms, Tuple};
+use crate::loopback::LoopbackIsm;
+use proptest::prelude::*;
+use shunpike_shm::lane::HEADER;
+use shunpike_shm::region;
+use shunpike_wire::Gid;
+use std::net::{IpAddr, Ipv4Addr};
+
+const SESSIONS: u64 = 3;
+
+fn exchange() -> Exchange {
+    Exchange::new(Box::new(LoopbackIsm::new(Gid(7), 16, 6)), false)
+}
+
+fn bell() -> OwnedFd {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("eventfd")
+}
+
+fn party(session: u64, conn: u64) -> Party {
+    Party { session: SessionId(session), conn: ConnId(conn) }
+}
+
+/// The client's (1) or the server's (2) end of the connection over `port`.
+fn facts(side: u8, port: u16) -> Proof {
+    let endpoint = |host| Endpoint { ip: IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)), port };
+    Proof::Proved(Facts {
+        tuple: Tuple { local: endpoint(side), remote: endpoint(3 - side) },
+        netns: Some(1),
+        cookie: u64::from(port) << 8 | u64::from(side),
+        sent: 0,
+        received: 0,
+        arrived: 0,
+        acked: 0,
+        terms: Terms { options: 0, snd_wscale: 0, rcv_wscale: 0 },
+        sequences: None,
+    })
+}
+
+fn join(exchange: &mut Exchange, client: Party, server: Party, port: u16) {
+    exchange.nominate(client, Role::Client, facts(1, port));
+    exchange.nominate(server, Role::Server, facts(2, port));
+}
+
+fn memory() -> Option<OwnedFd> {
+    region::create("dmb", HEADER + (16 << 10)).ok()
+}
+
+fn posts_to(exchange: &mut Exchange, session: u64) -> Vec<FromBroker> {
+    let (own, others) = std::mem::take(&mut exchange.posts).into_iter().partition(|p| p.to.0 == session);
+    exchange.posts = others;
+    Vec::into_iter(own).map(|post: Post| post.message).collect()
+}
+
+#[test]
+fn users_are_kept_apart() {
+    let mut exchange = exchange();
+    exchange.begin_session(SessionId(1), 1000, vec![bell()]);
+    exchange.begin_session(SessionId(2), 1001, vec![bell()]);
+    join(&mut exchange, party(1, 1), party(2, 1), 80);
+    let reason = Reason::NotPermitted.code();
+    for session in [1, 2] {
+        let told = posts_to(&mut exchange, session);
+        assert_eq!(told, [FromBroker::Refused { conn: ConnId(1), reason }]);
+    }
+}
+
+#[test]
+fn a_slot_is_free_when_both_ends_have_left() {
+    let mut exchange = exchange();
+    for session in [1, 2] {
+        exchange.begin_session(SessionId(session), 0, vec![bell()]);
+    }
+    join(&mut exchange, party(1, 1), party(2, 1), 80);
+    let first = exchange.seat(party(1, 1)).expect("matched");
+    exchange.withdraw(party(1, 1));
+    join(&mut exchange, party(1, 2), party(2, 2), 81);
+    assert_ne!(exchange.seat(party(1, 2)), Some(first), "the server still knows the slot");
+    exchange.withdraw(party(2, 1));
+    join(&mut exchange, party(1, 3), party(2, 3), 82);
+    assert_eq!(exchange.seat(party(1, 3)), Some(first));
+}
+
+#[test]
+fn a_block_used_anew_ends_what_it_was() {
+    let mut exchange = exchange();
+    for session in [1, 2] {
+        exchange.begin_session(SessionId(session), 0, vec![bell()]);
+    }
+    join(&mut exchange, party(1, 1), party(2, 1), 80);
+    posts_to(&mut exchange, 2);
+    exchange.nominate(party(1, 1 << 32 | 1), Role::Client, facts(1, 81));
+    assert_eq!(posts_to(&mut exchange, 2), [FromBroker::Gone { conn: ConnId(1) }]);
+}
+
+#[test]
+fn a_new_nomination_ends_the_match() {
+    let mut exchange = exchange();
+    for session in [1, 2] {
+        exchange.begin_session(SessionId(session), 0, vec![bell()]);
+    }
+    join(&mut exchange, party(1, 1), party(2, 1), 80);
+    posts_to(&mut exchange, 2);
+    exchange.nominate(party(1, 1), Role::Client, facts(1, 80));
+    assert_eq!(posts_to(&mut exchange, 2), [FromBroker::Gone { conn: ConnId(1) }]);
+    exchange.relay(party(2, 1), ClcBytes::new(b"x").expect("fits"));
+    exchange.nominate(party(2, 1), Role::Server, facts(2, 80));
+    let told = posts_to(&mut exchange, 1);
+    let again = told.last().expect("told");
+    assert!(matches!(again, FromBroker::Matched { first_contact: false, slot: 0, .. }), "{again:?}");
+    assert!(!told.iter().any(|m| matches!(m, FromBroker::Clc { .. })), "no peer, no relay");
+}
+
+/// One thing that may happen to the broker.
+#[derive(Clone, Debug)]
+enum Event {
+    Nominate { session: u64, conn: u64, side: u8, port: u16 },
+    Moving { session: u64, conn: u64 },
+    Withdraw { session: u64, conn: u64 },
+    Register { session: u64, conn: u64 },
+    Attach { session: u64, conn: u64, token: usize },
+    Unregister { session: u64, token: usize },
+    Detach { session: u64, token: usize },
+    Die { session: u64 },
+    Active(bool),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let session = 0..SESSIONS;
+    let conn = prop_oneof![0..3_u64, Just(1 << 32)];
+    let token = 0..8_usize;
+    let end = (session.clone(), conn);
+    let holding = (session.clone(), token.clone());
+    prop_oneof![
+        8 => (end.clone(), 1..3_u8, 1..3_u16)
+            .prop_map(|((session, conn), side, port)| Event::Nominate { session, conn, side, port }),
+        1 => end.clone().prop_map(|(session, conn)| Event::Moving { session, conn }),
+        2 => end.clone().prop_map(|(session, conn)| Event::Withdraw { session, conn }),
+        4 => end.clone().prop_map(|(session, conn)| Event::Register { session, conn }),
+        4 => (end, token).prop_map(|((session, conn), token)| Event::Attach { session, conn, token }),
+        2 => holding.clone().prop_map(|(session, token)| Event::Unregister { session, token }),
+        2 => holding.prop_map(|(session, token)| Event::Detach { session, token }),
+        1 => session.prop_map(|session| Event::Die { session }),
+        1 => any::<bool>().prop_map(Event::Active),
+    ]
+}
+
+proptest! {
+    /// Whatever happens in whatever order: a match is mutual, only living sessions are written to, memory is
+    /// given only to the peer of its owner, and nothing is left once all are gone.
+    #[test]
+    fn tables_stay_sound(events in prop::collection::vec(event(), 0..80)) {
+        let mut exchange = exchange();
+        let mut alive: Vec<u64> = (0..SESSIONS).collect();
+        // Who owns each token, and the peer that the owner had then.
+        let mut tokens: Vec<(u64, Party)> = Vec::new();
+        for session in 0..SESSIONS {
+            exchange.begin_session(SessionId(session), 0, vec![bell()]);
+        }
+        let token_of = |tokens: &[(u64, Party)], n: usize| tokens.get(n).map_or(99, |(token, _)| *token);
+        for event in events {
+            let (Event::Nominate { session, .. }
+            | Event::Moving { session, .. }
+            | Event::Withdraw { session, .. }
+            | Event::Register { session, .. }
+            | Event::Attach { session, .. }
+            | Event::Unregister { session, .. }
+            | Event::Detach { session, .. }
+            | Event::Die { session }) = event
+            else {
+                if let Event::Active(active) = event {
+                    exchange.set_active(active);
+                }
+                continue;
+            };
+            if !alive.contains(&session) {
+                continue;
+            }
+            match event {
+                Event::Nominate { conn, side, port, .. } => {
+                    let role = if side == 1 { Role::Client } else { Role::Server };
+                    exchange.nominate(party(session, conn), role, facts(side, port));
+                }
+                Event::Moving { conn, .. } => {
+                    exchange.nominate(party(session, conn), Role::Client, Proof::Moving);
+                }
+                Event::Withdraw { conn, .. } => exchange.withdraw(party(session, conn)),
+                Event::Register { conn, .. } => {
+                    let owner = party(session, conn);
+                    let peer = exchange.peer(owner);
+                    exchange.register(owner, 0, memory());
+                    let told = exchange.posts.pop().expect("an answer").message;
+                    if let FromBroker::Registered { token, reason: 0, .. } = told {
+                        tokens.push((token, peer.expect("only with a match")));
+                    }
+                }
+                Event::Attach { conn, token, .. } => {
+                    exchange.attach(party(session, conn), token_of(&tokens, token));
+                    let post = exchange.posts.pop().expect("an answer");
+                    if !post.fds.is_empty() {
+                        prop_assert_eq!(tokens[token].1, party(session, conn));
+                    }
+                }
+                Event::Unregister { token, .. } => {
+                    exchange.unregister(SessionId(session), token_of(&tokens, token));
+                }
+                Event::Detach { token, .. } => exchange.detach(SessionId(session), token_of(&tokens, token)),
+                Event::Die { .. } => {
+                    exchange.end_session(SessionId(session));
+                    alive.retain(|other| *other != session);
+                }
+                Event::Active(_) => {}
+            }
+            for (end, of_end) in &exchange.ends {
+                if let Some(peer) = of_end.peer {
+                    prop_assert_eq!(exchange.peer(peer), Some(*end));
+                    prop_assert_eq!(exchange.seat(peer), Some(of_end.seat));
+                }
+            }
+            for post in std::mem::take(&mut exchange.posts) {
+                prop_assert!(alive.contains(&post.to.0), "{:?} to the dead", post.message);
+            }
+        }
+        for session in alive {
+            exchange.end_session(SessionId(session));
+        }
+        prop_assert!(exchange.is_empty());
+    }
+}
