@@ -61,7 +61,7 @@ class Broker:
         argv = [self.world.binary, "broker", "--socket", self.socket, *self.options]
         self.proc = self.world.start(self.name, argv, netns=self.netns)
         until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
-        self.descriptors = self.open_descriptors()
+        self.at_first = self.holdings()
 
     def answers(self):
         assert self.proc.popen.poll() is None, f"the broker ended: {self.proc.describe()}"
@@ -72,11 +72,14 @@ class Broker:
         """Takes the broker away as a crash does; its socket file stays behind, as after a crash."""
         self.proc.kill()
 
-    def open_descriptors(self):
-        return len(os.listdir(f"/proc/{self.proc.pid}/fd"))
+    def holdings(self):
+        """Open descriptors, and memory shared with others."""
+        process = Path(f"/proc/{self.proc.pid}")
+        return len(list((process / "fd").iterdir())), (process / "maps").read_text().count("/memfd:")
 
-    def mapped_memfds(self):
-        return Path(f"/proc/{self.proc.pid}/maps").read_text().count("/memfd:")
+    def what_it_holds(self):
+        links = sorted(os.readlink(path) for path in Path(f"/proc/{self.proc.pid}/fd").iterdir())
+        return f"{self.name} lets go of ended programs' memory and sockets: {self.at_first} at first, now {links}"
 
     def stats(self):
         return Stats.parse(self.tool("stats", "--json"))
@@ -94,7 +97,7 @@ class Broker:
 
     def holds_nothing(self):
         """Whether the broker is as it was before its first session: no socket, no memory of a program kept."""
-        return self.open_descriptors() <= self.descriptors and self.mapped_memfds() == 0
+        return self.holdings() == self.at_first
 
 
 class World:
@@ -102,11 +105,10 @@ class World:
 
     def __init__(self):
         self.directory = Path(tempfile.mkdtemp(prefix=SCRATCH))
-        self.directory.chmod(0o777)  # a server that leaves root (postgres) works here too
         self.tmp, self.runtime = self.directory / "tmp", self.directory / "run"
+        self.directory.chmod(0o755)  # others may read, but a broker's socket needs a directory that is its owner's alone
         for path in (self.tmp, self.runtime):
-            path.mkdir()
-            path.chmod(0o777)
+            path.mkdir(mode=0o700)
         self.env = {
             "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "HOME": str(self.directory), "LC_ALL": "C.UTF-8",
             "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(self.runtime), "SHUNPIKE_LIB": str(LIBRARY),
@@ -126,6 +128,8 @@ class World:
     def become(self, user):
         """Runs everything from now on as `user`, from copies of the artefacts that any user may read."""
         self.user = user
+        for path in (self.directory, self.tmp, self.runtime):
+            shutil.chown(path, user)
         if not missing_artefacts():
             self.binary = Path(shutil.copy(BINARY, self.directory))
             self.env["SHUNPIKE_LIB"] = shutil.copy(LIBRARY, self.directory)
@@ -158,7 +162,7 @@ class World:
             attempt(proc.stop)
         for broker in self.brokers:
             if broker.proc.popen.poll() is None:
-                attempt(until, broker.holds_nothing, f"{broker.name} lets go of the memory and sockets of ended programs")
+                attempt(until, broker.holds_nothing, broker.what_it_holds)
             attempt(broker.proc.stop)
             if not broker.proc.was_killed and broker.socket.exists():
                 problems.append(f"{broker.name} left its socket file")

@@ -107,7 +107,7 @@ class Proc:
         except subprocess.TimeoutExpired:
             stuck = stacks(self.pid)
             self.kill()
-            raise AssertionError(f"still running after {seconds * PATIENCE:.0f} s: {self.describe()}\n{stuck}") from None
+            raise AssertionError(f"still running: {self.describe()}\n{stuck}") from None
         assert self.popen.returncode == status, f"status {status} expected: {self.describe()}"
         return self.out
 
@@ -134,6 +134,24 @@ class Proc:
                 self.kill()
                 raise AssertionError(f"did not end on {self.stop_signal!r}: {self.describe()}\n{stuck}") from None
         assert -self.popen.returncode not in CRASHES, f"crashed: {self.describe()}"
+
+
+def finish_together(*procs, seconds=20.0):
+    """Waits for programs that talk with one another; their outputs. When one fails, the others have two seconds more:
+    they most likely wait for it in vain."""
+    deadline = time.monotonic() + seconds * PATIENCE
+    while any(proc.popen.poll() is None for proc in procs) and time.monotonic() < deadline:
+        if any(proc.popen.poll() for proc in procs):
+            deadline = min(deadline, time.monotonic() + 2)
+        time.sleep(0.005)
+    failures = []
+    for proc in procs:
+        try:
+            proc.finish(0)
+        except AssertionError as failure:
+            failures.append(str(failure))
+    assert not failures, "\n".join(failures)
+    return [proc.out for proc in procs]
 
 
 def stacks(pid):

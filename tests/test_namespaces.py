@@ -6,7 +6,7 @@ import pytest
 
 from harness import EAGER_MODES, Accel
 from netns import join, namespace, nat, needs_root
-from procs import free_port
+from procs import finish_together, free_port
 
 pytestmark = [pytest.mark.namespaces, needs_root]
 
@@ -17,8 +17,8 @@ def ping_pong(accel, bed, server_at, server_netns, client_to, client_netns, port
     server = accel.server("server", [bed / "pingpong", "server", port, 4, 300], env={"BED_HOST": server_at}, netns=server_netns)
     server.wait_listening(port)
     client = accel.client("client", [bed / "pingpong", "client", port, 4, 300], env={"BED_HOST": client_to}, netns=client_netns)
-    assert len(client.finish().splitlines()) == 5
-    assert server.finish() == "done\n"
+    out, served = finish_together(client, server)
+    assert len(out.splitlines()) == 5 and served == "done\n"
 
 
 @each_mode
@@ -69,7 +69,6 @@ def test_equal_addresses_in_two_namespaces(world, bed, mode):
         pairs.append((server, netns, rounds))
     clients = [accel.client("client", [bed / "pingpong", "client", port, 1, rounds], env=env, netns=netns)
                for _, netns, rounds in pairs]  # fmt: skip
-    for client, (server, _, _) in zip(clients, pairs, strict=True):
-        assert client.finish().endswith("done\n")
-        assert server.finish() == "done\n"
+    outputs = finish_together(*clients, *(server for server, _, _ in pairs))
+    assert all(out.endswith("done\n") for out in outputs)
     accel.verify(lanes=2, lane_bytes=1 << 20)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from harness import programs
-from procs import free_port
+from procs import finish_together, free_port
 
 pytestmark = pytest.mark.programs
 CONNECTIONS = 8
@@ -16,9 +16,8 @@ def echo(accel, server, client):
     """Runs `server` and `client`, programs that take PORT CONNECTIONS and end by themselves; the client's hashes."""
     port = free_port()
     process = accel.server("server", [*server, port, CONNECTIONS]).wait_listening(port)
-    hashes = accel.client("client", [*client, port, CONNECTIONS]).finish(60).split()
-    assert len(set(hashes)) == CONNECTIONS, hashes
-    process.finish()
+    out, _ = finish_together(accel.client("client", [*client, port, CONNECTIONS]), process, seconds=40)
+    assert len(set(out.split())) == CONNECTIONS, out
     accel.verify(lanes=CONNECTIONS, lane_bytes=100_000)
 
 
