@@ -70,6 +70,9 @@ struct Reg {
     /// Next registration of the same descriptor.
     next: u32,
     managed: bool,
+    /// The program has deleted it. The kernel keeps it while the connection is on a lane: programs that delete
+    /// and add with every message need no system call.
+    parked: bool,
     listed: bool,
     prev_active: u32,
     next_active: u32,
@@ -211,6 +214,14 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         }
     }
     let result = match (op, event) {
+        (libc::EPOLL_CTL_ADD, Some(event)) if parked(set, fd).is_some() => {
+            if let Some((index, reg)) = parked(set, fd) {
+                reg.parked = false;
+                rearm(set, index, reg, event);
+            }
+            Ok(0)
+        }
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if parked(set, fd).is_some() => Err(Errno::NOENT),
         (libc::EPOLL_CTL_ADD, Some(mut event)) => {
             let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
             if done.is_ok() {
@@ -221,19 +232,7 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         (libc::EPOLL_CTL_MOD, Some(mut event)) => {
             match find(set, fd).and_then(|index| Some((index, reg(index)?))) {
                 Some((index, reg)) if reg.managed => {
-                    // In the kernel it stands as ever: only our side of it changes.
-                    reg.events = event.events;
-                    reg.data = event.u64;
-                    let mut list = set.list.lock();
-                    reg.disarmed = false;
-                    reg.edge = true;
-                    reg.dirty |= event.events & EDGE != 0;
-                    push(&mut list, index);
-                    let wake = list.sleepers > 0;
-                    drop(list);
-                    if wake {
-                        ring(set);
-                    }
+                    rearm(set, index, reg, event);
                     Ok(0)
                 }
                 known => {
@@ -248,6 +247,15 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
                 }
             }
         }
+        (libc::EPOLL_CTL_DEL, _) if find(set, fd).and_then(reg).is_some_and(|reg| reg.managed) => {
+            if let Some((index, reg)) = find(set, fd).and_then(|index| Some((index, reg(index)?))) {
+                let mut list = set.list.lock();
+                reg.parked = true;
+                reg.disarmed = true;
+                pop(&mut list, index);
+            }
+            Ok(0)
+        }
         (libc::EPOLL_CTL_DEL, _) => {
             let done = sys::epoll_ctl(epfd, op, fd, None);
             if done.is_ok()
@@ -260,6 +268,28 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         _ => return None,
     };
     Some(result)
+}
+
+/// The registration of `fd` that the program has deleted and the kernel still has.
+fn parked(set: &'static Set, fd: i32) -> Option<(u32, &'static mut Reg)> {
+    let index = find(set, fd)?;
+    reg(index).filter(|reg| reg.parked).map(|reg| (index, reg))
+}
+
+/// New wishes for a registration on a lane: in the kernel it stands as ever, only our side of it changes.
+fn rearm(set: &'static Set, index: u32, reg: &mut Reg, event: libc::epoll_event) {
+    let mut list = set.list.lock();
+    reg.events = event.events;
+    reg.data = event.u64;
+    reg.disarmed = false;
+    reg.edge = true;
+    reg.dirty |= event.events & EDGE != 0;
+    push(&mut list, index);
+    let wake = list.sleepers > 0;
+    drop(list);
+    if wake {
+        ring(set);
+    }
 }
 
 fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, event: libc::epoll_event) {
@@ -280,6 +310,7 @@ fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, ev
         data: event.u64,
         next: head.load(Ordering::Relaxed),
         managed: false,
+        parked: false,
         listed: false,
         prev_active: 0,
         next_active: 0,
@@ -441,10 +472,15 @@ fn fresh_cookie() -> u32 {
 
 /// A connection is on TCP again: its registrations are the kernel's, as the program made them.
 pub fn restore(fd: i32) {
-    let _control = CONTROL.lock();
+    let mut control = CONTROL.lock();
     for index in indices(fd) {
         let Some(reg) = reg(index) else { continue };
         let Some(set) = reg.set.filter(|_| reg.managed) else { continue };
+        if reg.parked {
+            let _ = sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, fd, None);
+            remove(&mut control, index, fd);
+            continue;
+        }
         reg.managed = false;
         set.managed.fetch_sub(1, Ordering::SeqCst);
         unlist(set, index);
