@@ -103,6 +103,7 @@ impl Exchange {
             Proof::Moving => vec![self.matching.again(party, Reason::BypassedHooks)],
             Proof::Proved(facts) => self.matching.nominate(party, role, facts),
         };
+        tracing::debug!(%party, ?role, ?proof, ?decisions, "nominated");
         for decision in decisions {
             match decision {
                 Decision::Matched { client, server } => self.join(client, server),
@@ -285,6 +286,7 @@ impl Exchange {
     /// Ends a match from one side. The seat is free when the other side has left too.
     fn part(&mut self, party: Party) {
         let Some(End { seat, peer }) = self.ends.remove(&party) else { return };
+        tracing::debug!(%party, link = seat.link.0, slot = seat.slot, "left its match");
         match peer {
             None => self.links.leave(seat),
             Some(peer) => {

@@ -22,6 +22,12 @@ pub struct Party {
     pub conn: ConnId,
 }
 
+impl core::fmt::Display for Party {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}:{:x}", self.session.0, self.conn.0)
+    }
+}
+
 /// Why a device refused. The errno is the one that the kernel's loopback-ism gives in that case.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum IsmError {
