@@ -1,14 +1,14 @@
 //! The watched connections of all programs, as their arenas show them.
 
-use crate::ism::{Party, SessionId};
+use crate::ism::{Cursors, Party, SessionId};
 use crate::query::failure;
 use crate::report::{Connection, Failure, ReasonText};
 use crate::server::Server;
 use crate::session::{Program, Session};
 use crate::stats::{ArenaKey, direction};
-use shunpike_shm::arena::{Block, mode};
-use shunpike_wire::Reason;
+use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_wire::session::ConnId;
+use shunpike_wire::{DmbToken, Reason};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
@@ -88,6 +88,18 @@ fn show(
     let on_lane = [&block.tx, &block.rx].iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE);
     let seat = exchange.seat(party);
     let (local, remote) = block.addresses();
+    let (mut tx, mut rx) = (direction(&block.tx), direction(&block.rx));
+    // Programs keep copies of their own; the DMB has the truth of both sides.
+    let cursors = |half: &Half| match half.mode.load(Ordering::Relaxed) {
+        mode::LANE => exchange.device.cursors(DmbToken(half.token.load(Ordering::Relaxed))),
+        _ => None,
+    };
+    if let Some(Cursors { produced, consumed }) = cursors(&block.tx) {
+        (tx.own_cursor, tx.peer_cursor) = (produced, consumed);
+    }
+    if let Some(Cursors { produced, consumed }) = cursors(&block.rx) {
+        (rx.own_cursor, rx.peer_cursor) = (consumed, produced);
+    }
     let connection = Connection {
         state: "ACTIVE".to_owned(),
         uid: session.peer.uid,
@@ -105,8 +117,8 @@ fn show(
         },
         reason: (!on_lane).then(|| reason_text(own)),
         peer_reason: (!on_lane && peer != 0).then(|| reason_text(peer)),
-        tx: direction(&block.tx),
-        rx: direction(&block.rx),
+        tx,
+        rx,
         gid: on_lane.then(|| exchange.device.local_gid().to_string()),
         link: seat.map(|seat| seat.link.0),
         slot: seat.map(|seat| seat.slot),

@@ -102,6 +102,15 @@ pub struct Transfer<'a> {
     pub signal: bool,
 }
 
+/// A lane's cursors as its receiver's DMB has them, bytes since the lane began.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Cursors {
+    /// Written by the sender.
+    pub produced: u64,
+    /// Read by the receiver.
+    pub consumed: u64,
+}
+
 /// An ISM device.
 pub trait IsmDevice {
     /// Makes a DMB and names it. Its owner holds one reference.
@@ -149,6 +158,12 @@ pub trait IsmDevice {
 
     /// DMBs that the device can hold.
     fn dmb_limit(&self) -> usize;
+
+    /// Optional: how many bytes of its lane have been produced and consumed in a DMB, for the tools. `None`
+    /// where the device cannot look, or does not know the token.
+    fn cursors(&self, _token: DmbToken) -> Option<Cursors> {
+        None
+    }
 
     /// Optional: sends an event to a remote device. Errors: `Unsupported` where the device has no events.
     fn signal_event(&mut self, _gid: Gid, _code: u32, _info: u64) -> Result<(), IsmError> {

@@ -1,9 +1,9 @@
 //! loopback-ism: an ISM device whose DMBs are memfds of this host's processes.
 
-use crate::ism::{Attachment, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
+use crate::ism::{Attachment, Cursors, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
-use shunpike_shm::lane::{self, MAX_CLASS};
+use shunpike_shm::lane::{self, Cursor, MAX_CLASS, Words};
 use shunpike_shm::region;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
 use std::collections::HashMap;
@@ -179,6 +179,16 @@ impl IsmDevice for LoopbackIsm {
         });
     }
 
+    fn cursors(&self, token: DmbToken) -> Option<Cursors> {
+        let memory = &self.dmbs.get(&token)?.memory;
+        let offset = |at: usize| {
+            let mut word = [0; 8];
+            let n = rustix::io::pread(memory, &mut word, at as u64).ok()?;
+            (n == word.len()).then(|| Cursor(u64::from_ne_bytes(word)).offset())
+        };
+        Some(Cursors { produced: offset(Words::PROD_AT)?, consumed: offset(Words::CONS_AT)? })
+    }
+
     fn dmb_count(&self) -> usize {
         self.dmbs.len()
     }
@@ -252,6 +262,18 @@ mod tests {
         device.next_token = || DRAWN.fetch_add(1, Ordering::Relaxed) / 2;
         let tokens: Vec<_> = (0..4).map(|_| conformance::register(&mut device, 1, 2).unwrap().0).collect();
         assert_eq!(tokens, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn cursors_are_those_in_the_memory() {
+        let mut device = device();
+        let token = conformance::register(&mut device, 1, 2).unwrap();
+        let memory = &device.dmbs[&token].memory;
+        rustix::io::pwrite(memory, &Cursor::new(3, 700).0.to_ne_bytes(), 0).unwrap();
+        let consumed = Cursor::new(3, 500).with(Cursor::TAKEN);
+        rustix::io::pwrite(memory, &consumed.0.to_ne_bytes(), Words::CONS_AT as u64).unwrap();
+        assert_eq!(device.cursors(token), Some(Cursors { produced: 700, consumed: 500 }));
+        assert_eq!(device.cursors(DmbToken(token.0 ^ 1)), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Whatever is read here is
 //! one copy, checked by the caller against its private cursor before use.
 
-use crate::primitive::{AtomicU64, Ordering, fence};
+use crate::primitive::{AtomicU64, Ordering, full_fence_after_rmw};
 use crate::region::Region;
 
 /// Bytes before the ring in a DMB.
@@ -114,17 +114,12 @@ pub enum Side {
     Writers,
 }
 
-/// After a read-modify-write, before a load that must not pass it.
-///
-/// On x86-64 every locked instruction is a full fence, so only the compiler must be told; loom and other
-/// machines get the real one.
-#[inline(always)]
-fn full_fence_after_rmw() {
-    if cfg!(all(target_arch = "x86_64", not(loom))) {
-        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
-    } else {
-        fence(Ordering::SeqCst);
-    }
+#[cfg(not(loom))]
+impl Words {
+    /// Where in a DMB the producer's word is, bytes: for who looks without mapping it.
+    pub const PROD_AT: usize = core::mem::offset_of!(Words, prod);
+    /// Where the consumer's is.
+    pub const CONS_AT: usize = core::mem::offset_of!(Words, cons);
 }
 
 impl Words {
