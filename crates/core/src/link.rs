@@ -1,17 +1,15 @@
 //! Link groups: what a pair of processes shares. A page with news for each completion queue, and the peer's
 //! doorbells.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use shunpike_shm::arena::Block;
-use shunpike_shm::pages::{CQS, CqNews, LinkPage};
+use shunpike_shm::pages::{CQS, CqNews, LinkPage, SLOTS};
 
 use crate::wait;
 
 /// Link groups that a process can be part of at a time; connections beyond stay on TCP.
 pub const LINKS: usize = 512;
-/// Connections of a link group.
-pub const SLOTS: usize = 256;
 
 /// One link group as this process sees it.
 pub struct Link {
@@ -53,15 +51,10 @@ impl Link {
     /// Posts "look at `slot`" to queue `cq` of side `to`, and rings its doorbell if the consumer sleeps.
     pub fn post(&self, to: usize, cq: u8, slot: u16) {
         let Some(half) = self.half(to, cq) else { return };
-        if let Some(word) = half.news.get(usize::from(slot / 64)) {
-            // Release pairs with the Acquire of `take_news`; the read-modify-write and fence with `sleep_on`.
-            word.fetch_or(1 << (slot % 64), Ordering::AcqRel);
-        }
-        fence(Ordering::SeqCst);
-        let epoch = half.sleeps.load(Ordering::Acquire);
-        if epoch != 0 {
+        if let Some(sleep) = half.post(slot) {
+            // Ring first, clear then.
             self.ring(cq);
-            let _ = half.sleeps.compare_exchange(epoch, 0, Ordering::AcqRel, Ordering::Relaxed);
+            half.answered(sleep);
         }
     }
 
@@ -75,8 +68,7 @@ impl Link {
     /// Declares that queue `cq` of our side `side` goes to sleep. News must be looked at once more after.
     pub fn sleep_on(&self, side: usize, cq: u8) {
         if let Some(half) = self.half(side, cq) {
-            half.sleeps.swap(fresh_epoch(), Ordering::AcqRel);
-            fence(Ordering::SeqCst);
+            half.declare(fresh_epoch());
         }
     }
 
@@ -88,28 +80,19 @@ impl Link {
     /// Whether queue `cq` has news for us.
     pub fn has_news(&self, cq: u8) -> bool {
         let side = usize::from(self.side.load(Ordering::Relaxed));
-        self.half(side, cq).is_some_and(|half| half.news.iter().any(|word| word.load(Ordering::Acquire) != 0))
+        self.half(side, cq).is_some_and(CqNews::any)
     }
 
     /// Takes the news of queue `cq` and calls `each` with the descriptor of every connection named.
     pub fn take_news(&self, cq: u8, mut each: impl FnMut(i32)) {
         let side = usize::from(self.side.load(Ordering::Relaxed));
         let Some(half) = self.half(side, cq) else { return };
-        for (word, slots) in half.news.iter().zip(self.slots.chunks(64)) {
-            if word.load(Ordering::Relaxed) == 0 {
-                continue;
+        half.take(|slot| {
+            let fd = self.slots.get(usize::from(slot)).map(|fd| fd.load(Ordering::Relaxed));
+            if let Some(fd) = fd.filter(|&fd| fd > 0) {
+                each(fd - 1);
             }
-            // Taken before the connections are looked at: what is posted meanwhile is found the next time.
-            // Acquire pairs with the Release of `post`.
-            let mut bits = word.swap(0, Ordering::AcqRel);
-            while bits != 0 {
-                let slot = bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                if let Some(fd) = slots.get(slot).map(|fd| fd.load(Ordering::Relaxed)).filter(|&fd| fd > 0) {
-                    each(fd - 1);
-                }
-            }
-        }
+        });
     }
 }
 

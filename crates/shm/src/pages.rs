@@ -1,11 +1,14 @@
 //! Pages that the broker creates: a session's mailbox counter, the knobs, and the link page of two processes.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use crate::primitive::{self, Ordering, full_fence_after_rmw};
+use std::sync::atomic::AtomicU32;
 
 /// Size of each of these pages, bytes.
 pub const PAGE: usize = 4096;
 /// Completion queues that a process can have.
 pub const CQS: usize = 8;
+/// Connections of a link group, each with a bit of news.
+pub const SLOTS: usize = 256;
 
 /// Written by the broker, mapped read-only by the one client of the session.
 #[repr(C)]
@@ -35,19 +38,83 @@ pub struct KnobPage {
     pub cpus: AtomicU32,
 }
 
-/// One side's half of a link page: written by that side's process, read and swapped by the other.
+/// News for one completion queue of one side, in a link page (models/cq.pml).
 ///
-/// | word | writer | reader | a hostile value can |
-/// |---|---|---|---|
-/// | news | poster sets bits, consumer takes them | consumer | make it look at connections of this link in vain |
-/// | sleeps | consumer declares, poster clears | poster | cost the poster a needless write to an eventfd, or itself a wake-up |
+/// | word | offset | writer | reader | a hostile value can |
+/// |---|---|---|---|---|
+/// | news | 0x00 | poster sets bits, consumer takes them | consumer | make it look at connections of this link in vain |
+/// | sleeps | 0x20 | consumer declares, poster clears | poster | cost the poster a needless write to an eventfd, or itself a wake-up |
 #[repr(C, align(128))]
 pub struct CqNews {
-    /// A bit for each connection (slot) of the link group.
-    pub news: [AtomicU64; 4],
-    /// Epoch of the consumer's sleep on this CQ, 0 awake.
-    pub sleeps: AtomicU64,
-    _rest: [u64; 11],
+    news: [primitive::AtomicU64; SLOTS / 64],
+    sleeps: primitive::AtomicU64,
+}
+
+/// A consumer's declared sleep, as a poster saw it.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Sleep(u64);
+
+impl CqNews {
+    /// No news, nobody asleep: what a fresh page holds.
+    pub fn new() -> Self {
+        let word = || primitive::AtomicU64::new(0);
+        Self { news: core::array::from_fn(|_| word()), sleeps: word() }
+    }
+
+    /// Poster: connection `slot` has news. Returns the sleep to ring for and then to call [`Self::answered`]
+    /// with. A slot beyond [`SLOTS`] is nobody's.
+    #[must_use]
+    pub fn post(&self, slot: u16) -> Option<Sleep> {
+        let word = self.news.get(usize::from(slot / 64))?;
+        // Release pairs with the Acquire of `take`; the read-modify-write and fence with `declare`: one of
+        // the two sees the other.
+        word.fetch_or(1 << (slot % 64), Ordering::AcqRel);
+        full_fence_after_rmw();
+        let epoch = self.sleeps.load(Ordering::Acquire);
+        (epoch != 0).then_some(Sleep(epoch))
+    }
+
+    /// Poster, after ringing for exactly this sleep: it is answered. Never before: a poster killed in between
+    /// would leave a sleeper behind whom nobody rings any more.
+    pub fn answered(&self, sleep: Sleep) {
+        // A fresher sleep stays. AcqRel: in one order with the swap of `declare`.
+        let _ = self.sleeps.compare_exchange(sleep.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Consumer: goes to sleep, with an `epoch` (not 0) that no sleep on this queue has had within reach of a
+    /// poster. [`Self::any`] must be asked once more after. Only posters clear it: several threads may sleep.
+    pub fn declare(&self, epoch: u64) {
+        self.sleeps.swap(epoch.max(1), Ordering::AcqRel);
+        full_fence_after_rmw();
+    }
+
+    /// Consumer: whether there is news.
+    pub fn any(&self) -> bool {
+        // Acquire pairs with the Release of `post`.
+        self.news.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    }
+
+    /// Consumer: takes the news and calls `each` with every slot named, before it looks at the connections:
+    /// what is posted meanwhile is found the next time.
+    pub fn take(&self, mut each: impl FnMut(u16)) {
+        for (word, base) in self.news.iter().zip((0u16..).step_by(64)) {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // Acquire pairs with the Release of `post`.
+            let mut bits = word.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                each(base + bits.trailing_zeros() as u16);
+                bits &= bits - 1;
+            }
+        }
+    }
+}
+
+impl Default for CqNews {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// Shared by the two processes of a link group. `halves[s]` carries news *to* side `s`, a line pair per CQ.
@@ -57,4 +124,5 @@ pub struct LinkPage {
     pub halves: [[CqNews; CQS]; 2],
 }
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<LinkPage>() <= PAGE && size_of::<CqNews>() == 128);
