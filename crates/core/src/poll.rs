@@ -30,13 +30,9 @@ pub fn poll(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     session::pump_if_news();
-    let mut few = [libc::pollfd { fd: -1, events: 0, revents: 0 }; FEW];
-    let need = fds.len() + 1;
-    if need <= FEW {
-        return poll_with(fds, &mut few[..need], timeout, mask);
-    }
-    let Some(many) = Scratch::new(need) else { return Err(Errno::NOMEM) };
-    poll_with(fds, many.slice(), timeout, mask)
+    session::pump_if_news();
+    let Some(mut kernel) = Scratch::new(fds.len() + 1) else { return Err(Errno::NOMEM) };
+    poll_with(fds, kernel.slice(), timeout, mask)
 }
 
 fn poll_with(
@@ -46,6 +42,8 @@ fn poll_with(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
+    // TCP's part of a lane is asked now and then, and after a sleep that watched it.
+    let mut slept = false;
     loop {
         let mut n = 0;
         let mut others = false;
@@ -55,7 +53,8 @@ fn poll_with(
             *slot = libc::pollfd { fd: one.fd, events: one.events, revents: 0 };
             match table::look(one.fd) {
                 Entry::Conn(conn) if ready::on_lane(conn) => {
-                    let level = ready::level(conn, one.fd, one.events as u16 as u32, true);
+                    let tcp = slept || ready::tcp_due(conn, one.fd);
+                    let level = ready::level(conn, one.fd, one.events as u16 as u32, tcp);
                     conn::settle(conn, one.fd);
                     let wanted = one.events | libc::POLLERR | libc::POLLHUP;
                     // RDNORM and WRNORM are IN and OUT under their STREAMS names.
@@ -105,6 +104,7 @@ fn poll_with(
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);
         }
+        slept = true;
         if !lanes {
             n = take(fds, kernel);
             if n > 0 {
@@ -180,35 +180,42 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> Option<
     bound
 }
 
-/// Memory for a call with many descriptors: poll may be called in a signal handler, so no malloc.
+/// Memory for a call's descriptors: poll may be called in a signal handler, so no malloc. Few are kept inline.
 struct Scratch {
-    base: *mut libc::pollfd,
+    few: [libc::pollfd; FEW],
+    many: *mut libc::pollfd,
     n: usize,
 }
 
 impl Scratch {
     fn new(n: usize) -> Option<Self> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let len = n * size_of::<libc::pollfd>();
-        // SAFETY: a fresh anonymous mapping touches no memory of ours.
-        let base = unsafe {
-            mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        let mut many = core::ptr::null_mut();
+        if n > FEW {
+            let len = n * size_of::<libc::pollfd>();
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a fresh anonymous mapping touches no memory of ours.
+            let made = unsafe { mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE) };
+            many = made.ok()?.cast();
         }
-        .ok()?;
-        Some(Self { base: base.cast(), n })
+        Some(Self { few: [libc::pollfd { fd: -1, events: 0, revents: 0 }; FEW], many, n })
     }
 
-    #[allow(clippy::mut_from_ref, reason = "called once, by the owner")]
-    fn slice(&self) -> &mut [libc::pollfd] {
-        // SAFETY: our own mapping of n zeroed pollfds, lent out once.
-        unsafe { core::slice::from_raw_parts_mut(self.base, self.n) }
+    fn slice(&mut self) -> &mut [libc::pollfd] {
+        if self.many.is_null() {
+            return &mut self.few[..self.n];
+        }
+        // SAFETY: our own mapping of n zeroed pollfds, borrowed as `self` is.
+        unsafe { core::slice::from_raw_parts_mut(self.many, self.n) }
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: our own mapping; the slice lent out borrows from self.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.n * size_of::<libc::pollfd>()) };
+        if !self.many.is_null() {
+            // SAFETY: our own mapping; the slice lent out borrowed from self.
+            let _ = unsafe { rustix::mm::munmap(self.many.cast(), self.n * size_of::<libc::pollfd>()) };
+        }
     }
 }
 
@@ -246,7 +253,7 @@ impl Select {
             return None;
         }
         let count = (0..nfds).filter(|&fd| in_any(fd)).count();
-        let scratch = Scratch::new(count.max(1))?;
+        let mut scratch = Scratch::new(count)?;
         let mut used = 0;
         for fd in (0..nfds).filter(|&fd| in_any(fd)) {
             let events = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
@@ -258,16 +265,16 @@ impl Select {
     }
 
     /// The descriptors of the call.
-    #[allow(clippy::mut_from_ref, reason = "one borrow at a time, by the caller")]
-    pub fn fds(&self) -> &mut [libc::pollfd] {
+    pub fn fds(&mut self) -> &mut [libc::pollfd] {
         &mut self.scratch.slice()[..self.used]
     }
 
     /// Writes the result back and returns the number of bits, as select does. Errors: EBADF.
-    pub fn answer(&self) -> Result<usize, Errno> {
+    pub fn answer(&mut self) -> Result<usize, Errno> {
         if self.fds().iter().any(|one| one.revents & libc::POLLNVAL != 0) {
             return Err(Errno::BADF);
         }
+        let sets = self.sets;
         for set in self.sets.into_iter().filter(|set| !set.is_null()) {
             for word in 0..self.words {
                 // SAFETY: as in `new`.
@@ -281,7 +288,7 @@ impl Select {
                 if one.events & asked[i] != 0 && one.revents & WANTS[i] != 0 {
                     let fd = one.fd as usize;
                     // SAFETY: as in `new`.
-                    unsafe { *self.sets[i].add(fd / 64) |= 1 << (fd % 64) };
+                    unsafe { *sets[i].add(fd / 64) |= 1 << (fd % 64) };
                     n += 1;
                 }
             }

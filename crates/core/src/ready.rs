@@ -6,7 +6,7 @@ use shunpike_shm::arena::mode;
 
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{conn, rx, tx};
+use crate::{clock, conn, rx, tx};
 
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
@@ -78,6 +78,17 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
         && block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN
         && block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN;
     Level { events, edge, produced, full, keep_looking, settled }
+}
+
+/// Whether it is time again to ask the TCP socket how it is.
+pub fn tcp_due(conn: Conn, fd: i32) -> bool {
+    let half = &conn.block.rx;
+    let now = clock::ticks();
+    let due = now.wrapping_sub(half.checked.load(Ordering::Relaxed)) > clock::from_us(rx::tcp_check_us(fd));
+    if due {
+        half.checked.store(now, Ordering::Relaxed);
+    }
+    due
 }
 
 /// Whether a look could find something new: cheap, without locks. `seen`: producer offset last reported.

@@ -68,8 +68,7 @@ hooks! {
     fn select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
     ) -> c_int {
-        let Some(call) = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()])
-            .filter(|call| mixed::concerns_us(call.fds()))
+        let Some(mut call) = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()])
         else {
             return covered::select(n, read, write, except, timeout);
         };
@@ -103,10 +102,9 @@ hooks! {
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
         mask: *const sigset_t,
     ) -> c_int {
-        let call = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()])
-            .filter(|call| mixed::concerns_us(call.fds()));
+        let call = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()]);
         match (call, nanoseconds(timeout)) {
-            (Some(call), Ok(ns)) => result(mixed::poll(call.fds(), ns, mask).and_then(|_| call.answer())),
+            (Some(mut call), Ok(ns)) => result(mixed::poll(call.fds(), ns, mask).and_then(|_| call.answer())),
             _ => covered::pselect(n, read, write, except, timeout, mask),
         }
     }
