@@ -16,11 +16,15 @@ const FEW: usize = 64;
 
 /// Whether a descriptor of the call is, or may come, on a lane: use `poll`. Else libc's business.
 pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
-    fds.iter().any(|one| match table::look(one.fd) {
+    fds.iter().any(|one| ours(one.fd))
+}
+
+fn ours(fd: i32) -> bool {
+    match table::look(fd) {
         Entry::Conn(_) => true,
         Entry::Set(set) => epoll::has_lanes(set),
         _ => false,
-    })
+    }
 }
 
 /// poll(2) with lanes among `fds`. `timeout` in nanoseconds.
@@ -249,7 +253,7 @@ impl Select {
             !set.is_null() && unsafe { *set.add(fd / 64) } >> (fd % 64) & 1 != 0
         };
         let in_any = |fd: usize| sets.iter().any(|&set| at(set, fd));
-        if !(0..nfds).any(|fd| !table::is_none(fd as i32) && in_any(fd)) {
+        if !(0..nfds).any(|fd| !table::is_none(fd as i32) && in_any(fd) && ours(fd as i32)) {
             return None;
         }
         let count = (0..nfds).filter(|&fd| in_any(fd)).count();
