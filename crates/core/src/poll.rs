@@ -34,7 +34,6 @@ pub fn poll(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     session::pump_if_news();
-    session::pump_if_news();
     let Some(mut kernel) = Scratch::new(fds.len() + 1) else { return Err(Errno::NOMEM) };
     poll_with(fds, kernel.slice(), timeout, mask)
 }
