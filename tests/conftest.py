@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -18,6 +19,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     procs.adopt_orphans()
+    # Ended from outside (a time limit): still end what runs.
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=3))
     missing = harness.missing_artefacts()
     if missing and not config.getoption("--tcp-only") and not config.getoption("--collect-only"):
         raise pytest.UsageError(f"not built: {', '.join(missing)}. Run `cargo build --release`, or pass --tcp-only.")

@@ -90,13 +90,14 @@ def test_private_broker_comes_and_goes(world, bed):
 
 
 def test_no_common_eid(both, bed):
-    accel = both("--no-seid")
+    accel = both()
+    accel.broker.tool("ueid", "flush")
     drive(accel, bed, start_echo(accel, bed), conns=3)
     assert_fell_back(accel, "no_seid", "no_ueid")
 
 
 def test_ueid_taken_away_and_given_back(both, bed):
-    accel = both("--no-seid", "--ueid", "TEST-BED")
+    accel = both("--ueid", "TEST-BED")
     port = start_echo(accel, bed)
     drive(accel, bed, port)
     lanes = accel.verify().lanes
