@@ -431,7 +431,11 @@ end_k:
 
 init {
   atomic {
+#ifdef ASLEEP
+    rwait[0] = 1; rwait[1] = 1; rwait[2] = 1;
+#else
     act[0] = SET(0); act[LAST] = act[LAST] | SET(1);
+#endif
     run Pr(0); run Pr(1);
 #ifdef HOSTILE
     run Hostile();
