@@ -97,6 +97,7 @@ fn limits_are_clear_errors<D: IsmDevice>(device: &mut D, fixture: &Fixture<D>) {
     for _ in 0..fixture.session_limit {
         register(device, 1, 2).expect("room");
     }
+    assert_eq!(device.owned_by(SessionId(1)), fixture.session_limit);
     assert_eq!(register(device, 1, 2), Err(IsmError::OwnerLimit));
     for n in fixture.session_limit..fixture.limit {
         register(device, 100 + n as u64, 2).expect("room");
@@ -104,6 +105,7 @@ fn limits_are_clear_errors<D: IsmDevice>(device: &mut D, fixture: &Fixture<D>) {
     assert_eq!((device.dmb_count(), device.dmb_limit()), (fixture.limit, fixture.limit));
     assert_eq!(register(device, 3, 2), Err(IsmError::NoSpace));
     device.end_session(SessionId(1));
+    assert_eq!(device.owned_by(SessionId(1)), 0);
     register(device, 3, 2).expect("room again");
 }
 

@@ -31,6 +31,15 @@ struct Member {
     blocks: HashMap<u32, ConnId>,
 }
 
+/// What one user may have.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Share {
+    /// DMBs of all its sessions.
+    pub dmbs: usize,
+    /// The user that may have all: the one that runs the broker.
+    pub except_uid: u32,
+}
+
 /// One end of a match.
 #[derive(Copy, Clone)]
 struct End {
@@ -49,6 +58,8 @@ pub struct Exchange {
     pub active: bool,
     /// Connections of one link group, 16 to 256.
     pub max_conns_per_lgr: u32,
+    /// What one user may take from the others, where there are several.
+    pub share: Option<Share>,
     /// What is to be sent, in order.
     pub posts: Vec<Post>,
     matching: Matching,
@@ -64,6 +75,7 @@ impl Exchange {
             links: Links::default(),
             active: true,
             max_conns_per_lgr: 255,
+            share: None,
             posts: Vec::new(),
             matching: Matching::new(across),
             members: HashMap::new(),
@@ -141,6 +153,7 @@ impl Exchange {
         let result = match (self.peer(owner), DmbSize::from_class(class), memory) {
             _ if !self.active => Err(Reason::Inactive),
             (None, _, _) => Err(Reason::PeerVanished),
+            _ if self.has_users_share(owner.session) => Err(Reason::DmbLimit),
             (_, None, _) => Err(Reason::Configuration),
             (_, _, None) => Err(Reason::MemoryRefused),
             (Some(peer), Some(size), Some(memory)) => {
@@ -153,6 +166,14 @@ impl Exchange {
             Err(reason) => FromBroker::Registered { conn, token: 0, reason: reason.code() },
         };
         self.post(owner.session, message);
+    }
+
+    /// Whether the user of a session has as many DMBs as one user may have.
+    fn has_users_share(&self, session: SessionId) -> bool {
+        let (Some(share), Some(user)) = (&self.share, self.members.get(&session)) else { return false };
+        let of_user = self.members.iter().filter(|(_, member)| member.uid == user.uid);
+        user.uid != share.except_uid
+            && of_user.map(|(id, _)| self.device.owned_by(*id)).sum::<usize>() >= share.dmbs
     }
 
     /// Attaches the peer's DMB to an end that has a match.

@@ -153,6 +153,9 @@ pub trait IsmDevice {
     /// Lets go of every reference that a session holds, as owner or attached.
     fn end_session(&mut self, session: SessionId);
 
+    /// DMBs in the device that a session registered, let go of or not.
+    fn owned_by(&self, session: SessionId) -> usize;
+
     /// DMBs in the device.
     fn dmb_count(&self) -> usize;
 

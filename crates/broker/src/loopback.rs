@@ -68,7 +68,7 @@ impl IsmDevice for LoopbackIsm {
         if self.dmbs.len() >= self.limit {
             return Err(IsmError::NoSpace);
         }
-        if self.owners.get(&new.owner.session).is_some_and(|owned| *owned >= self.session_limit) {
+        if self.owned_by(new.owner.session) >= self.session_limit {
             return Err(IsmError::OwnerLimit);
         }
         if new.size.class() > MAX_CLASS {
@@ -187,6 +187,10 @@ impl IsmDevice for LoopbackIsm {
             (n == word.len()).then(|| Cursor(u64::from_ne_bytes(word)).offset())
         };
         Some(Cursors { produced: offset(Words::PROD_AT)?, consumed: offset(Words::CONS_AT)? })
+    }
+
+    fn owned_by(&self, session: SessionId) -> usize {
+        self.owners.get(&session).copied().unwrap_or(0)
     }
 
     fn dmb_count(&self) -> usize {

@@ -1,7 +1,7 @@
 //! The event loop: one thread, nothing that blocks, a bounded amount of work for each client and turn.
 
 use crate::datagram::{self, Received};
-use crate::exchange::{Exchange, Post};
+use crate::exchange::{Exchange, Post, Share};
 use crate::facts::{self, Counts, Proof};
 use crate::foreign::Foreign;
 use crate::ism::{Party, SessionId};
@@ -93,8 +93,13 @@ impl Server {
             tracing::info!(%error, "no sequence numbers: nothing is matched through NAT");
         }
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
+        let mut exchange = Exchange::new(Box::new(device), config.private);
+        if !config.private {
+            let except_uid = rustix::process::geteuid().as_raw();
+            exchange.share = Some(Share { dmbs: config.max_dmbs.div_ceil(2), except_uid });
+        }
         Ok(Self {
-            exchange: Exchange::new(Box::new(device), config.private),
+            exchange,
             sessions: HashMap::new(),
             knobs,
             system: System::new(&config, gid),
@@ -180,7 +185,10 @@ impl Server {
         let (pid, uid) = sockopt::peer_credentials(socket.as_fd())?;
         let own = rustix::process::geteuid().as_raw();
         let welcome = !self.config.private || uid == own || uid == 0;
-        let room = self.sessions.len() < self.config.max_sessions + TOOLS;
+        let limit = self.config.max_sessions + TOOLS;
+        // Where there are several users, none can keep the others out.
+        let of_user = || self.sessions.values().filter(|session| session.peer.uid == uid).count();
+        let room = self.sessions.len() < limit && (self.config.private || of_user() < limit / 2);
         (welcome && room).then_some(Peer { pid, uid })
     }
 

@@ -278,3 +278,17 @@ fn as_many_programs_as_configured_are_served_and_tools_besides() {
     assert!(receive(&third).is_none());
     assert_eq!(broker.info().sessions, 2);
 }
+
+#[test]
+fn one_user_cannot_keep_the_others_out() {
+    let broker = TestBroker::with(|config| {
+        config.private = false;
+        config.max_sessions = 8;
+    });
+    // Half of what programs and tools can have together.
+    let silent: Vec<_> = (0..36).map(|_| try_connect(&broker.socket).unwrap()).collect();
+    let turned_away = try_connect(&broker.socket).unwrap();
+    assert!(receive(&turned_away).is_none());
+    drop(silent);
+    until(|| shunpike_broker::query(&broker.socket, shunpike_broker::what::INFO, "").is_ok());
+}

@@ -68,6 +68,26 @@ fn users_are_kept_apart() {
 }
 
 #[test]
+fn a_user_gets_a_share_of_the_dmbs() {
+    let mut exchange = exchange();
+    exchange.share = Some(Share { dmbs: 3, except_uid: 1002 });
+    for (session, uid) in [(1, 1000), (2, 1000), (3, 1001), (4, 1001)] {
+        exchange.begin_session(SessionId(session), uid, vec![bell()]);
+    }
+    join(&mut exchange, party(1, 1), party(2, 1), 80);
+    join(&mut exchange, party(3, 1), party(4, 1), 81);
+    let mut register = |session| {
+        exchange.register(party(session, 1), 0, memory());
+        match exchange.posts.pop().expect("an answer").message {
+            FromBroker::Registered { reason, .. } => Reason::from_code(reason),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!([1, 1, 2].map(&mut register), [None; 3]);
+    assert_eq!([1, 2, 3].map(&mut register), [Some(Reason::DmbLimit), Some(Reason::DmbLimit), None]);
+}
+
+#[test]
 fn a_slot_is_free_when_both_ends_have_left() {
     let mut exchange = exchange();
     for session in [1, 2] {
