@@ -237,13 +237,14 @@ impl Server {
     }
 
     fn handle(&mut self, id: SessionId, message: ToBroker, received: Received) -> Result<(), End> {
-        let is_program = self.sessions.get(&id).is_some_and(|session| session.program().is_some());
+        let Some(session) = self.sessions.get(&id) else { return Err(End) };
+        let (is_new, is_program) = (matches!(session.kind, Kind::New), session.program().is_some());
         let party = |conn| Party { session: id, conn };
         match message {
-            ToBroker::Hello { version, doorbells, comm } if !is_program => {
+            ToBroker::Hello { version, doorbells, comm } if is_new => {
                 return self.hello(id, version, doorbells, comm, received.fds);
             }
-            ToBroker::Query { what, arg } if !is_program => {
+            ToBroker::Query { what, arg } if is_new => {
                 let text = self.query(id, what, arg.as_slice());
                 if let Some(session) = self.sessions.get_mut(&id) {
                     let sent = session.answer(&text);

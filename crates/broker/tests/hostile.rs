@@ -292,3 +292,24 @@ fn one_user_cannot_keep_the_others_out() {
     drop(silent);
     until(|| shunpike_broker::query(&broker.socket, shunpike_broker::what::INFO, "").is_ok());
 }
+
+#[test]
+fn a_tool_asks_once() {
+    let broker = TestBroker::start();
+    let tool = try_connect(&broker.socket).unwrap();
+    let empty = shunpike_wire::session::ClcBytes::new(b"").unwrap();
+    let question = ToBroker::Query { what: shunpike_broker::what::SYSCTL, arg: empty };
+    for _ in 0..100 {
+        let mut bytes = [0; 64];
+        let len = question.encode(&mut bytes).unwrap();
+        if send_bytes(&tool, &bytes[..len], &[]).is_err() {
+            break;
+        }
+    }
+    let mut answers = 0;
+    let mut chunk = [0; 16384];
+    while let Ok((1.., _)) = rustix::net::recv(&tool, &mut chunk[..], rustix::net::RecvFlags::empty()) {
+        answers += 1;
+    }
+    assert!(answers <= 1, "{answers} answers");
+}

@@ -365,13 +365,15 @@ pub fn bucket(n: usize) -> usize {
 /// The broker's read-only view of a client's arena.
 pub struct ArenaView {
     region: Region,
+    fd: OwnedFd,
 }
 
 impl ArenaView {
     /// Maps `fd` after checking its size and seals.
     pub fn map(fd: impl AsFd) -> Result<Self, RegionError> {
         region::verify(fd.as_fd(), SIZE)?;
-        Ok(Self { region: Region::map_readable(fd.as_fd(), SIZE)? })
+        let own = rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(RegionError::Map)?;
+        Ok(Self { region: Region::map_readable(fd.as_fd(), SIZE)?, fd: own })
     }
 
     /// The counters. Written by the client at will: believe nothing that matters.
@@ -380,18 +382,29 @@ impl ArenaView {
         unsafe { &*self.region.base().cast::<Header>() }
     }
 
-    /// Block number `index`; `None` beyond the arena.
+    /// Block number `index`; `None` beyond those that can have been used.
     pub fn block(&self, index: u32) -> Option<&Block> {
-        // SAFETY: below BLOCKS, inside the verified region; atomics only, read without locking.
-        ((index as usize) < BLOCKS).then(|| unsafe {
-            &*self.region.base().add(HEADER + index as usize * size_of::<Block>()).cast::<Block>()
-        })
+        ((index as usize) < self.backed()).then(|| self.at(index))
     }
 
     /// The blocks that were ever used.
     pub fn blocks(&self) -> impl Iterator<Item = &Block> {
-        let high = (self.header().high.load(Ordering::Relaxed) as usize).min(BLOCKS);
-        (0..high as u32).filter_map(|index| self.block(index))
+        let high = (self.header().high.load(Ordering::Relaxed) as usize).min(self.backed());
+        (0..high as u32).map(|index| self.at(index))
+    }
+
+    /// How many blocks the memory that the client has touched can hold. A look at more would allocate it,
+    /// at the reader's expense.
+    fn backed(&self) -> usize {
+        let bytes = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_blocks.saturating_mul(512));
+        (usize::try_from(bytes).unwrap_or(0) / size_of::<Block>()).min(BLOCKS)
+    }
+
+    fn at(&self, index: u32) -> &Block {
+        debug_assert!((index as usize) < BLOCKS);
+        // SAFETY: both callers stay below BLOCKS, inside the verified region; atomics only, read without
+        // locking.
+        unsafe { &*self.region.base().add(HEADER + index as usize * size_of::<Block>()).cast::<Block>() }
     }
 }
 
@@ -433,6 +446,19 @@ mod tests {
             block.set_addresses(pair.0, pair.1);
             assert_eq!(block.addresses(), pair);
         }
+    }
+
+    #[test]
+    fn a_look_at_an_untouched_arena_allocates_nothing() {
+        let arena = Arena::create(1).expect("memfd");
+        arena.header().high.store(BLOCKS as u32, Ordering::Relaxed);
+        let view = ArenaView::map(arena.fd()).expect("sealed");
+        let before = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks;
+        let seen = view.blocks().filter(|block| block.refs.load(Ordering::Relaxed) != 0).count();
+        assert_eq!(seen, 0);
+        assert!(view.block(BLOCKS as u32 - 1).is_none());
+        let grown = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks - before;
+        assert!(grown * 512 <= 2 * HEADER as i64, "{grown} blocks");
     }
 
     #[test]
