@@ -163,12 +163,14 @@ fn settle_slowly(conn: Conn, fd: i32) {
         lane_closed(conn, fd, &block.tx);
         block.unsettled.store(0, Ordering::Relaxed);
     }
-    if !plain(&block.rx) || !plain(&block.tx) || block.phase.load(Ordering::Relaxed) != phase::OPEN {
+    // DONE: it was revoked for good with bytes unread.
+    let over = || matches!(block.phase.load(Ordering::Relaxed), phase::OPEN | phase::DONE);
+    if !plain(&block.rx) || !plain(&block.tx) || !over() || link::of(block).is_none() {
         return;
     }
     epoll::restore(fd);
     let mut session = session::lock();
-    if block.phase.load(Ordering::Relaxed) != phase::OPEN {
+    if !over() || link::of(block).is_none() {
         return;
     }
     upgrade::forget(&mut session, block);
@@ -176,6 +178,9 @@ fn settle_slowly(conn: Conn, fd: i32) {
     link::part(block);
     if let Some(header) = process::header() {
         header.revoked.fetch_add(1, Ordering::Relaxed);
+    }
+    if block.phase.load(Ordering::Relaxed) == phase::DONE {
+        return;
     }
     let tries = block.attempts.fetch_add(1, Ordering::Relaxed).min(8);
     block.retry_at.store(clock::ticks() + clock::from_us(10_000 << tries), Ordering::Relaxed);
@@ -196,14 +201,14 @@ pub fn withdraw_grant(conn: Conn, fd: i32) {
     }
 }
 
-/// Sets STOP. A lane that stopped before its first byte is empty for ever; else the reader drains it.
+/// Sets STOP. A lane that has nothing unread is empty for ever; else the reader drains it.
 /// Under the receive lock.
 fn stop_receiving(conn: Conn, fd: i32) {
     let half = &conn.block.rx;
     let Some(dmb) = rx::dmb(half) else { return };
     let generation = half.generation.load(Ordering::Relaxed);
     if let Ok(prod) = dmb.words().flag(generation, Cursor::STOP, 0)
-        && prod.offset() == 0
+        && prod.offset() == half.cursor.load(Ordering::Relaxed)
     {
         half.mode.store(mode::PLAIN, Ordering::Release);
         lane_closed(conn, fd, half);

@@ -9,7 +9,7 @@
 //! connection costs its peer no post at all (models/cq.pml).
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::mode;
@@ -30,7 +30,7 @@ const QUIET: u8 = 32;
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
 /// Events taken from the kernel in one call.
-const BATCH: usize = 256;
+const BATCH: usize = 128;
 /// What a connection on a lane is registered for in the kernel: news of TCP, once each.
 const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
 /// Tag of the doorbell, in place of a registration's index.
@@ -48,6 +48,9 @@ pub struct Set {
     managed: AtomicU32,
     /// Doorbell queue plus one, once the doorbell is in the set.
     cq: AtomicU32,
+    /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
+    /// answers for the whole of it.
+    watched: AtomicBool,
     list: Mutex<List>,
 }
 
@@ -57,6 +60,8 @@ struct List {
     tail: u32,
     len: u32,
     kernel_at: u64,
+    /// The kernel's events left no room for the lanes'.
+    kernel_filled: bool,
     sleepers: u32,
 }
 
@@ -84,8 +89,8 @@ struct Reg {
     dirty: bool,
     /// Something happened since the last report of an edge-triggered registration.
     edge: bool,
-    /// Producer offset at the last report.
-    seen: u64,
+    /// What was there at the last report.
+    seen: ready::Seen,
 }
 
 /// Owns the registrations: taken for epoll_ctl, for changes of mode, and to hand out news.
@@ -108,7 +113,15 @@ impl Set {
             refs: AtomicU32::new(0),
             managed: AtomicU32::new(0),
             cq: AtomicU32::new(0),
-            list: Mutex::new(List { head: 0, tail: 0, len: 0, kernel_at: 0, sleepers: 0 }),
+            watched: AtomicBool::new(false),
+            list: Mutex::new(List {
+                head: 0,
+                tail: 0,
+                len: 0,
+                kernel_at: 0,
+                kernel_filled: false,
+                sleepers: 0,
+            }),
         }
     }
 }
@@ -153,7 +166,9 @@ fn new_set(epfd: i32) -> Option<&'static Set> {
             set.epfd.store(epfd, Ordering::Relaxed);
             set.managed.store(0, Ordering::Relaxed);
             set.cq.store(0, Ordering::Relaxed);
-            *set.list.lock() = List { head: 0, tail: 0, len: 0, kernel_at: 0, sleepers: 0 };
+            set.watched.store(false, Ordering::Relaxed);
+            *set.list.lock() =
+                List { head: 0, tail: 0, len: 0, kernel_at: 0, kernel_filled: false, sleepers: 0 };
             return Some(set);
         }
     }
@@ -193,6 +208,10 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     let conn = match table::look(fd) {
         Entry::Conn(conn) => Some(conn),
         Entry::Socket => None,
+        Entry::Set(inner) if op == libc::EPOLL_CTL_ADD && fd != epfd => {
+            watch(inner);
+            return None;
+        }
         _ => return None,
     };
     let set = match table::look(epfd) {
@@ -204,6 +223,21 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         }
         _ => return None,
     };
+    let result = change(set, epfd, op, fd, conn, event)?;
+    if let Some(conn) = conn.filter(|&conn| set.watched.load(Ordering::SeqCst) && on_lane(conn)) {
+        conn::revoke_for_good(conn, fd, shunpike_wire::Reason::EpollSets);
+    }
+    Some(result)
+}
+
+fn change(
+    set: &'static Set,
+    epfd: i32,
+    op: i32,
+    fd: i32,
+    conn: Option<Conn>,
+    event: Option<libc::epoll_event>,
+) -> Option<Result<usize, Errno>> {
     let mut control = CONTROL.lock();
     if let Some(event) = event
         && untag(event.u64).is_some()
@@ -318,7 +352,7 @@ fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, ev
         quiet: 0,
         dirty: false,
         edge: false,
-        seen: u64::MAX,
+        seen: ready::Seen::NOTHING,
     };
     head.store(index, Ordering::Relaxed);
     if conn.is_some_and(on_lane) {
@@ -460,8 +494,9 @@ fn take_over(index: u32) {
         push(&mut list, index);
     }
     let mut tagged = libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index) };
-    // TCP is writable: the kernel reports the new registration at once, which wakes a thread that sleeps there.
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd, Some(&mut tagged));
+    // A thread that sleeps there has not armed this connection.
+    ring(set);
 }
 
 fn fresh_cookie() -> u32 {
@@ -494,6 +529,13 @@ pub fn restore(fd: i32) {
 pub fn touch(fd: i32) {
     let _control = CONTROL.lock();
     touch_locked(fd, None);
+}
+
+/// A call found no room: the sets that wait for it look at the connection again.
+pub fn starved(fd: i32) {
+    if watches(fd) {
+        touch(fd);
+    }
 }
 
 /// Puts the registrations of `fd` on their active lists; sets other than `own` whose threads sleep are rung.
@@ -569,35 +611,30 @@ pub fn wait(
         return None;
     }
     let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
+    let signals = conn::restarts_before().0;
     loop {
-        let mut n = 0;
-        if set.managed.load(Ordering::SeqCst) > 0 {
-            n = turn(set, epfd, out);
-            if n == 0 && timeout != Some(0) {
-                let hot = wait::spin(|| hot(set));
-                n = turn(set, epfd, out);
-                if n == 0 && hot {
-                    continue;
-                }
-            }
+        let left = match (timeout, conn::remaining(deadline)) {
+            (Some(0), _) | (_, Err(_)) => Some(0),
+            (_, Ok(left)) => left,
+        };
+        let lanes = has_lanes(set);
+        let mut n = if lanes { turn(set, epfd, out, left == Some(0)) } else { 0 };
+        if lanes && n == 0 && left != Some(0) && wait::spin(|| hot(set)) {
+            n = turn(set, epfd, out, false);
         }
-        if n > 0 {
+        if n == 0 && (!lanes || left != Some(0)) {
+            // A handler that ran while we looked would have ended the kernel's own wait.
+            if conn::restarts_before().0 != signals {
+                return Some(Err(Errno::INTR));
+            }
+            n = match sleep(set, epfd, out, left, mask) {
+                Ok(n) => n,
+                Err(errno) => return Some(Err(errno)),
+            };
+        }
+        if n > 0 || left == Some(0) {
             wake_others(set);
             return Some(Ok(n));
-        }
-        let left = match (timeout, conn::remaining(deadline)) {
-            (Some(0), _) => Some(0),
-            (_, Ok(left)) => left,
-            (_, Err(_)) => Some(0),
-        };
-        match sleep(set, epfd, out, left, mask) {
-            Ok(0) if left == Some(0) => return Some(Ok(0)),
-            Ok(0) => {}
-            Ok(n) => {
-                wake_others(set);
-                return Some(Ok(n));
-            }
-            Err(errno) => return Some(Err(errno)),
         }
     }
 }
@@ -612,21 +649,28 @@ fn wake_others(set: &'static Set) {
     }
 }
 
-/// One look at lanes and, when it is time, at the kernel's part.
-fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event]) -> usize {
+/// One look at lanes and, when it is time or the look must be complete, at the kernel's part.
+fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: bool) -> usize {
     news(set);
     let now = clock::ticks();
-    let mut list = set.list.lock();
-    let due = now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
-    let mut n = 0;
-    if due {
-        list.kernel_at = now;
-        drop(list);
-        n = kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0);
-        list = set.list.lock();
-    }
-    let n = n + scan(set, list, &mut out[n..]);
+    let due = {
+        let mut list = set.list.lock();
+        // Where the kernel had enough for the whole of `out` last time, it is the lanes' turn.
+        let due =
+            !list.kernel_filled && (complete || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US));
+        list.kernel_filled = false;
+        if due {
+            list.kernel_at = now;
+        }
+        due
+    };
+    let mut n = if due { kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0) } else { 0 };
+    let list = set.list.lock();
+    n += scan(set, list, &mut out[n..]);
     settle_unsettled(set);
+    if n == 0 && complete && !due {
+        n = kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0);
+    }
     n
 }
 
@@ -677,7 +721,7 @@ fn hot(set: &'static Set) -> bool {
     while let Some(reg) = reg(at) {
         if let Some(conn) = reg.conn
             && !reg.disarmed
-            && ready::changed(conn, reg.events, reg.seen)
+            && ready::changed(conn, reg.events, &reg.seen)
         {
             return true;
         }
@@ -713,7 +757,7 @@ fn scan(
             }
             None => {
                 let quiet = reg.quiet.saturating_add(1);
-                if quiet < QUIET || level.full || arm(set, reg, conn) {
+                if quiet < QUIET || level.full || arm(set, reg, conn, &level) {
                     push(&mut list, index);
                 }
                 reg.quiet = quiet;
@@ -736,36 +780,30 @@ fn report(reg: &mut Reg, level: &Level) -> Option<libc::epoll_event> {
     if events == 0 {
         return None;
     }
-    if reg.events & EDGE != 0 {
-        let fresh = reg.edge || level.edge || level.produced != reg.seen;
-        if !fresh {
-            return None;
-        }
+    if reg.events & EDGE != 0 && !reg.edge && !level.is_fresh(reg.events, &reg.seen) {
+        return None;
     }
     reg.edge = false;
-    reg.seen = level.produced;
-    if level.edge
-        && let Some(conn) = reg.conn
-    {
-        conn.block.tx.starved.store(0, Ordering::Relaxed);
-    }
+    level.note(events, &mut reg.seen);
     reg.disarmed = reg.events & ONESHOT != 0;
     Some(libc::epoll_event { events, u64: reg.data })
 }
 
-/// Declares that publishers of this connection must post. True when there is news after all.
-fn arm(set: &Set, reg: &Reg, conn: Conn) -> bool {
+/// Declares that publishers of this connection must post. True when there is news since `level` after all.
+fn arm(set: &Set, reg: &Reg, conn: Conn, level: &Level) -> bool {
     let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return true };
     let block = conn.block;
-    if let Some(dmb) = rx::dmb(&block.rx) {
+    if reg.events & ready::IN != 0
+        && let Some(dmb) = rx::dmb(&block.rx)
+    {
         wait::arm(&block.rx, dmb.words(), Side::Readers, cq as u8);
     }
-    if reg.events & libc::EPOLLOUT as u32 != 0
+    if ready::waits_for_room(block, reg.events, &reg.seen)
         && let Some(dmb) = tx::dmb(&block.tx)
     {
         wait::arm(&block.tx, dmb.words(), Side::Writers, cq as u8);
     }
-    ready::changed(conn, reg.events, reg.seen)
+    level.modes != ready::modes(block) || ready::changed(conn, reg.events, &reg.seen)
 }
 
 /// The kernel's part of the set: its own events go to the program, ours are looked at.
@@ -776,38 +814,54 @@ fn kernel(
     timeout: i32,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    let room = out.len().min(BATCH);
-    let mut n = sys::epoll_wait(epfd, &mut out[..room], timeout, mask)?;
-    let mut at = 0;
-    while at < n {
-        let event = out[at];
-        let Some(index) = untag(event.u64) else {
-            at += 1;
-            continue;
+    // Not into the program's array, which beyond its events must stay as it is.
+    let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+    let (mut n, mut timeout, mut mask) = (0, timeout, mask);
+    while n < out.len() {
+        let room = (out.len() - n).min(BATCH);
+        let got = match sys::epoll_wait(epfd, &mut batch[..room], timeout, mask) {
+            Ok(got) => got,
+            Err(_) if n > 0 => break,
+            Err(errno) => return Err(errno),
         };
-        // A tag of ours: not the program's to see.
-        n -= 1;
-        out[at] = out[n];
-        if index == BELL {
-            continue;
-        }
-        let _control = CONTROL.lock();
-        let mut list = set.list.lock();
-        if let Some(reg) = reg(index)
-            && reg.set.is_some_and(|other| core::ptr::eq(other, set))
-        {
-            if reg.managed {
-                reg.dirty = true;
-                // TCP's own edges count while TCP carries the bytes.
-                reg.edge |= event.events & !(libc::EPOLLOUT as u32) != 0
-                    || reg.conn.is_some_and(|conn| conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN);
-                push(&mut list, index);
-            } else if reg.events & ONESHOT == 0 || !reg.disarmed {
-                // Restored between the kernel's report and now: it reports again under the program's own word.
+        let before = n;
+        for event in &batch[..got] {
+            match untag(event.u64) {
+                None => {
+                    out[n] = *event;
+                    n += 1;
+                }
+                Some(BELL) => {}
+                Some(index) => tcp_news(set, index, event.events),
             }
         }
+        // Tags of ours took the place of what the kernel may have for the program.
+        if got < room || got == n - before {
+            break;
+        }
+        (timeout, mask) = (0, core::ptr::null());
+    }
+    if n == out.len() {
+        set.list.lock().kernel_filled = true;
     }
     Ok(n)
+}
+
+/// The kernel reports the TCP socket of a registration of ours.
+fn tcp_news(set: &'static Set, index: u32, events: u32) {
+    let _control = CONTROL.lock();
+    let mut list = set.list.lock();
+    // One that was restored just now is reported again, under the program's own word.
+    if let Some(reg) = reg(index)
+        && reg.managed
+        && reg.set.is_some_and(|other| core::ptr::eq(other, set))
+    {
+        reg.dirty = true;
+        // TCP's own edges count while TCP carries the bytes.
+        reg.edge |= events & !(libc::EPOLLOUT as u32) != 0
+            || reg.conn.is_some_and(|conn| conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN);
+        push(&mut list, index);
+    }
 }
 
 /// Arms everything, declares the sleep, looks once more, and waits in the kernel.
@@ -830,13 +884,19 @@ fn sleep(
             pop(&mut list, index);
             let Some(conn) = reg.conn.filter(|_| reg.managed && !reg.disarmed) else { continue };
             let level = look(reg, conn);
-            let stays = arm(set, reg, conn);
-            news |=
-                stays || level.settled || level.events & reg.events & !EDGE != 0 && reg.events & EDGE == 0;
+            let stays = arm(set, reg, conn, &level);
+            let wanted = reg.events | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+            let reported = reg.events & EDGE == 0 || reg.edge || level.is_fresh(reg.events, &reg.seen);
+            news |= stays || level.settled || level.events & wanted != 0 && reported;
             if level.full {
                 bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
             }
-            if stays || level.full || level.settled || level.keep_looking && reg.events & EDGE == 0 {
+            if stays
+                || level.full
+                || level.settled
+                || level.events & wanted != 0 && reported
+                || level.keep_looking && reg.events & EDGE == 0
+            {
                 push(&mut list, index);
             }
             if conn.block.refs.load(Ordering::Relaxed) > 1 {
@@ -868,29 +928,44 @@ fn sleep(
         list.sleepers -= 1;
         list.kernel_at = clock::ticks();
     }
+    if let Ok(n) = result
+        && n > 0
+        && has_lanes(set)
+    {
+        news(set);
+        let list = set.list.lock();
+        return Ok(n + scan(set, list, &mut out[n..]));
+    }
     result
 }
 
-/// Whether a poll() on the set's own descriptor would say readable: nested sets.
-pub fn readable(set: &'static Set) -> bool {
-    if set.managed.load(Ordering::SeqCst) == 0 {
-        return false;
+/// Somebody is about to wait for the set itself: its connections go back to TCP, for good. With no lock held.
+pub fn watch(set: &'static Set) {
+    // SeqCst: pairs with `take_over`, which looks after it has counted itself.
+    set.watched.store(true, Ordering::SeqCst);
+    let mut after = 0;
+    while set.managed.load(Ordering::SeqCst) > 0 {
+        let Some((index, conn, fd)) = managed_after(set, after) else { return };
+        conn::revoke_for_good(conn, fd, shunpike_wire::Reason::EpollSets);
+        after = index;
     }
-    news(set);
-    let list = set.list.lock();
-    let mut at = list.head;
-    while let Some(reg) = reg(at) {
-        if let Some(conn) = reg.conn.filter(|_| reg.managed && !reg.disarmed) {
-            let level = look(reg, conn);
-            let wanted = reg.events | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
-            let fresh = reg.events & EDGE == 0 || reg.edge || level.edge || level.produced != reg.seen;
-            if level.events & wanted != 0 && fresh {
-                return true;
-            }
-        }
-        at = reg.next_active;
-    }
-    false
+}
+
+fn managed_after(set: &'static Set, after: u32) -> Option<(u32, Conn, i32)> {
+    let control = CONTROL.lock();
+    (after + 1..=control.used).find_map(|index| {
+        let reg = reg(index)?;
+        let ours = reg.managed && reg.set.is_some_and(|other| core::ptr::eq(other, set));
+        reg.conn.filter(|_| ours).map(|conn| (index, conn, reg.fd))
+    })
+}
+
+/// Why the connection at `fd` must not come on a lane: what its sets are used for.
+pub fn bars(fd: i32) -> Option<shunpike_wire::Reason> {
+    let _control = CONTROL.lock();
+    let watched =
+        |index| reg(index).and_then(|reg| reg.set).is_some_and(|set| set.watched.load(Ordering::SeqCst));
+    indices(fd).any(watched).then_some(shunpike_wire::Reason::EpollSets)
 }
 
 /// Whether lanes are in the set.

@@ -65,11 +65,9 @@ fn poll_with(
                     slot.fd = -1;
                     lanes = true;
                 }
-                Entry::Set(set) if epoll::readable(set) => {
-                    one.revents = one.events & (libc::POLLIN | libc::POLLRDNORM);
-                    slot.fd = if one.revents != 0 { -1 } else { one.fd };
-                    others |= one.revents == 0;
-                    lanes = true;
+                Entry::Set(set) => {
+                    epoll::watch(set);
+                    others = true;
                 }
                 _ => others |= one.fd >= 0,
             }
@@ -142,7 +140,9 @@ fn take(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) -> usize {
 
 fn any_changed(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|one| match table::look(one.fd) {
-        Entry::Conn(conn) if ready::on_lane(conn) => ready::changed(conn, one.events as u16 as u32, 0),
+        Entry::Conn(conn) if ready::on_lane(conn) => {
+            ready::changed(conn, one.events as u16 as u32, &ready::Seen::NOTHING)
+        }
         _ => false,
     })
 }

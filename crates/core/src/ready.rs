@@ -2,30 +2,80 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::mode;
+use shunpike_shm::arena::{Block, mode};
 
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::{clock, conn, rx, tx};
 
-const IN: u32 = libc::EPOLLIN as u32;
-const OUT: u32 = libc::EPOLLOUT as u32;
+/// Bits of a readable connection.
+pub const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+/// Bits of a writable one.
+pub const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
 const TCP_NEWS: i16 = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
 
 /// A look's result.
 pub struct Level {
     /// Ready now, as EPOLL* bits (POLL* have the same values).
     pub events: u32,
-    /// Room again after a call that found none.
-    pub edge: bool,
-    /// Producer offset of the receiving lane: a change is an edge.
-    pub produced: u64,
+    /// What makes an edge, as it was before the look.
+    pub seen: Seen,
+    /// Where the directions ran when it ended.
+    pub modes: (u32, u32),
     /// A writer waits on a full ring: the grace runs.
     pub full: bool,
     /// TCP has a condition that stands (bytes, EOF, an error): look at it again next time.
     pub keep_looking: bool,
     /// Both directions are on TCP again: the kernel answers from now on.
     pub settled: bool,
+}
+
+/// What an edge-triggered report has told of: more than that is an edge.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// Producer offset of the receiving lane.
+    produced: u64,
+    /// Calls that have found no room.
+    starved: u32,
+}
+
+impl Seen {
+    /// Nothing was reported yet.
+    pub const NOTHING: Self = Self { produced: u64::MAX, starved: 0 };
+
+    fn of(block: &Block) -> Self {
+        let produced = rx::dmb(&block.rx).map_or(u64::MAX, |dmb| dmb.words().prod().offset());
+        Self { produced, starved: block.tx.starved.load(Ordering::Relaxed) }
+    }
+}
+
+impl Level {
+    /// Whether there is more than `seen`, among what `wanted` asks for.
+    pub fn is_fresh(&self, wanted: u32, seen: &Seen) -> bool {
+        wanted & IN != 0 && self.seen.produced != seen.produced
+            || wanted & self.events & OUT != 0 && self.seen.starved != seen.starved
+    }
+
+    /// Writes down that `events` were reported.
+    pub fn note(&self, events: u32, seen: &mut Seen) {
+        if events & IN != 0 {
+            seen.produced = self.seen.produced;
+        }
+        if events & OUT != 0 {
+            seen.starved = self.seen.starved;
+        }
+    }
+}
+
+/// Where the two directions run.
+pub fn modes(block: &Block) -> (u32, u32) {
+    (block.rx.mode.load(Ordering::Acquire), block.tx.mode.load(Ordering::Acquire))
+}
+
+/// Whether a registration for `wanted` waits until the peer makes room.
+pub fn waits_for_room(block: &Block, wanted: u32, seen: &Seen) -> bool {
+    wanted & OUT != 0 && (wanted & EDGE == 0 || block.tx.starved.load(Ordering::Relaxed) != seen.starved)
 }
 
 /// Looks at a connection. `wanted`: only those costs are paid; `tcp`: the socket may have news.
@@ -37,6 +87,8 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     if tx::asked_to_leave(&block.tx) {
         tx::revoke(conn, fd);
     }
+    // Before the look: what is published from here on is an edge that this look need not have found.
+    let seen = Seen::of(block);
     let mut readable = rx::readable(conn, fd);
     let on_tcp = |half: &shunpike_shm::arena::Half| half.mode.load(Ordering::Acquire) != mode::LANE;
     if tcp || on_tcp(&block.rx) || (on_tcp(&block.tx) && wanted & OUT != 0) {
@@ -61,23 +113,25 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
         keep_looking = shows & (TCP_NEWS | over) != 0;
     }
     if readable {
-        events |= IN;
+        events |= libc::EPOLLIN as u32;
     }
     let room = tx::has_room(&block.tx);
     let mut full = false;
     if !on_tcp(&block.tx) {
         if room {
-            events |= OUT;
+            events |= libc::EPOLLOUT as u32;
         } else if wanted & OUT != 0 {
             full = !tx::overflow(conn, fd);
         }
     }
-    let edge = events & OUT != 0 && block.tx.starved.load(Ordering::Relaxed) != 0;
-    let produced = rx::dmb(&block.rx).map_or(u64::MAX, |dmb| dmb.words().prod().offset());
-    let settled = block.unsettled.load(Ordering::Relaxed) != 0
-        && block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN
-        && block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN;
-    Level { events, edge, produced, full, keep_looking, settled }
+    for (bit, norm) in [(libc::EPOLLIN, libc::EPOLLRDNORM), (libc::EPOLLOUT, libc::EPOLLWRNORM)] {
+        if events & bit as u32 != 0 {
+            events |= norm as u32;
+        }
+    }
+    let modes = modes(block);
+    let settled = modes == (mode::PLAIN, mode::PLAIN) && block.unsettled.load(Ordering::Relaxed) != 0;
+    Level { events, seen, modes, full, keep_looking, settled }
 }
 
 /// Whether it is time again to ask the TCP socket how it is.
@@ -91,23 +145,19 @@ pub fn tcp_due(conn: Conn, fd: i32) -> bool {
     due
 }
 
-/// Whether a look could find something new: cheap, without locks. `seen`: producer offset last reported.
-pub fn changed(conn: Conn, wanted: u32, seen: u64) -> bool {
+/// Whether a look could find something new: cheap, without locks. TCP's part is the kernel's to tell.
+pub fn changed(conn: Conn, wanted: u32, seen: &Seen) -> bool {
     let _critical = critical();
     let block = conn.block;
-    if wanted & libc::EPOLLET as u32 != 0 {
-        let over = block.rx.mode.load(Ordering::Relaxed) != mode::GRANTED && rx::is_over(&block.rx);
-        let moved = rx::dmb(&block.rx).is_some_and(|dmb| dmb.words().prod().offset() != seen);
-        if over || moved && rx::has_news(&block.rx) {
-            return true;
-        }
-    } else if wanted & IN != 0 && rx::has_news(&block.rx) {
-        return true;
-    }
-    let waits = wanted & OUT != 0
-        && (wanted & libc::EPOLLET as u32 == 0 || block.tx.starved.load(Ordering::Relaxed) != 0);
-    tx::asked_to_leave(&block.tx)
-        || waits && block.tx.mode.load(Ordering::Relaxed) == mode::LANE && tx::has_room(&block.tx)
+    let now = Seen::of(block);
+    let readable = wanted & IN != 0
+        && block.rx.mode.load(Ordering::Acquire) != mode::PLAIN
+        && rx::has_news(&block.rx)
+        && (wanted & EDGE == 0 || now.produced != seen.produced || rx::is_drained(&block.rx));
+    let writable = waits_for_room(block, wanted, seen)
+        && block.tx.mode.load(Ordering::Acquire) == mode::LANE
+        && tx::has_room(&block.tx);
+    readable || writable || tx::asked_to_leave(&block.tx)
 }
 
 /// Whether the connection is answered from here.

@@ -416,11 +416,9 @@ pub fn readable(conn: Conn, fd: i32) -> bool {
     true
 }
 
-/// Whether the lane has ended: what is left is in the ring. Without the lock, inside a critical section.
-pub fn is_over(half: &Half) -> bool {
-    dmb(half).is_some_and(|dmb| {
-        dmb.words().prod().has(Cursor::END | Cursor::STOP) || dmb.words().cons().has(Cursor::TAKEN)
-    })
+/// Whether nothing of the ring is unread. Without the lock, inside a critical section.
+pub fn is_drained(half: &Half) -> bool {
+    dmb(half).is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
 }
 
 /// After the TCP socket showed news while the ring was empty: EOF and errors end the lane, bytes that the

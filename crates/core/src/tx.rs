@@ -420,8 +420,12 @@ impl Wait {
         let block = conn.block;
         let half = &block.tx;
         if self.dontwait || block.nonblock.load(Ordering::Relaxed) != 0 {
-            half.starved.store(1, Ordering::Relaxed);
-            return if overflow(conn, fd) { Ok(()) } else { Err(Errno::AGAIN) };
+            if overflow(conn, fd) {
+                return Ok(());
+            }
+            half.starved.fetch_add(1, Ordering::Relaxed);
+            crate::epoll::starved(fd);
+            return Err(Errno::AGAIN);
         }
         {
             let _critical = critical();

@@ -105,6 +105,10 @@ pub fn nominate(conn: Conn, fd: i32) {
     if block.refs.load(Ordering::Relaxed) > 1 {
         return postpone(block, Reason::Shared);
     }
+    if let Some(reason) = epoll::bars(fd) {
+        block.phase.store(phase::DONE, Ordering::Relaxed);
+        return conn::note(block, reason);
+    }
     let Some(id) = id_of(block) else { return postpone(block, Reason::Shared) };
     match proved(block, fd) {
         Proof::Equal => {}

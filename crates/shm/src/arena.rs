@@ -120,7 +120,7 @@ pub struct Half {
     pub debt_end: AtomicU64,
     /// Ticks at which the TCP socket was last asked how it is.
     pub checked: AtomicU64,
-    /// Send: a call found no room since the program was last told that there is some.
+    /// Send: calls that found no room (wrapping).
     pub starved: AtomicU32,
 }
 
