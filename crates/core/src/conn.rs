@@ -157,6 +157,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
     let block = conn.block;
     let plain = |half: &Half| half.mode.load(Ordering::Acquire) == mode::PLAIN;
     block.unsettled.store(0, Ordering::Relaxed);
+    tx::attend(conn, fd);
     if plain(&block.rx) && plain(&block.tx) {
         // A lane that was opened and never begun.
         let _guard = block.tx.lock.lock();
@@ -244,10 +245,12 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
+///
+/// A sender that ended its lane before we could ask has counted on our reading the ring to its end; bytes that
+/// stand there then are out of a foreign program's reach.
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     let block = conn.block;
     note(block, reason);
-    tx::revoke(conn, fd);
     {
         let _critical = critical();
         let _guard = block.rx.lock.lock();
@@ -262,6 +265,8 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
             }
         }
     }
+    // Only now: who finds our lane ended finds LEAVE, too.
+    tx::conclude(conn, fd);
     if let Some(link) = link::of(block) {
         // Our sender may be asleep, reading: it must look at what it sends.
         let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
@@ -284,16 +289,28 @@ pub fn before_exec() {
     }
 }
 
-/// At exit: what a forked process held, it holds no more.
+/// At exit: what the peer wants back goes out, unread bytes reset the connection as on TCP, and what a forked
+/// process held, it holds no more.
 pub fn at_exit() {
     for (fd, entry) in table::all() {
-        if let Entry::Conn(conn) = entry
-            && conn.block.refs.load(Ordering::Relaxed) > 1
-        {
+        let Entry::Conn(conn) = entry else { continue };
+        let _critical = critical();
+        if tx::asked_to_leave(&conn.block.tx) || tx::owes(&conn.block.tx) {
+            tx::conclude(conn, fd);
+        }
+        if conn.block.refs.load(Ordering::Relaxed) > 1 {
             table::take(fd);
             conn.block.release();
+        } else if ring_bytes(conn) > 0 {
+            reset_at_close(fd);
         }
     }
+}
+
+/// As TCP does with unread data: the peer gets a reset (RFC 1122, 4.2.2.13).
+fn reset_at_close(fd: i32) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
 }
 
 /// Closes all lanes of the process.
@@ -386,9 +403,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
             if let Some(dmb) = rx::dmb(&block.rx) {
                 let unread = dmb.words().prod().offset() != block.rx.cursor.load(Ordering::Relaxed);
                 if open && unread && block.rx.mode.load(Ordering::Relaxed) == mode::LANE {
-                    // As TCP does with unread data: the peer gets a reset (RFC 1122, 4.2.2.13).
-                    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-                    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+                    reset_at_close(fd);
                 }
                 let _ = dmb.words().flag(block.rx.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
                 wait::notify(block, dmb.words(), shunpike_shm::lane::Side::Writers);
@@ -397,9 +412,10 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
             lane_closed(conn, fd, &block.rx);
         }
     }
-    tx::revoke(conn, fd);
+    tx::conclude(conn, fd);
     {
         let _guard = block.tx.lock.lock();
+        block.tx.mode.store(mode::PLAIN, Ordering::Release);
         lane_closed(conn, fd, &block.tx);
     }
     let mut session = session::lock();
@@ -434,7 +450,7 @@ pub fn shutdown(fd: i32, how: i32) {
     let Some(conn) = table::conn(fd) else { return };
     session::pump_if_news();
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        tx::revoke(conn, fd);
+        tx::conclude(conn, fd);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         let _critical = critical();

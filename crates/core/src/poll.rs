@@ -165,7 +165,9 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> Option<
                 wait::declare(block, &block.rx, dmb.words(), Side::Readers, cq);
             }
         }
-        if one.events & (libc::POLLOUT | libc::POLLWRNORM) != 0 {
+        if tx::owes(&block.tx) {
+            events |= libc::POLLOUT;
+        } else if one.events & (libc::POLLOUT | libc::POLLWRNORM) != 0 {
             match tx::dmb(&block.tx).filter(|_| block.tx.mode.load(Ordering::Relaxed) == mode::LANE) {
                 Some(dmb) => {
                     wait::declare(block, &block.tx, dmb.words(), Side::Writers, cq);

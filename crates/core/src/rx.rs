@@ -12,7 +12,7 @@ use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Woken};
-use crate::{clock, process, session, sys};
+use crate::{clock, link, process, session, sys, tx};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -61,6 +61,11 @@ fn attempt(conn: Conn, fd: i32, iov: &[libc::iovec], flags: i32, real: impl FnOn
     let mut wait = Wait::new(flags);
     loop {
         if conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
+            if conn.block.tx.mode.load(Ordering::Relaxed) != mode::PLAIN
+                && let Err(errno) = wait.for_tcp(conn, fd)
+            {
+                return ended(&bufs, errno);
+            }
             return plain(conn, fd, &mut bufs, flags, real);
         }
         match step(conn, fd, &bufs, flags) {
@@ -459,6 +464,7 @@ impl Wait {
     fn more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
         let block = conn.block;
         let half = &block.rx;
+        tx::attend(conn, fd);
         if self.dontwait || block.nonblock.load(Ordering::Relaxed) != 0 {
             let now = clock::ticks();
             let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
@@ -484,20 +490,48 @@ impl Wait {
             let _critical = critical();
             let Some(dmb) = dmb(half) else { return Ok(()) };
             wait::declare(block, half, dmb.words(), Side::Readers, cq);
-            if has_news(half) {
+            if has_news(half) || tx::asked_to_leave(&block.tx) {
                 return Ok(());
             }
         }
+        if self.sleep(conn, fd)? == Woken::Tcp {
+            tcp_news(conn, fd);
+        }
+        Ok(())
+    }
+
+    /// Waits for TCP's bytes while the sending side is not on plain TCP: a sleep in the kernel's recv would not
+    /// hear that the peer wants back what we sent.
+    fn for_tcp(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        let block = conn.block;
+        loop {
+            tx::attend(conn, fd);
+            let waits = !self.dontwait && block.nonblock.load(Ordering::Relaxed) == 0;
+            if !waits || block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN || self.ask(conn, fd).is_err() {
+                return Ok(());
+            }
+            if let Some(link) = link::of(block) {
+                link.declare_sleep(wait::thread_cq());
+            }
+            let asked = {
+                let _critical = critical();
+                tx::asked_to_leave(&block.tx) || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
+            };
+            if !asked && self.sleep(conn, fd)? == Woken::Tcp && sys::poll_now(fd, NEWS) != 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sleeps until the doorbell or TCP. Errors: EAGAIN when the program's time is over, EINTR.
+    fn sleep(&mut self, conn: Conn, fd: i32) -> Result<Woken, Errno> {
         let remaining = conn::remaining(self.deadline)?;
         let restarts = conn::restarts_before();
-        match wait::sleep(block, fd, NEWS, remaining) {
-            Woken::Look => Ok(()),
-            Woken::Tcp => {
-                tcp_news(conn, fd);
-                Ok(())
-            }
+        let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
+        match wait::sleep(conn.block, fd, NEWS | owed, remaining) {
             Woken::Timeout => Err(Errno::AGAIN),
-            Woken::Interrupted => conn::interrupted(restarts, self.timeout.is_some()),
+            Woken::Interrupted => conn::interrupted(restarts, self.timeout.is_some()).map(|()| Woken::Look),
+            woken => Ok(woken),
         }
     }
 

@@ -111,7 +111,7 @@ fn attempt(conn: Conn, fd: i32, mut source: Source<'_>, flags: i32, real: impl F
     }
     let mut wait = Wait::new(flags);
     loop {
-        if conn.block.tx.mode.load(Ordering::Relaxed) != mode::LANE {
+        if conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN {
             return plain(conn, fd, &mut source, flags, real);
         }
         match step(conn, fd, &source) {
@@ -140,7 +140,7 @@ fn plain(conn: Conn, fd: i32, source: &mut Source<'_>, flags: i32, real: impl Fn
     let half = &conn.block.tx;
     loop {
         half.inflight.fetch_add(1, Ordering::SeqCst);
-        if half.mode.load(Ordering::SeqCst) != mode::LANE {
+        if half.mode.load(Ordering::SeqCst) == mode::PLAIN {
             break;
         }
         // A lane begins only with nobody inside, and does not look for those who are about to be: make room
@@ -202,9 +202,12 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
-    let Some(dmb) = dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
-        return Step::Again;
-    };
+    let Some(dmb) = dmb(half) else { return Step::Again };
+    match half.mode.load(Ordering::Relaxed) {
+        mode::LANE => {}
+        mode::DEBT if !pay(conn, fd, &dmb, guard.inherited) => return Step::Full,
+        _ => return Step::Again,
+    }
     let words = dmb.words();
     let generation = half.generation.load(Ordering::Relaxed);
     if guard.inherited {
@@ -311,48 +314,109 @@ pub fn asked_to_leave(half: &Half) -> bool {
         && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE))
 }
 
-/// Ends the lane, if there is one.
+/// Ends the lane, if there is one, and pays what is owed as far as TCP takes it now.
 pub fn revoke(conn: Conn, fd: i32) {
     let _critical = critical();
-    let _guard = conn.block.tx.lock.lock();
-    if conn.block.tx.mode.load(Ordering::Relaxed) == mode::LANE
-        && let Some(dmb) = dmb(&conn.block.tx)
-    {
-        end(conn, fd, &dmb);
+    let half = &conn.block.tx;
+    let guard = half.lock.lock();
+    let Some(dmb) = dmb(half) else { return };
+    match half.mode.load(Ordering::Relaxed) {
+        mode::LANE => end(conn, fd, &dmb),
+        mode::DEBT => {
+            pay(conn, fd, &dmb, guard.inherited);
+        }
+        _ => {}
     }
 }
 
-/// What the receiver has not read is ours again and goes out by TCP first. Under the send lock.
+/// What a thread must not sleep over, whatever it waits for: a receiver that left its lane gets by TCP what it
+/// has not read.
+#[inline]
+pub fn attend(conn: Conn, fd: i32) {
+    let asked = {
+        let _critical = critical();
+        asked_to_leave(&conn.block.tx)
+    };
+    if asked || owes(&conn.block.tx) {
+        revoke(conn, fd);
+    }
+}
+
+/// Whether bytes of a closed lane still wait for room in TCP.
+pub fn owes(half: &Half) -> bool {
+    half.mode.load(Ordering::Acquire) == mode::DEBT
+}
+
+/// Ends the lane before the stream's end, or before the descriptor is somebody else's: nothing may be owed after
+/// it. Waits for TCP's room no longer than the grace.
+pub fn conclude(conn: Conn, fd: i32) {
+    revoke(conn, fd);
+    if !owes(&conn.block.tx) {
+        return;
+    }
+    // No room for a ring's worth of bytes: the kernel may keep more than the program allowed, this once.
+    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &(dmb_size(conn) as i32));
+    let deadline =
+        conn::deadline(Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000));
+    loop {
+        revoke(conn, fd);
+        let Ok(left) = conn::remaining(deadline) else { return };
+        if !owes(&conn.block.tx) {
+            return;
+        }
+        let _ =
+            sys::poll(&mut [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }], left, core::ptr::null());
+    }
+}
+
+fn dmb_size(conn: Conn) -> u32 {
+    conn.block.tx.ring.load(Ordering::Relaxed)
+}
+
+/// What the receiver has not read is ours again and goes out by TCP before any other byte. Under the send lock.
 fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     let half = &conn.block.tx;
-    let generation = half.generation.load(Ordering::Relaxed);
-    if let Some((from, to)) = dmb.words().take_back(generation) {
-        let mut at = from;
-        // A receiver that lies about what it has read can make us resend at most the ring.
-        let to = to.min(from + dmb.size()).min(half.cursor.load(Ordering::Relaxed));
-        while at < to {
-            let (base, room) = dmb.span(at);
-            let iov = [libc::iovec { iov_base: base.cast(), iov_len: room.min((to - at) as usize) }];
-            match sys::send(fd, &iov, 0) {
-                Ok(n) => {
-                    at += n as u64;
-                    half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
-                }
-                Err(Errno::AGAIN) => {
-                    // Owed bytes cannot be left behind: wait for TCP's own room, as its buffers have it.
-                    let _ = sys::poll(
-                        &mut [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }],
-                        None,
-                        core::ptr::null(),
-                    );
-                }
-                Err(Errno::INTR) => {}
-                Err(_) => break,
+    let end = half.cursor.load(Ordering::Relaxed);
+    // A receiver that lies about what it has read can make us resend at most the ring.
+    let from = dmb
+        .words()
+        .take_back(half.generation.load(Ordering::Relaxed))
+        .map_or(end, |(from, _)| from.clamp(end.saturating_sub(dmb.size()), end));
+    half.other.store(from, Ordering::Relaxed);
+    half.mode.store(mode::DEBT, Ordering::Release);
+    wait::notify(conn.block, dmb.words(), Side::Readers);
+    pay(conn, fd, dmb, false);
+}
+
+/// Sends what is owed, as far as TCP takes it now; says whether nothing is owed any more. Under the send lock.
+/// `inherited`: its last holder may have died between a send and its count.
+fn pay(conn: Conn, fd: i32, dmb: &Dmb, inherited: bool) -> bool {
+    let half = &conn.block.tx;
+    if inherited && let Some(counts) = sys::counts(fd, conn::opener(conn.block)) {
+        half.tcp_bytes.store(counts.sent, Ordering::Relaxed);
+    }
+    let end = half.cursor.load(Ordering::Relaxed);
+    loop {
+        // No byte went by TCP from the lane's beginning to the take-back: what did since is what was paid.
+        let paid = half.tcp_bytes.load(Ordering::Relaxed) - half.start.load(Ordering::Relaxed);
+        let at = half.other.load(Ordering::Relaxed) + paid;
+        if at >= end {
+            break;
+        }
+        let (base, room) = dmb.span(at);
+        let iov = [libc::iovec { iov_base: base.cast(), iov_len: room.min((end - at) as usize) }];
+        match sys::send(fd, &iov, libc::MSG_DONTWAIT) {
+            Ok(n) => {
+                half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
             }
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return false,
+            // The connection is broken: the program's next call hears of it from TCP.
+            Err(_) => break,
         }
     }
-    wait::notify(conn.block, dmb.words(), Side::Readers);
     leave_plain(conn, fd);
+    true
 }
 
 /// Plain TCP again. Under the send lock.
@@ -364,7 +428,7 @@ fn leave_plain(conn: Conn, fd: i32) {
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
 pub fn has_room(half: &Half) -> bool {
-    room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb))
+    !owes(half) && room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb))
 }
 
 fn room(half: &Half) -> Option<(u64, Dmb)> {
@@ -386,7 +450,7 @@ pub fn overflow(conn: Conn, fd: i32) -> bool {
     let half = &conn.block.tx;
     let _critical = critical();
     let _guard = half.lock.lock();
-    let Some((free, dmb)) = room(half) else { return true };
+    let Some((free, dmb)) = room(half) else { return !owes(half) };
     let now = clock::ticks();
     let since = half.full_since.load(Ordering::Relaxed);
     let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
@@ -443,7 +507,10 @@ impl Wait {
             return Ok(());
         }
         let cq = wait::thread_cq();
-        {
+        let mut events = libc::POLLRDHUP;
+        if owes(half) {
+            events |= libc::POLLOUT;
+        } else {
             let _critical = critical();
             let Some(dmb) = dmb(half) else { return Ok(()) };
             wait::declare(block, half, dmb.words(), Side::Writers, cq);
@@ -457,7 +524,7 @@ impl Wait {
         let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000 + 1;
         let restarts = conn::restarts_before();
         let nap = remaining.map_or(grace, |left| left.min(grace));
-        match wait::sleep(block, fd, libc::POLLRDHUP, Some(nap)) {
+        match wait::sleep(block, fd, events, Some(nap)) {
             Woken::Look => Ok(()),
             Woken::Tcp => {
                 half.checked.store(0, Ordering::Relaxed);

@@ -73,7 +73,7 @@ pub mod mode {
     pub const GRANTED: u32 = 1;
     /// On the lane.
     pub const LANE: u32 = 2;
-    /// Receive only: the sender took its bytes back; they come by TCP.
+    /// The sender took its bytes back: they go by TCP before all others.
     pub const DEBT: u32 = 3;
 }
 
