@@ -84,9 +84,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     let block = conn.block;
     let mut events = 0;
     let mut keep_looking = false;
-    if tx::asked_to_leave(&block.tx) {
-        tx::revoke(conn, fd);
-    }
+    tx::attend(conn, fd);
     // Before the look: what is published from here on is an edge that this look need not have found.
     let seen = Seen::of(block);
     let mut readable = rx::readable(conn, fd);
