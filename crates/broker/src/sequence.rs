@@ -41,15 +41,16 @@ pub struct SequenceReader {
 }
 
 impl SequenceReader {
-    /// Loads the programs. `own` is any socket of ours. Errors: not privileged, or no BPF.
-    pub fn new(own: BorrowedFd<'_>) -> Result<Self, Error> {
+    /// Loads the programs. Errors: not privileged, or no BPF.
+    pub fn new() -> Result<Self, Error> {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
         let netns = rustix::fs::open("/proc/self/ns/net", flags, rustix::fs::Mode::empty())?;
+        let own = std::os::unix::net::UnixDatagram::unbound()?;
         Ok(Self {
             v4: load(&program(V4_TUPLE))?,
             v6: load(&program(V6_TUPLE))?,
             netns,
-            netns_cookie: crate::facts::netns_cookie(own),
+            netns_cookie: crate::facts::netns_cookie(own.as_fd()),
         })
     }
 
@@ -312,8 +313,7 @@ mod tests {
     /// Without privilege there is nothing to test but that it is said so.
     #[test]
     fn two_ends_have_mirrored_numbers_whatever_was_sent() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let reader = match SequenceReader::new(listener.as_fd()) {
+        let reader = match SequenceReader::new() {
             Ok(reader) => reader,
             Err(error) => {
                 assert!(!rustix::process::geteuid().is_root(), "root cannot load the program: {error}");

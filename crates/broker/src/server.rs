@@ -85,13 +85,14 @@ impl Server {
             knobs.fd().try_clone_to_owned().map_err(|error| BrokerError::System { what: "dup", error })?;
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system_failed("make an epoll instance"))?;
-        let listener = place.listen(if config.private { 0o600 } else { 0o666 })?;
-        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
-            .map_err(system_failed("wait for clients"))?;
-        let sequences = SequenceReader::new(listener.as_fd());
+        let sequences = SequenceReader::new();
         if let Err(error) = &sequences {
             tracing::info!(%error, "no sequence numbers: nothing is matched through NAT");
         }
+        // Last: whoever finds the socket finds a broker that is ready.
+        let listener = place.listen(if config.private { 0o600 } else { 0o666 })?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
+            .map_err(system_failed("wait for clients"))?;
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
         let mut exchange = Exchange::new(Box::new(device), config.private);
         if !config.private {
