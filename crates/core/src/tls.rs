@@ -16,6 +16,8 @@ pub struct Thread {
     pub handled: AtomicU32,
     /// Process that made the fields below; another one (fork) must make its own.
     pub owner: AtomicU32,
+    /// vfork was called and this may be its child, which shares our memory: 1 until found otherwise.
+    pub vforked: AtomicU32,
     /// Private epoll instance with the thread's doorbell, plus one; 0 none.
     pub sleeper: AtomicU32,
     /// CQ of this thread plus one; 0 none.

@@ -1,9 +1,9 @@
-//! exec and fork. The exec family only needs a look before it: each name is a stub that calls `before_exec`
-//! and jumps on with all arguments, however many, as they are.
+//! exec and fork. The exec family only needs a look before it, and vfork returns twice: each name is a stub that
+//! calls its look and jumps on with all arguments, however many, as they are.
 
 use core::ffi::{c_int, c_void};
 
-use shunpike_core::{conn, process};
+use shunpike_core::{conn, process, tls};
 
 use crate::real::Real;
 use crate::start;
@@ -16,8 +16,14 @@ extern "C" fn before_exec(which: usize) -> *mut c_void {
     REALS.get(which).map_or(core::ptr::null_mut(), Real::address)
 }
 
+/// Before vfork(): the child runs on our memory, thread state included, until it execs.
+extern "C" fn before_vfork(which: usize) -> *mut c_void {
+    tls::thread().vforked.store(1, core::sync::atomic::Ordering::Relaxed);
+    REALS.get(which).map_or(core::ptr::null_mut(), Real::address)
+}
+
 macro_rules! stubs {
-    ($($which:literal $name:ident,)*) => {
+    ($($which:literal $name:ident $look:ident,)*) => {
         static REALS: [Real; [$($which),*].len()] = [$(
             Real::new(match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                 Ok(name) => name,
@@ -25,7 +31,7 @@ macro_rules! stubs {
             })
         ),*];
         $(
-            #[doc = concat!(stringify!($name), "(3), after a look at what it takes along.")]
+            #[doc = concat!(stringify!($name), "(3), after a look.")]
             ///
             /// # Safety
             /// As libc's function of that name.
@@ -38,7 +44,7 @@ macro_rules! stubs {
                     "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
                     "mov edi, {which}", "call {look}", "mov r11, rax",
                     "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi", "jmp r11",
-                    which = const $which, look = sym before_exec,
+                    which = const $which, look = sym $look,
                 )
             }
         )*
@@ -46,7 +52,16 @@ macro_rules! stubs {
 }
 
 stubs! {
-    0 execve, 1 execv, 2 execvp, 3 execvpe, 4 execl, 5 execlp, 6 execle, 7 fexecve, 8 execveat,
+    0 execve before_exec,
+    1 execv before_exec,
+    2 execvp before_exec,
+    3 execvpe before_exec,
+    4 execl before_exec,
+    5 execlp before_exec,
+    6 execle before_exec,
+    7 fexecve before_exec,
+    8 execveat before_exec,
+    9 vfork before_vfork,
 }
 
 hooks! {

@@ -75,7 +75,17 @@ extern "C" fn thread_ends(_: *mut c_void) {
 }
 
 /// Whether this is a vfork child, which shares our memory but has descriptors of its own: what it closes or
-/// duplicates is not ours. (A forked child has been through `in_child`.)
+/// duplicates is not ours. (A forked child has been through `in_child`.) Costs a load on a thread that has not
+/// called vfork since it last asked.
 pub fn foreign_process() -> bool {
-    process::enabled() && process::pid() != shunpike_core::sys::pid()
+    let vforked = &tls::thread().vforked;
+    if vforked.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    let foreign = process::enabled() && process::pid() != shunpike_core::sys::pid();
+    if !foreign {
+        // The parent again.
+        vforked.store(0, Ordering::Relaxed);
+    }
+    foreign
 }
