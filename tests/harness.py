@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -73,13 +74,13 @@ class Broker:
         self.proc.kill()
 
     def holdings(self):
-        """Open descriptors, and memory shared with others."""
-        process = Path(f"/proc/{self.proc.pid}")
-        return len(list((process / "fd").iterdir())), (process / "maps").read_text().count("/memfd:")
+        """What programs give to a broker: sockets, memory, doorbells; open, and mapped."""
+        links = (os.readlink(path) for path in Path(f"/proc/{self.proc.pid}/fd").iterdir())
+        mapped = Path(f"/proc/{self.proc.pid}/maps").read_text().count("/memfd:")
+        return [mapped, *sorted(link.split(":")[0] for link in links if re.match(r"/memfd:|socket:|anon_inode:\[eventfd", link))]
 
     def what_it_holds(self):
-        links = sorted(os.readlink(path) for path in Path(f"/proc/{self.proc.pid}/fd").iterdir())
-        return f"{self.name} lets go of ended programs' memory and sockets: {self.at_first} at first, now {links}"
+        return f"{self.name} lets go of ended programs: {self.at_first} at first, now {self.holdings()}"
 
     def stats(self):
         return Stats.parse(self.tool("stats", "--json"))
@@ -119,11 +120,11 @@ class World:
 
     @staticmethod
     def foreign_files():
-        """What a program under Shunpike could leave outside of the test's own directory."""
-        names = {str(path) for path in Path("/dev/shm").iterdir()}
-        for place in ("/tmp", "/run", f"/run/user/{os.getuid()}"):
-            names |= {str(path) for path in Path(place).glob("*shunpike*") if not path.name.startswith(SCRATCH)}
-        return names
+        """What Shunpike could leave outside of the test's own directory. Other tests and benchmarks may run meanwhile."""
+        others = (SCRATCH, "shunpike-bench-", "PostgreSQL.")
+        places = [("/dev/shm", "*"), ("/tmp", "*shunpike*"), ("/run", "*shunpike*"), (f"/run/user/{os.getuid()}", "*shunpike*")]
+        found = (path for place, pattern in places for path in Path(place).glob(pattern))
+        return {str(path) for path in found if not path.name.startswith(others)}
 
     def become(self, user):
         """Runs everything from now on as `user`, from copies of the artefacts that any user may read."""

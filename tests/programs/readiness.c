@@ -37,9 +37,8 @@ static void say_state(const char *when, int fd) {
     struct epoll_event event = {EVERY, {.fd = fd}};
     int set = epoll_create1(EPOLL_CLOEXEC);
     epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
-    event.events = 0;
     count = epoll_wait(set, &event, 1, 0);
-    say("%s: epoll %d %s", when, count, names(event.events));
+    say("%s: epoll %d %s", when, count, count > 0 ? names(event.events) : "");
     close(set);
 }
 
