@@ -35,9 +35,13 @@ const BATCH: usize = 128;
 const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
 /// Tag of the doorbell, in place of a registration's index.
 const BELL: u32 = u32::MAX;
+const INDEX_BITS: u32 = 20;
+const TURNS: u32 = 1 << (32 - INDEX_BITS);
+const _: () = assert!(REGS < 1 << INDEX_BITS);
 
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
 /// An epoll set of the program. 64-byte aligned: the table keeps its address beside a kind.
 #[repr(align(64))]
@@ -81,6 +85,8 @@ struct Reg {
     listed: bool,
     prev_active: u32,
     next_active: u32,
+    /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
+    turn: u32,
     /// A one-shot that has fired.
     disarmed: bool,
     /// Looks without news.
@@ -103,7 +109,7 @@ static CONTROL: Mutex<Control> = Mutex::new(Control { free: 0, used: 0 });
 static POOL: AtomicPtr<UnsafeCell<Reg>> = AtomicPtr::new(core::ptr::null_mut());
 static SETS_AT: [Set; SETS] = [const { Set::new() }; SETS];
 static NEXT_SET: AtomicUsize = AtomicUsize::new(0);
-/// Upper half of our tags; no data word of the program has it.
+/// See [`cookie`]; 0 before the first tag.
 static COOKIE: AtomicU32 = AtomicU32::new(0);
 
 impl Set {
@@ -139,13 +145,34 @@ fn reg(index: u32) -> Option<&'static mut Reg> {
     Some(unsafe { &mut *(*pool.add(index as usize - 1)).get() })
 }
 
-fn tag(index: u32) -> u64 {
-    u64::from(COOKIE.load(Ordering::Relaxed)) << 32 | u64::from(index)
+/// Our word in the kernel for a registration: cookie (32 bits) | turn (12) | index (20).
+fn tag(index: u32, turn: u32) -> u64 {
+    u64::from(cookie()) << 32 | u64::from(turn << INDEX_BITS | index)
 }
 
+fn bell_tag() -> u64 {
+    u64::from(cookie()) << 32 | u64::from(BELL)
+}
+
+/// Index and turn, or the doorbell's word, of a tag of ours.
 fn untag(data: u64) -> Option<u32> {
     let cookie = COOKIE.load(Ordering::Relaxed);
     (cookie != 0 && (data >> 32) as u32 == cookie).then_some(data as u32)
+}
+
+/// Upper half of our tags: no pointer's and no small number's, positive or negative.
+fn cookie() -> u32 {
+    let cookie = COOKIE.load(Ordering::Relaxed);
+    if cookie != 0 {
+        return cookie;
+    }
+    let mut bytes = [0u8; 4];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
+    let fresh = (u32::from_ne_bytes(bytes) ^ clock::ticks() as u32) & 0xbfff_ffff | 0x8000_0000;
+    match COOKIE.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => fresh,
+        Err(other) => other,
+    }
 }
 
 /// epoll_create() returned `epfd`.
@@ -239,75 +266,71 @@ fn change(
     event: Option<libc::epoll_event>,
 ) -> Option<Result<usize, Errno>> {
     let mut control = CONTROL.lock();
-    if let Some(event) = event
-        && untag(event.u64).is_some()
-    {
-        // A program's word that looks like a tag: take another cookie while no tag is out.
-        if SETS_AT.iter().all(|set| set.managed.load(Ordering::Relaxed) == 0) {
-            COOKIE.store(0, Ordering::Relaxed);
-        }
-    }
+    let known = find(set, fd).and_then(|index| Some((index, reg(index)?)));
     let result = match (op, event) {
-        (libc::EPOLL_CTL_ADD, Some(event)) if parked(set, fd).is_some() => {
-            if let Some((index, reg)) = parked(set, fd) {
+        (libc::EPOLL_CTL_ADD, Some(mut event)) => match known {
+            Some((index, reg)) if reg.parked && event.events & EXCLUSIVE == 0 => {
                 reg.parked = false;
                 rearm(set, index, reg, event);
+                Ok(0)
             }
-            Ok(0)
-        }
-        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if parked(set, fd).is_some() => Err(Errno::NOENT),
-        (libc::EPOLL_CTL_ADD, Some(mut event)) => {
-            let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
-            if done.is_ok() {
-                add(&mut control, set, fd, conn, event);
-            }
-            done
-        }
-        (libc::EPOLL_CTL_MOD, Some(mut event)) => {
-            match find(set, fd).and_then(|index| Some((index, reg(index)?))) {
-                Some((index, reg)) if reg.managed => {
-                    rearm(set, index, reg, event);
-                    Ok(0)
+            known => {
+                if let Some((index, _)) = known.filter(|(_, reg)| reg.parked) {
+                    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
+                    remove(&mut control, index, fd);
                 }
-                known => {
-                    let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
-                    if done.is_ok()
-                        && let Some((_, reg)) = known
-                    {
-                        reg.events = event.events;
-                        reg.data = event.u64;
+                let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
+                if done.is_ok() {
+                    // One that we still know was closed behind our back.
+                    if let Some(index) = find(set, fd) {
+                        remove(&mut control, index, fd);
                     }
-                    done
+                    add(&mut control, set, fd, conn, event);
                 }
+                done
             }
+        },
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _)
+            if known.as_ref().is_some_and(|(_, reg)| reg.parked) =>
+        {
+            Err(Errno::NOENT)
         }
-        (libc::EPOLL_CTL_DEL, _) if find(set, fd).and_then(reg).is_some_and(|reg| reg.managed) => {
-            if let Some((index, reg)) = find(set, fd).and_then(|index| Some((index, reg(index)?))) {
+        (libc::EPOLL_CTL_MOD, Some(mut event)) => match known {
+            Some((_, reg)) if (event.events | reg.events) & EXCLUSIVE != 0 => Err(Errno::INVAL),
+            Some((index, reg)) if reg.managed => {
+                rearm(set, index, reg, event);
+                Ok(0)
+            }
+            Some((index, reg)) => {
+                let before = (reg.events, reg.data, reg.disarmed);
+                (reg.events, reg.data, reg.disarmed) = (event.events, event.u64, false);
+                let done = tell_kernel(reg, index);
+                if done.is_err() {
+                    (reg.events, reg.data, reg.disarmed) = before;
+                }
+                done
+            }
+            None => sys::epoll_ctl(epfd, op, fd, Some(&mut event)),
+        },
+        (libc::EPOLL_CTL_DEL, _) => match known {
+            Some((index, reg)) if reg.managed => {
                 let mut list = set.list.lock();
                 reg.parked = true;
                 reg.disarmed = true;
                 pop(&mut list, index);
+                Ok(0)
             }
-            Ok(0)
-        }
-        (libc::EPOLL_CTL_DEL, _) => {
-            let done = sys::epoll_ctl(epfd, op, fd, None);
-            if done.is_ok()
-                && let Some(index) = find(set, fd)
-            {
-                remove(&mut control, index, fd);
+            known => {
+                let done = sys::epoll_ctl(epfd, op, fd, None);
+                if let (Ok(_), Some((index, _))) = (&done, known) {
+                    remove(&mut control, index, fd);
+                }
+                done
             }
-            done
-        }
+        },
         _ => return None,
     };
     Some(result)
-}
-
-/// The registration of `fd` that the program has deleted and the kernel still has.
-fn parked(set: &'static Set, fd: i32) -> Option<(u32, &'static mut Reg)> {
-    let index = find(set, fd)?;
-    reg(index).filter(|reg| reg.parked).map(|reg| (index, reg))
 }
 
 /// New wishes for a registration on a lane: in the kernel it stands as ever, only our side of it changes.
@@ -348,6 +371,7 @@ fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, ev
         listed: false,
         prev_active: 0,
         next_active: 0,
+        turn: (reg.turn + 1) % TURNS,
         disarmed: false,
         quiet: 0,
         dirty: false,
@@ -356,7 +380,9 @@ fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, ev
     };
     head.store(index, Ordering::Relaxed);
     if conn.is_some_and(on_lane) {
-        take_over(index);
+        take_over(control, index);
+    } else if event.events & ONESHOT != 0 {
+        let _ = tell_kernel(reg, index);
     }
 }
 
@@ -460,29 +486,25 @@ pub fn forget(fd: i32) {
 
 /// A connection comes on a lane: its registrations are answered from here.
 pub fn manage(conn: Conn, fd: i32) {
-    let _control = CONTROL.lock();
+    let mut control = CONTROL.lock();
     for index in indices(fd) {
         if let Some(reg) = reg(index) {
             reg.conn = Some(conn);
         }
-        take_over(index);
+        take_over(&mut control, index);
     }
 }
 
-/// Under CONTROL.
-fn take_over(index: u32) {
+fn take_over(control: &mut Control, index: u32) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set else { return };
-    if COOKIE.load(Ordering::Relaxed) == 0 {
-        COOKIE.store(fresh_cookie(), Ordering::Relaxed);
-    }
-    let epfd = set.epfd.load(Ordering::Relaxed);
     if !reg.managed {
         reg.managed = true;
         set.managed.fetch_add(1, Ordering::SeqCst);
         if set.cq.load(Ordering::Relaxed) == 0 {
             let cq = process::next_cq();
-            if wait::add_doorbell(epfd, cq, tag(BELL)).is_ok() {
+            let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
+            if matches!(added, Ok(()) | Err(Errno::EXIST)) {
                 set.cq.store(u32::from(cq) + 1, Ordering::Release);
             }
         }
@@ -493,16 +515,39 @@ fn take_over(index: u32) {
         reg.edge = true;
         push(&mut list, index);
     }
-    let mut tagged = libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index) };
-    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd, Some(&mut tagged));
+    if tell_kernel(reg, index).is_err() {
+        // Closed behind our back, the kernel has it no more.
+        let fd = reg.fd;
+        return remove(control, index, fd);
+    }
     // A thread that sleeps there has not armed this connection.
     ring(set);
 }
 
-fn fresh_cookie() -> u32 {
-    let mut bytes = [0u8; 4];
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
-    (u32::from_ne_bytes(bytes) ^ clock::ticks() as u32).max(1) | 0x8000_0000
+/// What stands in the kernel for a registration.
+///
+/// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
+/// a lane before the program has armed it again.
+fn in_kernel(reg: &Reg, index: u32) -> libc::epoll_event {
+    match reg.events {
+        _ if reg.managed => libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn) },
+        events if events & ONESHOT == 0 => libc::epoll_event { events, u64: reg.data },
+        _ if reg.disarmed => libc::epoll_event { events: ONESHOT, u64: tag(index, reg.turn) },
+        events => libc::epoll_event { events, u64: tag(index, reg.turn) },
+    }
+}
+
+/// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)).
+fn tell_kernel(reg: &mut Reg, index: u32) -> Result<usize, Errno> {
+    let Some(set) = reg.set else { return Err(Errno::NOENT) };
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    reg.turn = (reg.turn + 1) % TURNS;
+    let mut event = in_kernel(reg, index);
+    if reg.events & EXCLUSIVE == 0 {
+        return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd, Some(&mut event));
+    }
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, reg.fd, None)?;
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, reg.fd, Some(&mut event))
 }
 
 /// A connection is on TCP again: its registrations are the kernel's, as the program made them.
@@ -519,9 +564,7 @@ pub fn restore(fd: i32) {
         reg.managed = false;
         set.managed.fetch_sub(1, Ordering::SeqCst);
         unlist(set, index);
-        let events = if reg.disarmed { ONESHOT } else { reg.events };
-        let mut event = libc::epoll_event { events, u64: reg.data };
-        let _ = sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, fd, Some(&mut event));
+        let _ = tell_kernel(reg, index);
     }
 }
 
@@ -832,7 +875,12 @@ fn kernel(
                     n += 1;
                 }
                 Some(BELL) => {}
-                Some(index) => tcp_news(set, index, event.events),
+                Some(word) => {
+                    if let Some(event) = tcp_news(set, word, event.events) {
+                        out[n] = event;
+                        n += 1;
+                    }
+                }
             }
         }
         // Tags of ours took the place of what the kernel may have for the program.
@@ -847,21 +895,26 @@ fn kernel(
     Ok(n)
 }
 
-/// The kernel reports the TCP socket of a registration of ours.
-fn tcp_news(set: &'static Set, index: u32, events: u32) {
+/// The kernel reports the TCP socket of a registration that has our tag. Returns what the program is to see of it.
+fn tcp_news(set: &'static Set, word: u32, events: u32) -> Option<libc::epoll_event> {
+    let (index, turn) = (word & ((1 << INDEX_BITS) - 1), word >> INDEX_BITS);
     let _control = CONTROL.lock();
     let mut list = set.list.lock();
-    // One that was restored just now is reported again, under the program's own word.
-    if let Some(reg) = reg(index)
-        && reg.managed
-        && reg.set.is_some_and(|other| core::ptr::eq(other, set))
-    {
+    let reg = reg(index).filter(|reg| reg.turn == turn)?;
+    if !reg.set.is_some_and(|other| core::ptr::eq(other, set)) {
+        return None;
+    }
+    if reg.managed {
         reg.dirty = true;
         // TCP's own edges count while TCP carries the bytes.
         reg.edge |= events & !(libc::EPOLLOUT as u32) != 0
             || reg.conn.is_some_and(|conn| conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN);
         push(&mut list, index);
+        return None;
     }
+    // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
+    let fires = !core::mem::replace(&mut reg.disarmed, true);
+    fires.then_some(libc::epoll_event { events, u64: reg.data })
 }
 
 /// Arms everything, declares the sleep, looks once more, and waits in the kernel.

@@ -22,7 +22,7 @@ use crate::table::{self, Conn};
 use crate::{clock, device, epoll, link, process, sys};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
-const MOST: usize = 64;
+const MOST: usize = 256;
 /// How long the peer may take for each answer, as in the kernel (CLC_WAIT_TIME, net/smc/smc_clc.h).
 const TIMEOUT_US: u64 = 6_000_000;
 /// A connection that got no lane is nominated again after this long, doubled with each try.
