@@ -257,10 +257,128 @@ static void inherited_client(int fd) {
     tell();
 }
 
+/* -- interest in one kind only, and two ends of it: no event that was not asked for, none lost -- */
+static void asked_server(int fd) {
+    await();
+    send_all(fd, data, 100);
+    tell(), await();
+    shutdown(fd, SHUT_WR);
+    tell(), await();
+}
+
+static double cpu_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static void asked_client(int fd) {
+    int out = set_with(fd, EPOLLOUT | EPOLLET), in = set_with(fd, EPOLLIN | EPOLLET), hang = set_with(fd, EPOLLRDHUP);
+    int alone = set_with(fd, EPOLLIN | EPOLLEXCLUSIVE), normal = set_with(fd, EPOLLRDNORM);
+    struct epoll_event event = {EPOLLIN, {.fd = fd}};
+    say_wait("out", out), say_wait("in", in), say_wait("hang", hang), say_wait("alone", alone);
+    say("modify the exclusive: %s", outcome(epoll_ctl(alone, EPOLL_CTL_MOD, fd, &event)));
+    tell(), await();
+    say_wait("out, on bytes", out), say_wait("in, on bytes", in), say_wait("hang, on bytes", hang);
+    say_wait("alone, on bytes", alone), say_wait("normal, on bytes", normal);
+    double before = cpu_seconds();
+    say("out, a wait in vain: %d", epoll_wait(out, &event, 1, 300));
+    say("in, a wait in vain: %d", epoll_wait(in, &event, 1, 300));
+    say("asleep in vain: %d", cpu_seconds() - before < 0.1);
+    tell(), await();
+    say_wait("hang, half closed", hang), say_wait("alone, half closed", alone);
+    before = cpu_seconds();
+    while (epoll_wait(in, &event, 1, 300) > 0) {}
+    say("asleep in vain: %d", cpu_seconds() - before < 0.1);
+    recv_all(fd, data, 100);
+    say("end: %s", outcome(recv(fd, data, 1, 0)));
+    tell();
+}
+
+/* -- waits that end without news: by time, to the nanosecond's unit, and by a signal -- */
+static void elapsing_server(int fd) {
+    await();
+    send_all(fd, data, 1);
+}
+
+static void note_signal(int number) {
+    (void)number;
+}
+
+static void *interrupt_later(void *thread) {
+    usleep(100000);
+    pthread_kill(*(pthread_t *)thread, SIGUSR1);
+    return NULL;
+}
+
+static void elapsing_client(int fd) {
+    int set = set_with(fd, EPOLLIN);
+    struct epoll_event event;
+    int64_t begin = now_ms();
+    say("epoll: %d", epoll_wait(set, &event, 1, 150));
+    say("after its time: %d", now_ms() - begin >= 150 && now_ms() - begin < 2000);
+    struct timespec brief = {0, 200000};
+    begin = now_ms();
+    say("brief: %d", epoll_pwait2(set, &event, 1, &brief, NULL));
+    say("at once: %d", now_ms() - begin < 1000);
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &action, NULL);
+    pthread_t self = pthread_self(), other;
+    pthread_create(&other, NULL, interrupt_later, &self);
+    say("interrupted: %s", outcome(epoll_wait(set, &event, 1, 10000)));
+    pthread_join(other, NULL);
+    struct pollfd entry = {fd, POLLIN, 0};
+    pthread_create(&other, NULL, interrupt_later, &self);
+    say("interrupted: %s", outcome(poll(&entry, 1, 10000)));
+    pthread_join(other, NULL);
+    tell();
+    say("then: %d", epoll_wait(set, &event, 1, 10000));
+}
+
+/* -- two threads in one set: bytes wake one of them, whichever went back to the program before -- */
+static void shared_server(int fd) {
+    for (int i = 0; i < 20; i++) {
+        await();
+        send_all(fd, data, 1);
+    }
+    await();
+}
+
+static int shared_set, woken;
+static void *wait_in_set(void *argument) {
+    struct epoll_event event;
+    int fd = *(int *)argument;
+    for (;;) {
+        if (epoll_wait(shared_set, &event, 1, -1) != 1) die("epoll_wait");
+        char byte;
+        ssize_t got = recv(fd, &byte, 1, MSG_DONTWAIT);
+        if (got == 0) return NULL;
+        if (got < 0) continue;
+        int count = __atomic_add_fetch(&woken, 1, __ATOMIC_SEQ_CST);
+        event = (struct epoll_event){EPOLLIN | EPOLLET | EPOLLONESHOT, {.fd = fd}};
+        if (count == 20) shutdown(fd, SHUT_RDWR);
+        if (epoll_ctl(shared_set, EPOLL_CTL_MOD, fd, &event)) die("epoll_ctl");
+        if (count < 20) tell();
+    }
+}
+
+static void shared_client(int fd) {
+    pthread_t threads[2];
+    shared_set = set_with(fd, EPOLLIN | EPOLLET | EPOLLONESHOT);
+    for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, wait_in_set, &fd);
+    tell();
+    /* the one that is told of the end leaves; the other one is not */
+    while (__atomic_load_n(&woken, __ATOMIC_SEQ_CST) < 20) usleep(1000);
+    say("woken: %d", woken);
+    tell();
+}
+
 static const struct bed_case cases[] = {
     {"states", states_server, states_client},          {"edges", edges_server, edges_client},
     {"room", room_server, room_client},                {"mixed", mixed_server, mixed_client},
-    {"inherited", inherited_server, inherited_client}, {NULL, NULL, NULL},
+    {"inherited", inherited_server, inherited_client}, {"asked", asked_server, asked_client},
+    {"elapsing", elapsing_server, elapsing_client},    {"shared", shared_server, shared_client},
+    {NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv) {

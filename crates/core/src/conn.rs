@@ -70,9 +70,36 @@ pub fn watch(fd: i32, server: bool, nonblock: bool) {
 pub fn stale(fd: i32, entry: Entry) {
     match entry {
         Entry::Conn(conn) => drop_end(conn, fd, false),
-        Entry::Set(set) => epoll::close(set),
+        Entry::Set(set) => epoll::close(set, fd),
         Entry::None | Entry::Socket | Entry::Internal => {}
     }
+}
+
+/// The connection with its state in our own arena, which is where the broker looks: one that was accepted
+/// before a fork and is ours alone since moves over. `None` when no block is free.
+pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
+    let old = conn.block;
+    if process::index(old).is_some() {
+        return Some(conn);
+    }
+    let block = process::allocate()?;
+    let server = !opener(old);
+    block.role.store(u8::from(server), Ordering::Relaxed);
+    block.nonblock.store(old.nonblock.load(Ordering::Relaxed), Ordering::Relaxed);
+    block.fd.store(fd as u32, Ordering::Relaxed);
+    for (to, from) in [(&block.rx, &old.rx), (&block.tx, &old.tx)] {
+        to.tcp_bytes.store(from.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.tcp_calls.store(from.tcp_calls.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    if let Some(header) = process::header() {
+        header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
+    }
+    let moved = Conn::new(block);
+    table::set(fd, Entry::Conn(moved));
+    epoll::adopt(fd);
+    old.phase.store(phase::CLOSED, Ordering::Release);
+    old.release();
+    Some(moved)
 }
 
 /// After a call on plain TCP that moved bytes: perhaps it is time for a lane.
@@ -350,7 +377,7 @@ pub fn close(fd: i32) {
     session::pump_if_news();
     match table::take(fd) {
         Entry::Conn(conn) => drop_end(conn, fd, true),
-        Entry::Set(set) => epoll::close(set),
+        Entry::Set(set) => epoll::close(set, fd),
         _ => {}
     }
     epoll::forget(fd);

@@ -9,11 +9,13 @@
 //! connection costs its peer no post at all (models/cq.pml).
 
 use std::cell::UnsafeCell;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
+use shunpike_wire::Reason;
 
 use crate::mutex::Mutex;
 use crate::ready::{self, Level};
@@ -214,8 +216,14 @@ pub fn retain(set: &'static Set) {
 }
 
 /// A descriptor of the set is closed; with the last one its registrations go.
-pub fn close(set: &'static Set) {
+pub fn close(set: &'static Set, fd: i32) {
     if set.refs.load(Ordering::Acquire) > 1 {
+        let same = |entry| matches!(entry, Entry::Set(other) if core::ptr::eq(other, set));
+        if set.epfd.load(Ordering::Relaxed) == fd
+            && let Some((other, _)) = table::all().find(|&(other, entry)| other != fd && same(entry))
+        {
+            set.epfd.store(other, Ordering::Relaxed);
+        }
         set.refs.fetch_sub(1, Ordering::AcqRel);
         return;
     }
@@ -252,7 +260,7 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     };
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn.filter(|&conn| set.watched.load(Ordering::SeqCst) && on_lane(conn)) {
-        conn::revoke_for_good(conn, fd, shunpike_wire::Reason::EpollSets);
+        conn::revoke_for_good(conn, fd, Reason::EpollSets);
     }
     Some(result)
 }
@@ -354,7 +362,7 @@ fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, ev
         // More registrations than we can keep: this connection stays on TCP.
         if let Some(conn) = conn {
             conn.block.phase.store(conn::phase::DONE, Ordering::Relaxed);
-            conn::note(conn.block, shunpike_wire::Reason::EpollSets);
+            conn::note(conn.block, Reason::EpollSets);
         }
         return;
     };
@@ -999,7 +1007,7 @@ pub fn watch(set: &'static Set) {
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
         let Some((index, conn, fd)) = managed_after(set, after) else { return };
-        conn::revoke_for_good(conn, fd, shunpike_wire::Reason::EpollSets);
+        conn::revoke_for_good(conn, fd, Reason::EpollSets);
         after = index;
     }
 }
@@ -1013,12 +1021,72 @@ fn managed_after(set: &'static Set, after: u32) -> Option<(u32, Conn, i32)> {
     })
 }
 
-/// Why the connection at `fd` must not come on a lane: what its sets are used for.
-pub fn bars(fd: i32) -> Option<shunpike_wire::Reason> {
+/// Why the connection at `fd` must not come on a lane: how it is registered in epoll sets.
+pub fn bars(fd: i32) -> Option<Reason> {
+    if !watches(fd) {
+        return open_sets().any(|set| kernel_knows(set, fd)).then_some(Reason::IoUring);
+    }
     let _control = CONTROL.lock();
     let watched =
         |index| reg(index).and_then(|reg| reg.set).is_some_and(|set| set.watched.load(Ordering::SeqCst));
-    indices(fd).any(watched).then_some(shunpike_wire::Reason::EpollSets)
+    indices(fd).any(watched).then_some(Reason::EpollSets)
+}
+
+fn open_sets() -> impl Iterator<Item = &'static Set> {
+    let used = NEXT_SET.load(Ordering::Relaxed).min(SETS);
+    SETS_AT.iter().take(used).filter(|set| set.refs.load(Ordering::Acquire) != 0)
+}
+
+/// Whether the kernel has a registration of `fd` in the set, by whomever: io_uring and raw system calls make
+/// them behind our back. Asked of /proc/self/fdinfo (proc_pid_fdinfo(5)), without memory of its own.
+fn kernel_knows(set: &Set, fd: i32) -> bool {
+    use rustix::fs::{Mode, OFlags};
+    let mut path = [0u8; 40];
+    let mut rest = &mut path[..];
+    if write!(rest, "/proc/self/fdinfo/{}\0", set.epfd.load(Ordering::Relaxed)).is_err() {
+        return false;
+    }
+    let Ok(path) = core::ffi::CStr::from_bytes_until_nul(&path) else { return false };
+    let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        return false;
+    };
+    let mut targets = Targets::default();
+    let mut bytes = [0u8; 4096];
+    while let Ok(n @ 1..) = rustix::io::read(&file, &mut bytes) {
+        if bytes[..n].iter().any(|&byte| targets.next(byte) == Some(fd)) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Finds the numbers of the lines "tfd: N ..." in a stream of bytes.
+#[derive(Default)]
+struct Targets {
+    /// Bytes of "tfd:" seen since the line's beginning; more: not such a line, or its number is over.
+    at: usize,
+    number: Option<i32>,
+}
+
+impl Targets {
+    /// The number that ends with this byte.
+    fn next(&mut self, byte: u8) -> Option<i32> {
+        const KEY: &[u8] = b"tfd:";
+        match (byte, KEY.get(self.at)) {
+            (b'\n', _) => *self = Self::default(),
+            (byte, Some(&key)) if byte == key => self.at += 1,
+            (b'0'..=b'9', None) if self.at == KEY.len() => {
+                let digit = i32::from(byte - b'0');
+                self.number = Some(self.number.unwrap_or(0).saturating_mul(10).saturating_add(digit));
+            }
+            (b' ', None) if self.number.is_none() => {}
+            _ => {
+                self.at = KEY.len() + 1;
+                return self.number.take();
+            }
+        }
+        None
+    }
 }
 
 /// Whether lanes are in the set.
@@ -1031,5 +1099,28 @@ pub fn after_fork_in_child() {
     CONTROL.reopen();
     for set in &SETS_AT {
         set.list.reopen();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn targets(text: &str) -> Vec<i32> {
+        let mut targets = Targets::default();
+        text.bytes().filter_map(|byte| targets.next(byte)).collect()
+    }
+
+    #[test]
+    fn the_kernel_s_list_of_registrations_is_read_to_its_numbers() {
+        let line = "tfd:        7 events:       19 data:                7  pos:0 ino:1b sdev:8\n";
+        assert_eq!(
+            targets(&format!(
+                "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t1\n{line}{}",
+                line.replace('7', "412")
+            )),
+            [7, 412]
+        );
+        assert_eq!(targets("data: 7\nxtfd: 9 \ntfd 3 \n"), []);
     }
 }
