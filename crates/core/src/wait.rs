@@ -59,12 +59,14 @@ pub fn arm(half: &Half, words: &Words, side: Side, cq: u8) {
     words.declare(side, epoch, 1 << cq);
 }
 
-/// Arms one side of a lane and declares that CQ `cq` goes to sleep for it.
+/// Declares that CQ `cq` goes to sleep for one side of a lane, and arms that.
 pub fn declare(block: &Block, half: &Half, words: &Words, side: Side, cq: u8) {
-    arm(half, words, side, cq);
+    // The CQ first: who sees the lane armed finds the CQ asleep and rings. The other way round a publisher (of
+    // bytes that we have read already, or one that only helps) could disarm the lane and not ring.
     if let Some(link) = link::of(block) {
         link.sleep_on(usize::from(block.side.load(Ordering::Relaxed) & 1), cq);
     }
+    arm(half, words, side, cq);
 }
 
 /// Spins until `ready` or the budget is used up; says whether it became ready.
