@@ -111,7 +111,7 @@ proctype Snd(byte d) {
 #define TAKE_ALL do :: len(tcp[d]) > 0 -> tcp[d]?v; assert(v == next[d]); next[d]++; tcpR[d]++ :: else -> break od
 
 proctype Rcv(byte d) {
-  byte n, v, p, o; bool e, st, en;
+  byte n, v, p; bool e, st, en;
   {
     skip;
 loop:
@@ -149,18 +149,13 @@ loop:
        if :: e -> goto eof :: !e fi;
        (len(tcp[d]) > 0 || fin[d] || grant[d] == 0 || ring[d] || (STARTED(d) && So[d] == tcpR[d]));
        goto loop
-    :: d_step { ring[d] && !lk[d] -> lk[d] = 1; e = (fin[d] && len(tcp[d]) == 0); o = Po[d] };
 #ifdef LOOK_ONCE
+    :: d_step { ring[d] && !lk[d] -> lk[d] = 1; p = Po[d]; en = (Pend[d] || Pstop[d]) };
        e = (fin[d] && len(tcp[d]) == 0);
-#endif
-       d_step {
-         p = (e -> o : Po[d]); en = (Pend[d] || Pstop[d]);
-#ifndef LOOK_ONCE
-         p = Po[d];                          /* after TCP's EOF was seen */
 #else
-         p = o;
+    :: d_step { ring[d] && !lk[d] -> lk[d] = 1; e = (fin[d] && len(tcp[d]) == 0) };
+       d_step { p = Po[d]; en = (Pend[d] || Pstop[d]) };     /* one word, looked at after TCP's EOF was seen */
 #endif
-         o = 0 };
        if
        :: d_step { p > Co[d] ->              /* a ring cell says its position in the stream */
             v = data[next[d]]; assert(v == next[d] + 1); next[d]++; Co[d]++;
