@@ -111,3 +111,14 @@ def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options)
     assert len(hashes.splitlines()) == 6
     if mode in ("client", "server") or not exec_options:  # whether a connection that is handed over keeps a lane is open
         accel.verify()
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_registration_that_no_hook_sees(world, bed, mode):
+    """Found in /proc/self/fdinfo: the connection stays where the kernel reports it."""
+    accel, port, env = Accel(world, mode), free_port(), fifos(world)
+    server = accel.server("server", [bed / "unseen", "server", port], env=env).wait_listening(port)
+    assert finish_together(accel.client("client", [bed / "unseen", "client", port], env=env), server) == ["woken: 1 7\n", ""]
+    if accel.broker:
+        stats = accel.broker.stats()
+        assert stats.lanes == 0 and stats.reasons.get("io_uring") == 1, stats
