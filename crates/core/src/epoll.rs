@@ -870,7 +870,7 @@ fn kernel(
     let (mut n, mut timeout, mut mask) = (0, timeout, mask);
     while n < out.len() {
         let room = (out.len() - n).min(BATCH);
-        let got = match sys::epoll_wait(epfd, &mut batch[..room], timeout, mask) {
+        let got = match sys::sleep_in_epoll(epfd, &mut batch[..room], timeout, mask) {
             Ok(got) => got,
             Err(_) if n > 0 => break,
             Err(errno) => return Err(errno),

@@ -101,7 +101,7 @@ fn poll_with(
         if lanes {
             process::count_sleep();
         }
-        sys::poll(kernel, shortest, mask)?;
+        sys::sleep_in_poll(kernel, shortest, mask)?;
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);
         }

@@ -104,6 +104,57 @@ pub fn poll(fds: &mut [libc::pollfd], timeout: Option<u64>, mask: *const libc::s
     unsafe { call(libc::SYS_ppoll, fds.as_mut_ptr() as usize, fds.len(), ts, mask as usize, 8, 0) }
 }
 
+/// libc's own waits: cancellation points, which a system call of ours is not.
+pub struct Waits {
+    /// ppoll(2)
+    pub ppoll: unsafe extern "C-unwind" fn(
+        *mut libc::pollfd,
+        libc::nfds_t,
+        *const libc::timespec,
+        *const libc::sigset_t,
+    ) -> i32,
+    /// epoll_pwait(2)
+    pub epoll_pwait:
+        unsafe extern "C-unwind" fn(i32, *mut libc::epoll_event, i32, i32, *const libc::sigset_t) -> i32,
+}
+
+static WAITS: std::sync::OnceLock<Waits> = std::sync::OnceLock::new();
+
+/// Names libc's waits; once, at start-up.
+pub fn sleep_by(waits: Waits) {
+    let _ = WAITS.set(waits);
+}
+
+fn waited(n: i32) -> Res {
+    // SAFETY: errno of this thread, which libc's call has set just now.
+    usize::try_from(n).map_err(|_| Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
+}
+
+/// ppoll(2) as a cancellation point: for sleeps. The callers' frames are unwound when the thread is cancelled, so
+/// they hold no lock and nothing that must be dropped.
+pub fn sleep_in_poll(fds: &mut [libc::pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Res {
+    let Some(waits) = WAITS.get() else { return poll(fds, timeout, mask) };
+    let ts = timespec(timeout);
+    let ts = if timeout.is_some() { &raw const ts } else { core::ptr::null() };
+    // SAFETY: fds and ts live through the call; mask is null or the program's.
+    waited(unsafe { (waits.ppoll)(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) })
+}
+
+/// epoll_pwait(2) as a cancellation point, as `sleep_in_poll`; a call that does not sleep is none.
+pub fn sleep_in_epoll(
+    fd: i32,
+    events: &mut [libc::epoll_event],
+    timeout: i32,
+    mask: *const libc::sigset_t,
+) -> Res {
+    let Some(waits) = WAITS.get().filter(|_| timeout != 0) else {
+        return epoll_wait(fd, events, timeout, mask);
+    };
+    let room = i32::try_from(events.len()).unwrap_or(i32::MAX);
+    // SAFETY: events lives through the call; mask is null or the program's.
+    waited(unsafe { (waits.epoll_pwait)(fd, events.as_mut_ptr(), room, timeout, mask) })
+}
+
 /// Events that `fd` shows now, among `events`, POLLERR, POLLHUP and POLLNVAL.
 pub fn poll_now(fd: i32, events: i16) -> i16 {
     let mut one = [libc::pollfd { fd, events, revents: 0 }];

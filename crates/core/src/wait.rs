@@ -199,7 +199,7 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         libc::pollfd { fd, events, revents: 0 },
         libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 },
     ];
-    match sys::poll(&mut fds, shortest, core::ptr::null()) {
+    match sys::sleep_in_poll(&mut fds, shortest, core::ptr::null()) {
         Ok(0) if shortest == timeout => Woken::Timeout,
         Ok(_) => {
             if fds[1].revents != 0 {

@@ -6,6 +6,7 @@
 
 #[macro_use]
 mod real;
+mod bypass;
 mod data;
 mod exec;
 mod lifecycle;

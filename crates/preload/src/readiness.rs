@@ -4,6 +4,8 @@ use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunpike_core::{conn, epoll, poll as mixed};
 
+use shunpike_core::sys::Waits;
+
 use crate::{result, set_errno};
 
 /// Nanoseconds of a program's timeout: `Ok(None)` for ever, `Err` when the kernel must refuse it.
@@ -27,6 +29,30 @@ unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
     // SAFETY: the program's array of n entries.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n as usize) };
     mixed::concerns_us(fds).then_some(fds)
+}
+
+/// libc's waits, for core.
+pub fn waits() -> Waits {
+    unsafe extern "C-unwind" fn ppoll(
+        fds: *mut pollfd,
+        n: nfds_t,
+        timeout: *const timespec,
+        mask: *const sigset_t,
+    ) -> c_int {
+        // SAFETY: the caller's.
+        unsafe { covered::ppoll(fds, n, timeout, mask) }
+    }
+    unsafe extern "C-unwind" fn epoll_pwait(
+        epfd: c_int,
+        events: *mut epoll_event,
+        n: c_int,
+        timeout: c_int,
+        mask: *const sigset_t,
+    ) -> c_int {
+        // SAFETY: the caller's.
+        unsafe { covered::epoll_pwait(epfd, events, n, timeout, mask) }
+    }
+    Waits { ppoll, epoll_pwait }
 }
 
 hooks! {

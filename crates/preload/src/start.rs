@@ -3,9 +3,9 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shunpike_core::{conn, process, session, tls, wait};
+use shunpike_core::{conn, process, session, sys, tls, wait};
 
-use crate::signals;
+use crate::{readiness, signals};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -32,9 +32,19 @@ extern "C" fn start() {
     }
     // 5. At exit, after the program's own handlers: registered first, run last.
     // SAFETY: as above.
-    unsafe { libc::atexit(exit_handler) };
-    // 6. From here on connections are watched.
+    unsafe {
+        libc::atexit(exit_handler);
+        at_quick_exit(exit_handler);
+    }
+    // 6. A thread that sleeps for a lane can be cancelled as in libc's own wait.
+    sys::sleep_by(readiness::waits());
+    // 7. From here on connections are watched.
     process::start(process::Options { eager: variable(c"SHUNPIKE_EAGER").is_some_and(|v| v == b"1") });
+}
+
+unsafe extern "C" {
+    /// at_quick_exit(3)
+    fn at_quick_exit(handler: extern "C" fn()) -> core::ffi::c_int;
 }
 
 /// A variable of the environment, without std (whose lock and allocation are not ours to take here).

@@ -1,0 +1,127 @@
+//! Ways round the hooks that have names of their own: libc functions that read and write inside libc, and
+//! syscall(2). A connection that goes there is plain TCP first.
+
+use core::ffi::{c_char, c_int, c_long, c_void};
+use libc::{aiocb, sigevent};
+use shunpike_core::conn;
+use shunpike_core::table;
+use shunpike_core::wire::Reason;
+
+/// Takes `fd` off its lane, unread bytes and all.
+fn plain(fd: c_int, reason: Reason) {
+    if !table::is_none(fd)
+        && let Some(conn) = table::conn(fd)
+    {
+        conn::hand_over(conn, fd, reason);
+    }
+}
+
+extern "C" fn before_dprintf(fd: usize, _: usize) {
+    plain(fd as c_int, Reason::Stdio);
+}
+
+stubs! { before_dprintf:
+    dprintf, __dprintf_chk,
+}
+
+/// System calls that move bytes of their first argument, or end it.
+const ON_DESCRIPTORS: [c_long; 18] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendfile,
+    libc::SYS_shutdown,
+    libc::SYS_ioctl,
+    libc::SYS_tee,
+    libc::SYS_dup,
+    libc::SYS_close,
+];
+
+extern "C" fn before_syscall(number: usize, fd: usize) {
+    if table::is_none(fd as c_int) || !ON_DESCRIPTORS.contains(&(number as c_long)) {
+        return;
+    }
+    plain(fd as c_int, Reason::BypassedHooks);
+    if number as c_long == libc::SYS_close
+        && table::conn(fd as c_int).is_some()
+        && !crate::start::foreign_process()
+    {
+        conn::close(fd as c_int);
+    }
+}
+
+stubs! { before_syscall:
+    syscall,
+}
+
+hooks! {
+    /// vdprintf(3); the va_list travels as a pointer
+    fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
+        plain(fd, Reason::Stdio);
+        covered::vdprintf(fd, format, arguments)
+    }
+    /// vdprintf(3), fortified
+    fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
+        plain(fd, Reason::Stdio);
+        covered::__vdprintf_chk(fd, flag, format, arguments)
+    }
+    /// login_tty(3)
+    fn login_tty(fd: c_int) -> c_int {
+        plain(fd, Reason::HandedOver);
+        covered::login_tty(fd)
+    }
+    /// aio_read(3)
+    fn aio_read(job: *mut aiocb) -> c_int {
+        asynchronous(job);
+        covered::aio_read(job)
+    }
+    /// aio_read(3), 64-bit offsets
+    fn aio_read64(job: *mut aiocb) -> c_int {
+        asynchronous(job);
+        covered::aio_read64(job)
+    }
+    /// aio_write(3)
+    fn aio_write(job: *mut aiocb) -> c_int {
+        asynchronous(job);
+        covered::aio_write(job)
+    }
+    /// aio_write(3), 64-bit offsets
+    fn aio_write64(job: *mut aiocb) -> c_int {
+        asynchronous(job);
+        covered::aio_write64(job)
+    }
+    /// lio_listio(3)
+    fn lio_listio(mode: c_int, jobs: *const *mut aiocb, n: c_int, event: *mut sigevent) -> c_int {
+        list(jobs, n);
+        covered::lio_listio(mode, jobs, n, event)
+    }
+    /// lio_listio(3), 64-bit offsets
+    fn lio_listio64(mode: c_int, jobs: *const *mut aiocb, n: c_int, event: *mut sigevent) -> c_int {
+        list(jobs, n);
+        covered::lio_listio64(mode, jobs, n, event)
+    }
+}
+
+/// libc's threads do the job, by calls that no hook sees.
+unsafe fn asynchronous(job: *const aiocb) {
+    // SAFETY: null, or the program's.
+    if let Some(job) = unsafe { job.as_ref() } {
+        plain(job.aio_fildes, Reason::BypassedHooks);
+    }
+}
+
+unsafe fn list(jobs: *const *mut aiocb, n: c_int) {
+    for at in 0..usize::try_from(n).unwrap_or(0) {
+        // SAFETY: the program's array of n pointers, each null or a job.
+        unsafe { asynchronous(*jobs.add(at)) };
+    }
+}
