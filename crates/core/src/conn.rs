@@ -60,7 +60,6 @@ pub fn watch(fd: i32, server: bool, nonblock: bool) {
     let conn = Conn::new(block);
     // What stood there was closed behind our back.
     stale(fd, table::set(fd, Entry::Conn(conn)));
-    epoll::adopt(fd);
     if process::eager() {
         upgrade::nominate(conn, fd);
     }
@@ -96,7 +95,6 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     }
     let moved = Conn::new(block);
     table::set(fd, Entry::Conn(moved));
-    epoll::adopt(fd);
     old.phase.store(phase::CLOSED, Ordering::Release);
     old.release();
     Some(moved)
@@ -196,7 +194,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
     if !plain(&block.rx) || !plain(&block.tx) || !over() || link::of(block).is_none() {
         return;
     }
-    epoll::restore(fd);
+    epoll::restore(conn);
     let mut session = session::lock();
     if !over() || link::of(block).is_none() {
         return;
@@ -225,7 +223,7 @@ pub fn withdraw_grant(conn: Conn, fd: i32) {
         && conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN
     {
         conn.block.unsettled.store(0, Ordering::Relaxed);
-        epoll::restore(fd);
+        epoll::restore(conn);
     }
 }
 
@@ -255,7 +253,7 @@ pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
     }
     tx::revoke(conn, fd);
     wake_ourselves();
-    epoll::touch(fd);
+    epoll::touch(conn);
 }
 
 /// The connection stays on TCP from its next byte on: what it does now, a lane cannot do. Bytes that are in
@@ -375,6 +373,9 @@ pub fn reset(conn: Conn, fd: i32, reason: Reason) {
 /// close(): before libc's own.
 pub fn close(fd: i32) {
     session::pump_if_news();
+    if let Some(conn) = table::conn(fd) {
+        epoll::closing(conn, fd);
+    }
     match table::take(fd) {
         Entry::Conn(conn) => drop_end(conn, fd, true),
         Entry::Set(set) => epoll::close(set, fd),

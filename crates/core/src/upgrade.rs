@@ -92,18 +92,20 @@ pub fn nominate(conn: Conn, fd: i32) {
         return;
     }
     let Some(mut session) = crate::session::try_lock() else { return };
-    if process::knobs().active.load(Ordering::Relaxed) == 0 {
-        return postpone(block, Reason::Inactive);
-    }
-    if session.ready().is_none() {
-        conn::note(block, Reason::NoBroker);
-        return;
-    }
     if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
         return;
     }
+    if process::knobs().active.load(Ordering::Relaxed) == 0 {
+        return postpone(block, Reason::Inactive);
+    }
     if block.refs.load(Ordering::Relaxed) > 1 {
         return postpone(block, Reason::Shared);
+    }
+    let Some(conn) = conn::made_ours(conn, fd) else { return postpone(block, Reason::Memory) };
+    let block = conn.block;
+    if session.ready().is_none() {
+        conn::note(block, Reason::NoBroker);
+        return;
     }
     if let Some(reason) = epoll::bars(fd) {
         block.phase.store(phase::DONE, Ordering::Relaxed);
@@ -300,7 +302,7 @@ fn matched(
         session.send(&ToBroker::Withdraw { conn: id });
         return postpone(conn.block, Reason::Internal);
     };
-    link::join(group, conn.block, slot, fd);
+    link::join(group, conn.block, slot);
     conn.block.phase.store(phase::SHAKING, Ordering::Relaxed);
     let mut out: Outbox = [0; _];
     let (machine, proposal) = if conn::opener(conn.block) {
