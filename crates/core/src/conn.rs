@@ -276,6 +276,11 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     let block = conn.block;
     note(block, reason);
+    if matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
+        upgrade::forget(&mut session::lock(), block);
+    }
+    // A forked child has no say in its parent's session: a match that is still to come finds this.
+    block.phase.store(phase::DONE, Ordering::Relaxed);
     {
         let _critical = critical();
         let _guard = block.rx.lock.lock();
@@ -299,16 +304,15 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
             .for_each(|cq| link.post(to, cq, block.slot.load(Ordering::Relaxed)));
     }
     settle(conn, fd);
-    block.phase.store(phase::DONE, Ordering::Relaxed);
 }
 
-/// Before exec(): connections whose descriptors survive it are handed over.
+/// Before exec(): connections whose descriptors survive it are handed over, on a lane or not yet.
 pub fn before_exec() {
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let survives = rustix::io::fcntl_getfd(session::borrowed(fd))
             .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
-        if survives && ready::on_lane(conn) {
+        if survives {
             hand_over(conn, fd, Reason::HandedOver);
         }
     }

@@ -289,7 +289,7 @@ fn matched(
             link::find(session.number, number, side).or_else(|| link::mirror(session.number, number, side))
         }
     };
-    let Some((conn, fd)) = conn_of(id) else {
+    let Some((conn, fd)) = conn_of(id).filter(|(conn, _)| !handed_over(conn.block)) else {
         session.send(&ToBroker::Withdraw { conn: id });
         return;
     };
@@ -318,6 +318,11 @@ fn matched(
     if let Some(clc) = proposal.and_then(|clc| ClcBytes::new(clc).ok()) {
         session.send(&ToBroker::Clc { conn: id, clc });
     }
+}
+
+/// Whether this process, or a child of it, gave the connection away since it was nominated.
+fn handed_over(block: &Block) -> bool {
+    block.phase.load(Ordering::Relaxed) == phase::DONE
 }
 
 fn first_contact_link(
