@@ -373,12 +373,47 @@ static void shared_client(int fd) {
     tell();
 }
 
+/* -- the connection under two numbers: each in a set of its own, and the first one closed -- */
+static void twice_server(int fd) {
+    for (int i = 0; i < 4; i++) {
+        await();
+        send_all(fd, data, 10);
+        tell();
+    }
+    await();
+}
+
+static void twice_client(int fd) {
+    int first = fcntl(fd, F_DUPFD_CLOEXEC, 0), second = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int a = set_with(first, EPOLLIN), b = set_with(second, EPOLLIN | EPOLLET), both = set_with(first, EPOLLIN);
+    struct epoll_event event = {EPOLLIN, {.fd = second}};
+    epoll_ctl(both, EPOLL_CTL_ADD, second, &event);
+    for (int i = 0; i < 2; i++) {
+        tell();
+        say("woken: %d", epoll_wait(b, &event, 1, 10000));
+        await();
+        say_wait("a", a), say_wait("both", both);
+        recv_all(fd, data, 10);
+        say_wait("a, read", a), say_wait("both, read", both);
+    }
+    close(first);
+    tell();
+    say("a, closed: %d", epoll_wait(a, &event, 1, 10000));
+    await();
+    say_wait("b", b), say_wait("both", both);
+    recv_all(second, data, 10);
+    say_wait("a, read", a);
+    tell(), await();
+    say_wait("b", b);
+    tell();
+}
+
 static const struct bed_case cases[] = {
     {"states", states_server, states_client},          {"edges", edges_server, edges_client},
     {"room", room_server, room_client},                {"mixed", mixed_server, mixed_client},
     {"inherited", inherited_server, inherited_client}, {"asked", asked_server, asked_client},
     {"elapsing", elapsing_server, elapsing_client},    {"shared", shared_server, shared_client},
-    {NULL, NULL, NULL},
+    {"twice", twice_server, twice_client},             {NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv) {

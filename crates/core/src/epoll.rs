@@ -49,6 +49,8 @@ const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 #[repr(align(64))]
 pub struct Set {
     epfd: AtomicI32,
+    /// Process that uses it.
+    pid: AtomicU32,
     refs: AtomicU32,
     /// Registrations in it that are on lanes.
     managed: AtomicU32,
@@ -81,6 +83,9 @@ struct Reg {
     /// Next registration of the same descriptor.
     next: u32,
     managed: bool,
+    /// The list of its connection's managed registrations: where it begins, and what follows.
+    kin: Option<&'static AtomicU32>,
+    next_kin: u32,
     /// The program has deleted it. The kernel keeps it while the connection is on a lane: programs that delete
     /// and add with every message need no system call.
     parked: bool,
@@ -118,6 +123,7 @@ impl Set {
     const fn new() -> Self {
         Self {
             epfd: AtomicI32::new(-1),
+            pid: AtomicU32::new(0),
             refs: AtomicU32::new(0),
             managed: AtomicU32::new(0),
             cq: AtomicU32::new(0),
@@ -193,6 +199,7 @@ fn new_set(epfd: i32) -> Option<&'static Set> {
         let set = &SETS_AT[NEXT_SET.fetch_add(1, Ordering::Relaxed) % SETS];
         if set.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             set.epfd.store(epfd, Ordering::Relaxed);
+            set.pid.store(process::pid(), Ordering::Relaxed);
             set.managed.store(0, Ordering::Relaxed);
             set.cq.store(0, Ordering::Relaxed);
             set.watched.store(false, Ordering::Relaxed);
@@ -258,6 +265,7 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         }
         _ => return None,
     };
+    own(set);
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn.filter(|&conn| set.watched.load(Ordering::SeqCst) && on_lane(conn)) {
         conn::revoke_for_good(conn, fd, Reason::EpollSets);
@@ -375,6 +383,8 @@ fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, ev
         data: event.u64,
         next: head.load(Ordering::Relaxed),
         managed: false,
+        kin: None,
+        next_kin: 0,
         parked: false,
         listed: false,
         prev_active: 0,
@@ -453,29 +463,73 @@ fn remove(control: &mut Control, index: u32, fd: i32) {
         }
     }
     let Some(reg) = reg(index) else { return };
-    if let Some(set) = reg.set {
-        unlist(set, index);
-        if reg.managed {
-            set.managed.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
+    unmanage(reg, index);
     reg.set = None;
     reg.conn = None;
-    reg.managed = false;
     reg.next = control.free;
     control.free = index;
 }
 
-/// A socket that was registered before it was connected has become a connection.
-pub fn adopt(fd: i32) {
-    if table::regs(fd).is_none_or(|head| head.load(Ordering::Relaxed) == 0) {
+/// Answered by the kernel from now on, or not at all. Under CONTROL.
+fn unmanage(reg: &mut Reg, index: u32) {
+    let Some(set) = reg.set.filter(|_| reg.managed) else { return };
+    reg.managed = false;
+    set.managed.fetch_sub(1, Ordering::SeqCst);
+    unlist(set, index);
+    let Some(first) = reg.kin.take() else { return };
+    if first.load(Ordering::Relaxed) == index {
+        first.store(reg.next_kin, Ordering::Relaxed);
+    } else if let Some(before) =
+        kin(first).find_map(|other| self::reg(other).filter(|other| other.next_kin == index))
+    {
+        before.next_kin = reg.next_kin;
+    }
+}
+
+/// The managed registrations of a connection, under whichever descriptor. Under CONTROL.
+fn kin(first: &AtomicU32) -> impl Iterator<Item = u32> {
+    let mut next = first.load(Ordering::Relaxed);
+    core::iter::from_fn(move || {
+        let index = next;
+        next = reg(index)?.next_kin;
+        Some(index)
+    })
+}
+
+fn kin_of(conn: Conn) -> impl Iterator<Item = u32> {
+    link::registrations(conn.block).into_iter().flat_map(kin)
+}
+
+/// `fd` is about to be closed. The kernel keeps its registrations while the connection has another descriptor,
+/// and nobody can change them any more: they become the kernel's own before.
+pub fn closing(conn: Conn, fd: i32) {
+    if conn.block.refs.load(Ordering::Relaxed) == 1 || !watches(fd) || !on_lane(conn) {
         return;
     }
-    let _control = CONTROL.lock();
-    for index in indices(fd) {
-        if let Some(reg) = reg(index) {
-            reg.conn = table::conn(fd);
-        }
+    let here = || {
+        table::all().any(|(other, entry)| other != fd && matches!(entry, Entry::Conn(other) if other == conn))
+    };
+    let own = |index| reg(index).is_some_and(|reg| reg.set.is_some_and(|set| !is_inherited(set)));
+    let concerned = {
+        let _control = CONTROL.lock();
+        indices(fd).any(own)
+    };
+    if concerned && here() {
+        conn::revoke_for_good(conn, fd, Reason::EpollSets);
+        restore(conn);
+    }
+}
+
+/// A forked child has its parent's sets, and shares what the kernel tells of them: where it uses one itself, the
+/// connections in it go back to TCP.
+fn is_inherited(set: &Set) -> bool {
+    set.pid.load(Ordering::Relaxed) != process::pid()
+}
+
+fn own(set: &'static Set) {
+    if is_inherited(set) {
+        set.pid.store(process::pid(), Ordering::Relaxed);
+        watch(set);
     }
 }
 
@@ -495,19 +549,33 @@ pub fn forget(fd: i32) {
 /// A connection comes on a lane: its registrations are answered from here.
 pub fn manage(conn: Conn, fd: i32) {
     let mut control = CONTROL.lock();
-    for index in indices(fd) {
-        if let Some(reg) = reg(index) {
-            reg.conn = Some(conn);
+    let mut manage = |fd| {
+        for index in indices(fd) {
+            if let Some(reg) = reg(index) {
+                reg.conn = Some(conn);
+            }
+            take_over(&mut control, index);
         }
-        take_over(&mut control, index);
+    };
+    manage(fd);
+    if conn.block.refs.load(Ordering::Relaxed) > 1 {
+        let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
+        table::all()
+            .filter(|&(other, entry)| other != fd && same(entry))
+            .for_each(|(other, _)| manage(other));
     }
 }
 
+/// Under CONTROL.
 fn take_over(control: &mut Control, index: u32) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set else { return };
     if !reg.managed {
         reg.managed = true;
+        reg.kin = reg.conn.and_then(|conn| link::registrations(conn.block));
+        if let Some(first) = reg.kin {
+            reg.next_kin = first.swap(index, Ordering::Relaxed);
+        }
         set.managed.fetch_add(1, Ordering::SeqCst);
         if set.cq.load(Ordering::Relaxed) == 0 {
             let cq = process::next_cq();
@@ -559,39 +627,37 @@ fn tell_kernel(reg: &mut Reg, index: u32) -> Result<usize, Errno> {
 }
 
 /// A connection is on TCP again: its registrations are the kernel's, as the program made them.
-pub fn restore(fd: i32) {
+pub fn restore(conn: Conn) {
     let mut control = CONTROL.lock();
-    for index in indices(fd) {
+    for index in kin_of(conn) {
         let Some(reg) = reg(index) else { continue };
-        let Some(set) = reg.set.filter(|_| reg.managed) else { continue };
         if reg.parked {
-            let _ = sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, fd, None);
+            let (fd, epfd) = (reg.fd, reg.set.map_or(-1, |set| set.epfd.load(Ordering::Relaxed)));
+            let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
             remove(&mut control, index, fd);
-            continue;
+        } else {
+            unmanage(reg, index);
+            let _ = tell_kernel(reg, index);
         }
-        reg.managed = false;
-        set.managed.fetch_sub(1, Ordering::SeqCst);
-        unlist(set, index);
-        let _ = tell_kernel(reg, index);
     }
 }
 
 /// Something changed on a connection outside of its peer's posts: its sets look at it.
-pub fn touch(fd: i32) {
+pub fn touch(conn: Conn) {
     let _control = CONTROL.lock();
-    touch_locked(fd, None);
+    look_at(kin_of(conn), None);
 }
 
 /// A call found no room: the sets that wait for it look at the connection again.
-pub fn starved(fd: i32) {
-    if watches(fd) {
-        touch(fd);
+pub fn starved(conn: Conn) {
+    if link::registrations(conn.block).is_some_and(|first| first.load(Ordering::Relaxed) != 0) {
+        touch(conn);
     }
 }
 
-/// Puts the registrations of `fd` on their active lists; sets other than `own` whose threads sleep are rung.
-fn touch_locked(fd: i32, own: Option<&'static Set>) {
-    for index in indices(fd) {
+/// Puts registrations on their active lists; sets other than `own` whose threads sleep are rung. Under CONTROL.
+fn look_at(indices: impl Iterator<Item = u32>, own: Option<&'static Set>) {
+    for index in indices {
         let Some(reg) = reg(index) else { continue };
         let Some(set) = reg.set.filter(|_| reg.managed) else { continue };
         let mut list = set.list.lock();
@@ -661,6 +727,7 @@ pub fn wait(
     if out.is_empty() {
         return None;
     }
+    own(set);
     let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
     let signals = conn::restarts_before().0;
     loop {
@@ -734,7 +801,7 @@ fn settle_unsettled(set: &'static Set) {
             let mut found = None;
             while let Some(reg) = reg(at) {
                 if let Some(conn) = reg.conn
-                    && conn.block.unsettled.load(Ordering::Relaxed) != 0
+                    && (conn.block.unsettled.load(Ordering::Relaxed) != 0 || is_left(conn))
                 {
                     found = Some((conn, reg.fd));
                     break;
@@ -744,8 +811,28 @@ fn settle_unsettled(set: &'static Set) {
             found
         };
         match found {
+            Some((conn, _)) if is_left(conn) => restore_left(set, conn),
             Some((conn, fd)) => conn::settle(conn, fd),
             None => return,
+        }
+    }
+}
+
+/// Whether another process that has the connection took it back to TCP.
+fn is_left(conn: Conn) -> bool {
+    link::of(conn.block).is_none() && ready::modes(conn.block) == (mode::PLAIN, mode::PLAIN)
+}
+
+/// `restore` for the registrations in `set` of a connection that is on no link any more.
+fn restore_left(set: &'static Set, conn: Conn) {
+    let control = CONTROL.lock();
+    for index in 1..=control.used {
+        if let Some(reg) = reg(index)
+            && reg.conn == Some(conn)
+            && reg.set.is_some_and(|other| core::ptr::eq(other, set))
+        {
+            unmanage(reg, index);
+            let _ = tell_kernel(reg, index);
         }
     }
 }
@@ -756,7 +843,7 @@ fn news(set: &'static Set) {
     for link in link::all() {
         if link.has_news(cq as u8) {
             let _control = CONTROL.lock();
-            link.take_news(cq as u8, |fd| touch_locked(fd, Some(set)));
+            link.take_news(cq as u8, |first| look_at(kin(&AtomicU32::new(first)), Some(set)));
         }
     }
 }

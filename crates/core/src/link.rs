@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize,
 use shunpike_shm::arena::Block;
 use shunpike_shm::pages::{CQS, CqNews, LinkPage, SLOTS};
 
-use crate::wait;
+use crate::{process, wait};
 
 /// Link groups that a process can be part of at a time; connections beyond stay on TCP.
 pub const LINKS: usize = 512;
@@ -20,8 +20,8 @@ pub struct Link {
     side: AtomicU8,
     page: AtomicUsize,
     bells: [AtomicI32; CQS],
-    /// Descriptor, plus one, of the connection in each news slot.
-    slots: [AtomicI32; SLOTS],
+    /// First epoll registration of the connection in each news slot, under whichever of its descriptors.
+    slots: [AtomicU32; SLOTS],
     conns: AtomicU32,
 }
 
@@ -37,7 +37,7 @@ impl Link {
             side: AtomicU8::new(0),
             page: AtomicUsize::new(0),
             bells: [const { AtomicI32::new(-1) }; CQS],
-            slots: [const { AtomicI32::new(0) }; SLOTS],
+            slots: [const { AtomicU32::new(0) }; SLOTS],
             conns: AtomicU32::new(0),
         }
     }
@@ -83,23 +83,28 @@ impl Link {
         self.half(side, cq).is_some_and(CqNews::any)
     }
 
-    /// Takes the news of queue `cq` and calls `each` with the descriptor of every connection named.
-    pub fn take_news(&self, cq: u8, mut each: impl FnMut(i32)) {
+    /// Takes the news of queue `cq` and calls `each` with the first registration of every connection named.
+    pub fn take_news(&self, cq: u8, mut each: impl FnMut(u32)) {
         let side = usize::from(self.side.load(Ordering::Relaxed));
         let Some(half) = self.half(side, cq) else { return };
         half.take(|slot| {
-            let fd = self.slots.get(usize::from(slot)).map(|fd| fd.load(Ordering::Relaxed));
-            if let Some(fd) = fd.filter(|&fd| fd > 0) {
-                each(fd - 1);
+            if let Some(first) = self.slots.get(usize::from(slot)) {
+                each(first.load(Ordering::Relaxed));
             }
         });
     }
 }
 
-/// Never 0; shared by all link pages, unique in this process as far as it matters (a sleep outlasting 2^32).
+/// Where the list of a connection's epoll registrations begins, while it is on a link.
+pub fn registrations(block: &Block) -> Option<&'static AtomicU32> {
+    of(block)?.slots.get(usize::from(block.slot.load(Ordering::Relaxed)))
+}
+
+/// Never 0; shared by all link pages, and another in each process that sleeps on one queue (a forked child has
+/// its parent's queues).
 fn fresh_epoch() -> u64 {
     static EPOCH: AtomicU32 = AtomicU32::new(0);
-    u64::from(EPOCH.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
+    u64::from(process::pid()) << 32 | u64::from(EPOCH.fetch_add(1, Ordering::Relaxed))
 }
 
 /// All link groups in use.
@@ -167,12 +172,12 @@ pub fn gone(session: u32, id: u32) {
 }
 
 /// Puts a connection on the link, in news slot `slot`.
-pub fn join(link: &'static Link, block: &Block, slot: u16, fd: i32) {
+pub fn join(link: &'static Link, block: &Block, slot: u16) {
     let index = TABLE.iter().position(|other| core::ptr::eq(other, link)).unwrap_or(0);
     block.slot.store(slot, Ordering::Relaxed);
     block.side.store(link.side.load(Ordering::Relaxed), Ordering::Relaxed);
     if let Some(at) = link.slots.get(usize::from(slot)) {
-        at.store(fd + 1, Ordering::Relaxed);
+        at.store(0, Ordering::Relaxed);
     }
     link.conns.fetch_add(1, Ordering::Relaxed);
     block.link.store(index as u32 + 1, Ordering::Release);

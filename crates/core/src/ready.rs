@@ -128,7 +128,8 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
         }
     }
     let modes = modes(block);
-    let settled = modes == (mode::PLAIN, mode::PLAIN) && block.unsettled.load(Ordering::Relaxed) != 0;
+    let settled = modes == (mode::PLAIN, mode::PLAIN)
+        && (block.unsettled.load(Ordering::Relaxed) != 0 || crate::link::of(block).is_none());
     Level { events, seen, modes, full, keep_looking, settled }
 }
 

@@ -488,7 +488,7 @@ impl Wait {
                 return Ok(());
             }
             half.starved.fetch_add(1, Ordering::Relaxed);
-            crate::epoll::starved(fd);
+            crate::epoll::starved(conn);
             return Err(Errno::AGAIN);
         }
         {
