@@ -21,12 +21,16 @@
  * that would report them sleeps; with ET, a report is made only for something published since the last report.
  * The mirrored side (writers waiting for room: wwait, cons, EPOLLOUT) is this model with "bytes" read as "room".
  *
- * run:  spin -a cq.pml && gcc -O2 -DSAFETY -o pan pan.c && ./pan -m1000000 -w26
+ * run:  spin -DK=1 -a cq.pml && gcc -O2 -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m1000000 -w26
+ *       K bounds the bytes of each producer (without: they go on for ever); KILL: producers are killed; SHARE: the child
+ *       writes on the parent's connection too; LG2: the second link group; ASLEEP: begins with everybody armed
  * Also right, must pass:
  *   MASK        a consumer takes only its own bits (fetch_and), nothing is handed on
  *   BOTH        connection 0 is in both sets
  *   ONESET      both threads wait in one set: one edge wakes one of them; who leaves with connections still active rings
  *   ET          reports by edge: bytes published since the last report, not bytes unread
+ *   BLOCKING    threads that block in recv(): they never look at news words, so they declare the CQ's sleep BEFORE they
+ *               arm; after any ring they look at everything again (found by loom on the code)
  *   HOSTILE     the peer of link group 1 writes what it likes in its page and DMB, and rings at will
  * Must FAIL:
  *   NORECHECK       no second look at the connection after arming it
@@ -44,6 +48,8 @@
  *   BOTH+MASK       a connection in two sets, and nothing handed on
  *   ONESET+NOHANDOVER   a thread leaves with connections active while another sleeps in the same set
  *   ONESET+REMOVE_LATE  a connection leaves the active list after the second look instead of before arming
+ *   BLOCKING+ARM_FIRST  such a thread arms first: a publisher that comes late, with bytes already read or only helping,
+ *                   disarms it without a ring
  *   ET+ET_BIT       a news bit is reported without comparing prod with what was reported last
  *   ET+ET_MARK      what was reported last is noted at the next epoll_wait() instead of at the report
  *   HOSTILE+HOSTILE_DB  the hostile peer shares the doorbell with link group 0 and read()s it empty
@@ -283,10 +289,19 @@ inline next_active() {       /* in a step */
 proctype Cs(byte me) {
   byte i, t, rep, late;
 top:
+#ifdef BLOCKING
+  if
+  :: d_step { true -> act[E(me)] = SET(E(me)); tcpev[E(me)] = 0; next_active() }
+  fi;
+#ifndef ARM_FIRST
+  d_step { cqsleep[0] = 1; stale_s(0) };
+#endif
+#else
   if
   :: d_step { true -> take(0); next_active() }
   fi;
   hand_on();
+#endif
 #ifdef LG2
   d_step { take(1); i = 0; next_active() };
   hand_on();
@@ -352,7 +367,7 @@ look:
   fi;
 #ifdef PLAIN_S
   d_step { pendS[me] == 0 -> pendS[me] = 1 };
-#else
+#elif !defined(BLOCKING) || defined(ARM_FIRST)
   d_step { pendW[me] == 0 -> cqsleep[0] = 1; stale_s(0) };
 #endif
 #ifdef LG2
@@ -363,7 +378,7 @@ look:
 #else
 #define MINE(pg) news[pg]
 #endif
-#ifndef NORELOOK
+#if !defined(NORELOOK) && !defined(BLOCKING)
   if :: MINE(0) -> goto top :: !MINE(0) fi;
 #ifdef LG2
   if :: MINE(1) -> goto top :: !MINE(1) fi;
