@@ -43,6 +43,18 @@ def drive(accel, bed, port, conns=1, rounds=60, **options):
     assert len(out.splitlines()) == conns
 
 
+def drive_on_a_lane(accel, bed, port):
+    """Clients until one more connection has been on a lane (a broker that gets no CPU may miss the first ones);
+    how many have been by then."""
+    before = accel.broker.stats().lanes
+
+    def one_more():
+        drive(accel, bed, port)
+        return (lanes := accel.broker.stats().lanes) > before and lanes
+
+    return until(one_more, lambda: f"a lane; have {accel.broker.stats()}")
+
+
 def drive_bare(accel, world, bed, port):
     """A client as a program that was preloaded long ago: without `shunpike run`, which would start a broker."""
     env = {"LD_PRELOAD": str(LIBRARY), "SHUNPIKE_SOCKET": str(accel.broker.socket), "SHUNPIKE_EAGER": "1"}
@@ -99,14 +111,12 @@ def test_no_common_eid(both, bed):
 def test_ueid_taken_away_and_given_back(both, bed):
     accel = both("--ueid", "TEST-BED")
     port = start_echo(accel, bed)
-    drive(accel, bed, port)
-    lanes = accel.verify().lanes
+    lanes = drive_on_a_lane(accel, bed, port)
     accel.broker.tool("ueid", "del", "TEST-BED")
     drive(accel, bed, port)
     assert accel.broker.stats().lanes == lanes
     accel.broker.tool("ueid", "add", "TEST-BED")
-    drive(accel, bed, port)
-    accel.verify(lanes=lanes + 1)
+    drive_on_a_lane(accel, bed, port)
 
 
 def test_dmb_limit(both, bed):
@@ -114,26 +124,23 @@ def test_dmb_limit(both, bed):
     accel = both("--max-dmbs", "4")
     port = start_echo(accel, bed)
     drive(accel, bed, port, conns=6)
-    stats = until(lambda: (now := accel.broker.stats()).reasons.get("max_dmb", 0) >= 1 and now,
+    stats = until(lambda: (now := accel.broker.stats()).reasons.get("dmb_limit", 0) >= 1 and now,
                   lambda: f"the limit to be met; have {accel.broker.stats()}")  # fmt: skip
-    assert stats.smc >= 1, stats
-    drive(accel, bed, port)
-    accel.verify(lanes=stats.lanes + 1)
+    assert stats.lanes >= 1, stats
+    drive_on_a_lane(accel, bed, port)
 
 
 def test_device_switched_off_and_on(both, bed):
     accel = both()
     port = start_echo(accel, bed)
-    drive(accel, bed, port)
-    lanes = accel.verify().lanes
+    lanes = drive_on_a_lane(accel, bed, port)
     accel.broker.tool("device", "set", "active", "off")
     drive(accel, bed, port)
     stats = until(lambda: (now := accel.broker.stats()).reasons.get("inactive", 0) >= 1 and now,
                   lambda: f"a fallback because the device is off; have {accel.broker.stats()}")  # fmt: skip
     assert stats.lanes == lanes, stats
     accel.broker.tool("device", "set", "active", "on")
-    drive(accel, bed, port)
-    accel.verify(lanes=lanes + 1)
+    drive_on_a_lane(accel, bed, port)
 
 
 def long_dialogue(accel, bed, rounds=12000):
