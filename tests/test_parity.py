@@ -19,7 +19,7 @@ CASES = {
     "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal"],
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "elapsing", "shared", "twice"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
-                  "stdio"],
+                  "stdio", "raw"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
  * In each case the server's end is the one that moves about; the client checks every byte. */
 #include "bed.h"
 #include <spawn.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
@@ -261,13 +262,31 @@ static void stdio_client(int fd) {
     sees_the_end(dup(fd) >= 0 && !shutdown(fd, SHUT_WR) ? fd : -1);
 }
 
+/* -- calls that reach the kernel past read() and write(): dprintf and syscall(2), a lane under them -- */
+static void raw_server(int fd) {
+    char line[256];
+    for (int i = 0; i < 300; i++) {
+        size_t have = 0;
+        do expect(syscall(SYS_read, fd, line + have, 1) == 1, "a byte comes");
+        while (line[have++] != '\n');
+        line[have] = 0;
+        char reply[300];
+        int whole = snprintf(reply, sizeof reply, "%d:%s", i, line);
+        if (i % 2) expect(dprintf(fd, "%s", reply) == whole, "the line is written");
+        else send_all(fd, reply, whole);
+    }
+    sees_the_end(fd);
+    say("close: %ld", syscall(SYS_close, fd));
+}
+
 static const struct bed_case cases[] = {
     {"child", child_server, asks_client},         {"parent", parent_server, asks_client},
     {"turns", turns_server, asks_client},         {"split", split_server, split_client},
     {"exec", exec_server, echo_client},           {"exec-child", exec_child_server, echo_client},
     {"exec-foreign", exec_foreign_server, echo_client}, {"spawn", spawn_server, echo_client},
     {"system", system_server, asks_client},       {"passed", passed_server, asks_client},
-    {"stdio", stdio_server, stdio_client},        {NULL, NULL, NULL},
+    {"stdio", stdio_server, stdio_client},        {"raw", raw_server, stdio_client},
+    {NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv) {
