@@ -132,7 +132,11 @@ fn waited(n: i32) -> Res {
 
 /// ppoll(2) as a cancellation point: for sleeps. The callers' frames are unwound when the thread is cancelled, so
 /// they hold no lock and nothing that must be dropped.
-pub fn sleep_in_poll(fds: &mut [libc::pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Res {
+pub(crate) fn sleep_in_poll(
+    fds: &mut [libc::pollfd],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Res {
     let Some(waits) = WAITS.get() else { return poll(fds, timeout, mask) };
     let ts = timespec(timeout);
     let ts = if timeout.is_some() { &raw const ts } else { core::ptr::null() };
@@ -141,7 +145,7 @@ pub fn sleep_in_poll(fds: &mut [libc::pollfd], timeout: Option<u64>, mask: *cons
 }
 
 /// epoll_pwait(2) as a cancellation point, as `sleep_in_poll`; a call that does not sleep is none.
-pub fn sleep_in_epoll(
+pub(crate) fn sleep_in_epoll(
     fd: i32,
     events: &mut [libc::epoll_event],
     timeout: i32,

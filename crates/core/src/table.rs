@@ -160,9 +160,10 @@ fn unpack(word: u64) -> Entry {
     let address = word & ADDRESS;
     match word & KIND {
         SOCKET => Entry::Socket,
-        // SAFETY: packed from a `&'static Block` above; arenas are never unmapped.
         CONN => {
-            Entry::Conn(Conn { block: unsafe { &*(address as *const Block) }, uses: (word >> 48) as u16 })
+            // SAFETY: packed from a `&'static Block` above; arenas are never unmapped.
+            let block = unsafe { &*(address as *const Block) };
+            Entry::Conn(Conn { block, uses: (word >> 48) as u16 })
         }
         // SAFETY: packed from a `&'static Set` above; sets are never freed, only used again.
         SET => Entry::Set(unsafe { &*(address as *const Set) }),

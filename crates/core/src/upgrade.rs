@@ -59,7 +59,7 @@ pub struct Handshakes {
 
 impl Handshakes {
     /// None.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { slots: [None; MOST] }
     }
 

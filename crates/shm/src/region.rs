@@ -138,7 +138,7 @@ impl Region {
     /// Errors: `None` when it does not fit or is not aligned.
     pub unsafe fn at<'a, T>(&self, offset: usize) -> Option<&'a T> {
         let end = offset.checked_add(size_of::<T>())?;
-        if end > self.len || (self.base as usize + offset) % align_of::<T>() != 0 {
+        if end > self.len || !(self.base as usize + offset).is_multiple_of(align_of::<T>()) {
             return None;
         }
         // SAFETY: in bounds and aligned as just checked; the caller vouches for type and lifetime.
