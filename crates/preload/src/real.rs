@@ -56,8 +56,8 @@ macro_rules! hooks {
                         Ok(name) => $crate::real::Real::new(name),
                         Err(_) => panic!("a name without NUL"),
                     };
-                    // SAFETY: libc's function of that name has this signature (glibc's headers).
                     let real: unsafe extern "C-unwind" fn($($ty),*) -> $ret =
+                        // SAFETY: libc's function of that name has this signature (glibc's headers).
                         unsafe { core::mem::transmute(REAL.address()) };
                     // SAFETY: the program's arguments, handed on unchanged.
                     unsafe { real($($arg),*) }
