@@ -114,10 +114,14 @@ fn plain(conn: Conn, fd: i32, bufs: &mut Bufs<'_>, flags: i32, real: impl FnOnce
         let n = sys::recv(fd, &mut iov[..used], flags).unwrap_or(0);
         (n, Outcome::Ours(Ok(bufs.done() + n)))
     };
-    half.inflight.fetch_sub(1, Ordering::SeqCst);
-    if n > 0 && flags & libc::MSG_PEEK == 0 {
+    let counted = n > 0 && flags & libc::MSG_PEEK == 0;
+    if counted {
         half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
         half.tcp_calls.fetch_add(1, Ordering::Relaxed);
+    }
+    // Only now: whoever sees nobody inside must see the bytes counted, too.
+    half.inflight.fetch_sub(1, Ordering::SeqCst);
+    if counted {
         conn::moved(conn, fd);
     }
     outcome
