@@ -42,6 +42,7 @@ extern "C" fn start() {
     process::start(process::Options { eager: variable(c"SHUNPIKE_EAGER").is_some_and(|v| v == b"1") });
 }
 
+// SAFETY: glibc's at_quick_exit has this signature (stdlib.h).
 unsafe extern "C" {
     /// at_quick_exit(3)
     fn at_quick_exit(handler: extern "C" fn()) -> core::ffi::c_int;
