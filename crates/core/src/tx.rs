@@ -219,7 +219,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
         end(conn, fd, &dmb);
         return Step::Again;
     }
-    let mut free = dmb.size() - (offset - half.other.load(Ordering::Relaxed)).min(dmb.size());
+    let mut free = dmb.size() - offset.wrapping_sub(half.other.load(Ordering::Relaxed)).min(dmb.size());
     if free < (source.left() as u64).min(CHUNK as u64) {
         let cons = words.cons();
         let unread = offset.wrapping_sub(cons.offset());
@@ -454,9 +454,15 @@ pub fn overflow(conn: Conn, fd: i32) -> bool {
     let now = clock::ticks();
     let since = half.full_since.load(Ordering::Relaxed);
     let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
-    if free > 0 || since == 0 {
-        half.full_since.store(if free > 0 { 0 } else { now.max(1) }, Ordering::Relaxed);
-        return free > 0;
+    if free >= writable_at(&dmb) {
+        half.full_since.store(0, Ordering::Relaxed);
+        return true;
+    }
+    let consumed = dmb.words().cons().offset();
+    if since == 0 || consumed != half.other.swap(consumed, Ordering::Relaxed) {
+        // The grace is for a reader that does not move at all.
+        half.full_since.store(now.max(1), Ordering::Relaxed);
+        return false;
     }
     if now.wrapping_sub(since) < clock::from_us(grace) {
         return false;

@@ -1,0 +1,46 @@
+"""The library as an object: what it exports is what its lists of hooks say, and both ways to move bytes work."""
+
+import re
+import subprocess
+
+import pytest
+
+from harness import LIBRARY, ROOT, Accel
+from procs import finish_together, free_port
+
+# Names that libc users bind to and that must stay hooked, whatever else is added.
+MUST = """read __read __read_chk write __write readv writev preadv2 pwritev2 recv __recv_chk recvfrom recvmsg recvmmsg send sendto
+sendmsg sendmmsg sendfile sendfile64 splice socket connect accept accept4 shutdown close close_range closefrom dup dup2 dup3 fcntl
+fcntl64 ioctl setsockopt poll __poll_chk ppoll select pselect epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
+epoll_pwait2 vfork _Fork execve execvp posix_spawn fdopen dprintf sigaction signal siginterrupt syscall""".split()
+
+
+def listed():
+    """The names in the hooks! and stubs! blocks of the library's source."""
+    names = set()
+    for path in (ROOT / "crates/preload/src").glob("*.rs"):
+        text = path.read_text()
+        for block in re.findall(r"^hooks! \{\n(.*?)^\}", text, re.S | re.M):
+            names |= set(re.findall(r"^    fn (\w+)", block, re.M))
+        for block in re.findall(r"^stubs! \{ \w+:\n(.*?)^\}", text, re.S | re.M):
+            names |= set(re.findall(r"\w+", block))
+    return names
+
+
+def test_exports_are_the_listed_hooks_and_nothing_else():
+    out = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
+    exported = {line.split()[2] for line in out.splitlines()}
+    assert exported == listed()
+    assert set(MUST) <= exported
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("copy", ["off", "on"])
+def test_both_ways_to_move_bytes(world, bed, copy):
+    """No-copy (the send buffer is the peer's DMB), and a send buffer of one's own that move_data empties."""
+    accel, port = Accel.eager(world, "both"), free_port()
+    accel.broker.tool("device", "set", "dmb_copy", copy)
+    server = accel.server("server", [bed / "pingpong", "server", port, 8, 400]).wait_listening(port)
+    out, served = finish_together(accel.client("client", [bed / "pingpong", "client", port, 8, 400]), server)
+    assert len(set(out.splitlines())) == 9 and served == "done\n"
+    accel.verify(lanes=8, lane_bytes=1 << 20)
