@@ -1,7 +1,7 @@
 # make            builds the command and the library
 # make demo       shows redis over TCP and over shared memory, on this machine
 # make test       builds and runs every test
-# make bench      measures against TCP, UNIX sockets and the machine's limits
+# make bench      measures lanes against TCP in one run, and compares with the floors
 # make lint       formatting, clippy, and a reason for every unsafe block
 # make install    PREFIX=/usr/local DESTDIR=
 
