@@ -62,6 +62,8 @@ class Broker:
         argv = [self.world.binary, "broker", "--socket", self.socket, *self.options]
         self.proc = self.world.start(self.name, argv, netns=self.netns)
         until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
+        # Alone with its listening socket: the probe above has gone from its books too.
+        until(lambda: self.holdings().count("socket") == 1, lambda: f"{self.name} closes the probe's socket: {self.holdings()}")
         self.at_first = self.holdings()
 
     def answers(self):
@@ -192,7 +194,9 @@ class Accel:
 
     @classmethod
     def eager(cls, world, mode):
-        """For one of EAGER_MODES."""
+        """For one of EAGER_MODES. A program of the test-bed that has to earn its lane warms up for longer."""
+        if mode == "earned":
+            world.env["BED_WARM_MS"] = "300"
         return cls(world, "both" if mode == "earned" else mode, [] if mode in ("tcp", "earned") else ["--eager"])
 
     def server(self, name, argv, **options):

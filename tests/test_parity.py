@@ -91,7 +91,9 @@ def test_both_ends_in_one_process(world, bed, mode, program):
 @pytest.mark.parametrize("how", ["lt", "et"])
 def test_storm_of_short_connections(world, bed, mode, how):
     """2000 connections, four at a time, on descriptor numbers that are used again at once."""
-    accel, port = Accel.eager(world, mode), free_port()
+    # --eager would let each of the connections wait its moment (50 ms) for a peer that never comes.
+    accel = Accel(world, mode) if mode in ("client", "server") else Accel.eager(world, mode)
+    port = free_port()
     server = accel.server("server", [bed / "echo", "server", how, port, 2000]).wait_listening(port)
     out, echoed = finish_together(accel.client("client", [bed / "storm", port, 4, 500]), server)
     assert out.split()[2::3] == ["2501139e", "65be09f6", "b95681af", "37036e92"]
@@ -109,7 +111,7 @@ def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options)
     accel.server("socat", argv).wait_listening(port)
     hashes = accel.client("client", [bed / "echo", "client", port, 6, 80]).finish()
     assert len(hashes.splitlines()) == 6
-    if mode in ("client", "server") or not exec_options:  # whether a connection that is handed over keeps a lane is open
+    if mode in ("client", "server"):  # whether a connection that is handed over gets a lane is open
         accel.verify()
 
 

@@ -145,10 +145,11 @@ static UNUSED void recv_all(int fd, void *to, size_t count) {
     expect(recv_upto(fd, to, count) == count, "the stream ends only where its sender ended it");
 }
 
-/* Ping-pong for 200 rounds and at least 60 ms: long enough for a lane to open where one can. */
+/* Ping-pong for 200 rounds and at least BED_WARM_MS (60): long enough for a lane to open where one can. */
 static UNUSED void warm_up_client(int fd) {
     char message[1024] = {0};
-    int64_t until = now_ms() + 60;
+    const char *warm = getenv("BED_WARM_MS");
+    int64_t until = now_ms() + (warm ? atoi(warm) : 60);
     for (int round = 0;; round++) {
         message[0] = round >= 200 && now_ms() >= until ? 'e' : 'c';
         send_all(fd, message, sizeof message);
