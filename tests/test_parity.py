@@ -98,7 +98,7 @@ def test_storm_of_short_connections(world, bed, mode, how):
     out, echoed = finish_together(accel.client("client", [bed / "storm", port, 4, 500]), server)
     assert out.split()[2::3] == ["2501139e", "65be09f6", "b95681af", "37036e92"]
     assert echoed == "echoed 5387500 on 2000\n"
-    if mode in ("client", "server", "both"):  # in the default setting they are too short to earn a lane
+    if mode == "both":  # in the default setting they are too short to earn a lane
         accel.verify()
 
 
