@@ -184,6 +184,8 @@ pub fn close_internal(fd: OwnedFd) {
 /// Before fork(): the child will hold every connection too. Should fork() fail, the count stays too high, which
 /// only keeps these connections from coming on a lane anew.
 pub fn before_fork() {
+    // Not while a lane is being opened: it is mapped in both processes, or in neither's state.
+    let _session = session::lock();
     for (_, entry) in table::all() {
         if let Entry::Conn(conn) = entry {
             conn.block.retain();

@@ -228,7 +228,8 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
         }
         FromBroker::Attached { conn, token, class, reason } => {
             let fd = fds[0].take();
-            let input = match (refusal(reason), DmbSize::from_class(class), fd) {
+            let refusal = refusal(reason).or_else(|| shared(conn));
+            let input = match (refusal, DmbSize::from_class(class), fd) {
                 (None, Some(size), Some(fd)) => match map_dmb(fd.as_fd(), class) {
                     Some(region) => {
                         if let Some(Some(shake)) = session.handshakes.find(conn) {
@@ -257,6 +258,13 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
 
 fn refusal(code: u32) -> Option<Reason> {
     (code != 0).then(|| Reason::from_code(code).unwrap_or(Reason::Internal))
+}
+
+/// A connection that was inherited by another process meanwhile gets no lane: what is mapped now is not mapped
+/// there.
+fn shared(id: ConnId) -> Option<Reason> {
+    let (conn, _) = conn_of(id)?;
+    (conn.block.refs.load(Ordering::Acquire) > 1).then_some(Reason::Shared)
 }
 
 fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
@@ -354,6 +362,10 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
     };
     let (conn, fd) = (shake.conn, shake.fd);
     let Some(region) = shake.own else { return };
+    if let Some(reason) = shared(id) {
+        session.send(&ToBroker::Unregister { token: named.token.0 });
+        return step(session, id, Input::Refused(reason));
+    }
     if !grant(conn, fd, region, named.token) {
         shake.registered = Some(named);
         return;
