@@ -392,11 +392,12 @@ pub fn close(fd: i32) {
 fn drop_end(conn: Conn, fd: i32, open: bool) {
     let block = conn.block;
     if block.refs.load(Ordering::Acquire) > 1 {
-        if block.fd.load(Ordering::Relaxed) as i32 == fd
-            && let Some((other, _)) =
-                table::all().find(|(_, entry)| matches!(entry, Entry::Conn(other) if *other == conn))
-        {
-            block.fd.store(other as u32, Ordering::Relaxed);
+        match table::all().find(|(_, entry)| matches!(entry, Entry::Conn(other) if *other == conn)) {
+            Some((other, _)) if block.fd.load(Ordering::Relaxed) as i32 == fd => {
+                block.fd.store(other as u32, Ordering::Relaxed);
+            }
+            Some(_) => {}
+            None => abandon_handshake(conn, fd),
         }
         block.release();
         return;
@@ -424,6 +425,20 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     }
     block.phase.store(phase::CLOSED, Ordering::Release);
     block.release();
+}
+
+/// This process lets go of a connection that another one of its tree goes on with: a handshake of ours would
+/// open a lane whose memory is mapped here only. The other may nominate it anew.
+fn abandon_handshake(conn: Conn, fd: i32) {
+    let block = conn.block;
+    if !matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
+        return;
+    }
+    let mut session = session::lock();
+    withdraw_grant(conn, fd);
+    upgrade::forget(&mut session, block);
+    link::part(block);
+    block.phase.store(phase::WATCHED, Ordering::Release);
 }
 
 fn end_lanes(conn: Conn, fd: i32, open: bool) {

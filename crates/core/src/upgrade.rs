@@ -260,11 +260,11 @@ fn refusal(code: u32) -> Option<Reason> {
     (code != 0).then(|| Reason::from_code(code).unwrap_or(Reason::Internal))
 }
 
-/// A connection that was inherited by another process meanwhile gets no lane: what is mapped now is not mapped
-/// there.
+/// A connection that another process has inherited meanwhile, or has alone by now, gets no lane from us: what
+/// is mapped here is not mapped there.
 fn shared(id: ConnId) -> Option<Reason> {
-    let (conn, _) = conn_of(id)?;
-    (conn.block.refs.load(Ordering::Acquire) > 1).then_some(Reason::Shared)
+    let ours = conn_of(id).is_some_and(|(conn, _)| conn.block.refs.load(Ordering::Acquire) == 1);
+    (!ours).then_some(Reason::Shared)
 }
 
 fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
