@@ -1,0 +1,203 @@
+//! The active list of a set: what puts connections on it, how they are looked at, reported and armed.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use shunpike_shm::lane::Side;
+
+use super::regs::{CONTROL, Reg, kin, kin_of, reg};
+use super::{EDGE, ONESHOT, Set, ring};
+use crate::mutex::Guard;
+use crate::ready::{self, Level};
+use crate::table::Conn;
+use crate::{link, rx, tx, wait};
+
+/// Looks without news after which a connection is armed and leaves the active list.
+const QUIET: u8 = 32;
+
+/// The active list, and what its scans remember.
+pub(super) struct List {
+    pub(super) head: u32,
+    tail: u32,
+    pub(super) len: u32,
+    pub(super) kernel_at: u64,
+    /// The kernel's events left no room for the lanes'.
+    pub(super) kernel_filled: bool,
+    pub(super) sleepers: u32,
+}
+
+impl List {
+    pub(super) const fn new() -> Self {
+        Self { head: 0, tail: 0, len: 0, kernel_at: 0, kernel_filled: false, sleepers: 0 }
+    }
+}
+
+pub(super) fn push(list: &mut List, index: u32) {
+    let Some(new) = reg(index) else { return };
+    new.quiet.set(0);
+    if new.listed.replace(true) {
+        return;
+    }
+    new.prev_active.set(list.tail);
+    new.next_active.set(0);
+    match reg(list.tail) {
+        Some(tail) => tail.next_active.set(index),
+        None => list.head = index,
+    }
+    list.tail = index;
+    list.len += 1;
+}
+
+pub(super) fn pop(list: &mut List, index: u32) {
+    let Some(gone) = reg(index).filter(|reg| reg.listed.get()) else { return };
+    gone.listed.set(false);
+    let (prev, next) = (gone.prev_active.get(), gone.next_active.get());
+    match reg(prev) {
+        Some(prev) => prev.next_active.set(next),
+        None => list.head = next,
+    }
+    match reg(next) {
+        Some(next) => next.prev_active.set(prev),
+        None => list.tail = prev,
+    }
+    list.len -= 1;
+}
+
+/// Something changed on a connection outside of its peer's posts: its sets look at it.
+pub fn touch(conn: Conn) {
+    let _control = CONTROL.lock();
+    look_at(kin_of(conn), None);
+}
+
+/// A call found no room: the sets that wait for it look at the connection again.
+pub fn starved(conn: Conn) {
+    if link::registrations(conn.block).is_some_and(|first| first.load(Ordering::Relaxed) != 0) {
+        touch(conn);
+    }
+}
+
+/// Puts registrations on their active lists; sets other than `own` whose threads sleep are rung. Under CONTROL.
+fn look_at(indices: impl Iterator<Item = u32>, own: Option<&'static Set>) {
+    for index in indices {
+        let Some(reg) = reg(index) else { continue };
+        let Some(set) = reg.set.get().filter(|_| reg.managed.get()) else { continue };
+        let mut list = set.list.lock();
+        reg.dirty.set(reg.dirty.get() | own.is_none());
+        push(&mut list, index);
+        let wake = list.sleepers > 0 && own.is_none_or(|own| !core::ptr::eq(own, set));
+        drop(list);
+        if wake {
+            ring(set);
+        }
+    }
+}
+
+/// Posted connections go on their active lists.
+pub(super) fn news(set: &'static Set) {
+    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return };
+    for link in link::all() {
+        if link.has_news(cq as u8) {
+            let _control = CONTROL.lock();
+            link.take_news(cq as u8, |first| look_at(kin(&AtomicU32::new(first)), Some(set)));
+        }
+    }
+}
+
+/// Whether a turn would find something: for spinning.
+pub(super) fn hot(set: &'static Set) -> bool {
+    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return false };
+    if link::all().any(|link| link.has_news(cq as u8)) {
+        return true;
+    }
+    let list = set.list.lock();
+    let mut at = list.head;
+    while let Some(reg) = reg(at) {
+        if let Some(conn) = reg.conn.get()
+            && !reg.disarmed.get()
+            && ready::changed(conn, reg.events.get(), &reg.seen.get())
+        {
+            return true;
+        }
+        at = reg.next_active.get();
+    }
+    false
+}
+
+/// Reports what is ready on the active list, each at most once and the first to the back; arms the quiet.
+pub(super) fn scan(
+    set: &'static Set,
+    mut list: Guard<'static, List>,
+    out: &mut [libc::epoll_event],
+) -> usize {
+    let mut n = 0;
+    for _ in 0..list.len {
+        if n == out.len() {
+            break;
+        }
+        let index = list.head;
+        let Some(reg) = reg(index) else { break };
+        pop(&mut list, index);
+        let Some(conn) = reg.conn.get().filter(|_| reg.managed.get() && !reg.disarmed.get()) else {
+            continue;
+        };
+        let level = look(reg, conn);
+        match report(reg, &level) {
+            Some(event) => {
+                out[n] = event;
+                n += 1;
+                reg.quiet.set(0);
+                if !reg.disarmed.get() {
+                    push(&mut list, index);
+                }
+            }
+            None => {
+                let quiet = reg.quiet.get().saturating_add(1);
+                if quiet < QUIET || level.full || arm(set, reg, conn, &level) {
+                    push(&mut list, index);
+                }
+                reg.quiet.set(quiet);
+            }
+        }
+    }
+    n
+}
+
+pub(super) fn look(reg: &Reg, conn: Conn) -> Level {
+    let level = ready::level(conn, reg.fd.get(), reg.events.get(), reg.dirty.get());
+    reg.dirty.set(level.keep_looking);
+    level
+}
+
+/// The event to report, if there is one: level-triggered as it stands, edge-triggered once per news.
+fn report(reg: &Reg, level: &Level) -> Option<libc::epoll_event> {
+    let wanted = reg.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+    let events = level.events & wanted;
+    if events == 0 {
+        return None;
+    }
+    if reg.events.get() & EDGE != 0 && !reg.edge.get() && !level.is_fresh(reg.events.get(), &reg.seen.get()) {
+        return None;
+    }
+    reg.edge.set(false);
+    let mut seen = reg.seen.get();
+    level.note(events, &mut seen);
+    reg.seen.set(seen);
+    reg.disarmed.set(reg.events.get() & ONESHOT != 0);
+    Some(libc::epoll_event { events, u64: reg.data.get() })
+}
+
+/// Declares that publishers of this connection must post. True when there is news since `level` after all.
+pub(super) fn arm(set: &Set, reg: &Reg, conn: Conn, level: &Level) -> bool {
+    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return true };
+    let block = conn.block;
+    if reg.events.get() & ready::IN != 0
+        && let Some(dmb) = rx::dmb(&block.rx)
+    {
+        wait::arm(&block.rx, dmb.words(), Side::Readers, cq as u8);
+    }
+    if ready::waits_for_room(block, reg.events.get(), &reg.seen.get())
+        && let Some(dmb) = tx::dmb(&block.tx)
+    {
+        wait::arm(&block.tx, dmb.words(), Side::Writers, cq as u8);
+    }
+    level.modes != ready::modes(block) || ready::changed(conn, reg.events.get(), &reg.seen.get())
+}

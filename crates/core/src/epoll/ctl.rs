@@ -1,0 +1,326 @@
+//! How registrations change: by epoll_ctl, with a connection's mode, and with its descriptors.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::mode;
+use shunpike_wire::Reason;
+
+use super::active::{pop, push};
+use super::fdinfo::kernel_knows;
+use super::regs::{
+    CONTROL, Control, Reg, allocate, bell_tag, find, indices, kin_of, reg, remove, tag, unmanage,
+};
+use super::{EDGE, EXCLUSIVE, ONESHOT, Set, is_inherited, new_set, open_sets, own, ring, watch};
+use crate::table::{self, Conn, Entry};
+use crate::{conn, link, process, sys, wait};
+
+/// What a connection on a lane is registered for in the kernel: news of TCP, once each.
+const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
+
+/// epoll_ctl: done here for sockets that are or may come on a lane, by libc for the rest.
+pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Option<Result<usize, Errno>> {
+    let conn = match table::look(fd) {
+        Entry::Conn(conn) => Some(conn),
+        Entry::Socket => None,
+        Entry::Set(inner) if op == libc::EPOLL_CTL_ADD && fd != epfd => {
+            watch(inner);
+            return None;
+        }
+        _ => return None,
+    };
+    let set = match table::look(epfd) {
+        Entry::Set(set) => set,
+        Entry::None => {
+            let set = new_set(epfd)?;
+            table::set(epfd, Entry::Set(set));
+            set
+        }
+        _ => return None,
+    };
+    own(set);
+    let result = change(set, epfd, op, fd, conn, event)?;
+    if let Some(conn) = conn.filter(|&conn| set.watched.load(Ordering::SeqCst) && on_lane(conn)) {
+        conn::revoke_for_good(conn, fd, Reason::EpollSets);
+    }
+    Some(result)
+}
+
+fn change(
+    set: &'static Set,
+    epfd: i32,
+    op: i32,
+    fd: i32,
+    conn: Option<Conn>,
+    event: Option<libc::epoll_event>,
+) -> Option<Result<usize, Errno>> {
+    let mut control = CONTROL.lock();
+    let known = find(set, fd).and_then(|index| Some((index, reg(index)?)));
+    let result = match (op, event) {
+        (libc::EPOLL_CTL_ADD, Some(mut event)) => match known {
+            Some((index, reg)) if reg.parked.get() && event.events & EXCLUSIVE == 0 => {
+                reg.parked.set(false);
+                rearm(set, index, reg, event);
+                Ok(0)
+            }
+            known => {
+                if let Some((index, _)) = known.filter(|(_, reg)| reg.parked.get()) {
+                    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
+                    remove(&mut control, index, fd);
+                }
+                let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
+                if done.is_ok() {
+                    // One that we still know was closed behind our back.
+                    if let Some(index) = find(set, fd) {
+                        remove(&mut control, index, fd);
+                    }
+                    add(&mut control, set, fd, conn, event);
+                }
+                done
+            }
+        },
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _)
+            if known.as_ref().is_some_and(|(_, reg)| reg.parked.get()) =>
+        {
+            Err(Errno::NOENT)
+        }
+        (libc::EPOLL_CTL_MOD, Some(mut event)) => match known {
+            Some((_, reg)) if (event.events | reg.events.get()) & EXCLUSIVE != 0 => Err(Errno::INVAL),
+            Some((index, reg)) if reg.managed.get() => {
+                rearm(set, index, reg, event);
+                Ok(0)
+            }
+            Some((index, reg)) => {
+                let before = (reg.events.get(), reg.data.get(), reg.disarmed.get());
+                reg.wish(event.events, event.u64, false);
+                let done = tell_kernel(reg, index);
+                if done.is_err() {
+                    let (events, data, disarmed) = before;
+                    reg.wish(events, data, disarmed);
+                }
+                done
+            }
+            None => sys::epoll_ctl(epfd, op, fd, Some(&mut event)),
+        },
+        (libc::EPOLL_CTL_DEL, _) => match known {
+            Some((index, reg)) if reg.managed.get() => {
+                let mut list = set.list.lock();
+                reg.parked.set(true);
+                reg.disarmed.set(true);
+                pop(&mut list, index);
+                Ok(0)
+            }
+            known => {
+                let done = sys::epoll_ctl(epfd, op, fd, None);
+                if let (Ok(_), Some((index, _))) = (&done, known) {
+                    remove(&mut control, index, fd);
+                }
+                done
+            }
+        },
+        _ => return None,
+    };
+    Some(result)
+}
+
+/// New wishes for a registration on a lane: in the kernel it stands as ever, only our side of it changes.
+fn rearm(set: &'static Set, index: u32, reg: &Reg, event: libc::epoll_event) {
+    let mut list = set.list.lock();
+    reg.wish(event.events, event.u64, false);
+    reg.edge.set(true);
+    reg.dirty.set(reg.dirty.get() || event.events & EDGE != 0);
+    push(&mut list, index);
+    let wake = list.sleepers > 0;
+    drop(list);
+    if wake {
+        ring(set);
+    }
+}
+
+fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, event: libc::epoll_event) {
+    let Some(index) = allocate(control) else {
+        // More registrations than we can keep: this connection stays on TCP.
+        if let Some(conn) = conn {
+            conn.block.phase.store(conn::phase::DONE, Ordering::Relaxed);
+            conn::note(conn.block, Reason::EpollSets);
+        }
+        return;
+    };
+    let (Some(reg), Some(head)) = (reg(index), table::regs(fd)) else { return };
+    reg.begin(set, fd, conn, event);
+    reg.next.set(head.swap(index, Ordering::Relaxed));
+    if conn.is_some_and(on_lane) {
+        take_over(control, index);
+    } else if event.events & ONESHOT != 0 {
+        let _ = tell_kernel(reg, index);
+    }
+}
+
+fn on_lane(conn: Conn) -> bool {
+    conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
+        || conn.block.phase.load(Ordering::Relaxed) == conn::phase::OPEN
+}
+
+/// Whether an epoll set watches TCP on behalf of `fd`, so that nobody else must ask how it is.
+#[inline]
+pub fn watches(fd: i32) -> bool {
+    table::regs(fd).is_some_and(|head| head.load(Ordering::Relaxed) != 0)
+}
+
+/// `fd` is about to be closed. The kernel keeps its registrations while the connection has another descriptor,
+/// and nobody can change them any more: they become the kernel's own before.
+pub fn closing(conn: Conn, fd: i32) {
+    if conn.block.refs.load(Ordering::Relaxed) == 1 || !watches(fd) || !on_lane(conn) {
+        return;
+    }
+    let here = || {
+        table::all().any(|(other, entry)| other != fd && matches!(entry, Entry::Conn(other) if other == conn))
+    };
+    let own = |index| reg(index).is_some_and(|reg| reg.set.get().is_some_and(|set| !is_inherited(set)));
+    let concerned = {
+        let _control = CONTROL.lock();
+        indices(fd).any(own)
+    };
+    if concerned && here() {
+        conn::revoke_for_good(conn, fd, Reason::EpollSets);
+        restore(conn);
+    }
+}
+
+/// `fd` was closed: the kernel has dropped its registrations (or reports them by a dup's grace).
+pub fn forget(fd: i32) {
+    if table::regs(fd).is_none_or(|head| head.load(Ordering::Relaxed) == 0) {
+        return;
+    }
+    let mut control = CONTROL.lock();
+    while let Some(index) =
+        table::regs(fd).map(|head| head.load(Ordering::Relaxed)).filter(|&index| index != 0)
+    {
+        remove(&mut control, index, fd);
+    }
+}
+
+/// A connection comes on a lane: its registrations are answered from here.
+pub fn manage(conn: Conn, fd: i32) {
+    let mut control = CONTROL.lock();
+    let mut manage = |fd| {
+        for index in indices(fd) {
+            // A managed one, which scans read, has it already.
+            if let Some(reg) = reg(index).filter(|reg| reg.conn.get() != Some(conn)) {
+                reg.conn.set(Some(conn));
+            }
+            take_over(&mut control, index);
+        }
+    };
+    manage(fd);
+    if conn.block.refs.load(Ordering::Relaxed) > 1 {
+        let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
+        table::all()
+            .filter(|&(other, entry)| other != fd && same(entry))
+            .for_each(|(other, _)| manage(other));
+    }
+}
+
+/// Under CONTROL.
+fn take_over(control: &mut Control, index: u32) {
+    let Some(reg) = reg(index) else { return };
+    let Some(set) = reg.set.get() else { return };
+    if !reg.managed.get() {
+        reg.managed.set(true);
+        reg.kin.set(reg.conn.get().and_then(|conn| link::registrations(conn.block)));
+        if let Some(first) = reg.kin.get() {
+            reg.next_kin.set(first.swap(index, Ordering::Relaxed));
+        }
+        set.managed.fetch_add(1, Ordering::SeqCst);
+        if set.cq.load(Ordering::Relaxed) == 0 {
+            let cq = process::next_cq();
+            let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
+            if matches!(added, Ok(()) | Err(Errno::EXIST)) {
+                set.cq.store(u32::from(cq) + 1, Ordering::Release);
+            }
+        }
+    }
+    {
+        let mut list = set.list.lock();
+        reg.dirty.set(true);
+        reg.edge.set(true);
+        push(&mut list, index);
+    }
+    if tell_kernel(reg, index).is_err() {
+        // Closed behind our back, the kernel has it no more.
+        let fd = reg.fd.get();
+        return remove(control, index, fd);
+    }
+    // A thread that sleeps there has not armed this connection.
+    ring(set);
+}
+
+/// What stands in the kernel for a registration.
+///
+/// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
+/// a lane before the program has armed it again.
+fn in_kernel(reg: &Reg, index: u32) -> libc::epoll_event {
+    match reg.events.get() {
+        _ if reg.managed.get() => {
+            libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn.get()) }
+        }
+        events if events & ONESHOT == 0 => libc::epoll_event { events, u64: reg.data.get() },
+        _ if reg.disarmed.get() => libc::epoll_event { events: ONESHOT, u64: tag(index, reg.turn.get()) },
+        events => libc::epoll_event { events, u64: tag(index, reg.turn.get()) },
+    }
+}
+
+/// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)).
+pub(super) fn tell_kernel(reg: &Reg, index: u32) -> Result<usize, Errno> {
+    let Some(set) = reg.set.get() else { return Err(Errno::NOENT) };
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    reg.next_turn();
+    let mut event = in_kernel(reg, index);
+    if reg.events.get() & EXCLUSIVE == 0 {
+        return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd.get(), Some(&mut event));
+    }
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, reg.fd.get(), None)?;
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, reg.fd.get(), Some(&mut event))
+}
+
+/// A connection is on TCP again: its registrations are the kernel's, as the program made them.
+pub fn restore(conn: Conn) {
+    let mut control = CONTROL.lock();
+    for index in kin_of(conn) {
+        let Some(reg) = reg(index) else { continue };
+        if reg.parked.get() {
+            let (fd, epfd) = (reg.fd.get(), reg.set.get().map_or(-1, |set| set.epfd.load(Ordering::Relaxed)));
+            let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
+            remove(&mut control, index, fd);
+        } else {
+            unmanage(reg, index);
+            let _ = tell_kernel(reg, index);
+        }
+    }
+}
+
+/// `restore` for the registrations in `set` of a connection that is on no link any more.
+pub(super) fn restore_left(set: &'static Set, conn: Conn) {
+    let control = CONTROL.lock();
+    for index in 1..=control.used {
+        if let Some(reg) = reg(index)
+            && reg.conn.get() == Some(conn)
+            && reg.is_in(set)
+        {
+            unmanage(reg, index);
+            let _ = tell_kernel(reg, index);
+        }
+    }
+}
+
+/// Why the connection at `fd` must not come on a lane: how it is registered in epoll sets.
+pub fn bars(fd: i32) -> Option<Reason> {
+    if !watches(fd) {
+        return open_sets().any(|set| kernel_knows(set, fd)).then_some(Reason::IoUring);
+    }
+    let _control = CONTROL.lock();
+    let watched = |index| {
+        reg(index).and_then(|reg| reg.set.get()).is_some_and(|set| set.watched.load(Ordering::SeqCst))
+    };
+    indices(fd).any(watched).then_some(Reason::EpollSets)
+}

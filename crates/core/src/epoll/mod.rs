@@ -1,0 +1,180 @@
+//! The program's epoll sets.
+//!
+//! A set stays the kernel's own. While a connection is on a lane its registration there is edge-triggered
+//! and carries a tag of ours (TCP then only tells of death and stray bytes), and the set has our doorbell;
+//! what the program registered is kept here and answered from the lane. Sets without lanes are untouched.
+//!
+//! A set keeps an *active list* of connections that it looks at itself. One that has been quiet is armed
+//! (its publisher posts to the set's CQ) and leaves the list: epoll_wait costs O(active), and a busy
+//! connection costs its peer no post at all (models/cq.pml).
+//!
+//! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change; `fdinfo`: those made behind our
+//! back; `active`: looks and reports; `wait`: epoll_wait.
+
+mod active;
+mod ctl;
+mod fdinfo;
+mod regs;
+mod wait;
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+
+use shunpike_wire::Reason;
+
+use crate::mutex::Mutex;
+use crate::table::{self, Entry};
+use crate::{conn, process};
+
+use self::active::List;
+use self::regs::{CONTROL, managed_after, reg, remove};
+
+pub use self::active::{starved, touch};
+pub use self::ctl::{bars, closing, ctl, forget, manage, restore, watches};
+pub use self::wait::wait;
+
+/// Sets of a process that can have lanes.
+const SETS: usize = 4096;
+
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// An epoll set of the program. 64-byte aligned: the table keeps its address beside a kind.
+#[repr(align(64))]
+pub struct Set {
+    epfd: AtomicI32,
+    /// Process that uses it.
+    pid: AtomicU32,
+    refs: AtomicU32,
+    /// Registrations in it that are on lanes.
+    managed: AtomicU32,
+    /// Doorbell queue plus one, once the doorbell is in the set.
+    cq: AtomicU32,
+    /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
+    /// answers for the whole of it.
+    watched: AtomicBool,
+    list: Mutex<List>,
+}
+
+static SETS_AT: [Set; SETS] = [const { Set::new() }; SETS];
+static NEXT_SET: AtomicUsize = AtomicUsize::new(0);
+
+impl Set {
+    const fn new() -> Self {
+        Self {
+            epfd: AtomicI32::new(-1),
+            pid: AtomicU32::new(0),
+            refs: AtomicU32::new(0),
+            managed: AtomicU32::new(0),
+            cq: AtomicU32::new(0),
+            watched: AtomicBool::new(false),
+            list: Mutex::new(List::new()),
+        }
+    }
+}
+
+/// epoll_create() returned `epfd`.
+pub fn created(epfd: i32) {
+    conn::replaced(epfd);
+    if let Some(set) = new_set(epfd) {
+        table::set(epfd, Entry::Set(set));
+    }
+}
+
+fn new_set(epfd: i32) -> Option<&'static Set> {
+    if !process::enabled() {
+        return None;
+    }
+    for _ in 0..SETS {
+        let set = &SETS_AT[NEXT_SET.fetch_add(1, Ordering::Relaxed) % SETS];
+        if set.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            set.epfd.store(epfd, Ordering::Relaxed);
+            set.pid.store(process::pid(), Ordering::Relaxed);
+            set.managed.store(0, Ordering::Relaxed);
+            set.cq.store(0, Ordering::Relaxed);
+            set.watched.store(false, Ordering::Relaxed);
+            *set.list.lock() = List::new();
+            return Some(set);
+        }
+    }
+    None
+}
+
+/// Another descriptor of the same set.
+pub fn retain(set: &'static Set) {
+    set.refs.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A descriptor of the set is closed; with the last one its registrations go.
+pub fn close(set: &'static Set, fd: i32) {
+    if set.refs.load(Ordering::Acquire) > 1 {
+        let same = |entry| matches!(entry, Entry::Set(other) if core::ptr::eq(other, set));
+        if set.epfd.load(Ordering::Relaxed) == fd
+            && let Some((other, _)) = table::all().find(|&(other, entry)| other != fd && same(entry))
+        {
+            set.epfd.store(other, Ordering::Relaxed);
+        }
+        set.refs.fetch_sub(1, Ordering::AcqRel);
+        return;
+    }
+    let mut control = CONTROL.lock();
+    for index in 1..=control.used {
+        if let Some(reg) = reg(index)
+            && reg.is_in(set)
+        {
+            remove(&mut control, index, reg.fd.get());
+        }
+    }
+    set.refs.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// A forked child has its parent's sets, and shares what the kernel tells of them: where it uses one itself, the
+/// connections in it go back to TCP.
+fn is_inherited(set: &Set) -> bool {
+    set.pid.load(Ordering::Relaxed) != process::pid()
+}
+
+fn own(set: &'static Set) {
+    if is_inherited(set) {
+        set.pid.store(process::pid(), Ordering::Relaxed);
+        watch(set);
+    }
+}
+
+/// Somebody is about to wait for the set itself: its connections go back to TCP, for good. With no lock held.
+pub fn watch(set: &'static Set) {
+    // SeqCst: pairs with `take_over`, which looks after it has counted itself.
+    set.watched.store(true, Ordering::SeqCst);
+    let mut after = 0;
+    while set.managed.load(Ordering::SeqCst) > 0 {
+        let Some((index, conn, fd)) = managed_after(set, after) else { return };
+        conn::revoke_for_good(conn, fd, Reason::EpollSets);
+        after = index;
+    }
+}
+
+/// Whether lanes are in the set.
+pub fn has_lanes(set: &Set) -> bool {
+    set.managed.load(Ordering::SeqCst) > 0
+}
+
+fn open_sets() -> impl Iterator<Item = &'static Set> {
+    let used = NEXT_SET.load(Ordering::Relaxed).min(SETS);
+    SETS_AT.iter().take(used).filter(|set| set.refs.load(Ordering::Acquire) != 0)
+}
+
+fn ring(set: &Set) {
+    if let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1)
+        && let Some(bell) = process::doorbell(cq as u8)
+    {
+        crate::wait::ring(bell);
+    }
+}
+
+/// In a forked child: only this thread exists, no lock is held by anybody.
+pub fn after_fork_in_child() {
+    CONTROL.reopen();
+    for set in &SETS_AT {
+        set.list.reopen();
+    }
+}

@@ -1,0 +1,262 @@
+//! The registrations of a process: one pool, chained by descriptor, by connection, and in the sets' active lists.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use super::Set;
+use super::active::pop;
+use crate::mutex::Mutex;
+use crate::table::{self, Conn};
+use crate::{clock, link, ready};
+
+/// Registrations of a process (sets times connections); more are left to the kernel, on TCP.
+const REGS: usize = 1 << 18;
+/// Tag of the doorbell, in place of a registration's index.
+pub(super) const BELL: u32 = u32::MAX;
+const INDEX_BITS: u32 = 20;
+const TURNS: u32 = 1 << (32 - INDEX_BITS);
+const _: () = assert!(REGS < 1 << INDEX_BITS);
+
+/// One registration of a TCP socket in a set. Indices are plus one; 0 is none.
+///
+/// Who writes a field holds CONTROL, the lock of its set's list, or both; the groups say which. Only managed
+/// registrations are listed, so a holder of the list's lock alone meets no other.
+pub(super) struct Reg {
+    // Under CONTROL. What a holder of the list's lock reads too changes only while the registration is unlisted.
+    pub(super) set: Cell<Option<&'static Set>>,
+    pub(super) fd: Cell<i32>,
+    pub(super) conn: Cell<Option<Conn>>,
+    /// Next registration of the same descriptor.
+    pub(super) next: Cell<u32>,
+    /// The list of its connection's managed registrations: where it begins, and what follows.
+    pub(super) kin: Cell<Option<&'static AtomicU32>>,
+    pub(super) next_kin: Cell<u32>,
+    /// The program has deleted it. The kernel keeps it while the connection is on a lane: programs that delete
+    /// and add with every message need no system call.
+    pub(super) parked: Cell<bool>,
+    /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
+    pub(super) turn: Cell<u32>,
+
+    // Under CONTROL, and under the list's lock too while the registration is managed.
+    pub(super) managed: Cell<bool>,
+    pub(super) events: Cell<u32>,
+    pub(super) data: Cell<u64>,
+
+    // Under the list's lock; of a registration that is not managed, under CONTROL.
+    /// A one-shot that has fired.
+    pub(super) disarmed: Cell<bool>,
+    pub(super) listed: Cell<bool>,
+    pub(super) prev_active: Cell<u32>,
+    pub(super) next_active: Cell<u32>,
+    /// Looks without news.
+    pub(super) quiet: Cell<u8>,
+    /// The kernel had news of the TCP socket.
+    pub(super) dirty: Cell<bool>,
+    /// Something happened since the last report of an edge-triggered registration.
+    pub(super) edge: Cell<bool>,
+    /// What was there at the last report.
+    pub(super) seen: Cell<ready::Seen>,
+}
+
+// SAFETY: each field is guarded by a lock, as its group says. A registration becomes managed, and so comes on
+// its set's list, under CONTROL; it leaves both in one hold of the list's lock, before CONTROL changes the rest.
+unsafe impl Sync for Reg {}
+
+impl Reg {
+    pub(super) fn is_in(&self, set: &Set) -> bool {
+        self.set.get().is_some_and(|other| core::ptr::eq(other, set))
+    }
+
+    /// A new use: `event` of `fd` in `set`, on TCP. Under CONTROL.
+    pub(super) fn begin(&self, set: &'static Set, fd: i32, conn: Option<Conn>, event: libc::epoll_event) {
+        self.set.set(Some(set));
+        self.fd.set(fd);
+        self.conn.set(conn);
+        self.next.set(0);
+        self.kin.set(None);
+        self.next_kin.set(0);
+        self.parked.set(false);
+        self.next_turn();
+        self.managed.set(false);
+        self.wish(event.events, event.u64, false);
+        self.listed.set(false);
+        self.prev_active.set(0);
+        self.next_active.set(0);
+        self.quiet.set(0);
+        self.dirty.set(false);
+        self.edge.set(false);
+        self.seen.set(ready::Seen::NOTHING);
+    }
+
+    /// What the program wants to hear, and with which word. Under the locks of these fields.
+    pub(super) fn wish(&self, events: u32, data: u64, disarmed: bool) {
+        self.events.set(events);
+        self.data.set(data);
+        self.disarmed.set(disarmed);
+    }
+
+    /// Voids what the kernel has queued. Under CONTROL.
+    pub(super) fn next_turn(&self) {
+        self.turn.set((self.turn.get() + 1) % TURNS);
+    }
+}
+
+/// Owns the registrations: taken for epoll_ctl, for changes of mode, and to hand out news.
+pub(super) struct Control {
+    free: u32,
+    pub(super) used: u32,
+}
+
+pub(super) static CONTROL: Mutex<Control> = Mutex::new(Control { free: 0, used: 0 });
+static POOL: AtomicPtr<Reg> = AtomicPtr::new(core::ptr::null_mut());
+/// See [`cookie`]; 0 before the first tag.
+static COOKIE: AtomicU32 = AtomicU32::new(0);
+
+/// A registration by index.
+pub(super) fn reg(index: u32) -> Option<&'static Reg> {
+    // Acquire pairs with the Release in `allocate`: the pool is mapped.
+    let pool = POOL.load(Ordering::Acquire);
+    if pool.is_null() || index == 0 || index as usize > REGS {
+        return None;
+    }
+    // SAFETY: inside the pool, which stays mapped for good and is valid from the first (zeros). Nobody has a
+    // `&mut Reg`.
+    Some(unsafe { &*pool.add(index as usize - 1) })
+}
+
+/// Our word in the kernel for a registration: cookie (32 bits) | turn (12) | index (20).
+pub(super) fn tag(index: u32, turn: u32) -> u64 {
+    u64::from(cookie()) << 32 | u64::from(turn << INDEX_BITS | index)
+}
+
+pub(super) fn bell_tag() -> u64 {
+    u64::from(cookie()) << 32 | u64::from(BELL)
+}
+
+/// Index and turn, or the doorbell's word, of a tag of ours.
+pub(super) fn untag(data: u64) -> Option<u32> {
+    let cookie = COOKIE.load(Ordering::Relaxed);
+    (cookie != 0 && (data >> 32) as u32 == cookie).then_some(data as u32)
+}
+
+/// Index and turn of a word that [`untag`] returned, other than the doorbell's.
+pub(super) fn index_and_turn(word: u32) -> (u32, u32) {
+    (word & ((1 << INDEX_BITS) - 1), word >> INDEX_BITS)
+}
+
+/// Upper half of our tags: no pointer's and no small number's, positive or negative.
+fn cookie() -> u32 {
+    let cookie = COOKIE.load(Ordering::Relaxed);
+    if cookie != 0 {
+        return cookie;
+    }
+    let mut bytes = [0u8; 4];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
+    let fresh = (u32::from_ne_bytes(bytes) ^ clock::ticks() as u32) & 0xbfff_ffff | 0x8000_0000;
+    match COOKIE.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => fresh,
+        Err(other) => other,
+    }
+}
+
+pub(super) fn allocate(control: &mut Control) -> Option<u32> {
+    if POOL.load(Ordering::Relaxed).is_null() {
+        POOL.store(reserve()?, Ordering::Release);
+    }
+    if control.free != 0 {
+        let index = control.free;
+        control.free = reg(index)?.next.get();
+        return Some(index);
+    }
+    if control.used as usize >= REGS {
+        return None;
+    }
+    control.used += 1;
+    Some(control.used)
+}
+
+fn reserve() -> Option<*mut Reg> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let len = REGS * size_of::<Reg>();
+    // SAFETY: a fresh anonymous mapping touches no memory of ours. Zero is a valid Reg (no set, no conn).
+    unsafe { mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }
+        .ok()
+        .map(|at| at.cast())
+}
+
+pub(super) fn find(set: &'static Set, fd: i32) -> Option<u32> {
+    indices(fd).find(|&index| reg(index).is_some_and(|reg| reg.is_in(set)))
+}
+
+/// Registrations of `fd`. Under CONTROL.
+pub(super) fn indices(fd: i32) -> impl Iterator<Item = u32> {
+    let mut next = table::regs(fd).map_or(0, |head| head.load(Ordering::Relaxed));
+    core::iter::from_fn(move || {
+        let index = next;
+        next = reg(index)?.next.get();
+        Some(index)
+    })
+}
+
+/// The managed registrations of a connection, under whichever descriptor. Under CONTROL.
+pub(super) fn kin(first: &AtomicU32) -> impl Iterator<Item = u32> {
+    let mut next = first.load(Ordering::Relaxed);
+    core::iter::from_fn(move || {
+        let index = next;
+        next = reg(index)?.next_kin.get();
+        Some(index)
+    })
+}
+
+pub(super) fn kin_of(conn: Conn) -> impl Iterator<Item = u32> {
+    link::registrations(conn.block).into_iter().flat_map(kin)
+}
+
+pub(super) fn remove(control: &mut Control, index: u32, fd: i32) {
+    if let Some(head) = table::regs(fd) {
+        let after = reg(index).map_or(0, |reg| reg.next.get());
+        if head.load(Ordering::Relaxed) == index {
+            head.store(after, Ordering::Relaxed);
+        } else {
+            let before = indices(fd).find(|&other| reg(other).is_some_and(|reg| reg.next.get() == index));
+            if let Some(before) = before.and_then(reg) {
+                before.next.set(after);
+            }
+        }
+    }
+    let Some(reg) = reg(index) else { return };
+    unmanage(reg, index);
+    reg.set.set(None);
+    reg.conn.set(None);
+    reg.next.set(control.free);
+    control.free = index;
+}
+
+/// Answered by the kernel from now on, or not at all. Under CONTROL.
+pub(super) fn unmanage(reg: &Reg, index: u32) {
+    let Some(set) = reg.set.get().filter(|_| reg.managed.get()) else { return };
+    {
+        let mut list = set.list.lock();
+        reg.managed.set(false);
+        set.managed.fetch_sub(1, Ordering::SeqCst);
+        pop(&mut list, index);
+    }
+    let Some(first) = reg.kin.take() else { return };
+    if first.load(Ordering::Relaxed) == index {
+        first.store(reg.next_kin.get(), Ordering::Relaxed);
+    } else if let Some(before) =
+        kin(first).find_map(|other| self::reg(other).filter(|other| other.next_kin.get() == index))
+    {
+        before.next_kin.set(reg.next_kin.get());
+    }
+}
+
+pub(super) fn managed_after(set: &'static Set, after: u32) -> Option<(u32, Conn, i32)> {
+    let control = CONTROL.lock();
+    (after + 1..=control.used).find_map(|index| {
+        let reg = reg(index)?;
+        let ours = reg.managed.get() && reg.is_in(set);
+        reg.conn.get().filter(|_| ours).map(|conn| (index, conn, reg.fd.get()))
+    })
+}

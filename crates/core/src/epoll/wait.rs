@@ -1,0 +1,275 @@
+//! epoll_wait: turns over the lanes and the kernel's part of a set, and the sleep when neither has anything.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::mode;
+
+use super::active::{arm, hot, look, news, pop, push, scan};
+use super::ctl::restore_left;
+use super::regs::{BELL, CONTROL, index_and_turn, reg, untag};
+use super::{EDGE, Set, has_lanes, own, ring};
+use crate::table::{self, Conn, Entry};
+use crate::tls::critical;
+use crate::{clock, conn, link, process, ready, sys, wait};
+
+/// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
+const KERNEL_US: u64 = 200;
+/// Events taken from the kernel in one call.
+const BATCH: usize = 128;
+
+/// epoll_wait and its kin. `None`: no lane in this set, libc's business. `timeout` in nanoseconds.
+pub fn wait(
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Option<Result<usize, Errno>> {
+    let Entry::Set(set) = table::look(epfd) else { return None };
+    crate::session::pump_if_news();
+    if out.is_empty() {
+        return None;
+    }
+    own(set);
+    let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
+    let signals = conn::restarts_before().0;
+    loop {
+        let left = match (timeout, conn::remaining(deadline)) {
+            (Some(0), _) | (_, Err(_)) => Some(0),
+            (_, Ok(left)) => left,
+        };
+        let lanes = has_lanes(set);
+        let mut n = if lanes { turn(set, epfd, out, left == Some(0)) } else { 0 };
+        if lanes && n == 0 && left != Some(0) && wait::spin(|| hot(set)) {
+            n = turn(set, epfd, out, false);
+        }
+        if n == 0 && (!lanes || left != Some(0)) {
+            // A handler that ran while we looked would have ended the kernel's own wait.
+            if conn::restarts_before().0 != signals {
+                return Some(Err(Errno::INTR));
+            }
+            n = match sleep(set, epfd, out, left, mask) {
+                Ok(n) => n,
+                Err(errno) => return Some(Err(errno)),
+            };
+        }
+        if n > 0 || left == Some(0) {
+            wake_others(set);
+            return Some(Ok(n));
+        }
+    }
+}
+
+/// A thread that goes back to the program with connections unarmed leaves them to the one that still sleeps.
+fn wake_others(set: &'static Set) {
+    let list = set.list.lock();
+    let wake = list.sleepers > 0 && list.len > 0;
+    drop(list);
+    if wake {
+        ring(set);
+    }
+}
+
+/// One look at lanes and, when it is time or the look must be complete, at the kernel's part.
+fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: bool) -> usize {
+    news(set);
+    let now = clock::ticks();
+    let due = {
+        let mut list = set.list.lock();
+        // Where the kernel had enough for the whole of `out` last time, it is the lanes' turn.
+        let due =
+            !list.kernel_filled && (complete || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US));
+        list.kernel_filled = false;
+        if due {
+            list.kernel_at = now;
+        }
+        due
+    };
+    let mut n = if due { kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0) } else { 0 };
+    let list = set.list.lock();
+    n += scan(set, list, &mut out[n..]);
+    settle_unsettled(set);
+    if n == 0 && complete && !due {
+        n = kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0);
+    }
+    n
+}
+
+/// The kernel's part of the set: its own events go to the program, ours are looked at.
+fn kernel(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    timeout: i32,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    // Not into the program's array, which beyond its events must stay as it is.
+    let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+    let (mut n, mut timeout, mut mask) = (0, timeout, mask);
+    while n < out.len() {
+        let room = (out.len() - n).min(BATCH);
+        let got = match sys::sleep_in_epoll(epfd, &mut batch[..room], timeout, mask) {
+            Ok(got) => got,
+            Err(_) if n > 0 => break,
+            Err(errno) => return Err(errno),
+        };
+        let before = n;
+        for event in &batch[..got] {
+            match untag(event.u64) {
+                None => {
+                    out[n] = *event;
+                    n += 1;
+                }
+                Some(BELL) => {}
+                Some(word) => {
+                    if let Some(event) = tcp_news(set, word, event.events) {
+                        out[n] = event;
+                        n += 1;
+                    }
+                }
+            }
+        }
+        // Tags of ours took the place of what the kernel may have for the program.
+        if got < room || got == n - before {
+            break;
+        }
+        (timeout, mask) = (0, core::ptr::null());
+    }
+    if n == out.len() {
+        set.list.lock().kernel_filled = true;
+    }
+    Ok(n)
+}
+
+/// The kernel reports the TCP socket of a registration that has our tag. Returns what the program is to see of it.
+fn tcp_news(set: &'static Set, word: u32, events: u32) -> Option<libc::epoll_event> {
+    let (index, turn) = index_and_turn(word);
+    let _control = CONTROL.lock();
+    let mut list = set.list.lock();
+    let reg = reg(index).filter(|reg| reg.turn.get() == turn)?;
+    if !reg.is_in(set) {
+        return None;
+    }
+    if reg.managed.get() {
+        reg.dirty.set(true);
+        // TCP's own edges count while TCP carries the bytes.
+        let edge = events & !(libc::EPOLLOUT as u32) != 0
+            || reg.conn.get().is_some_and(|conn| conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN);
+        reg.edge.set(reg.edge.get() || edge);
+        push(&mut list, index);
+        return None;
+    }
+    // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
+    let fires = !reg.disarmed.replace(true);
+    fires.then_some(libc::epoll_event { events, u64: reg.data.get() })
+}
+
+/// Arms everything, declares the sleep, looks once more, and waits in the kernel.
+fn sleep(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    left: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let lanes = set.managed.load(Ordering::SeqCst) > 0;
+    let mut bound = None;
+    if lanes && left != Some(0) {
+        let _critical = critical();
+        let mut list = set.list.lock();
+        let mut news = false;
+        for _ in 0..list.len {
+            let index = list.head;
+            let Some(reg) = reg(index) else { break };
+            pop(&mut list, index);
+            let Some(conn) = reg.conn.get().filter(|_| reg.managed.get() && !reg.disarmed.get()) else {
+                continue;
+            };
+            let level = look(reg, conn);
+            let stays = arm(set, reg, conn, &level);
+            let wanted = reg.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+            let reported = reg.events.get() & EDGE == 0
+                || reg.edge.get()
+                || level.is_fresh(reg.events.get(), &reg.seen.get());
+            news |= stays || level.settled || level.events & wanted != 0 && reported;
+            if level.full {
+                bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
+            }
+            if stays
+                || level.full
+                || level.settled
+                || level.events & wanted != 0 && reported
+                || level.keep_looking && reg.events.get() & EDGE == 0
+            {
+                push(&mut list, index);
+            }
+            if conn.block.refs.load(Ordering::Relaxed) > 1 {
+                bound = Some(bound.unwrap_or(u64::MAX).min(wait::SHARED_BOUND_NS));
+            }
+        }
+        if news {
+            return Ok(0);
+        }
+        list.sleepers += 1;
+        drop(list);
+        if let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) {
+            link::all().for_each(|link| link.declare_sleep(cq as u8));
+            if link::all().any(|link| link.has_news(cq as u8)) {
+                set.list.lock().sleepers -= 1;
+                return Ok(0);
+            }
+        }
+        process::count_sleep();
+    }
+    let shortest = match (left, bound) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    let ms = shortest.map_or(-1, |ns| i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX));
+    let result = kernel(set, epfd, out, ms, mask);
+    if lanes && left != Some(0) {
+        let mut list = set.list.lock();
+        list.sleepers -= 1;
+        list.kernel_at = clock::ticks();
+    }
+    if let Ok(n) = result
+        && n > 0
+        && has_lanes(set)
+    {
+        news(set);
+        let list = set.list.lock();
+        return Ok(n + scan(set, list, &mut out[n..]));
+    }
+    result
+}
+
+/// Connections whose lanes closed under a look go back to the kernel, now that no lock is held.
+fn settle_unsettled(set: &'static Set) {
+    loop {
+        let found = {
+            let list = set.list.lock();
+            let mut at = list.head;
+            let mut found = None;
+            while let Some(reg) = reg(at) {
+                if let Some(conn) = reg.conn.get()
+                    && (conn.block.unsettled.load(Ordering::Relaxed) != 0 || is_left(conn))
+                {
+                    found = Some((conn, reg.fd.get()));
+                    break;
+                }
+                at = reg.next_active.get();
+            }
+            found
+        };
+        match found {
+            Some((conn, _)) if is_left(conn) => restore_left(set, conn),
+            Some((conn, fd)) => conn::settle(conn, fd),
+            None => return,
+        }
+    }
+}
+
+/// Whether another process that has the connection took it back to TCP.
+fn is_left(conn: Conn) -> bool {
+    link::of(conn.block).is_none() && ready::modes(conn.block) == (mode::PLAIN, mode::PLAIN)
+}
