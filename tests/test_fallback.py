@@ -124,7 +124,7 @@ def test_dmb_limit(both, bed):
     accel = both("--max-dmbs", "4")
     port = start_echo(accel, bed)
     drive(accel, bed, port, conns=6)
-    until(lambda: accel.broker.stats().reasons.get("dmb_limit", 0) >= 1,
+    until(lambda: accel.broker.stats().reasons.get("max_dmb", 0) >= 1,
           lambda: f"the limit to be met; have {accel.broker.stats()}")  # fmt: skip
     drive_on_a_lane(accel, bed, port)
 
