@@ -77,7 +77,12 @@ class Broker:
 
     def holdings(self):
         """What programs give to a broker: sockets, memory, doorbells; open, and mapped."""
-        links = (os.readlink(path) for path in Path(f"/proc/{self.proc.pid}/fd").iterdir())
+        links = []
+        for path in Path(f"/proc/{self.proc.pid}/fd").iterdir():
+            try:
+                links.append(os.readlink(path))
+            except FileNotFoundError:
+                continue  # closed meanwhile
         mapped = Path(f"/proc/{self.proc.pid}/maps").read_text().count("/memfd:")
         return [mapped, *sorted(link.split(":")[0] for link in links if re.match(r"/memfd:|socket:|anon_inode:\[eventfd", link))]
 

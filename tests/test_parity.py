@@ -51,6 +51,11 @@ def test_case(world, bed, mode, program, case):
         assert got.splitlines() == should.splitlines(), f"the {end} sees something else than on TCP"
 
 
+def unless_strangers(world, mode):
+    """--eager, but not towards strangers: each connection would wait its moment (50 ms) for a peer that never comes."""
+    return Accel(world, mode) if mode in ("client", "server") else Accel.eager(world, mode)
+
+
 # What 100 connections of 80 messages each print, whoever echoes them.
 ECHO_HASHES = "f83676265e37a64604ed6ae65db1165bbcb1e4294bd0d94092e0860a02eb4e2f"
 
@@ -60,7 +65,7 @@ ECHO_HASHES = "f83676265e37a64604ed6ae65db1165bbcb1e4294bd0d94092e0860a02eb4e2f"
                                         ("poll", "client-poll"), ("select", "client-poll")])  # fmt: skip
 def test_echo_server(world, bed, mode, how, client):
     """100 connections with random messages; each way to wait on the server, epoll (edges) and poll on the client."""
-    accel, port = Accel.eager(world, mode), free_port()
+    accel, port = unless_strangers(world, mode), free_port()
     server = accel.server("server", [bed / "echo", "server", how, port, 100]).wait_listening(port)
     hashes, echoed = finish_together(accel.client("client", [bed / "echo", client, port, 100, 80]), server)
     assert hashlib.sha256(hashes.encode()).hexdigest() == ECHO_HASHES
@@ -91,9 +96,7 @@ def test_both_ends_in_one_process(world, bed, mode, program):
 @pytest.mark.parametrize("how", ["lt", "et"])
 def test_storm_of_short_connections(world, bed, mode, how):
     """2000 connections, four at a time, on descriptor numbers that are used again at once."""
-    # --eager would let each of the connections wait its moment (50 ms) for a peer that never comes.
-    accel = Accel(world, mode) if mode in ("client", "server") else Accel.eager(world, mode)
-    port = free_port()
+    accel, port = unless_strangers(world, mode), free_port()
     server = accel.server("server", [bed / "echo", "server", how, port, 2000]).wait_listening(port)
     out, echoed = finish_together(accel.client("client", [bed / "storm", port, 4, 500]), server)
     assert out.split()[2::3] == ["2501139e", "65be09f6", "b95681af", "37036e92"]
