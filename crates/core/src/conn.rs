@@ -202,7 +202,10 @@ fn settle_slowly(conn: Conn, fd: i32) {
     upgrade::forget(&mut session, block);
     device::sweep(&mut session);
     link::part(block);
-    if let Some(header) = process::header() {
+    // A lane that ends because its connection does is not revoked.
+    if sys::poll_now(fd, libc::POLLRDHUP) == 0
+        && let Some(header) = process::header()
+    {
         header.revoked.fetch_add(1, Ordering::Relaxed);
     }
     if block.phase.load(Ordering::Relaxed) == phase::DONE {

@@ -9,7 +9,7 @@ use shunpike_shm::pages::{CQS, KnobPage};
 
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
-use crate::{clock, epoll, session, sys, wait};
+use crate::{clock, epoll, session, sys, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
 pub const BELLS: usize = 4;
@@ -133,6 +133,15 @@ pub fn header() -> Option<&'static Header> {
 pub fn count_sleep() {
     if let Some(header) = header() {
         header.sleeps.fetch_add(1, Ordering::Relaxed);
+    }
+    count_spins(tls::thread());
+}
+
+/// Adds a thread's own count of waits that a spin ended to the process's.
+pub fn count_spins(thread: &tls::Thread) {
+    let spins = thread.spins.swap(0, Ordering::Relaxed);
+    if let Some(header) = header().filter(|_| spins > 0) {
+        header.spins.fetch_add(u64::from(spins), Ordering::Relaxed);
     }
 }
 

@@ -22,6 +22,8 @@ pub struct Thread {
     pub sleeper: AtomicU32,
     /// CQ of this thread plus one; 0 none.
     pub cq: AtomicU32,
+    /// Waits that a spin ended, not yet added to the process's count.
+    pub spins: AtomicU32,
     /// Signals kept back, as a mask; let through at the end of the outermost critical section.
     pub kept: AtomicU64,
     /// Spin budget, in ticks, adapted by what spinning brought.

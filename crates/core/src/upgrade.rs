@@ -245,7 +245,10 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
             };
             step(session, conn, input);
         }
-        FromBroker::Revoke { conn: ConnId(0) } => conn::revoke_all(Reason::Inactive),
+        FromBroker::Revoke { conn: ConnId(0) } => {
+            let off = process::knobs().active.load(Ordering::Relaxed) == 0;
+            conn::revoke_all(if off { Reason::Inactive } else { Reason::Revoked });
+        }
         FromBroker::Revoke { conn } => {
             if let Some((conn, fd)) = conn_of(conn) {
                 conn::revoke(conn, fd, Reason::Revoked);

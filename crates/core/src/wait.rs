@@ -18,6 +18,9 @@ use crate::{clock, link, process, sys};
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
 pub const SHARED_BOUND_NS: u64 = 20_000_000;
 
+/// Spins that a thread counts by itself before it touches the counter that all threads share.
+const SPINS_A_LINE: u32 = 1024;
+
 /// How a sleep ended.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Woken {
@@ -89,6 +92,11 @@ pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
         for _ in 0..8 {
             if ready() {
                 thread.budget.store((budget * 2).min(most), Ordering::Relaxed);
+                let spins = thread.spins.load(Ordering::Relaxed) + 1;
+                thread.spins.store(spins, Ordering::Relaxed);
+                if spins >= SPINS_A_LINE {
+                    process::count_spins(thread);
+                }
                 return true;
             }
             core::hint::spin_loop();
