@@ -288,27 +288,31 @@ pub fn restore(conn: Conn) {
     let mut control = CONTROL.lock();
     for index in kin_of(conn) {
         let Some(reg) = reg(index) else { continue };
-        if reg.parked.get() {
-            let (fd, epfd) = (reg.fd.get(), reg.set.get().map_or(-1, |set| set.epfd.load(Ordering::Relaxed)));
-            let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
-            remove(&mut control, index, fd);
-        } else {
-            unmanage(reg, index);
-            let _ = tell_kernel(reg, index);
-        }
+        give_back(&mut control, reg, index);
+    }
+}
+
+/// One registration to the kernel, as the program made it; one that the program has deleted goes.
+fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
+    if reg.parked.get() {
+        let (fd, epfd) = (reg.fd.get(), reg.set.get().map_or(-1, |set| set.epfd.load(Ordering::Relaxed)));
+        let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
+        remove(control, index, fd);
+    } else {
+        unmanage(reg, index);
+        let _ = tell_kernel(reg, index);
     }
 }
 
 /// `restore` for the registrations in `set` of a connection that is on no link any more.
 pub(super) fn restore_left(set: &'static Set, conn: Conn) {
-    let control = CONTROL.lock();
+    let mut control = CONTROL.lock();
     for index in 1..=control.used {
         if let Some(reg) = reg(index)
             && reg.conn.get() == Some(conn)
             && reg.is_in(set)
         {
-            unmanage(reg, index);
-            let _ = tell_kernel(reg, index);
+            give_back(&mut control, reg, index);
         }
     }
 }
