@@ -37,7 +37,7 @@ pub mod phase {
 }
 
 /// How long `--eager` lets a first data call wait for its lane, microseconds.
-const EAGER_US: u64 = 50_000;
+const EAGER_US: u64 = 100_000;
 
 /// Whether this end called connect(): its bytes_acked counts the SYN.
 pub fn opener(block: &Block) -> bool {
