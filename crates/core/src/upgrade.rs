@@ -116,11 +116,8 @@ pub fn nominate(conn: Conn, fd: i32) {
         Proof::Equal => {}
         Proof::Moving => return,
         Proof::NotEstablished => return postpone(block, Reason::NotEstablished),
-        Proof::Bypassed => {
-            block.phase.store(phase::DONE, Ordering::Relaxed);
-            conn::note(block, Reason::BypassedHooks);
-            return;
-        }
+        // Asked again later: should the counts ever be equal, that is the proof.
+        Proof::Bypassed => return postpone(block, Reason::BypassedHooks),
     }
     let message = ToBroker::Nominate {
         conn: id,
@@ -208,12 +205,7 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
         FromBroker::Refused { conn, reason } => {
             let reason = Reason::from_code(reason).unwrap_or(Reason::Internal);
             if let Some((conn, _)) = conn_of(conn) {
-                if reason == Reason::BypassedHooks {
-                    conn.block.phase.store(phase::DONE, Ordering::Relaxed);
-                    conn::note(conn.block, reason);
-                } else {
-                    postpone(conn.block, reason);
-                }
+                postpone(conn.block, reason);
             }
         }
         FromBroker::Gone { conn } => step(session, conn, Input::PeerVanished),
