@@ -15,6 +15,13 @@ fn bed_without_system_broker() -> Bed {
     bed
 }
 
+/// A process's session, field 6 of stat; "0" where its leader lives in an outer pid namespace.
+fn session(process: &str) -> String {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("stat");
+    let (_, rest) = stat.rsplit_once(')').expect("a name in brackets");
+    rest.split_whitespace().nth(3).expect("session").to_owned()
+}
+
 #[test]
 fn run_starts_one_that_keeps_nothing_of_its_starter_and_leaves_when_idle() {
     let bed = bed_without_system_broker();
@@ -32,11 +39,8 @@ fn run_starts_one_that_keeps_nothing_of_its_starter_and_leaves_when_idle() {
     assert_eq!(link("cwd"), Path::new("/"));
     let environment = fs::read(format!("/proc/{broker}/environ")).expect("environment");
     assert!(!String::from_utf8_lossy(&environment).contains("LD_PRELOAD"));
-    // Field 6 of stat is the session: not ours, so that a hang-up of our terminal is not for it.
-    let stat = fs::read_to_string(format!("/proc/{broker}/stat")).expect("stat");
-    let session = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3)).expect("session");
-    let ours = rustix::process::getsid(None).expect("session").as_raw_nonzero().to_string();
-    assert_ne!(session, ours);
+    // Not our session, so that a hang-up of our terminal is not for it.
+    assert_ne!(session(&broker.to_string()), session("self"));
 
     until("the idle broker leaves", || bed.serving(&bed.socket()).is_empty());
     assert!(!bed.socket().exists(), "its socket is gone with it");
