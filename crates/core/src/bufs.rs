@@ -1,6 +1,9 @@
 //! The program's scattered buffers, read and written in place.
 
+use rustix::io::Errno;
 use shunpike_shm::lane::Dmb;
+
+use crate::user;
 
 /// Most iovecs that one kernel call of ours passes on; a longer vector gives a short count, as it may.
 const KERNEL_IOV: usize = 32;
@@ -14,9 +17,9 @@ pub struct Bufs<'a> {
 }
 
 impl<'a> Bufs<'a> {
-    /// All of `iov`.
+    /// All of `iov`, or as much as one call of the kernel moves.
     pub fn new(iov: &'a [libc::iovec]) -> Self {
-        let total = iov.iter().fold(0usize, |sum, one| sum.saturating_add(one.iov_len));
+        let total = iov.iter().fold(0usize, |sum, one| sum.saturating_add(one.iov_len)).min(user::MOST);
         Self { iov, done: 0, total }
     }
 
@@ -62,31 +65,55 @@ impl<'a> Bufs<'a> {
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; KERNEL_IOV]
     }
 
-    /// Copies up to `len` of the next bytes into the ring at `offset`.
+    /// Copies up to `len` of the next bytes into the ring at `offset`. Errors: EFAULT when one of the buffers cannot be
+    /// read, ENOMEM when the system has no memory for the ring (a fault there, too); nothing counts as copied then.
     ///
     /// # Safety
-    /// The buffers are readable; `len` is at most the ring's size and the stretch is the caller's.
+    /// `len` is at most the ring's size and the stretch is the caller's.
     #[inline]
-    pub unsafe fn fill(&self, dmb: &Dmb, mut offset: u64, len: usize) {
+    pub unsafe fn fill(&self, dmb: &Dmb, mut offset: u64, len: usize) -> Result<(), Errno> {
         for (base, n) in self.stretches(len) {
-            // SAFETY: the caller's word for it.
-            unsafe { dmb.fill(offset, base, n) };
+            let (to, room) = dmb.span(offset);
+            let first = n.min(room);
+            // SAFETY: `first` bytes fit before the ring's end, the rest from its beginning; the ring is the caller's.
+            unsafe { user::copy(to, base, first) }.map_err(|fault| blame(fault, dmb))?;
+            if n > first {
+                // SAFETY: as above.
+                unsafe { user::copy(dmb.span(0).0, base.wrapping_add(first), n - first) }
+                    .map_err(|fault| blame(fault, dmb))?;
+            }
             offset += n as u64;
         }
+        Ok(())
     }
 
-    /// Copies `len` bytes of the ring at `offset` to the next buffers.
+    /// Copies `len` bytes of the ring at `offset` to the next buffers. Errors: as in `fill`.
     ///
     /// # Safety
-    /// The buffers are writable; `len` is at most the ring's size.
+    /// The buffers are the program's to write to, where they are mapped; `len` is at most the ring's size.
     #[inline]
-    pub unsafe fn drain(&self, dmb: &Dmb, mut offset: u64, len: usize) {
+    pub unsafe fn drain(&self, dmb: &Dmb, mut offset: u64, len: usize) -> Result<(), Errno> {
         for (base, n) in self.stretches(len) {
-            // SAFETY: the caller's word for it.
-            unsafe { dmb.drain(offset, base, n) };
+            let (from, room) = dmb.span(offset);
+            let first = n.min(room);
+            // SAFETY: as in `fill`. The peer may change the bytes meanwhile: they are its bytes.
+            unsafe { user::copy(base, from, first) }.map_err(|fault| blame(fault, dmb))?;
+            if n > first {
+                // SAFETY: as above.
+                unsafe { user::copy(base.wrapping_add(first), dmb.span(0).0, n - first) }
+                    .map_err(|fault| blame(fault, dmb))?;
+            }
             offset += n as u64;
         }
+        Ok(())
     }
+}
+
+/// Whose memory a copy faulted on.
+#[cold]
+fn blame(user::Fault(at): user::Fault, dmb: &Dmb) -> Errno {
+    let ring = dmb.span(0).0 as usize;
+    if (ring..ring + dmb.size() as usize).contains(&at) { Errno::NOMEM } else { Errno::FAULT }
 }
 
 #[cfg(test)]

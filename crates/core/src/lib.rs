@@ -20,6 +20,7 @@ pub mod table;
 pub mod tls;
 pub mod tx;
 pub mod upgrade;
+pub mod user;
 pub mod wait;
 
 pub use rustix::io::Errno;

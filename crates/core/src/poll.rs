@@ -9,7 +9,7 @@ use shunpike_shm::lane::Side;
 use crate::table::{self, Entry};
 use crate::tls::critical;
 use crate::wait;
-use crate::{conn, epoll, process, ready, rx, session, sys, tx};
+use crate::{conn, epoll, process, ready, rx, session, sys, tx, user};
 
 /// Descriptors of a call that are handled on the stack.
 const FEW: usize = 64;
@@ -224,6 +224,18 @@ impl Drop for Scratch {
     }
 }
 
+/// How many of `nfds` descriptors a select(2) looks at. The kernel stops at the size of its own table, so programs may pass
+/// their limit of descriptors and sets of FD_SETSIZE bits. Our descriptors at high numbers make that table large: here the
+/// program's own count.
+pub fn select_width(nfds: i32) -> i32 {
+    const USUAL: i32 = libc::FD_SETSIZE as i32;
+    if nfds <= USUAL || !table::any() {
+        return nfds;
+    }
+    let theirs = |fd| !matches!(table::look(fd), Entry::Internal);
+    nfds.min(sys::highest_open(theirs).map_or(USUAL, |highest| USUAL.max(highest + 1)))
+}
+
 /// One set of select(2): bits in the program's memory, or none.
 type FdSet = *mut u64;
 
@@ -247,8 +259,17 @@ impl Select {
     /// # Safety
     /// Each set is null or the program's, with `nfds` bits, rounded up to a long.
     pub unsafe fn new(nfds: i32, sets: [FdSet; 3]) -> Option<Self> {
+        if !table::any() {
+            return None;
+        }
         let nfds = usize::try_from(nfds).ok()?;
         let words = nfds.div_ceil(64);
+        // SAFETY: the program's sets, given to us to write to.
+        let sound =
+            |set: &FdSet| set.is_null() || unsafe { user::writable(set.cast(), words * size_of::<u64>()) };
+        if !sets.iter().all(sound) {
+            return None;
+        }
         let at = |set: FdSet, fd: usize| {
             // SAFETY: fd < nfds, so inside the program's set.
             !set.is_null() && unsafe { *set.add(fd / 64) } >> (fd % 64) & 1 != 0

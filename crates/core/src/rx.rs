@@ -231,8 +231,10 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
     let n = bufs.left().min(unread as usize);
     if flags & libc::MSG_TRUNC == 0 {
-        // SAFETY: the program's buffers, as it promises; n is at most what is unread, at most the ring.
-        unsafe { bufs.drain(&dmb, offset, n) };
+        // SAFETY: the program's buffers; n is at most what is unread, at most the ring.
+        if let Err(errno) = unsafe { bufs.drain(&dmb, offset, n) } {
+            return Step::Failed(errno);
+        }
     }
     if flags & libc::MSG_PEEK != 0 {
         // Looked at again: what the sender took back meanwhile is not to be seen here.
@@ -350,7 +352,9 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
     let n = bufs.left().min(owed as usize);
     if flags & libc::MSG_TRUNC == 0 {
         // SAFETY: as in `ring`.
-        unsafe { bufs.drain(dmb, from, n) };
+        if let Err(errno) = unsafe { bufs.drain(dmb, from, n) } {
+            return Step::Failed(errno);
+        }
     }
     if flags & libc::MSG_PEEK == 0 {
         half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);

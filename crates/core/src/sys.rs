@@ -231,6 +231,36 @@ pub fn is_open(fd: i32) -> bool {
     rustix::io::fcntl_getfd(crate::session::borrowed(fd)).is_ok()
 }
 
+fn kind(fd: i32) -> Option<rustix::fs::FileType> {
+    let stat = rustix::fs::fstat(crate::session::borrowed(fd)).ok()?;
+    Some(rustix::fs::FileType::from_raw_mode(stat.st_mode))
+}
+
+/// Whether `fd` is a file or a block device: what sendfile(2) reads from.
+pub fn is_seekable(fd: i32) -> bool {
+    matches!(kind(fd), Some(rustix::fs::FileType::RegularFile | rustix::fs::FileType::BlockDevice))
+}
+
+/// Whether `fd` is a pipe.
+pub fn is_pipe(fd: i32) -> bool {
+    kind(fd) == Some(rustix::fs::FileType::Fifo)
+}
+
+/// The highest open descriptor for which `counts` holds, by /proc/self/fd. `None` without /proc.
+pub fn highest_open(counts: impl Fn(i32) -> bool) -> Option<i32> {
+    use rustix::fs::{Mode, OFlags, RawDir};
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty()).ok()?;
+    let mut room = [core::mem::MaybeUninit::<u8>::uninit(); 2048];
+    let mut entries = RawDir::new(&directory, &mut room);
+    let mut highest = 0;
+    while let Some(entry) = entries.next() {
+        let number = entry.ok()?.file_name().to_str().ok().and_then(|name| name.parse().ok());
+        highest = number.filter(|&fd| counts(fd)).map_or(highest, |fd: i32| highest.max(fd));
+    }
+    Some(highest)
+}
+
 /// membarrier(2) PRIVATE_EXPEDITED (registered by `membarrier_register`): every running thread of this
 /// process passes a full fence. Errors: not supported or not registered.
 pub fn membarrier() -> Res {

@@ -111,6 +111,12 @@ pub fn is_none(fd: i32) -> bool {
     slot(fd).is_none_or(|slot| slot.load(Ordering::Relaxed) == 0)
 }
 
+/// Whether there ever was an entry.
+#[inline]
+pub fn any() -> bool {
+    HIGH.load(Ordering::Relaxed) != 0
+}
+
 /// What `fd` stands for.
 #[inline]
 pub fn look(fd: i32) -> Entry {

@@ -28,6 +28,10 @@ pub struct Thread {
     pub kept: AtomicU64,
     /// Spin budget, in ticks, adapted by what spinning brought.
     pub budget: AtomicU64,
+    /// Stack pointer of the copy of the program's memory that is under way, for `user::answered`; 0 none.
+    pub recover: AtomicU64,
+    /// Where the last such copy faulted.
+    pub fault: AtomicU64,
 }
 
 const SIZE: usize = 128;

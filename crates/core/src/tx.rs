@@ -79,14 +79,14 @@ impl Source<'_> {
     fn fill(&self, dmb: &Dmb, at: u64, n: usize) -> Result<usize, Errno> {
         match self {
             Source::Memory(bufs) => {
-                // SAFETY: the program's buffers, as it promises; n is at most what is free in the ring, and
-                // the send lock makes the stretch ours.
-                unsafe { bufs.fill(dmb, at, n) };
-                Ok(n)
+                // SAFETY: n is at most what is free in the ring, and the send lock makes the stretch ours.
+                unsafe { bufs.fill(dmb, at, n) }.map(|()| n)
             }
             Source::File { fd, offset, .. } => {
                 let (to, room) = dmb.span(at);
-                sys::read_file(*fd, to, n.min(room), *offset)
+                // The ring is mapped: a fault there means that the system has no memory for it.
+                let no_memory = |errno| if errno == Errno::FAULT { Errno::NOMEM } else { errno };
+                sys::read_file(*fd, to, n.min(room), *offset).map_err(no_memory)
             }
         }
     }
@@ -240,6 +240,12 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
     let n = (free.min(CHUNK as u64) as usize).min(source.left());
     let n = match put(half, &dmb, source, offset, n) {
         Ok(n) => n,
+        Err(Errno::NOMEM) => {
+            // The system has no memory for the ring: TCP's buffers are accounted elsewhere.
+            conn::note(conn.block, Reason::MemoryRefused);
+            end(conn, fd, &dmb);
+            return Step::Again;
+        }
         Err(errno) => return Step::Failed(errno),
     };
     if n == 0 {

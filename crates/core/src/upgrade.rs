@@ -19,7 +19,7 @@ use shunpike_wire::{DmbSize, DmbToken, Reason};
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, borrowed, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, epoll, link, process, sys};
+use crate::{clock, device, epoll, link, process, sys, user};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -126,6 +126,8 @@ pub fn nominate(conn: Conn, fd: i32) {
         rx: block.rx.tcp_bytes.load(Ordering::Relaxed),
     };
     describe(block, fd);
+    // Before the first copy on a lane.
+    user::arm();
     if session.send_with(&message, &[borrowed(fd)]) {
         block.fd.store(fd as u32, Ordering::Relaxed);
         block.phase.store(phase::NOMINATED, Ordering::Relaxed);

@@ -8,8 +8,10 @@ use shunpike_core::rx::receive;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::{Source, send as transmit};
 use shunpike_core::wire::Reason;
+use shunpike_core::{Errno, sys, user};
 
-use crate::answer;
+use crate::readiness::nanoseconds;
+use crate::{answer, set_errno};
 
 /// The connection behind `fd`; `None` costs a load and a branch.
 #[inline(always)]
@@ -17,15 +19,50 @@ fn ours(fd: c_int) -> Option<Conn> {
     if table::is_none(fd) { None } else { table::conn(fd) }
 }
 
+/// The connection behind `fd`, for a call on one buffer; a stretch that cannot be is the kernel's to refuse, which it
+/// does before it moves a byte.
+#[inline(always)]
+fn ours_for(fd: c_int, buf: *const c_void, len: size_t) -> Option<Conn> {
+    ours(fd).filter(|_| user::plausible(buf.cast(), len.min(user::MOST)))
+}
+
 fn one(base: *const c_void, len: size_t) -> [iovec; 1] {
     [iovec { iov_base: base.cast_mut(), iov_len: len }]
 }
 
-/// The program's vector. An absurd count or a null one is the kernel's to refuse.
+/// Most entries of a vector: UIO_MAXIOV.
+const MOST_ENTRIES: usize = 1024;
+
+/// The program's vector. What the kernel refuses before it moves a byte, it is left to refuse.
 unsafe fn vector<'a>(iov: *const iovec, count: impl TryInto<usize>) -> Option<&'a [iovec]> {
-    let count = count.try_into().ok().filter(|&n| n <= 1024 && !iov.is_null())?;
-    // SAFETY: the program's vector of `count` entries.
-    Some(unsafe { core::slice::from_raw_parts(iov, count) })
+    let count = count.try_into().ok().filter(|&n| n <= MOST_ENTRIES)?;
+    if count == 0 {
+        return Some(&[]);
+    }
+    if !iov.is_aligned() || !user::readable(iov.cast(), count * size_of::<iovec>()) {
+        return None;
+    }
+    // SAFETY: the program's vector of `count` entries, which are there.
+    let bufs = unsafe { core::slice::from_raw_parts(iov, count) };
+    let sound = |one: &iovec| {
+        isize::try_from(one.iov_len).is_ok() && user::plausible(one.iov_base.cast(), one.iov_len)
+    };
+    bufs.iter().all(sound).then_some(bufs)
+}
+
+/// As `vector`, for a message: its name and its flags are looked at first, as the kernel does.
+unsafe fn message<'a>(msg: &msghdr) -> Option<&'a [iovec]> {
+    if !msg.msg_name.is_null() && (msg.msg_namelen as i32) < 0 {
+        return None;
+    }
+    // SAFETY: the program's message.
+    unsafe { vector(msg.msg_iov, msg.msg_iovlen) }
+}
+
+/// Whether an address that a connected socket ignores would at least be taken.
+fn address_taken(to: *const c_void, size: socklen_t) -> bool {
+    to.is_null()
+        || size as usize <= size_of::<libc::sockaddr_storage>() && user::readable(to.cast(), size as usize)
 }
 
 fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl FnOnce() -> isize) -> isize {
@@ -40,8 +77,9 @@ fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl 
 hooks! {
     /// read(2)
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
-        match ours(fd) {
-            Some(conn) if len > 0 => {
+        match ours_for(fd, buf, len) {
+            // Nothing asked, or more than can be counted: no wait, no bytes.
+            Some(conn) if len > 0 && isize::try_from(len).is_ok() => {
                 answer(receive(conn, fd, &one(buf, len), 0, || covered::read(fd, buf, len)), false)
             }
             _ => covered::read(fd, buf, len),
@@ -55,7 +93,7 @@ hooks! {
     }
     /// write(2)
     fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
-        match ours(fd) {
+        match ours_for(fd, buf, len).filter(|_| isize::try_from(len).is_ok()) {
             Some(conn) => write_through(conn, fd, &one(buf, len), 0, || covered::write(fd, buf, len)),
             None => covered::write(fd, buf, len),
         }
@@ -65,8 +103,10 @@ hooks! {
     /// readv(2)
     fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
         match ours(fd).zip(vector(iov, count)) {
-            Some((conn, bufs)) => answer(receive(conn, fd, bufs, 0, || covered::readv(fd, iov, count)), false),
-            None => covered::readv(fd, iov, count),
+            Some((conn, bufs)) if bufs.iter().any(|one| one.iov_len > 0) => {
+                answer(receive(conn, fd, bufs, 0, || covered::readv(fd, iov, count)), false)
+            }
+            _ => covered::readv(fd, iov, count),
         }
     }
     /// writev(2)
@@ -78,7 +118,14 @@ hooks! {
     }
     /// preadv2(2): with offset -1 a socket reads as by readv
     fn preadv2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t {
-        if at == -1 && flags == 0 { readv(fd, iov, count) } else { covered::preadv2(fd, iov, count, at, flags) }
+        match ours(fd).filter(|_| at == -1 && flags == libc::RWF_NOWAIT).zip(vector(iov, count)) {
+            Some((conn, bufs)) if bufs.iter().any(|one| one.iov_len > 0) => {
+                let real = || covered::preadv2(fd, iov, count, at, flags);
+                answer(receive(conn, fd, bufs, libc::MSG_DONTWAIT, real), false)
+            }
+            _ if at == -1 && flags == 0 => readv(fd, iov, count),
+            _ => covered::preadv2(fd, iov, count, at, flags),
+        }
     }
     /// preadv2(2)
     fn preadv64v2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t {
@@ -86,7 +133,13 @@ hooks! {
     }
     /// pwritev2(2): with offset -1 a socket writes as by writev
     fn pwritev2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t {
-        if at == -1 && flags == 0 { writev(fd, iov, count) } else { covered::pwritev2(fd, iov, count, at, flags) }
+        match ours(fd).filter(|_| at == -1 && flags == libc::RWF_NOWAIT).zip(vector(iov, count)) {
+            Some((conn, bufs)) => write_through(conn, fd, bufs, libc::MSG_DONTWAIT, || {
+                covered::pwritev2(fd, iov, count, at, flags)
+            }),
+            _ if at == -1 && flags == 0 => writev(fd, iov, count),
+            _ => covered::pwritev2(fd, iov, count, at, flags),
+        }
     }
     /// pwritev2(2)
     fn pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t {
@@ -94,7 +147,7 @@ hooks! {
     }
     /// recv(2)
     fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-        match ours(fd) {
+        match ours_for(fd, buf, len) {
             Some(conn) => {
                 answer(receive(conn, fd, &one(buf, len), flags, || covered::recv(fd, buf, len, flags)), false)
             }
@@ -111,12 +164,18 @@ hooks! {
     fn recvfrom(
         fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, size: *mut socklen_t,
     ) -> ssize_t {
-        let Some(conn) = ours(fd) else { return covered::recvfrom(fd, buf, len, flags, from, size) };
+        let Some(conn) = ours_for(fd, buf, len) else {
+            return covered::recvfrom(fd, buf, len, flags, from, size);
+        };
         let real = || covered::recvfrom(fd, buf, len, flags, from, size);
-        let outcome = receive(conn, fd, &one(buf, len), flags, real);
-        if let (Outcome::Ours(Ok(_)), false) = (&outcome, from.is_null() || size.is_null()) {
-            // TCP names no sender.
-            *size = 0;
+        let mut outcome = receive(conn, fd, &one(buf, len), flags, real);
+        if let (Outcome::Ours(Ok(_)), false) = (&outcome, from.is_null()) {
+            // TCP names no sender. The bytes are gone, even where that cannot be said.
+            match user::fetch(size) {
+                Some(room) if (room as i32) < 0 => outcome = Outcome::Ours(Err(Errno::INVAL)),
+                Some(_) if user::store(size, 0) => {}
+                _ => outcome = Outcome::Ours(Err(Errno::FAULT)),
+            }
         }
         answer(outcome, false)
     }
@@ -133,15 +192,21 @@ hooks! {
     }
     /// recvmsg(2)
     fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-        let Some(conn) = ours(fd).filter(|_| !msg.is_null()) else { return covered::recvmsg(fd, msg, flags) };
-        let Some(bufs) = vector((*msg).msg_iov, (*msg).msg_iovlen) else {
+        let Some(conn) = ours(fd) else { return covered::recvmsg(fd, msg, flags) };
+        let Some((mut header, bufs)) = user::fetch(msg).and_then(|header| Some((header, message(&header)?)))
+        else {
             return covered::recvmsg(fd, msg, flags);
         };
-        let outcome = receive(conn, fd, bufs, flags, || covered::recvmsg(fd, msg, flags));
+        let mut outcome = receive(conn, fd, bufs, flags, || covered::recvmsg(fd, msg, flags));
         if let Outcome::Ours(Ok(_)) = outcome {
-            (*msg).msg_namelen = 0;
-            (*msg).msg_controllen = 0;
-            (*msg).msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+            if !header.msg_name.is_null() {
+                header.msg_namelen = 0;
+            }
+            header.msg_controllen = 0;
+            header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+            if !user::store(msg, header) {
+                outcome = Outcome::Ours(Err(Errno::FAULT));
+            }
         }
         answer(outcome, false)
     }
@@ -149,26 +214,36 @@ hooks! {
     fn recvmmsg(
         fd: c_int, vec: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec,
     ) -> c_int {
-        if ours(fd).is_none() || vec.is_null() {
+        let limit = if timeout.is_null() { Some(None) } else { user::fetch(timeout).and_then(nanoseconds).map(Some) };
+        let (true, Some(limit)) = (ours(fd).is_some(), limit) else {
             return covered::recvmmsg(fd, vec, count, flags, timeout);
-        }
-        let mut done = 0;
-        while done < count {
-            let entry = vec.add(done as usize);
-            let wait = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
+        };
+        let deadline = conn::deadline(limit);
+        let (mut done, mut wait) = (0, 0);
+        // The time is looked at between messages only, as the kernel does (recvmmsg(2), BUGS).
+        while done < count && (done == 0 || conn::remaining(deadline).is_ok()) {
+            let entry = vec.wrapping_add(done as usize);
             let n = recvmsg(fd, &raw mut (*entry).msg_hdr, flags & !libc::MSG_WAITFORONE | wait);
-            if n < 0 {
-                return if done > 0 { done as c_int } else { -1 };
+            if n < 0 || !user::store(&raw mut (*entry).msg_len, n as c_uint) {
+                if done == 0 {
+                    if n >= 0 { set_errno(libc::EFAULT); }
+                    return -1;
+                }
+                break;
             }
-            (*entry).msg_len = n as c_uint;
             done += 1;
-            if n == 0 { break; }
+            if flags & libc::MSG_WAITFORONE != 0 { wait = libc::MSG_DONTWAIT; }
+        }
+        if limit.is_some() {
+            let left = conn::remaining(deadline).ok().flatten().unwrap_or(0);
+            let left = timespec { tv_sec: (left / 1_000_000_000) as _, tv_nsec: (left % 1_000_000_000) as _ };
+            user::store(timeout, left);
         }
         done as c_int
     }
     /// send(2)
     fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-        match ours(fd) {
+        match ours_for(fd, buf, len) {
             Some(conn) => {
                 write_through(conn, fd, &one(buf, len), flags, || covered::send(fd, buf, len, flags))
             }
@@ -181,7 +256,7 @@ hooks! {
     fn sendto(
         fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, size: socklen_t,
     ) -> ssize_t {
-        match ours(fd).filter(|_| flags & libc::MSG_FASTOPEN == 0) {
+        match ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0 && address_taken(to.cast(), size)) {
             Some(conn) => write_through(conn, fd, &one(buf, len), flags, || {
                 covered::sendto(fd, buf, len, flags, to, size)
             }),
@@ -190,31 +265,39 @@ hooks! {
     }
     /// sendmsg(2); descriptors that it passes on leave their lanes
     fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-        if msg.is_null() {
-            return covered::sendmsg(fd, msg, flags);
-        }
         let Some(conn) = ours(fd) else {
             hand_over_rights(msg);
             return covered::sendmsg(fd, msg, flags);
         };
-        match vector((*msg).msg_iov, (*msg).msg_iovlen) {
-            Some(bufs) => write_through(conn, fd, bufs, flags, || covered::sendmsg(fd, msg, flags)),
-            None => covered::sendmsg(fd, msg, flags),
+        let Some((header, bufs)) = user::fetch(msg)
+            .filter(|header| address_taken(header.msg_name, header.msg_namelen))
+            .and_then(|header| Some((header, message(&header)?)))
+        else {
+            return covered::sendmsg(fd, msg, flags);
+        };
+        if header.msg_controllen != 0 {
+            // Marks, priorities and time stamps of segments.
+            conn::revoke_for_good(conn, fd, Reason::OptionUnsupported);
         }
+        write_through(conn, fd, bufs, flags, || covered::sendmsg(fd, msg, flags))
     }
     /// sendmmsg(2)
     fn sendmmsg(fd: c_int, vec: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-        if ours(fd).is_none() || vec.is_null() {
+        let count = count.min(MOST_ENTRIES as c_uint);
+        if ours(fd).is_none() {
+            for at in 0..count as usize {
+                hand_over_rights(&raw const (*vec.wrapping_add(at)).msg_hdr);
+            }
             return covered::sendmmsg(fd, vec, count, flags);
         }
         let mut done = 0;
         while done < count {
-            let entry = vec.add(done as usize);
+            let entry = vec.wrapping_add(done as usize);
             let n = sendmsg(fd, &raw const (*entry).msg_hdr, flags);
-            if n < 0 {
+            if n < 0 || !user::store(&raw mut (*entry).msg_len, n as c_uint) {
+                if n >= 0 { set_errno(libc::EFAULT); }
                 return if done > 0 { done as c_int } else { -1 };
             }
-            (*entry).msg_len = n as c_uint;
             done += 1;
         }
         done as c_int
@@ -225,14 +308,16 @@ hooks! {
     }
     /// sendfile(2): the file is read straight into the ring
     fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-        let Some(conn) = ours(out).filter(|_| ours(file).is_none()) else {
+        let at = if offset.is_null() { Some(None) } else { user::fetch(offset).map(Some) };
+        let (Some(conn), Some(at), true) = (ours(out), at, ours(file).is_none() && sys::is_seekable(file)) else {
             return covered::sendfile(out, file, offset, count);
         };
-        let at = if offset.is_null() { None } else { Some(*offset) };
-        let source = Source::File { fd: file, offset: at, left: count.min(0x7fff_f000), done: 0 };
-        let outcome = transmit(conn, out, source, 0, || covered::sendfile(out, file, offset, count));
-        if let (Outcome::Ours(Ok(n)), false) = (&outcome, offset.is_null()) {
-            *offset += *n as off_t;
+        let source = Source::File { fd: file, offset: at, left: count.min(user::MOST), done: 0 };
+        let mut outcome = transmit(conn, out, source, 0, || covered::sendfile(out, file, offset, count));
+        if let (Outcome::Ours(Ok(n)), Some(at)) = (&outcome, at)
+            && !user::store(offset, at + *n as off_t)
+        {
+            outcome = Outcome::Ours(Err(Errno::FAULT));
         }
         answer(outcome, true)
     }
@@ -249,8 +334,9 @@ hooks! {
         }
         if let Some(conn) = ours(from) {
             conn::revoke_for_good(conn, from, Reason::Splice);
-            if conn::ring_bytes(conn) > 0 {
-                return splice_ring(conn, from, to, len);
+            let sound = from_at.is_null() && to_at.is_null() && sys::is_pipe(to);
+            if sound && conn::ring_bytes(conn) > 0 {
+                return splice_ring(conn, from, to, len, flags);
             }
         }
         covered::splice(from, from_at, to, to_at, len, flags)
@@ -258,8 +344,13 @@ hooks! {
 }
 
 /// What a revoked lane still holds, into a pipe: written first, then consumed, so that nothing is lost.
-unsafe fn splice_ring(conn: Conn, from: c_int, to: c_int, len: size_t) -> ssize_t {
-    let mut bytes = [0u8; 16384];
+unsafe fn splice_ring(conn: Conn, from: c_int, to: c_int, len: size_t, flags: c_uint) -> ssize_t {
+    // A write of so many bytes does not block where poll shows room: all of them fit into one page of the pipe.
+    let mut bytes = [0u8; libc::PIPE_BUF];
+    if flags & libc::SPLICE_F_NONBLOCK != 0 && sys::poll_now(to, libc::POLLOUT) & libc::POLLOUT == 0 {
+        set_errno(libc::EAGAIN);
+        return -1;
+    }
     let room = one(bytes.as_mut_ptr().cast(), len.min(bytes.len()));
     let peeked = receive(conn, from, &room, libc::MSG_PEEK | libc::MSG_DONTWAIT, || -1);
     let Outcome::Ours(Ok(n)) = peeked else { return answer(peeked, false) };
@@ -273,15 +364,22 @@ unsafe fn splice_ring(conn: Conn, from: c_int, to: c_int, len: size_t) -> ssize_
 
 /// Connections among the descriptors of an SCM_RIGHTS message go to a program that may not be ours.
 unsafe fn hand_over_rights(msg: *const msghdr) {
-    // SAFETY: the program's message, walked as the CMSG macros of sys/socket.h do.
+    if !table::any() {
+        return;
+    }
+    // SAFETY: a C struct of pointers and integers.
+    let Some(header) = (unsafe { user::fetch(msg) }) else { return };
+    let size = header.msg_controllen;
+    if header.msg_control.is_null() || size == 0 || !user::readable(header.msg_control.cast(), size) {
+        return;
+    }
+    // SAFETY: the program's control messages, which are there, walked as the CMSG macros of sys/socket.h do.
     unsafe {
-        if (*msg).msg_control.is_null() {
-            return;
-        }
-        let mut cmsg = libc::CMSG_FIRSTHDR(msg);
+        let mut cmsg = libc::CMSG_FIRSTHDR(&header);
         while !cmsg.is_null() {
+            let at = cmsg as usize - header.msg_control as usize;
+            let bytes = (*cmsg).cmsg_len.min(size - at).saturating_sub(libc::CMSG_LEN(0) as usize);
             if (*cmsg).cmsg_level == libc::SOL_SOCKET && (*cmsg).cmsg_type == libc::SCM_RIGHTS {
-                let bytes = (*cmsg).cmsg_len as usize - (libc::CMSG_LEN(0) as usize);
                 let fds = libc::CMSG_DATA(cmsg).cast::<c_int>();
                 for i in 0..bytes / size_of::<c_int>() {
                     let fd = fds.add(i).read_unaligned();
@@ -290,7 +388,7 @@ unsafe fn hand_over_rights(msg: *const msghdr) {
                     }
                 }
             }
-            cmsg = libc::CMSG_NXTHDR(msg, cmsg);
+            cmsg = libc::CMSG_NXTHDR(&header, cmsg);
         }
     }
 }

@@ -5,7 +5,7 @@ use libc::{FILE, sockaddr, socklen_t};
 use shunpike_core::conn;
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{ready, sys};
+use shunpike_core::{ready, sys, user};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -125,7 +125,8 @@ hooks! {
     fn __close(fd: c_int) -> c_int { close(fd) }
     /// close_range(2), around our own descriptors
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        if foreign_process() || flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
+        // Marks only, or nothing at all: the kernel refuses other flags before it closes.
+        if foreign_process() || flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) != 0 || first > last {
             return covered::close_range(first, last, flags);
         }
         close_around(first, last, flags)
@@ -163,19 +164,20 @@ hooks! {
     fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         let Some(conn) = table::conn(fd) else { return covered::ioctl(fd, request, arg) };
         let value = arg as *mut c_int;
-        let lane = ready::on_lane(conn) && !value.is_null();
-        if request == libc::FIONBIO as c_ulong && !value.is_null() {
+        let lane = ready::on_lane(conn);
+        if request == libc::FIONBIO as c_ulong {
             let rc = covered::ioctl(fd, request, arg);
             if rc == 0 { conn::set_nonblock(fd, *value != 0); }
             return rc;
         }
-        if request == libc::FIONREAD as c_ulong && lane {
-            *value = conn::readable_bytes(conn, fd) as c_int;
-            return 0;
-        }
-        if request == sys::SIOCOUTQ && lane {
-            *value = conn::unsent_bytes(conn, fd) as c_int;
-            return 0;
+        let count = match request {
+            _ if !lane => None,
+            r if r == libc::FIONREAD as c_ulong => Some(conn::readable_bytes(conn, fd)),
+            sys::SIOCOUTQ => Some(conn::unsent_bytes(conn, fd)),
+            _ => None,
+        };
+        if let Some(count) = count {
+            return if user::store(value, count as c_int) { 0 } else { refuse(libc::EFAULT) };
         }
         if request == libc::FIOASYNC as c_ulong { leaves(fd, Reason::OptionUnsupported); }
         covered::ioctl(fd, request, arg)

@@ -2,20 +2,26 @@
 
 use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use shunpike_core::{conn, epoll, poll as mixed};
+use shunpike_core::table::{self, Entry};
+use shunpike_core::{conn, epoll, poll as mixed, user};
 
 use shunpike_core::sys::Waits;
 
 use crate::{result, set_errno};
 
-/// Nanoseconds of a program's timeout: `Ok(None)` for ever, `Err` when the kernel must refuse it.
-unsafe fn nanoseconds(ts: *const timespec) -> Result<Option<u64>, ()> {
-    // SAFETY: null, or the program's.
-    let Some(ts) = (unsafe { ts.as_ref() }) else { return Ok(None) };
-    if ts.tv_sec < 0 || !(0..1_000_000_000).contains(&ts.tv_nsec) {
-        return Err(());
+/// Nanoseconds of a program's time; `None` when the kernel must refuse it.
+pub fn nanoseconds(ts: timespec) -> Option<u64> {
+    let sound = ts.tv_sec >= 0 && (0..1_000_000_000).contains(&ts.tv_nsec);
+    sound.then(|| (ts.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(ts.tv_nsec as u64))
+}
+
+/// A program's timeout, nanoseconds: `Ok(None)` for ever, `Err` when the kernel must refuse it.
+unsafe fn limit(ts: *const timespec) -> Result<Option<u64>, ()> {
+    if ts.is_null() {
+        return Ok(None);
     }
-    Ok(Some((ts.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(ts.tv_nsec as u64)))
+    // SAFETY: a C struct of integers.
+    unsafe { user::fetch(ts) }.and_then(nanoseconds).map(Some).ok_or(())
 }
 
 fn milliseconds(ms: c_int) -> Option<u64> {
@@ -23,10 +29,14 @@ fn milliseconds(ms: c_int) -> Option<u64> {
 }
 
 unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
-    if fds.is_null() || n > 1 << 20 {
+    if n == 0 || n > 1 << 20 || !table::any() {
         return None;
     }
-    // SAFETY: the program's array of n entries.
+    // SAFETY: the program's, which gives it to us to write to.
+    if !fds.is_aligned() || !unsafe { user::writable(fds.cast(), n as usize * size_of::<pollfd>()) } {
+        return None;
+    }
+    // SAFETY: the program's array of n entries, which are there.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n as usize) };
     mixed::concerns_us(fds).then_some(fds)
 }
@@ -75,7 +85,7 @@ hooks! {
     }
     /// ppoll(2)
     fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        match (slice(fds, n), nanoseconds(timeout)) {
+        match (slice(fds, n), limit(timeout)) {
             (Some(ours), Ok(ns)) => result(mixed::poll(ours, ns, mask)),
             _ => covered::ppoll(fds, n, timeout, mask),
         }
@@ -94,10 +104,12 @@ hooks! {
     fn select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
     ) -> c_int {
+        let n = mixed::select_width(n);
         let Some(mut call) = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()])
         else {
             return covered::select(n, read, write, except, timeout);
         };
+        // libc itself looks at the time: a bad pointer is the program's fault there, too.
         let ns = match timeout.as_ref() {
             Some(tv) if tv.tv_sec < 0 || tv.tv_usec < 0 => {
                 set_errno(libc::EINVAL);
@@ -128,8 +140,9 @@ hooks! {
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
         mask: *const sigset_t,
     ) -> c_int {
+        let n = mixed::select_width(n);
         let call = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()]);
-        match (call, nanoseconds(timeout)) {
+        match (call, limit(timeout)) {
             (Some(mut call), Ok(ns)) => result(mixed::poll(call.fds(), ns, mask).and_then(|_| call.answer())),
             _ => covered::pselect(n, read, write, except, timeout, mask),
         }
@@ -148,7 +161,10 @@ hooks! {
     }
     /// epoll_ctl(2)
     fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-        match epoll::ctl(epfd, op, fd, event.as_ref().copied()) {
+        let wish = if event.is_null() { None } else { user::fetch(event) };
+        // An event that cannot be read is the kernel's to refuse, unless it does not look at it.
+        let unread = wish.is_none() && !event.is_null() && op != libc::EPOLL_CTL_DEL;
+        match if unread { None } else { epoll::ctl(epfd, op, fd, wish) } {
             Some(done) => result(done),
             None => covered::epoll_ctl(epfd, op, fd, event),
         }
@@ -173,7 +189,7 @@ hooks! {
     fn epoll_pwait2(
         epfd: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t,
     ) -> c_int {
-        let waited = match nanoseconds(timeout) {
+        let waited = match limit(timeout) {
             Ok(ns) => wait(epfd, events, n, ns, mask),
             Err(()) => None,
         };
@@ -191,7 +207,19 @@ unsafe fn wait(
     timeout: Option<u64>,
     mask: *const sigset_t,
 ) -> Option<c_int> {
-    let n = usize::try_from(n).ok().filter(|&n| n > 0 && !events.is_null())?;
+    // EP_MAX_EVENTS (fs/eventpoll.c): beyond, and below 1, the kernel refuses.
+    const MOST: usize = i32::MAX as usize / size_of::<epoll_event>();
+    let n = usize::try_from(n).ok().filter(|n| (1..=MOST).contains(n))?;
+    if !matches!(table::look(epfd), Entry::Set(_))
+        || !user::plausible(events.cast(), n * size_of::<epoll_event>())
+    {
+        return None;
+    }
+    // SAFETY: the program's, which gives it to us to write to.
+    if !unsafe { user::writable(events.cast(), size_of::<epoll_event>()) } {
+        set_errno(libc::EFAULT);
+        return Some(-1);
+    }
     // SAFETY: the program's array of n events.
     let out = unsafe { core::slice::from_raw_parts_mut(events, n) };
     epoll::wait(epfd, out, timeout, mask).map(result)

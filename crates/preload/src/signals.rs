@@ -4,12 +4,16 @@
 //! A signal that comes within a critical section is put back: it is masked in the interrupted context and
 //! queued again with the same siginfo; the end of the section unmasks it, and the kernel delivers it then.
 //! Faults of the thread itself are never kept back.
+//!
+//! A copy of ours that faults on the program's memory is answered here, too (core's `user`): from the first one on the
+//! trampoline stands in front of SIGSEGV and SIGBUS also while the program has no handler for them. What is not ours then
+//! ends the program as it would have, with the same siginfo.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::{sigaction as Action, sighandler_t, siginfo_t, ucontext_t};
-use shunpike_core::{process, sys, tls};
+use shunpike_core::{process, sys, tls, user};
 
 use crate::start::foreign_process;
 
@@ -24,7 +28,17 @@ struct Installed {
 static INSTALLED: [Installed; SIGNALS] =
     [const { Installed { handler: AtomicUsize::new(0), flags: AtomicUsize::new(0) } }; SIGNALS];
 
+/// Whether copies of ours need the trampoline on SIGSEGV and SIGBUS.
+static GUARDED: AtomicBool = AtomicBool::new(false);
+
+/// Signals of a copy that faults: no mapping, or nothing behind it (the end of a mapped file).
+const FAULTS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
 extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel's own arguments.
+    if FAULTS.contains(&signal) && unsafe { user::answered(info, context.cast()) } {
+        return;
+    }
     let Some(installed) = INSTALLED.get(signal as usize) else { return };
     let flags = installed.flags.load(Ordering::Relaxed) as c_int;
     let thread = tls::thread();
@@ -44,7 +58,15 @@ extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *m
     }
     let handler = installed.handler.load(Ordering::Acquire);
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+        if FAULTS.contains(&signal) {
+            // SAFETY: the kernel's own siginfo.
+            unsafe { end_by(signal, info) };
+        }
         return;
+    }
+    if FAULTS.contains(&signal) && flags & libc::SA_RESETHAND != 0 {
+        // The kernel was not told: an answered fault must not use the handler up.
+        installed.handler.store(libc::SIG_DFL, Ordering::Release);
     }
     // SAFETY: the handler that the program installed with these flags.
     unsafe {
@@ -57,6 +79,54 @@ extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *m
             call(signal);
         }
     }
+}
+
+/// The default action for a signal of `FAULTS`, which dumps core where it happened: a fault happens again, and what was
+/// sent is sent again.
+///
+/// # Safety
+/// `info` is the kernel's own of this delivery.
+unsafe fn end_by(signal: c_int, info: *mut siginfo_t) {
+    // SAFETY: all-zero is the default action.
+    unsafe {
+        let default: Action = core::mem::zeroed();
+        covered::sigaction(signal, &default, core::ptr::null_mut());
+    }
+    // SAFETY: the caller's word for it.
+    if unsafe { (*info).si_code } <= 0 {
+        sys::requeue_signal(signal, info.cast());
+    }
+}
+
+/// Puts the trampoline in front of what the program has for the signals of `FAULTS`, unless it ignores them or has gone
+/// round our sigaction.
+pub fn guard() {
+    GUARDED.store(true, Ordering::SeqCst);
+    for signal in FAULTS {
+        // SAFETY: our own actions.
+        unsafe {
+            let mut action: Action = core::mem::zeroed();
+            if covered::sigaction(signal, core::ptr::null(), &mut action) != 0
+                || action.sa_sigaction != libc::SIG_DFL
+            {
+                continue;
+            }
+            stand_in_front(&mut action);
+            let mut was: Action = core::mem::zeroed();
+            covered::sigaction(signal, &action, &mut was);
+            if was.sa_sigaction != libc::SIG_DFL {
+                // Another thread has installed one just now.
+                covered::sigaction(signal, &was, core::ptr::null_mut());
+            }
+        }
+    }
+}
+
+/// Makes the trampoline of a default action.
+fn stand_in_front(action: &mut Action) {
+    action.sa_sigaction = trampoline as *const () as usize;
+    // On the alternate stack, if there is one: a stack that overflows has no room for a handler.
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
 }
 
 /// Masks `signal`, now and in the interrupted context, and queues it again for this thread.
@@ -93,15 +163,22 @@ unsafe fn install(signal: c_int, new: *const Action, old: *mut Action) -> c_int 
     // SAFETY: null, or the program's.
     let wish = unsafe { new.as_ref() };
     let mut ours = wish.copied();
-    if let Some(action) = &mut ours
-        && action.sa_sigaction != libc::SIG_DFL
-        && action.sa_sigaction != libc::SIG_IGN
-        && !foreign
-    {
-        installed.handler.store(action.sa_sigaction, Ordering::Release);
-        installed.flags.store(action.sa_flags as usize, Ordering::Relaxed);
-        action.sa_sigaction = trampoline as *const () as usize;
-        action.sa_flags |= libc::SA_SIGINFO;
+    if let Some(action) = ours.as_mut().filter(|_| !foreign) {
+        let handled = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        let fault = FAULTS.contains(&signal);
+        if handled || fault {
+            installed.handler.store(action.sa_sigaction, Ordering::Release);
+            installed.flags.store(action.sa_flags as usize, Ordering::Relaxed);
+        }
+        if handled {
+            action.sa_sigaction = trampoline as *const () as usize;
+            action.sa_flags |= libc::SA_SIGINFO;
+            if fault {
+                action.sa_flags &= !libc::SA_RESETHAND;
+            }
+        } else if fault && action.sa_sigaction == libc::SIG_DFL && GUARDED.load(Ordering::SeqCst) {
+            stand_in_front(action);
+        }
     }
     let new = ours.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     // SAFETY: our copy of the program's action, and its own place for the old one.

@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shunpike_core::{conn, process, session, sys, tls, wait};
+use shunpike_core::{conn, process, session, sys, tls, user, wait};
 
 use crate::{readiness, signals};
 
@@ -18,8 +18,10 @@ extern "C" fn start() {
     // 1. Without a broker's path nothing is watched: the library was loaded by accident.
     let Some(path) = variable(c"SHUNPIKE_SOCKET") else { return };
     session::configure(path);
-    // 2. Signals are kept back in critical sections before the first of them exists.
+    // 2. Signals are kept back in critical sections before the first of them exists; faults of copies, from the
+    // first copy on.
     tls::on_deferred(signals::deliver);
+    user::on_first_use(signals::guard);
     // 3. fork() must find the table and the locks in order.
     // SAFETY: handlers that live as long as the process.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };

@@ -363,23 +363,6 @@ impl Dmb {
             }
         }
     }
-
-    /// Copies `len` bytes of the ring at `offset` to `to`.
-    ///
-    /// # Safety
-    /// `to` is writable for `len` bytes; `len` is at most the ring's size.
-    #[inline]
-    pub unsafe fn drain(&self, offset: u64, to: *mut u8, len: usize) {
-        let (from, room) = self.span(offset);
-        let first = len.min(room);
-        // SAFETY: as in `fill`. The peer may change the bytes meanwhile: they are its bytes.
-        unsafe {
-            core::ptr::copy_nonoverlapping(from, to, first);
-            if len > first {
-                core::ptr::copy_nonoverlapping(self.ring, to.add(first), len - first);
-            }
-        }
-    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,0 +1,251 @@
+//! The program's memory, at addresses that may be wrong.
+//!
+//! The kernel answers a bad pointer with EFAULT; a copy of our own would die of it. So each such copy notes its
+//! stack pointer for the thread, and the handler of SIGSEGV and SIGBUS that the preload library puts in front of the
+//! program's sends a fault back to there. Nothing is asked beforehand: a good pointer costs a few instructions.
+
+use core::mem::MaybeUninit;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::tls;
+
+/// The address at which a copy faulted; 0 when the kernel does not tell it (an address that no mapping can have).
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Fault(pub usize);
+
+/// Most bytes that one call moves: MAX_RW_COUNT (include/linux/fs.h).
+pub const MOST: usize = 0x7fff_f000;
+
+const PAGE: usize = 4096;
+
+/// Copies `n` bytes. Errors: one of the two stretches is not mapped as it must be; how much of `to` is written then
+/// is not known.
+///
+/// # Safety
+/// Where `to` is mapped, the caller may write there; `from` is not written meanwhile by Rust code.
+#[inline]
+pub unsafe fn copy(to: *mut u8, from: *const u8, n: usize) -> Result<(), Fault> {
+    let thread = tls::thread();
+    // SAFETY: who faults in it comes back by `copy_failed`; the rest is the caller's word.
+    if unsafe { copy_noted(to, from, n, &raw const thread.recover) } { Ok(()) } else { Err(fault(thread)) }
+}
+
+#[cold]
+fn fault(thread: &tls::Thread) -> Fault {
+    Fault(thread.fault.load(Ordering::Relaxed) as usize)
+}
+
+/// Reads a value of the program's; `None` where it cannot be read.
+///
+/// # Safety
+/// Any bytes are a valid `T` (a C struct of integers and pointers).
+pub unsafe fn fetch<T: Copy>(from: *const T) -> Option<T> {
+    arm();
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: the value is ours.
+    unsafe { copy(value.as_mut_ptr().cast(), from.cast(), size_of::<T>()) }.ok()?;
+    // SAFETY: the caller's word for it.
+    Some(unsafe { value.assume_init() })
+}
+
+/// Writes a value of the program's; says whether it could.
+///
+/// # Safety
+/// Where `to` is mapped, it is a place that the program gave us to write to.
+pub unsafe fn store<T: Copy>(to: *mut T, value: T) -> bool {
+    arm();
+    // SAFETY: the caller's word for it.
+    unsafe { copy(to.cast(), (&raw const value).cast(), size_of::<T>()) }.is_ok()
+}
+
+/// Whether `n` bytes can be read.
+pub fn readable(at: *const u8, n: usize) -> bool {
+    arm();
+    let mut byte = 0u8;
+    // SAFETY: the byte is ours; reading others changes nothing.
+    let mut touch = |offset| unsafe { copy(&raw mut byte, at.wrapping_add(offset), 1) }.is_ok();
+    n == 0 || ((0..n).step_by(PAGE).all(&mut touch) && touch(n - 1))
+}
+
+/// Whether `n` bytes can be written.
+///
+/// # Safety
+/// The program gave us the stretch to write to: nobody else uses it now.
+pub unsafe fn writable(at: *mut u8, n: usize) -> bool {
+    arm();
+    let touch = |offset| {
+        let (mut byte, at) = (0u8, at.wrapping_add(offset));
+        // SAFETY: the byte is ours, and the other stays as it is; the caller's word for it.
+        unsafe { copy(&raw mut byte, at, 1).is_ok() && copy(at, &raw const byte, 1).is_ok() }
+    };
+    n == 0 || ((0..n).step_by(PAGE).all(touch) && touch(n - 1))
+}
+
+/// Whether the kernel would look at the stretch at all (access_ok, arch/x86/include/asm/uaccess_64.h): where it
+/// refuses, it does so before it moves a byte.
+pub fn plausible(at: *const u8, n: usize) -> bool {
+    (at as usize).checked_add(n).is_some_and(|end| isize::try_from(end).is_ok())
+}
+
+static ARM: OnceLock<fn()> = OnceLock::new();
+static ARMED: AtomicBool = AtomicBool::new(false);
+
+/// Names the function that puts the handlers in place; once, at start-up.
+pub fn on_first_use(arm: fn()) {
+    let _ = ARM.set(arm);
+}
+
+/// Before the first copy: a program without connections keeps its signals as they are.
+#[inline]
+pub fn arm() {
+    if !ARMED.load(Ordering::Relaxed) {
+        arm_slowly();
+    }
+}
+
+#[cold]
+fn arm_slowly() {
+    if let Some(arm) = ARM.get()
+        && !ARMED.swap(true, Ordering::Relaxed)
+    {
+        arm();
+    }
+}
+
+/// Stack that memcpy uses at most, bytes. A handler that interrupted the copy and faults itself is deeper by a
+/// signal frame, which is larger, or on another stack.
+const FRAME: u64 = 512;
+
+/// Asked first by the handler of SIGSEGV and SIGBUS: if the fault is that of a `copy` of this thread, the context is
+/// changed so that the copy fails.
+///
+/// # Safety
+/// The kernel's own arguments of this delivery.
+pub unsafe fn answered(info: *const libc::siginfo_t, context: *mut libc::ucontext_t) -> bool {
+    let thread = tls::thread();
+    let noted = thread.recover.load(Ordering::Relaxed);
+    // SAFETY: the caller's word for it.
+    let (info, registers) = unsafe { (&*info, &mut (*context).uc_mcontext.gregs) };
+    let stack = registers[libc::REG_RSP as usize] as u64;
+    // Sent by kill(2) and its kin: not a fault.
+    if noted == 0 || info.si_code <= 0 || stack > noted || noted - stack > FRAME {
+        return false;
+    }
+    // SAFETY: a fault's siginfo has an address; `copy_noted` saved what was noted before where it points now.
+    let (address, before) = unsafe { (info.si_addr(), *(noted as *const u64)) };
+    thread.fault.store(address as u64, Ordering::Relaxed);
+    thread.recover.store(before, Ordering::Relaxed);
+    registers[libc::REG_RSP as usize] = noted as i64;
+    registers[libc::REG_RIP as usize] = copy_failed as *const () as i64;
+    true
+}
+
+/// memcpy that notes its stack pointer in `recover` while it runs, for `answered`. Returns true.
+#[unsafe(naked)]
+unsafe extern "C" fn copy_noted(
+    to: *mut u8,
+    from: *const u8,
+    n: usize,
+    recover: *const std::sync::atomic::AtomicU64,
+) -> bool {
+    // What memcpy must preserve is saved here: it may be left in its middle.
+    core::arch::naked_asm!(
+        "push rbx",
+        "push rbp",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "mov rbx, rcx",
+        "push qword ptr [rbx]",
+        "mov [rbx], rsp",
+        "call qword ptr [rip + memcpy@GOTPCREL]",
+        "pop qword ptr [rbx]",
+        "mov eax, 1",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbp",
+        "pop rbx",
+        "ret",
+    )
+}
+
+/// Where a faulting `copy_noted` goes on, its stack pointer put back.
+#[unsafe(naked)]
+unsafe extern "C" fn copy_failed() {
+    core::arch::naked_asm!(
+        "cld",
+        "add rsp, 8",
+        "xor eax, eax",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbp",
+        "pop rbx",
+        "ret",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn handler(_: i32, info: *mut libc::siginfo_t, context: *mut core::ffi::c_void) {
+        // SAFETY: the kernel's own arguments.
+        assert!(unsafe { answered(info, context.cast()) }, "a fault of the test itself");
+    }
+
+    fn handle_faults() {
+        // SAFETY: all-zero actions are valid, and the handler lives as long as the process.
+        unsafe {
+            let mut action: libc::sigaction = core::mem::zeroed();
+            action.sa_sigaction = handler as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            assert_eq!(libc::sigaction(libc::SIGSEGV, &action, core::ptr::null_mut()), 0);
+        }
+    }
+
+    #[test]
+    fn a_fault_is_an_answer_and_the_next_copy_works() {
+        handle_faults();
+        let mut here = [1u8, 2, 3];
+        let nowhere = core::ptr::without_provenance_mut::<u8>(64);
+        assert!(!readable(nowhere, 1) && readable(here.as_ptr(), 3));
+        // SAFETY: nothing is mapped there, or it is ours.
+        unsafe {
+            assert_eq!(copy(nowhere, here.as_ptr(), 1), Err(Fault(64)));
+            assert_eq!(copy(here.as_mut_ptr(), nowhere, 1), Err(Fault(64)));
+            assert_eq!(fetch(core::ptr::without_provenance::<u64>(1 << 62)), None);
+            assert!(!writable(nowhere, 1) && !store(nowhere, 1u8) && writable(here.as_mut_ptr(), 3));
+            assert_eq!(fetch(here.as_ptr()), Some(here[0]));
+        }
+    }
+
+    #[test]
+    fn a_stretch_that_ends_nowhere_is_not_readable() {
+        handle_faults();
+        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping of our own, whose second page nobody uses.
+        let at = unsafe {
+            let at =
+                mmap_anonymous(core::ptr::null_mut(), 2 * PAGE, access, MapFlags::PRIVATE).expect("memory");
+            mprotect(at.wrapping_byte_add(PAGE), PAGE, MprotectFlags::empty()).expect("mprotect");
+            at.cast::<u8>()
+        };
+        assert!(readable(at, PAGE) && !readable(at, PAGE + 1));
+        // SAFETY: our own mapping.
+        assert!(!unsafe { writable(at.wrapping_add(PAGE - 1), 2) });
+    }
+
+    #[test]
+    fn stretches_that_the_kernel_refuses_at_once() {
+        let at = core::ptr::without_provenance::<u8>;
+        assert!(plausible(at(0), 0) && plausible(at(4096), MOST));
+        assert!(!plausible(at(usize::MAX - 1), 4) && !plausible(at(1 << 63), 0));
+    }
+}
