@@ -213,7 +213,13 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
         FromBroker::Gone { conn } => step(session, conn, Input::PeerVanished),
         FromBroker::Clc { conn, clc } => step(session, conn, Input::Clc(clc.as_slice())),
         FromBroker::Registered { conn, token, reason } => {
-            let Some(size) = own_size(session, conn) else { return };
+            let Some(size) = own_size(session, conn) else {
+                // The handshake that asked for it is over.
+                if token != 0 {
+                    session.send(&ToBroker::Unregister { token });
+                }
+                return;
+            };
             let named = Named { token: DmbToken(token), size };
             match refusal(reason) {
                 None => registered(session, conn, named),
