@@ -120,13 +120,21 @@ def test_ueid_taken_away_and_given_back(both, bed):
 
 
 def test_dmb_limit(both, bed):
-    """Two connections' worth of buffers for six connections at a time; free again when these have gone."""
-    accel = both("--max-dmbs", "4")
-    port = start_echo(accel, bed)
-    drive(accel, bed, port, conns=6)
-    until(lambda: accel.broker.stats().reasons.get("max_dmb", 0) >= 1,
-          lambda: f"the limit to be met; have {accel.broker.stats()}")  # fmt: skip
-    drive_on_a_lane(accel, bed, port)
+    """Two connections' worth of buffers for four connections at a time: two get them, however they crowd, and the others
+    know why not. Free again when these have gone."""
+    accel = both("--private", "--max-dmbs", "4", eager=False)
+    server, client = long_dialogue(accel, bed, rounds=1_000_000)
+    looks = []
+
+    def two_of_four():
+        ends = [row["reason"]["key"] if row["reason"] else row["mode"] for row in accel.broker.connections()]
+        looks[:] = looks if sorted(ends) in looks else [*looks, sorted(ends)]
+        return ends.count("SMCD") == 4 and len(ends) == 8 and "max_dmb" in ends
+
+    until(two_of_four, lambda: f"two connections on lanes, two at the limit; seen: {looks}", seconds=30)
+    client.stop()
+    server.stop()
+    drive_on_a_lane(accel, bed, start_echo(accel, bed))
 
 
 def test_device_switched_off_and_on(both, bed):

@@ -1,6 +1,6 @@
 //! What every ISM device must do, whatever it is made of.
 
-use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
+use crate::ism::{Held, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
 use shunpike_shm::lane::HEADER;
 use shunpike_shm::region;
 use shunpike_wire::session::ConnId;
@@ -10,10 +10,8 @@ use shunpike_wire::{DmbSize, DmbToken, Gid};
 pub struct Fixture<D> {
     /// Makes a fresh one.
     pub make: fn() -> D,
-    /// DMBs that it can hold; more than `session_limit`.
+    /// DMBs that it can hold; more than two.
     pub limit: usize,
-    /// DMBs that one session can own.
-    pub session_limit: usize,
 }
 
 const SIZE: DmbSize = DmbSize::MIN;
@@ -26,6 +24,7 @@ pub fn run<D: IsmDevice>(fixture: &Fixture<D>) {
     only_the_peer_attaches(&mut make());
     only_holders_let_go(&mut make());
     limits_are_clear_errors(&mut make(), fixture);
+    what_is_held_is_counted(&mut make());
     a_session_takes_its_references_along(&mut make());
     moved_bytes_arrive(&mut make());
     transfers_stay_in_bounds(&mut make());
@@ -39,7 +38,9 @@ fn party(session: u64) -> Party {
 /// Registers a DMB of `owner`'s that `peer` may attach.
 pub fn register(device: &mut impl IsmDevice, owner: u64, peer: u64) -> Result<DmbToken, IsmError> {
     let memory = region::create("conformance", HEADER + SIZE.bytes()).expect("memfd");
-    device.register_dmb(NewDmb { owner: party(owner), peer: party(peer), size: SIZE, memory })
+    // Users by the dozen.
+    let user = owner as u32 / 12;
+    device.register_dmb(NewDmb { owner: party(owner), user, peer: party(peer), size: SIZE, memory })
 }
 
 fn identity(device: &impl IsmDevice) {
@@ -94,19 +95,30 @@ fn only_holders_let_go(device: &mut impl IsmDevice) {
 }
 
 fn limits_are_clear_errors<D: IsmDevice>(device: &mut D, fixture: &Fixture<D>) {
-    for _ in 0..fixture.session_limit {
-        register(device, 1, 2).expect("room");
-    }
-    assert_eq!(device.owned_by(SessionId(1)), fixture.session_limit);
-    assert_eq!(register(device, 1, 2), Err(IsmError::OwnerLimit));
-    for n in fixture.session_limit..fixture.limit {
-        register(device, 100 + n as u64, 2).expect("room");
+    for n in 0..fixture.limit {
+        register(device, 1 + n as u64 % 2, 100).expect("room");
     }
     assert_eq!((device.dmb_count(), device.dmb_limit()), (fixture.limit, fixture.limit));
     assert_eq!(register(device, 3, 2), Err(IsmError::NoSpace));
     device.end_session(SessionId(1));
-    assert_eq!(device.owned_by(SessionId(1)), 0);
     register(device, 3, 2).expect("room again");
+}
+
+fn what_is_held_is_counted(device: &mut impl IsmDevice) {
+    let each = (HEADER + SIZE.bytes()) as u64;
+    let held = |dmbs| Held { dmbs, bytes: dmbs as u64 * each };
+    let tokens = [1, 1, 2].map(|owner| register(device, owner, 20).expect("room"));
+    let (one, two) = (SessionId(1), SessionId(2));
+    assert_eq!([device.held_by_session(one), device.held_by_session(two)], [held(2), held(1)]);
+    assert_eq!([device.held_by_user(0), device.held_by_user(1)], [held(3), held(0)]);
+    device.attach_dmb(tokens[0], party(20)).expect("attach");
+    device.unregister_dmb(tokens[1], one).expect("owner");
+    assert_eq!(device.held_by_session(one), held(1));
+    device.end_session(one);
+    assert_eq!(device.held_by_user(0), held(2), "its peer keeps it alive");
+    device.detach_dmb(tokens[0], SessionId(20)).expect("attached");
+    device.end_session(two);
+    assert_eq!(device.held_by_user(0), held(0));
 }
 
 fn a_session_takes_its_references_along(device: &mut impl IsmDevice) {
@@ -135,7 +147,7 @@ fn a_session_takes_its_references_along(device: &mut impl IsmDevice) {
 fn moved_bytes_arrive(device: &mut impl IsmDevice) {
     let memory = region::create("conformance", HEADER + SIZE.bytes()).expect("memfd");
     let look = memory.try_clone().expect("dup");
-    let new = NewDmb { owner: party(1), peer: party(2), size: SIZE, memory };
+    let new = NewDmb { owner: party(1), user: 0, peer: party(2), size: SIZE, memory };
     let token = device.register_dmb(new).expect("room");
     device.attach_dmb(token, party(2)).expect("attach");
     let offset = HEADER as u64 + 5;

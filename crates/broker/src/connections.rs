@@ -21,8 +21,8 @@ pub struct Found {
 }
 
 /// All connections, by process and descriptor.
-pub fn all(server: &Server) -> Vec<Connection> {
-    find(server, |_, _| true).into_iter().map(|found| found.connection).collect()
+pub fn all(server: &Server) -> Vec<Found> {
+    find(server, |_, _| true)
 }
 
 /// The connections of a process, or the one of a descriptor of it. Errors: there is none.
@@ -102,7 +102,7 @@ fn show(
     }
     let connection = Connection {
         state: "ACTIVE".to_owned(),
-        uid: session.peer.uid,
+        uid: session.peer.uid(),
         pid: if in_maker || watcher == 0 { session.peer.pid } else { watcher },
         comm: program.comm.clone(),
         fd: block.fd.load(Ordering::Relaxed),

@@ -3,10 +3,14 @@
 //! A call changes the tables and appends to [`Exchange::posts`] what is to be sent. Whoever calls sees to
 //! the sending; a session that cannot be sent to is ended by [`Exchange::end_session`].
 
+mod room;
+
 use crate::facts::Proof;
 use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId};
 use crate::links::{LinkId, Links, Seat};
 use crate::matching::{Decision, Matching};
+use crate::policy::{Identity, Policy};
+use room::{Holder, Promises};
 use rustix::fd::OwnedFd;
 use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
@@ -25,19 +29,10 @@ pub struct Post {
 }
 
 struct Member {
-    uid: u32,
+    identity: Identity,
     doorbells: Vec<Rc<OwnedFd>>,
     /// The connection that last nominated from each block of the arena.
     blocks: HashMap<u32, ConnId>,
-}
-
-/// What one user may have.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Share {
-    /// DMBs of all its sessions.
-    pub dmbs: usize,
-    /// The user that may have all: the one that runs the broker.
-    pub except_uid: u32,
 }
 
 /// One end of a match.
@@ -46,6 +41,8 @@ struct End {
     seat: Seat,
     /// The other end; `None` once it left.
     peer: Option<Party>,
+    /// For whose DMB room is kept.
+    promise: Option<Holder>,
 }
 
 /// All tables of the broker.
@@ -58,35 +55,41 @@ pub struct Exchange {
     pub active: bool,
     /// Connections of one link group, 16 to 256.
     pub max_conns_per_lgr: u32,
-    /// What one user may take from the others, where there are several.
-    pub share: Option<Share>,
     /// What is to be sent, in order.
     pub posts: Vec<Post>,
     matching: Matching,
     members: HashMap<SessionId, Member>,
     ends: HashMap<Party, End>,
+    policy: Policy,
+    promises: Promises,
 }
 
 impl Exchange {
     /// Empty tables around `device`. `across`: see [`Matching::new`].
-    pub fn new(device: Box<dyn IsmDevice>, across: bool) -> Self {
+    pub fn new(device: Box<dyn IsmDevice>, policy: Policy, across: bool) -> Self {
         Self {
             device,
             links: Links::default(),
             active: true,
             max_conns_per_lgr: 255,
-            share: None,
             posts: Vec::new(),
             matching: Matching::new(across),
             members: HashMap::new(),
             ends: HashMap::new(),
+            policy,
+            promises: Promises::new(DmbSize::MIN),
         }
     }
 
-    /// A session of user `uid` begins. Its peers are given `doorbells`.
-    pub fn begin_session(&mut self, session: SessionId, uid: u32, doorbells: Vec<OwnedFd>) {
+    /// DMBs to come will have rings of this size, by the current settings.
+    pub fn expect_rings_of(&mut self, ring: DmbSize) {
+        self.promises.expect_rings_of(ring);
+    }
+
+    /// A session begins. Its peers are given `doorbells`.
+    pub fn begin_session(&mut self, session: SessionId, identity: Identity, doorbells: Vec<OwnedFd>) {
         let doorbells = doorbells.into_iter().map(Rc::new).collect();
-        self.members.insert(session, Member { uid, doorbells, blocks: HashMap::new() });
+        self.members.insert(session, Member { identity, doorbells, blocks: HashMap::new() });
     }
 
     /// A session has ended: all it held is let go, and its peers are told.
@@ -150,16 +153,7 @@ impl Exchange {
 
     /// Registers a DMB for an end that has a match, whose peer may attach it.
     pub fn register(&mut self, owner: Party, class: u8, memory: Option<OwnedFd>) {
-        let result = match (self.peer(owner), DmbSize::from_class(class), memory) {
-            _ if !self.active => Err(Reason::Inactive),
-            (None, _, _) => Err(Reason::PeerVanished),
-            _ if self.has_users_share(owner.session) => Err(Reason::DmbLimit),
-            (_, None, _) => Err(Reason::Configuration),
-            (_, _, None) => Err(Reason::MemoryRefused),
-            (Some(peer), Some(size), Some(memory)) => {
-                self.device.register_dmb(NewDmb { owner, peer, size, memory }).map_err(reason_of)
-            }
-        };
+        let result = self.try_register(owner, class, memory);
         let conn = owner.conn;
         let message = match result {
             Ok(DmbToken(token)) => FromBroker::Registered { conn, token, reason: 0 },
@@ -168,12 +162,29 @@ impl Exchange {
         self.post(owner.session, message);
     }
 
-    /// Whether the user of a session has as many DMBs as one user may have.
-    fn has_users_share(&self, session: SessionId) -> bool {
-        let (Some(share), Some(user)) = (&self.share, self.members.get(&session)) else { return false };
-        let of_user = self.members.iter().filter(|(_, member)| member.uid == user.uid);
-        user.uid != share.except_uid
-            && of_user.map(|(id, _)| self.device.owned_by(*id)).sum::<usize>() >= share.dmbs
+    fn try_register(&mut self, owner: Party, class: u8, memory: Option<OwnedFd>) -> Result<DmbToken, Reason> {
+        if !self.active {
+            return Err(Reason::Inactive);
+        }
+        let peer = self.peer(owner).ok_or(Reason::PeerVanished)?;
+        let size = DmbSize::from_class(class).ok_or(Reason::Configuration)?;
+        let memory = memory.ok_or(Reason::MemoryRefused)?;
+        let holder = self.holder(owner.session).ok_or(Reason::Internal)?;
+        self.forgo_promise(owner);
+        self.promises.room(holder, size, self.device.as_ref(), &self.policy)?;
+        let new = NewDmb { owner, user: holder.uid, peer, size, memory };
+        self.device.register_dmb(new).map_err(reason_of)
+    }
+
+    fn holder(&self, session: SessionId) -> Option<Holder> {
+        self.members.get(&session).map(|member| Holder { session, uid: member.identity.uid })
+    }
+
+    /// The room that was kept for an end is everybody's again.
+    fn forgo_promise(&mut self, party: Party) {
+        if let Some(holder) = self.ends.get_mut(&party).and_then(|end| end.promise.take()) {
+            self.promises.release(holder);
+        }
     }
 
     /// Attaches the peer's DMB to an end that has a match.
@@ -265,26 +276,50 @@ impl Exchange {
             && self.ends.is_empty()
             && self.matching.is_empty()
             && self.links.is_empty()
+            && self.promises.is_empty()
             && self.device.dmb_count() == 0
     }
 
     fn join(&mut self, client: Party, server: Party) {
-        let uid = |party: Party| self.members.get(&party.session).map(|member| member.uid);
-        if uid(client) != uid(server) {
-            self.refuse(client, Reason::NotPermitted);
-            return self.refuse(server, Reason::NotPermitted);
+        if let Err(reason) = self.try_join(client, server) {
+            self.refuse(client, reason);
+            self.refuse(server, reason);
         }
-        let seat = match self.links.seat(client.session, server.session, self.max_conns_per_lgr) {
-            Ok(seat) => seat,
-            Err(error) => {
-                tracing::warn!(%error, "no link page");
-                self.refuse(client, Reason::MemoryRefused);
-                return self.refuse(server, Reason::MemoryRefused);
-            }
+    }
+
+    fn try_join(&mut self, client: Party, server: Party) -> Result<(), Reason> {
+        let seat = self.seat_permitted(client, server)?;
+        let (Some(one), Some(other)) = (self.holder(client.session), self.holder(server.session)) else {
+            return Err(Reason::Internal);
         };
-        for (own, peer) in [(client, server), (server, client)] {
-            self.ends.insert(own, End { seat, peer: Some(peer) });
+        let promised = self.promises.make(one, self.device.as_ref(), &self.policy).and_then(|()| {
+            let both = self.promises.make(other, self.device.as_ref(), &self.policy);
+            both.inspect_err(|_| self.promises.release(one))
+        });
+        if let Err(reason) = promised {
+            self.links.leave(seat);
+            return Err(reason);
         }
+        for (own, peer, holder) in [(client, server, one), (server, client, other)] {
+            self.ends.insert(own, End { seat, peer: Some(peer), promise: Some(holder) });
+        }
+        self.introduce(client, server, seat);
+        Ok(())
+    }
+
+    fn seat_permitted(&mut self, client: Party, server: Party) -> Result<Seat, Reason> {
+        let member = |party: Party| self.members.get(&party.session).ok_or(Reason::Internal);
+        if !self.policy.permits(&member(client)?.identity, &member(server)?.identity) {
+            return Err(Reason::NotPermitted);
+        }
+        self.links.seat(client.session, server.session, self.max_conns_per_lgr).map_err(|error| {
+            tracing::warn!(%error, "no link page");
+            Reason::MemoryRefused
+        })
+    }
+
+    /// Tells both ends of their match, and each of the other's doorbells where it does not know them.
+    fn introduce(&mut self, client: Party, server: Party, seat: Seat) {
         for (side, own, peer) in [(0, client, server), (1, server, client)] {
             let doorbells = self.members.get(&peer.session).map_or(&[][..], |m| m.doorbells.as_slice());
             let count = doorbells.len() as u8;
@@ -306,11 +341,13 @@ impl Exchange {
 
     /// Ends a match from one side. The seat is free when the other side has left too.
     fn part(&mut self, party: Party) {
-        let Some(End { seat, peer }) = self.ends.remove(&party) else { return };
+        self.forgo_promise(party);
+        let Some(End { seat, peer, .. }) = self.ends.remove(&party) else { return };
         tracing::debug!(%party, link = seat.link.0, slot = seat.slot, "left its match");
         match peer {
             None => self.links.leave(seat),
             Some(peer) => {
+                self.forgo_promise(peer);
                 if let Some(end) = self.ends.get_mut(&peer) {
                     end.peer = None;
                 }
@@ -331,7 +368,6 @@ impl Exchange {
 fn reason_of(error: IsmError) -> Reason {
     match error {
         IsmError::NoSpace => Reason::MaxDmb,
-        IsmError::OwnerLimit => Reason::DmbLimit,
         IsmError::NoMemory => Reason::MemoryRefused,
         IsmError::UnknownToken | IsmError::NotAllowed | IsmError::OutOfBounds => Reason::AttachRefused,
         IsmError::PeerGone => Reason::PeerVanished,

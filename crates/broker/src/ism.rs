@@ -33,8 +33,6 @@ impl core::fmt::Display for Party {
 pub enum IsmError {
     /// No DMB left in the device (ENOSPC).
     NoSpace,
-    /// The owner has as many DMBs as one session may have (EDQUOT; the kernel has no such limit).
-    OwnerLimit,
     /// Memory refused, or not fit to be a DMB (ENOMEM).
     NoMemory,
     /// No DMB of this token, or none that the caller holds (EINVAL).
@@ -55,7 +53,6 @@ impl core::fmt::Display for IsmError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
             IsmError::NoSpace => "the device has no DMB left",
-            IsmError::OwnerLimit => "the process has as many DMBs as one may have",
             IsmError::NoMemory => "no memory for the DMB, or memory that cannot be one",
             IsmError::UnknownToken => "no such DMB",
             IsmError::NotAllowed => "the DMB is for another peer",
@@ -74,6 +71,8 @@ impl std::error::Error for IsmError {}
 pub struct NewDmb {
     /// Who receives in it.
     pub owner: Party,
+    /// The user whose processes' DMBs it is counted with.
+    pub user: u32,
     /// The only one who may attach it.
     pub peer: Party,
     /// Ring size; the memory is a header page longer.
@@ -102,6 +101,15 @@ pub struct Transfer<'a> {
     pub signal: bool,
 }
 
+/// DMBs in the device.
+#[derive(Copy, Clone, PartialEq, Eq, Default, Debug)]
+pub struct Held {
+    /// How many.
+    pub dmbs: usize,
+    /// Their memory, bytes.
+    pub bytes: u64,
+}
+
 /// A lane's cursors as its receiver's DMB has them, bytes since the lane began.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Cursors {
@@ -114,7 +122,7 @@ pub struct Cursors {
 /// An ISM device.
 pub trait IsmDevice {
     /// Makes a DMB and names it. Its owner holds one reference.
-    /// Errors: `NoSpace`, `OwnerLimit`, `NoMemory`.
+    /// Errors: `NoSpace`, `NoMemory`.
     fn register_dmb(&mut self, dmb: NewDmb) -> Result<DmbToken, IsmError>;
 
     /// Lets the owner's reference go. Errors: `UnknownToken`, also when `owner` does not own it.
@@ -153,8 +161,11 @@ pub trait IsmDevice {
     /// Lets go of every reference that a session holds, as owner or attached.
     fn end_session(&mut self, session: SessionId);
 
-    /// DMBs in the device that a session registered, let go of or not.
-    fn owned_by(&self, session: SessionId) -> usize;
+    /// What is in the device of a session's DMBs, let go of by it or not.
+    fn held_by_session(&self, session: SessionId) -> Held;
+
+    /// What is in the device of a user's DMBs, also of sessions that have ended.
+    fn held_by_user(&self, uid: u32) -> Held;
 
     /// DMBs in the device.
     fn dmb_count(&self) -> usize;

@@ -15,7 +15,9 @@ pub mod ism;
 pub mod links;
 pub mod loopback;
 pub mod matching;
+pub mod policy;
 mod query;
+mod rate;
 pub mod report;
 mod runtime;
 pub mod sequence;
@@ -25,6 +27,7 @@ mod sockopt;
 mod stats;
 
 pub use client::{QueryError, query, what};
+use policy::Policy;
 use rustix::fd::BorrowedFd;
 use shunpike_shm::RegionError;
 use shunpike_wire::{Eid, Gid};
@@ -36,8 +39,10 @@ use std::time::Duration;
 pub struct Config {
     /// Where it listens. The directory is made if missing.
     pub socket: PathBuf,
-    /// Serves its own user (and root) only; otherwise everybody, but never joins two users' processes.
+    /// Serves its own user (and root) only; otherwise everybody.
     pub private: bool,
+    /// Who may be a peer of whom, and what each may take.
+    pub policy: Policy,
     /// The device's GID; otherwise a random one, kept for the boot.
     pub gid: Option<Gid>,
     /// UEIDs, at most 8; where there is none, one of this system's own.
@@ -46,8 +51,6 @@ pub struct Config {
     pub idle_exit: Option<Duration>,
     /// DMBs that the device can hold.
     pub max_dmbs: usize,
-    /// DMBs of one process.
-    pub max_dmbs_per_session: usize,
     /// Processes served at a time.
     pub max_sessions: usize,
 }
@@ -58,13 +61,20 @@ impl Config {
         Self {
             socket,
             private: true,
+            policy: Policy::private(),
             gid: None,
             ueids: Vec::new(),
             idle_exit: None,
             max_dmbs: 32768,
-            max_dmbs_per_session: 16384,
             max_sessions: 4096,
         }
+    }
+
+    /// A system-wide broker at `socket`, with the built-in policy.
+    pub fn system_wide(socket: PathBuf) -> Self {
+        let private = Self::new(socket);
+        let policy = Policy::system_wide(private.max_sessions, private.max_dmbs);
+        Self { private: false, policy, ..private }
     }
 }
 

@@ -1,15 +1,17 @@
 //! loopback-ism: an ISM device whose DMBs are memfds of this host's processes.
 
-use crate::ism::{Attachment, Cursors, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
+use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
 use shunpike_shm::lane::{self, Cursor, MAX_CLASS, Words};
 use shunpike_shm::region;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
 use std::collections::HashMap;
+use std::hash::Hash;
 
 struct Dmb {
     owner: Party,
+    user: u32,
     peer: Party,
     size: DmbSize,
     memory: OwnedFd,
@@ -23,18 +25,19 @@ struct Dmb {
 pub struct LoopbackIsm {
     gid: Gid,
     dmbs: HashMap<DmbToken, Dmb>,
-    /// DMBs in the table by owner. One that only its peer still holds counts: it is memory kept alive.
-    owners: HashMap<SessionId, usize>,
+    /// What is in the table by owner and by user. A DMB that only its peer still holds counts: it is memory
+    /// kept alive.
+    sessions: HashMap<SessionId, Held>,
+    users: HashMap<u32, Held>,
     limit: usize,
-    session_limit: usize,
     next_token: fn() -> u64,
 }
 
 impl LoopbackIsm {
-    /// A device of at most `limit` DMBs (the kernel's has 5000), of which one session owns at most
-    /// `session_limit`.
-    pub fn new(gid: Gid, limit: usize, session_limit: usize) -> Self {
-        Self { gid, dmbs: HashMap::new(), owners: HashMap::new(), limit, session_limit, next_token: random }
+    /// A device of at most `limit` DMBs (the kernel's has 5000).
+    pub fn new(gid: Gid, limit: usize) -> Self {
+        let (sessions, users) = (HashMap::new(), HashMap::new());
+        Self { gid, dmbs: HashMap::new(), sessions, users, limit, next_token: random }
     }
 
     fn free_token(&self) -> DmbToken {
@@ -49,16 +52,22 @@ impl LoopbackIsm {
     fn drop_if_unused(&mut self, token: DmbToken) {
         let unused = self.dmbs.get(&token).is_some_and(|dmb| !dmb.owned && dmb.attached == 0);
         if let Some(dmb) = unused.then(|| self.dmbs.remove(&token)).flatten() {
-            forget(&mut self.owners, dmb.owner.session);
+            self.forget(&dmb);
         }
+    }
+
+    fn forget(&mut self, dmb: &Dmb) {
+        release(&mut self.sessions, dmb.owner.session, dmb.size);
+        release(&mut self.users, dmb.user, dmb.size);
     }
 }
 
-fn forget(owners: &mut HashMap<SessionId, usize>, owner: SessionId) {
-    if let Some(count) = owners.get_mut(&owner) {
-        *count -= 1;
-        if *count == 0 {
-            owners.remove(&owner);
+fn release<K: Eq + Hash>(holders: &mut HashMap<K, Held>, holder: K, size: DmbSize) {
+    if let Some(held) = holders.get_mut(&holder) {
+        held.dmbs -= 1;
+        held.bytes -= memory_len(size);
+        if held.dmbs == 0 {
+            holders.remove(&holder);
         }
     }
 }
@@ -68,17 +77,17 @@ impl IsmDevice for LoopbackIsm {
         if self.dmbs.len() >= self.limit {
             return Err(IsmError::NoSpace);
         }
-        if self.owned_by(new.owner.session) >= self.session_limit {
-            return Err(IsmError::OwnerLimit);
-        }
         if new.size.class() > MAX_CLASS {
             return Err(IsmError::NoMemory);
         }
         check_memory(new.memory.as_fd(), new.size).ok_or(IsmError::NoMemory)?;
         let token = self.free_token();
-        let NewDmb { owner, peer, size, memory } = new;
-        *self.owners.entry(owner.session).or_default() += 1;
-        self.dmbs.insert(token, Dmb { owner, peer, size, memory, owned: true, attached: 0 });
+        let NewDmb { owner, user, peer, size, memory } = new;
+        for held in [self.sessions.entry(owner.session).or_default(), self.users.entry(user).or_default()] {
+            held.dmbs += 1;
+            held.bytes += memory_len(size);
+        }
+        self.dmbs.insert(token, Dmb { owner, user, peer, size, memory, owned: true, attached: 0 });
         Ok(token)
     }
 
@@ -166,17 +175,16 @@ impl IsmDevice for LoopbackIsm {
     }
 
     fn end_session(&mut self, session: SessionId) {
-        self.dmbs.retain(|_, dmb| {
+        let unused = self.dmbs.extract_if(|_, dmb| {
             dmb.owned &= dmb.owner.session != session;
             if dmb.peer.session == session {
                 dmb.attached = 0;
             }
-            let used = dmb.owned || dmb.attached > 0;
-            if !used {
-                forget(&mut self.owners, dmb.owner.session);
-            }
-            used
+            !dmb.owned && dmb.attached == 0
         });
+        for dmb in unused.map(|(_, dmb)| dmb).collect::<Vec<_>>() {
+            self.forget(&dmb);
+        }
     }
 
     fn cursors(&self, token: DmbToken) -> Option<Cursors> {
@@ -189,8 +197,12 @@ impl IsmDevice for LoopbackIsm {
         Some(Cursors { produced: offset(Words::PROD_AT)?, consumed: offset(Words::CONS_AT)? })
     }
 
-    fn owned_by(&self, session: SessionId) -> usize {
-        self.owners.get(&session).copied().unwrap_or(0)
+    fn held_by_session(&self, session: SessionId) -> Held {
+        self.sessions.get(&session).copied().unwrap_or_default()
+    }
+
+    fn held_by_user(&self, uid: u32) -> Held {
+        self.users.get(&uid).copied().unwrap_or_default()
     }
 
     fn dmb_count(&self) -> usize {
@@ -240,12 +252,12 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     fn device() -> LoopbackIsm {
-        LoopbackIsm::new(random_gid(), 8, 4)
+        LoopbackIsm::new(random_gid(), 8)
     }
 
     #[test]
     fn conforms() {
-        conformance::run(&Fixture { make: device, limit: 8, session_limit: 4 });
+        conformance::run(&Fixture { make: device, limit: 8 });
     }
 
     #[test]
@@ -286,7 +298,7 @@ mod tests {
         let len = HEADER + size.bytes();
         let party = |session| Party { session: SessionId(session), conn: ConnId(1) };
         let refused = |memory| {
-            let new = NewDmb { owner: party(1), peer: party(2), size, memory };
+            let new = NewDmb { owner: party(1), user: 0, peer: party(2), size, memory };
             assert_eq!(device().register_dmb(new), Err(IsmError::NoMemory));
         };
         let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;

@@ -1,6 +1,8 @@
 //! Answers to the tools.
 
+use crate::Config;
 use crate::client::what;
+use crate::connections::{self, Found};
 use crate::explain;
 use crate::ism::{IsmDevice, Party, SessionId};
 use crate::report::{
@@ -8,9 +10,8 @@ use crate::report::{
 };
 use crate::runtime;
 use crate::server::Server;
-use crate::session::{Program, Session};
+use crate::session::{Peer, Program, Session};
 use crate::stats::ArenaKey;
-use crate::{Config, connections};
 use serde::Serialize;
 use shunpike_shm::arena::ArenaView;
 use shunpike_shm::lane::MAX_CLASS;
@@ -85,7 +86,12 @@ impl Server {
 
     fn reply(&mut self, asker: SessionId, what: u16, arg: &str) -> Reply {
         match what {
-            what::SS => Ok(json(&Connections { connections: connections::all(self) })),
+            what::SS => {
+                let is_shown = self.is_shown(asker);
+                let all = connections::all(self).into_iter();
+                let shown = all.filter(|found| is_shown(self, found.party.session));
+                Ok(json(&Connections { connections: shown.map(|found| found.connection).collect() }))
+            }
             what::STATS => Ok(json(&self.ledger.report(self.arenas()))),
             what::STATS_RESET => {
                 self.may_change(asker)?;
@@ -110,9 +116,11 @@ impl Server {
             what::SEID => self.seid(arg),
             what::EXPLAIN => {
                 let (pid, fd) = pid_and_fd(arg)?;
-                explain::explain(connections::of(self, pid, fd)?).map(|report| json(&report))
+                let found = connections::of(self, pid, fd)?;
+                self.may_see(asker, &found)?;
+                explain::explain(found).map(|report| json(&report))
             }
-            what::LINKGROUP => Ok(json(&self.link_groups())),
+            what::LINKGROUP => Ok(json(&self.link_groups(asker))),
             what::REVOKE => self.revoke(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
@@ -128,14 +136,36 @@ impl Server {
         self.programs().map(|(_, _, program)| (program.key, &program.arena))
     }
 
+    /// Whether an asker is root or the broker's own user. A container's root may be root by number only: for
+    /// the system-wide broker it has to be in the broker's own pid namespace.
     fn may_change(&self, asker: SessionId) -> Result<(), Failure> {
-        let uid = self.sessions.get(&asker).map(|session| session.peer.uid);
+        let Some(Peer { pid, identity, .. }) = self.sessions.get(&asker).map(|session| &session.peer) else {
+            return Err(failure("not permitted", "", "the session has ended"));
+        };
         let own = rustix::process::geteuid().as_raw();
-        if uid == Some(own) || uid == Some(0) {
-            return Ok(());
+        if ![Some(own), Some(0)].contains(&identity.user()) {
+            let on = format!("uid {}", identity.uid);
+            let hint =
+                "only root and the broker's own user change its settings and see other users' connections";
+            return Err(failure("not permitted", &on, hint));
         }
-        let on = uid.map_or_else(String::new, |uid| format!("uid {uid}"));
-        Err(failure("not permitted", &on, "only root and the broker's own user change its settings"))
+        if !self.config.private && !runtime::shares_our_pids(*pid) {
+            let hint = "do it on the host, or where the broker runs: this is another pid namespace";
+            return Err(failure("not permitted", "a container's root", hint));
+        }
+        Ok(())
+    }
+
+    /// Which sessions an asker may look into and revoke: all who may change things, else its own user's; of
+    /// these, as ss(8) of the kernel, the ones in its own network namespace.
+    fn is_shown(&self, asker: SessionId) -> impl Fn(&Self, SessionId) -> bool + use<> {
+        let all = self.may_change(asker).is_ok();
+        let who = |server: &Self, id| {
+            let peer = server.sessions.get(&id).map(|session| &session.peer)?;
+            Some((peer.identity.user()?, peer.netns.filter(|_| !server.config.private)))
+        };
+        let own = who(self, asker);
+        move |server, id| all || own.is_some() && who(server, id) == own
     }
 
     fn device(&self) -> Device {
@@ -163,6 +193,7 @@ impl Server {
             pid: std::process::id(),
             socket: self.config.socket.display().to_string(),
             private: self.config.private,
+            policy: self.config.policy.report(),
             privileged: self.is_privileged(),
             uptime: self.began.elapsed().as_secs(),
             sessions: self.programs().count() as u64,
@@ -188,7 +219,7 @@ impl Server {
                 self.exchange.set_active(on);
             }
             ("dmb_copy", Some(on)) => self.knobs.page().dmb_copy.store(on.into(), Ordering::Relaxed),
-            ("rmem", None) => set_rmem(self.knobs.page(), value.parse().map_err(|_| wrong())?)?,
+            ("rmem", None) => self.set_rmem(value.parse().map_err(|_| wrong())?)?,
             _ => return Err(wrong()),
         }
         tracing::info!(name, value, "device set");
@@ -232,7 +263,17 @@ impl Server {
         }
     }
 
-    fn link_groups(&self) -> LinkGroups {
+    fn may_see(&self, asker: SessionId, found: &[Found]) -> Result<(), Failure> {
+        let is_shown = self.is_shown(asker);
+        if found.iter().all(|found| is_shown(self, found.party.session)) {
+            Ok(())
+        } else {
+            self.may_change(asker)
+        }
+    }
+
+    fn link_groups(&self, asker: SessionId) -> LinkGroups {
+        let is_shown = self.is_shown(asker);
         let who = |id| match self.sessions.get(&id) {
             Some(session) => {
                 let comm = session.program().map_or(String::new(), |program| program.comm.clone());
@@ -240,7 +281,10 @@ impl Server {
             }
             None => (0, String::new()),
         };
-        let link_groups = self.exchange.links.view().into_iter().map(|view| {
+        let link_groups = self.exchange.links.view().into_iter();
+        let link_groups =
+            link_groups.filter(|view| is_shown(self, view.client) || is_shown(self, view.server));
+        let link_groups = link_groups.map(|view| {
             let ((client_pid, client_comm), (server_pid, server_comm)) = (who(view.client), who(view.server));
             let max_conns = self.exchange.max_conns_per_lgr;
             let (id, conns) = (view.id.0, view.conns);
@@ -251,11 +295,8 @@ impl Server {
 
     fn revoke(&mut self, asker: SessionId, arg: &str) -> Reply {
         let (pid, fd) = pid_and_fd(arg)?;
-        let uid = self.sessions.get(&asker).map(|session| session.peer.uid);
         let found = connections::of(self, pid, fd)?;
-        if found.iter().any(|found| Some(found.connection.uid) != uid) {
-            self.may_change(asker)?;
-        }
+        self.may_see(asker, &found)?;
         let parties: Vec<Party> = match fd {
             Some(_) => found.iter().map(|found| found.party).collect(),
             None => {
@@ -285,7 +326,7 @@ impl Server {
             }
             match setting.name.as_str() {
                 "max_conns_per_lgr" => self.exchange.max_conns_per_lgr = value as u32,
-                "rmem" => set_rmem(self.knobs.page(), value)?,
+                "rmem" => self.set_rmem(value)?,
                 name => {
                     if let Some((_, knob, ..)) = knobs(self.knobs.page()).iter().find(|k| k.0 == name) {
                         knob.store(value as u32, Ordering::Relaxed);
@@ -294,6 +335,17 @@ impl Server {
             }
         }
         Ok(json(&Sysctls { sysctls: self.sysctls() }))
+    }
+
+    fn set_rmem(&mut self, bytes: u64) -> Result<(), Failure> {
+        let size = usize::try_from(bytes).ok().and_then(DmbSize::holding);
+        let size = size.filter(|size| size.class() <= MAX_CLASS).ok_or_else(|| {
+            let range = format!("{} to {} bytes", class_bytes(0), class_bytes(MAX_CLASS));
+            failure("no such ring size", &bytes.to_string(), &range)
+        })?;
+        self.knobs.page().rmem_class.store(size.class().into(), Ordering::Relaxed);
+        self.exchange.expect_rings_of(size);
+        Ok(())
     }
 
     fn sysctls(&self) -> Vec<Sysctl> {
@@ -366,16 +418,6 @@ fn class_bytes(class: u8) -> u64 {
 
 fn rmem(page: &KnobPage) -> u64 {
     class_bytes(load(&page.rmem_class) as u8)
-}
-
-fn set_rmem(page: &KnobPage, bytes: u64) -> Result<(), Failure> {
-    let size = usize::try_from(bytes).ok().and_then(DmbSize::holding);
-    let size = size.filter(|size| size.class() <= MAX_CLASS).ok_or_else(|| {
-        let range = format!("{} to {} bytes", class_bytes(0), class_bytes(MAX_CLASS));
-        failure("no such ring size", &bytes.to_string(), &range)
-    })?;
-    page.rmem_class.store(size.class().into(), Ordering::Relaxed);
-    Ok(())
 }
 
 fn pid_and_fd(arg: &str) -> Result<(u32, Option<u32>), Failure> {

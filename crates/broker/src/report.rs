@@ -242,6 +242,8 @@ pub struct Info {
     pub socket: String,
     /// Whether it serves one user.
     pub private: bool,
+    /// Who may be a peer of whom, and what each may take.
+    pub policy: crate::policy::Report,
     /// Whether it may look at sequence numbers, and so matches through NAT and between any namespaces.
     pub privileged: bool,
     /// Seconds since it began.

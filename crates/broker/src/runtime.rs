@@ -58,8 +58,8 @@ impl Place {
         }
     }
 
-    /// Listens at the socket, in the place of whatever a dead broker left there.
-    pub fn listen(&self, mode: u32) -> Result<OwnedFd, BrokerError> {
+    /// Listens at the socket, in the place of whatever a dead broker left there, with this mode and group.
+    pub fn listen(&self, mode: u32, group: Option<u32>) -> Result<OwnedFd, BrokerError> {
         if std::fs::symlink_metadata(&self.socket).is_ok_and(|meta| !meta.file_type().is_socket()) {
             return Err(BrokerError::NotASocket { path: self.socket.clone() });
         }
@@ -74,6 +74,14 @@ impl Place {
             .map_err(failed("make a socket for"))?;
         let address = SocketAddrUnix::new(&new).map_err(failed("name the socket"))?;
         rustix::net::bind(&listener, &address).map_err(failed("bind"))?;
+        // Owned first: nobody connects by a mode that is meant for another group.
+        if group.is_some() {
+            std::os::unix::fs::chown(&new, None, group).map_err(|error| BrokerError::Io {
+                what: "give the group to",
+                path: new.clone(),
+                error,
+            })?;
+        }
         rustix::fs::chmod(&new, Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
         rustix::net::listen(&listener, BACKLOG).map_err(failed("listen at"))?;
         // Whoever finds the name finds a broker that listens.
@@ -126,6 +134,17 @@ impl Place {
 /// Random id of this boot, 36 characters; empty where /proc does not tell.
 pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim_end().to_owned()
+}
+
+/// Whether a process, as SO_PEERCRED names it, is in the very pid namespace that we are in, and in none
+/// below. False where /proc does not tell.
+pub fn shares_our_pids(pid: u32) -> bool {
+    // A /proc of another namespace would tell of other processes.
+    let is_ours = std::fs::read_link("/proc/self")
+        .is_ok_and(|link| link.as_os_str() == &*std::process::id().to_string());
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let names = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    is_ours && pid != 0 && names.is_some_and(|names| names.split_whitespace().count() == 1)
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -202,8 +221,8 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let config = config(base.path());
         let place = Place::claim(&config).unwrap();
-        drop(place.listen(0o600).unwrap());
-        let listener = place.listen(0o600).unwrap();
+        drop(place.listen(0o600, None).unwrap());
+        let listener = place.listen(0o600, None).unwrap();
         let flags = SocketFlags::CLOEXEC;
         let client =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -212,6 +231,6 @@ mod tests {
         place.leave();
         assert!(!config.socket.exists());
         std::fs::write(&config.socket, "precious").unwrap();
-        assert!(matches!(place.listen(0o600), Err(BrokerError::NotASocket { .. })));
+        assert!(matches!(place.listen(0o600, None), Err(BrokerError::NotASocket { .. })));
     }
 }

@@ -1,12 +1,14 @@
 //! The event loop: one thread, nothing that blocks, a bounded amount of work for each client and turn.
 
 use crate::datagram::{self, Received};
-use crate::exchange::{Exchange, Post, Share};
+use crate::exchange::{Exchange, Post};
 use crate::facts::{self, Counts, Proof};
 use crate::foreign::Foreign;
 use crate::ism::{Party, SessionId};
 use crate::loopback::LoopbackIsm;
+use crate::policy::{self, Identity, Policy};
 use crate::query::System;
+use crate::rate::Rates;
 use crate::runtime::Place;
 use crate::sequence::SequenceReader;
 use crate::session::{Kind, Peer, Program, Sent, Session};
@@ -22,9 +24,9 @@ use rustix::time::Timespec;
 use shunpike_shm::arena::{ArenaView, BLOCKS, Block};
 use shunpike_shm::pages::{KnobPage, SessionPage};
 use shunpike_shm::published::Published;
-use shunpike_wire::Reason;
 use shunpike_wire::clc;
 use shunpike_wire::session::{self, ConnId, FromBroker, MAX_CQS, Role, ToBroker};
+use shunpike_wire::{DmbSize, Reason};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -39,6 +41,10 @@ const MESSAGES_A_TURN: usize = 16;
 const ACCEPTS_A_TURN: usize = 64;
 /// Connections beyond the programs': tools, and those that have not said what they are.
 const TOOLS: usize = 64;
+/// Of these, those that one user, of several, can have beside as many programs as one may have.
+const TOOLS_OF_USER: usize = 16;
+/// ... and those that are left to root and the broker's own user, who may have to see what is going on.
+const TOOLS_OF_OPERATOR: usize = 8;
 /// How long a new connection may say nothing, and a tool may leave its answer unread.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long nobody is accepted after descriptors ran out.
@@ -53,6 +59,10 @@ pub struct Server {
     pub(crate) system: System,
     pub(crate) ledger: Ledger,
     pub(crate) began: Instant,
+    /// Nominations of users.
+    rates: Rates,
+    /// What the kernel says in the place of users and groups that have no name here.
+    unmapped: (u32, u32),
     /// Where we are privileged.
     sequences: Option<SequenceReader>,
     knobs_fd: Rc<OwnedFd>,
@@ -78,7 +88,7 @@ impl Server {
             Some(gid) => gid,
             None => place.gid()?,
         };
-        let device = LoopbackIsm::new(gid, config.max_dmbs, config.max_dmbs_per_session);
+        let device = LoopbackIsm::new(gid, config.max_dmbs);
         let knobs = default_knobs()?;
         let system_failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
         let knobs_fd =
@@ -90,15 +100,14 @@ impl Server {
             tracing::info!(%error, "no sequence numbers: nothing is matched through NAT");
         }
         // Last: whoever finds the socket finds a broker that is ready.
-        let listener = place.listen(if config.private { 0o600 } else { 0o666 })?;
+        let listener = place
+            .listen(config.policy.socket_mode, config.policy.socket_group.as_ref().map(|group| group.gid))?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system_failed("wait for clients"))?;
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
-        let mut exchange = Exchange::new(Box::new(device), config.private);
-        if !config.private {
-            let except_uid = rustix::process::geteuid().as_raw();
-            exchange.share = Some(Share { dmbs: config.max_dmbs.div_ceil(2), except_uid });
-        }
+        let mut exchange = Exchange::new(Box::new(device), config.policy.clone(), config.private);
+        let class = knobs.page().rmem_class.load(Ordering::Relaxed) as u8;
+        exchange.expect_rings_of(DmbSize::from_class(class).unwrap_or(DmbSize::MIN));
         Ok(Self {
             exchange,
             sessions: HashMap::new(),
@@ -106,6 +115,8 @@ impl Server {
             system: System::new(&config, gid),
             ledger: Ledger::default(),
             began: Instant::now(),
+            rates: Rates::default(),
+            unmapped: policy::unmapped(),
             sequences: sequences.ok(),
             knobs_fd: Rc::new(knobs_fd),
             place,
@@ -185,12 +196,43 @@ impl Server {
     fn admit(&self, socket: &OwnedFd) -> Option<Peer> {
         let (pid, uid) = sockopt::peer_credentials(socket.as_fd())?;
         let own = rustix::process::geteuid().as_raw();
-        let welcome = !self.config.private || uid == own || uid == 0;
-        let limit = self.config.max_sessions + TOOLS;
-        // Where there are several users, none can keep the others out.
-        let of_user = || self.sessions.values().filter(|session| session.peer.uid == uid).count();
-        let room = self.sessions.len() < limit && (self.config.private || of_user() < limit / 2);
-        (welcome && room).then_some(Peer { pid, uid })
+        let is_operator = uid == own || uid == 0;
+        if self.config.private && !is_operator {
+            return None;
+        }
+        let mut limit = self.config.max_sessions + TOOLS;
+        // Where there are several users, none can keep the others out, nor all of them the operator.
+        if !self.config.private {
+            let of_user = self.sessions.values().filter(|session| session.peer.uid() == uid).count();
+            if of_user >= self.config.policy.user.sessions.saturating_add(TOOLS_OF_USER) {
+                return None;
+            }
+            limit -= if is_operator { 0 } else { TOOLS_OF_OPERATOR };
+        }
+        if self.sessions.len() >= limit {
+            return None;
+        }
+        let groups = sockopt::peer_groups(socket.as_fd());
+        let identity = Identity { uid, groups, unmapped: self.unmapped };
+        Some(Peer { pid, identity, netns: facts::netns_cookie(socket.as_fd()) })
+    }
+
+    /// Whether one more program may be served. Errors: why not.
+    fn may_serve(&self, peer: &Peer) -> Result<(), &'static str> {
+        let Peer { pid, identity, .. } = peer;
+        let of = |is_like: &dyn Fn(&Peer) -> bool| {
+            self.programs().filter(|(_, session, _)| is_like(&session.peer)).count()
+        };
+        let Policy { process, user, .. } = &self.config.policy;
+        if of(&|_| true) >= self.config.max_sessions {
+            Err("as many as configured are served")
+        } else if of(&|other| other.uid() == identity.uid) >= user.sessions {
+            Err("its user has as many as policy allows")
+        } else if *pid != 0 && of(&|other| other.pid == *pid) >= process.sessions {
+            Err("its process has as many sessions as policy allows")
+        } else {
+            Ok(())
+        }
     }
 
     fn begin(&mut self, socket: OwnedFd, peer: Peer) {
@@ -256,7 +298,11 @@ impl Server {
             _ if !is_program => return Err(End),
             ToBroker::Nominate { conn, .. } if conn.0 as u32 >= BLOCKS as u32 => return Err(End),
             ToBroker::Nominate { conn, role, tx, rx } => {
-                let proof = self.prove(party(conn), role, Counts { tx, rx }, received.fds);
+                let proof = if self.may_nominate(id) {
+                    self.prove(party(conn), role, Counts { tx, rx }, received.fds)
+                } else {
+                    Proof::Refused(Reason::NominationLimit)
+                };
                 self.exchange.nominate(party(conn), role, proof);
             }
             ToBroker::Withdraw { conn } => self.exchange.withdraw(party(conn)),
@@ -292,8 +338,9 @@ impl Server {
         if !(1..=MAX_CQS).contains(&bells.len()) || bells.len() != usize::from(doorbells) {
             return Err(End);
         }
-        if self.programs().count() >= self.config.max_sessions {
-            tracing::warn!("turned a program away: as many as configured are served");
+        let peer = self.sessions.get(&id).map(|session| &session.peer).ok_or(End)?;
+        if let Err(why) = self.may_serve(peer) {
+            tracing::warn!(pid = peer.pid, uid = peer.uid(), "turned a program away: {why}");
             return Err(End);
         }
         let view = ArenaView::map(&arena).map_err(|_| End)?;
@@ -310,11 +357,21 @@ impl Server {
         // It hears which version we speak, and that is all that we have to say to it.
         session.closing = version != session::VERSION;
         if !session.closing {
-            self.exchange.begin_session(id, session.peer.uid, bells);
+            self.exchange.begin_session(id, session.peer.identity.clone(), bells);
         }
         let sent = session.post(&welcome, fds);
         self.note(id, sent);
         Ok(())
+    }
+
+    /// Looking at a socket is the most that a message can cost us.
+    fn may_nominate(&mut self, id: SessionId) -> bool {
+        let now = Instant::now();
+        let Policy { process, user, .. } = &self.config.policy;
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        let uid = session.peer.uid();
+        let Kind::Program(program) = &mut session.kind else { return false };
+        program.rate.take(process.nominations, now) && self.rates.take(uid, user.nominations, now)
     }
 
     fn prove(&self, party: Party, role: Role, claimed: Counts, fds: Vec<Foreign>) -> Proof {

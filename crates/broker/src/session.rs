@@ -2,6 +2,8 @@
 
 use crate::client::CHUNK;
 use crate::datagram;
+use crate::policy::Identity;
+use crate::rate::Rate;
 use crate::stats::ArenaKey;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -12,6 +14,7 @@ use shunpike_wire::session::{FromBroker, MAX};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Messages that may wait for a client that does not read. One that is further behind is dropped; its
 /// connections stay on TCP or on the lanes that they have.
@@ -21,8 +24,17 @@ const MAX_QUEUE: usize = 4096;
 pub struct Peer {
     /// Process, as this broker's pid namespace names it; 0 when it cannot.
     pub pid: u32,
-    /// User.
-    pub uid: u32,
+    /// User and groups.
+    pub identity: Identity,
+    /// SO_NETNS_COOKIE of its end of the session; `None` on a kernel without it (before 5.14).
+    pub netns: Option<u64>,
+}
+
+impl Peer {
+    /// The user, as this broker's user namespace names it.
+    pub fn uid(&self) -> u32 {
+        self.identity.uid
+    }
 }
 
 /// A program under Shunpike.
@@ -33,13 +45,15 @@ pub struct Program {
     pub key: ArenaKey,
     /// Its name, /proc/PID/comm.
     pub comm: String,
+    /// Of its nominations.
+    pub rate: Rate,
     page: Published<SessionPage>,
 }
 
 impl Program {
     /// A program whose session page does not count anything yet.
     pub fn new(arena: ArenaView, key: ArenaKey, comm: String, page: Published<SessionPage>) -> Self {
-        Self { arena, key, comm, page }
+        Self { arena, key, comm, rate: Rate::new(Instant::now()), page }
     }
 }
 

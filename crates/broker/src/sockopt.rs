@@ -20,6 +20,29 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Option<(u32, u32)> {
     Some((word(0)?, word(4)?))
 }
 
+/// Groups of the process at the other end of a unix socket when it was connected: the effective one, then
+/// the supplementary ones. Only the first on a kernel without SO_PEERGROUPS (before 4.13).
+pub fn peer_groups(socket: BorrowedFd<'_>) -> Vec<u32> {
+    // include/uapi/asm-generic/socket.h
+    const SO_PEERGROUPS: libc::c_int = 59;
+    /// NGROUPS_MAX, include/uapi/linux/limits.h
+    const MOST: usize = 65536;
+    let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));
+    let mut credentials = [0; 12];
+    let mut groups = Vec::new();
+    if read(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut credentials) == Some(credentials.len()) {
+        groups.push(word(&credentials[8..]));
+    }
+    for room in [64, MOST] {
+        let mut raw = vec![0; room * 4];
+        if let Some(len) = read(socket, libc::SOL_SOCKET, SO_PEERGROUPS, &mut raw) {
+            groups.extend(raw.get(..len).unwrap_or(&[]).chunks_exact(4).map(word));
+            break;
+        }
+    }
+    groups
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -31,5 +54,9 @@ mod tests {
         let (pid, uid) = peer_credentials(a.as_fd()).unwrap();
         assert_eq!(pid, std::process::id());
         assert_eq!(uid, rustix::process::geteuid().as_raw());
+        let ours = rustix::process::getgroups().unwrap();
+        let groups = peer_groups(a.as_fd());
+        assert_eq!(groups[0], rustix::process::getegid().as_raw());
+        assert_eq!(groups[1..], ours.iter().map(|gid| gid.as_raw()).collect::<Vec<_>>());
     }
 }

@@ -216,8 +216,8 @@ fn the_broker_does_not_keep_a_connection_alive() {
 #[test]
 fn the_dmb_limit_is_a_reason() {
     let broker = TestBroker::with(|config| {
-        config.max_dmbs = 3;
-        config.max_dmbs_per_session = 2;
+        config.max_dmbs = 4;
+        config.policy.process.dmbs = 2;
     });
     let (client, server, _tcp) = matched(&broker);
     let register = |session: &Client| {
@@ -229,7 +229,7 @@ fn the_dmb_limit_is_a_reason() {
     };
     assert_eq!([register(&client), register(&client)], [None, None]);
     assert_eq!(register(&client), Some(Reason::DmbLimit));
-    assert_eq!(register(&server), None);
+    assert_eq!([register(&server), register(&server)], [None, None]);
     assert_eq!(register(&server), Some(Reason::MaxDmb));
 }
 

@@ -55,8 +55,10 @@ and answers the tools. It is never on the data path: stop it and open lanes go o
 start it again and programs find it without a restart.
 
 `shunpike run` starts a private one when it needs one. Start it yourself, as root, to serve all users and \
-containers through one socket, /run/shunpike/broker.sock. It joins processes of one user only.
-  shunpike broker --ueid MY-CLUSTER";
+containers through one socket, /run/shunpike/broker.sock. It joins processes of one user, unless its policy \
+(--config, docs/policy.md) says otherwise; `shunpike info` shows what holds.
+  shunpike broker --ueid MY-CLUSTER
+  shunpike broker --config ./broker.toml --socket /run/test/broker.sock";
 
 /// Carries TCP connections between two programs of one host through shared memory.
 #[derive(Parser)]
@@ -164,6 +166,10 @@ pub struct Broker {
     /// Return as soon as it serves; it stays in the background
     #[arg(long)]
     pub background: bool,
+    /// Who may be a peer of whom, and limits: a TOML file, in place of /etc/shunpike/broker.toml, or with
+    /// --private of $XDG_CONFIG_HOME/shunpike/broker.toml
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
     /// Fix the device's GID (128 bits, hexadecimal): fault injection only, it is random otherwise
     #[arg(long, value_name = "HEX", value_parser = gid)]
     pub gid: Option<u128>,

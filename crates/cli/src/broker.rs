@@ -4,6 +4,7 @@ use crate::args::Broker;
 use crate::error::Error;
 use crate::socket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shunpike_broker::policy::{self, Policy};
 use shunpike_broker::{BrokerError, Config};
 use shunpike_wire::Gid;
 use std::env;
@@ -16,20 +17,28 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::Duration;
 
+/// The system-wide broker's policy.
+const SYSTEM_POLICY: &str = "/etc/shunpike/broker.toml";
+
 /// Serves until idle, or until SIGTERM, SIGINT or SIGHUP.
 ///
 /// A program opens its session when it has a connection that deserves a lane. Idle is therefore not only that
 /// no session is open: nobody may be left who could open one.
 pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
-    let mut config = Config::new(named.unwrap_or_else(|| default_socket(args.private)));
-    config.private = args.private;
+    let socket = named.unwrap_or_else(|| default_socket(args.private));
+    let mut config = if args.private { Config::new(socket) } else { Config::system_wide(socket) };
+    if let Some(max_dmbs) = args.max_dmbs {
+        config.max_dmbs = max_dmbs as usize;
+        if !args.private {
+            config.policy = Policy::system_wide(config.max_sessions, config.max_dmbs);
+        }
+    }
+    if let Some(path) = policy_file(args.config, args.private) {
+        config.policy = policy::load(&path, args.private, config.policy).map_err(Error::Policy)?;
+    }
     config.gid = args.gid.map(Gid);
     config.ueids = args.ueids;
     config.idle_exit = args.idle_exit.map(|seconds| Duration::from_secs(seconds.into()));
-    if let Some(max_dmbs) = args.max_dmbs {
-        config.max_dmbs = max_dmbs as usize;
-        config.max_dmbs_per_session = config.max_dmbs_per_session.min(config.max_dmbs);
-    }
     let level = if args.verbose { tracing::Level::DEBUG } else { tracing::Level::INFO };
     tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_target(false).init();
     let stop = stop_signals().map_err(Error::Signals)?;
@@ -44,6 +53,22 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The policy's file: the one named, else the one at the usual place if there is one.
+fn policy_file(named: Option<PathBuf>, private: bool) -> Option<PathBuf> {
+    if named.is_some() {
+        return named;
+    }
+    let path = if private {
+        let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".config"));
+        let directory = env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+        directory.or_else(home)?.join("shunpike/broker.toml")
+    } else {
+        SYSTEM_POLICY.into()
+    };
+    // One that cannot be read must not be passed over in silence: only one that is not there is.
+    fs::symlink_metadata(&path).is_ok().then_some(path)
 }
 
 /// Where a broker listens if not told.

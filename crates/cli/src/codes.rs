@@ -45,7 +45,10 @@ pub fn advice(reason: Reason) -> &'static str {
         NoBroker => "See whether 'shunpike info' finds a broker; start one with 'shunpike broker'.",
         BrokerGone => "Start the broker again; programs find it without a restart.",
         Inactive => "Switch it on: 'shunpike device set active on'.",
-        NotPermitted => "Run both ends as one user; a private broker serves only its own.",
+        NotPermitted => {
+            "Run both ends as one user, or let the system-wide broker's policy join them ('shunpike info' shows \
+             it)."
+        }
         NotLocal => "Nothing: shared memory ends at the host; the connection stays TCP.",
         GidUnreachable | NoSmcDV2Device => {
             "Let both ends use one broker: 'shunpike device' shows the GID on either side."
@@ -69,8 +72,12 @@ pub fn advice(reason: Reason) -> &'static str {
         Memory | MemoryRefused => {
             "Free memory, or raise the limit (cgroup, RLIMIT_AS) of the process; smaller buffers help too."
         }
-        MaxDmb | DmbLimit => {
-            "Raise the limit: 'shunpike broker --max-dmbs N'; see those in use in 'shunpike device'."
+        MaxDmb => "Raise the limit: 'shunpike broker --max-dmbs N'; see those in use in 'shunpike device'.",
+        DmbLimit => {
+            "Raise the limit in the broker's policy, or lower 'rmem'; 'shunpike info' shows the limits."
+        }
+        NominationLimit => {
+            "Nothing, if it is rare: the connection asks again later; else raise the limit in the broker's policy."
         }
         AttachRefused => {
             "See 'shunpike explain' at the other end; repeated, this is a bug: please report it."

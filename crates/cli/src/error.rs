@@ -1,5 +1,6 @@
 //! What can go wrong in a tool: what failed, on what, and what to do about it.
 
+use shunpike_broker::policy::PolicyError;
 use shunpike_broker::report::Failure;
 use shunpike_broker::{BrokerError, QueryError};
 use std::fmt;
@@ -48,6 +49,8 @@ pub enum Error {
     },
     /// Standard output could not be written.
     Output(io::Error),
+    /// The broker's policy cannot be used.
+    Policy(PolicyError),
     /// The broker could not serve.
     Broker(BrokerError),
     /// No broker could be started in the background.
@@ -109,6 +112,7 @@ impl fmt::Display for Error {
             }
             Error::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
+            Error::Policy(error) => write!(f, "cannot use the policy {error}"),
             Error::Broker(error) => error.fmt(f),
             Error::Background { socket, reason } => {
                 write!(f, "no broker could be started at {}: {reason}", socket.display())

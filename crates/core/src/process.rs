@@ -9,7 +9,7 @@ use shunpike_shm::pages::{CQS, KnobPage};
 
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
-use crate::{clock, device, epoll, readers, session, tls, wait};
+use crate::{clock, epoll, session, sys, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
 pub const BELLS: usize = 4;
@@ -54,8 +54,8 @@ pub fn start(options: Options) {
     if let Ok(set) = rustix::thread::sched_getaffinity(None) {
         CPUS.store(set.count().max(1), Ordering::Relaxed);
     }
-    // 4. How readers without a lock are waited for.
-    readers::start();
+    // 4. Readers without a lock are waited for by membarrier; without it nothing is unmapped.
+    let _ = sys::membarrier_register();
     EAGER.store(options.eager, Ordering::Relaxed);
     // 5. The table, last: before it every descriptor is libc's business.
     ENABLED.store(table::init(), Ordering::Release);
@@ -205,8 +205,6 @@ pub fn before_fork() {
 /// In a forked child, before anything else of ours: only this thread exists.
 pub fn after_fork_in_child() {
     PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
-    readers::after_fork_in_child();
-    device::after_fork_in_child();
     ARENA.reopen();
     // The parent's arena stays mapped: inherited connections live in it. New ones get our own.
     if let Some(arena) = ARENA.lock().take() {

@@ -137,10 +137,11 @@ reasons! {
     EpollSets          = 0x0a03_0008, "epoll_sets", "the connection is in too many epoll sets";
 
     // Resources.
-    DmbLimit           = 0x0a04_0000, "dmb_limit", "the owner's limit of DMBs is reached";
+    DmbLimit           = 0x0a04_0000, "dmb_limit", "the process's or user's limit of DMBs or their memory is reached";
     MemoryRefused      = 0x0a04_0001, "memory_refused", "the kernel refused memory for a DMB";
     AttachRefused      = 0x0a04_0002, "attach_refused", "the broker refused to attach the peer's DMB";
     NoDescriptors      = 0x0a04_0003, "no_descriptors", "no file descriptor left";
+    NominationLimit    = 0x0a04_0004, "nomination_limit", "more nominations in a second than policy allows";
 
     // Ended while it was being set up, or while it was open.
     HandshakeTimeout   = 0x0a05_0000, "handshake_timeout", "the device did not answer in the time of the handshake";

@@ -3,6 +3,7 @@
 use super::*;
 use crate::facts::{Endpoint, Facts, Terms, Tuple};
 use crate::loopback::LoopbackIsm;
+use crate::policy::Peers;
 use proptest::prelude::*;
 use shunpike_shm::lane::HEADER;
 use shunpike_shm::region;
@@ -11,8 +12,17 @@ use std::net::{IpAddr, Ipv4Addr};
 
 const SESSIONS: u64 = 3;
 
+/// What one test DMB takes, bytes.
+const DMB: u64 = (HEADER as u64) + (16 << 10);
+
 fn exchange() -> Exchange {
-    Exchange::new(Box::new(LoopbackIsm::new(Gid(7), 16, 6)), false)
+    exchange_with(|_| {})
+}
+
+fn exchange_with(change: impl FnOnce(&mut Policy)) -> Exchange {
+    let mut policy = Policy::system_wide(8, 32);
+    change(&mut policy);
+    Exchange::new(Box::new(LoopbackIsm::new(Gid(7), 16)), policy, false)
 }
 
 fn bell() -> OwnedFd {
@@ -57,8 +67,8 @@ fn posts_to(exchange: &mut Exchange, session: u64) -> Vec<FromBroker> {
 #[test]
 fn users_are_kept_apart() {
     let mut exchange = exchange();
-    exchange.begin_session(SessionId(1), 1000, vec![bell()]);
-    exchange.begin_session(SessionId(2), 1001, vec![bell()]);
+    exchange.begin_session(SessionId(1), Identity::of_user(1000), vec![bell()]);
+    exchange.begin_session(SessionId(2), Identity::of_user(1001), vec![bell()]);
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     let reason = Reason::NotPermitted.code();
     for session in [1, 2] {
@@ -68,30 +78,144 @@ fn users_are_kept_apart() {
 }
 
 #[test]
-fn a_user_gets_a_share_of_the_dmbs() {
-    let mut exchange = exchange();
-    exchange.share = Some(Share { dmbs: 3, except_uid: 1002 });
-    for (session, uid) in [(1, 1000), (2, 1000), (3, 1001), (4, 1001)] {
-        exchange.begin_session(SessionId(session), uid, vec![bell()]);
+fn policy_decides_who_is_joined() {
+    let mut exchange = exchange_with(|policy| policy.peers = Peers::Any);
+    exchange.begin_session(SessionId(1), Identity::of_user(1000), vec![bell()]);
+    exchange.begin_session(SessionId(2), Identity::of_user(1001), vec![bell()]);
+    join(&mut exchange, party(1, 1), party(2, 1), 80);
+    assert_eq!(exchange.peer(party(1, 1)), Some(party(2, 1)));
+}
+
+/// Registers a DMB for connection `conn` of `session`; why not.
+fn register(exchange: &mut Exchange, session: u64, conn: u64) -> Option<Reason> {
+    exchange.register(party(session, conn), 0, memory());
+    match exchange.posts.pop().expect("an answer").message {
+        FromBroker::Registered { reason, .. } => Reason::from_code(reason),
+        other => panic!("{other:?}"),
     }
+}
+
+fn with_users(mut exchange: Exchange, users: [u32; 4]) -> Exchange {
+    for (session, uid) in (1..).zip(users) {
+        exchange.begin_session(SessionId(session), Identity::of_user(uid), vec![bell()]);
+    }
+    exchange
+}
+
+const LIMIT: Option<Reason> = Some(Reason::DmbLimit);
+
+#[test]
+fn a_user_gets_a_share_of_the_dmbs() {
+    let exchange = exchange_with(|policy| policy.user.dmbs = 3);
+    let mut exchange = with_users(exchange, [1000, 1000, 1001, 1001]);
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     join(&mut exchange, party(3, 1), party(4, 1), 81);
-    let mut register = |session| {
-        exchange.register(party(session, 1), 0, memory());
-        match exchange.posts.pop().expect("an answer").message {
-            FromBroker::Registered { reason, .. } => Reason::from_code(reason),
-            other => panic!("{other:?}"),
+    let done = [(1, 1), (1, 1), (2, 1), (1, 1), (2, 1), (3, 1)].map(|(s, c)| register(&mut exchange, s, c));
+    assert_eq!(done, [None, None, None, LIMIT, LIMIT, None]);
+}
+
+#[test]
+fn a_limit_of_memory_holds_for_processes_and_users() {
+    for by_user in [true, false] {
+        let mut exchange = with_users(
+            exchange_with(|policy| {
+                let limits = if by_user { &mut policy.user } else { &mut policy.process };
+                limits.bytes = 2 * DMB + DMB / 2;
+            }),
+            [1000, 1000, 1001, 1002],
+        );
+        join(&mut exchange, party(1, 1), party(2, 1), 80);
+        assert_eq!(
+            [1, 1, 1].map(|s| register(&mut exchange, s, 1)),
+            [None, if by_user { LIMIT } else { None }, LIMIT]
+        );
+        assert_eq!(register(&mut exchange, 2, 1), None, "its room was kept");
+    }
+}
+
+#[test]
+fn what_outlives_its_process_still_counts_for_its_user() {
+    let exchange = exchange_with(|policy| {
+        policy.user.dmbs = 4;
+        policy.peers = Peers::Any;
+    });
+    let mut exchange = with_users(exchange, [1000, 1000, 1001, 1001]);
+    // User 1000 lets its other process hold what the ended one made, again and again.
+    let mut kept = 0;
+    for session in 10..20 {
+        exchange.begin_session(SessionId(session), Identity::of_user(1000), vec![bell()]);
+        join(&mut exchange, party(session, 1), party(2, session), session as u16);
+        if exchange.peer(party(session, 1)).is_none() {
+            continue;
         }
-    };
-    assert_eq!([1, 1, 2].map(&mut register), [None; 3]);
-    assert_eq!([1, 2, 3].map(&mut register), [Some(Reason::DmbLimit), Some(Reason::DmbLimit), None]);
+        exchange.register(party(session, 1), 0, memory());
+        let FromBroker::Registered { token, .. } = exchange.posts.pop().expect("an answer").message else {
+            panic!("no answer");
+        };
+        exchange.attach(party(2, session), token);
+        exchange.end_session(SessionId(session));
+        kept += 1;
+    }
+    assert_eq!((kept, exchange.device.held_by_user(1000).dmbs), (3, 3));
+}
+
+/// As many handshakes as like at a limit: those that are matched have room for both their DMBs.
+#[test]
+fn a_crowd_at_a_limit_gets_on() {
+    for (limited, reason) in
+        [("device", Reason::MaxDmb), ("user", Reason::DmbLimit), ("process", Reason::DmbLimit)]
+    {
+        let mut exchange = exchange_with(|policy| match limited {
+            "user" => policy.user.dmbs = 6,
+            "process" => policy.process.dmbs = 3,
+            _ => {}
+        });
+        if limited == "device" {
+            exchange.device = Box::new(LoopbackIsm::new(Gid(7), 6));
+        }
+        let mut exchange = with_users(exchange, [1000, 1000, 1001, 1001]);
+        for conn in 1..=10 {
+            join(&mut exchange, party(1, conn), party(2, conn), conn as u16);
+        }
+        let refused = exchange.posts.iter().filter(
+            |post| matches!(post.message, FromBroker::Refused { reason: why, .. } if why == reason.code()),
+        );
+        assert_eq!(refused.count(), 14, "{limited}");
+        // All servers first, as it happens when all proposals are there: every one gets through.
+        for (session, conn) in [2, 1].into_iter().flat_map(|session| (1..=3).map(move |conn| (session, conn)))
+        {
+            assert_eq!(register(&mut exchange, session, conn), None, "{limited}");
+        }
+        // One that gives up gives its room to the next.
+        exchange.withdraw(party(1, 1));
+        for session in [1, 2] {
+            exchange.end_session(SessionId(session));
+        }
+        for session in [3, 4] {
+            exchange.end_session(SessionId(session));
+        }
+        assert!(exchange.is_empty(), "{limited}");
+    }
+}
+
+#[test]
+fn room_that_is_not_used_is_given_to_others() {
+    let mut exchange = with_users(exchange_with(|policy| policy.user.dmbs = 2), [1000, 1000, 1000, 1000]);
+    for (leaves, conn) in [(1, 1), (2, 2), (1, 3)] {
+        join(&mut exchange, party(1, conn), party(2, conn), conn as u16);
+        join(&mut exchange, party(3, conn), party(4, conn), 100 + conn as u16);
+        assert!(exchange.peer(party(1, conn)).is_some() && exchange.peer(party(3, conn)).is_none());
+        exchange.withdraw(party(leaves, conn));
+    }
+    join(&mut exchange, party(3, 9), party(4, 9), 109);
+    assert!(exchange.peer(party(3, 9)).is_some());
 }
 
 #[test]
 fn a_slot_is_free_when_both_ends_have_left() {
     let mut exchange = exchange();
     for session in [1, 2] {
-        exchange.begin_session(SessionId(session), 0, vec![bell()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(0), vec![bell()]);
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     let first = exchange.seat(party(1, 1)).expect("matched");
@@ -107,7 +231,7 @@ fn a_slot_is_free_when_both_ends_have_left() {
 fn a_block_used_anew_ends_what_it_was() {
     let mut exchange = exchange();
     for session in [1, 2] {
-        exchange.begin_session(SessionId(session), 0, vec![bell()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(0), vec![bell()]);
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     posts_to(&mut exchange, 2);
@@ -119,7 +243,7 @@ fn a_block_used_anew_ends_what_it_was() {
 fn a_new_nomination_ends_the_match() {
     let mut exchange = exchange();
     for session in [1, 2] {
-        exchange.begin_session(SessionId(session), 0, vec![bell()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(0), vec![bell()]);
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     posts_to(&mut exchange, 2);
@@ -177,7 +301,7 @@ proptest! {
         // Who owns each token, and the peer that the owner had then.
         let mut tokens: Vec<(u64, Party)> = Vec::new();
         for session in 0..SESSIONS {
-            exchange.begin_session(SessionId(session), 0, vec![bell()]);
+            exchange.begin_session(SessionId(session), Identity::of_user(0), vec![bell()]);
         }
         let token_of = |tokens: &[(u64, Party)], n: usize| tokens.get(n).map_or(99, |(token, _)| *token);
         for event in events {

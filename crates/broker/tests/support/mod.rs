@@ -51,6 +51,8 @@ impl TestBroker {
     /// A broker at a place that outlives it.
     pub fn at(socket: &Path, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::new(socket.to_owned());
+        // All sessions of a test are this one process's.
+        config.policy.process.sessions = usize::MAX;
         change(&mut config);
         let (stop, stopped) = UnixStream::pair().expect("socket pair");
         let thread = std::thread::spawn(move || shunpike_broker::run(config, Some(stopped.as_fd())));

@@ -2,6 +2,7 @@
 
 use super::table::{Table, print};
 use crate::error::Error;
+use shunpike_broker::policy;
 use shunpike_broker::report::{Device, Info, Seid, Sysctls, Ueids};
 
 /// The emulated ISM device.
@@ -20,6 +21,9 @@ pub fn info(info: Info) -> Result<(), Error> {
     table.row(["SMC", &info.smc]);
     table.row(["Socket", &info.socket]);
     table.row(["Serves", if info.private { "one user" } else { "all users" }]);
+    policy(&mut table, &info.policy);
+    let sees = if info.privileged { "yes: matches through NAT and between namespaces" } else { "no" };
+    table.row(["Sees sequence numbers", sees]);
     table.row(["PID", &info.pid.to_string()]);
     table.row(["Up (seconds)", &info.uptime.to_string()]);
     table.row(["Processes", &info.sessions.to_string()]);
@@ -48,6 +52,27 @@ pub fn sysctls(answer: Sysctls) -> Result<(), Error> {
         table.row([&setting.name, &value, &min, &max, &setting.text]);
     }
     table.print()
+}
+
+fn policy(table: &mut Table, policy: &policy::Report) {
+    table.row(["Policy", policy.file.as_deref().unwrap_or("built in")]);
+    let peers = match policy.peers.as_str() {
+        "groups" => format!("one user, or members of one of: {}", policy.groups.join(" ")),
+        "any" => "all users".to_owned(),
+        _ => "one user".to_owned(),
+    };
+    table.row(["Joins processes of", &peers]);
+    let group = policy.socket_group.as_ref().map_or(String::new(), |group| format!(", group {group}"));
+    table.row(["Socket mode", &format!("{}{group}", policy.socket_mode)]);
+    for (of, limits) in [("Limits of a process", &policy.process), ("Limits of a user", &policy.user)] {
+        let mut parts = Vec::new();
+        parts.extend(limits.sessions.map(|n| format!("{n} sessions")));
+        parts.extend(limits.dmbs.map(|n| format!("{n} DMBs")));
+        parts.extend(limits.bytes.map(|n| format!("{} MiB", n >> 20)));
+        parts.extend(limits.nominations_per_second.map(|n| format!("{n} nominations/s")));
+        let text = if parts.is_empty() { "none".to_owned() } else { parts.join(", ") };
+        table.row([of, &text]);
+    }
 }
 
 fn rows(table: &mut Table, device: &Device) {

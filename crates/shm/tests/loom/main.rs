@@ -7,7 +7,6 @@
 
 mod bell;
 mod cq;
-mod grace;
 mod lane;
 mod wake;
 

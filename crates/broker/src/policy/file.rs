@@ -1,0 +1,342 @@
+//! The policy's file: TOML, every key optional, nothing unknown taken.
+
+use super::{Group, LEAST_BYTES, Limits, Peers, Policy};
+use serde::Deserialize;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+
+/// A policy that cannot be used.
+#[derive(Debug)]
+pub struct PolicyError {
+    /// The file.
+    pub path: PathBuf,
+    /// Line, from 1, and what it says; `None` where the whole file is meant.
+    pub line: Option<(usize, String)>,
+    /// What is wrong, and what is allowed.
+    pub what: String,
+}
+
+impl core::fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match &self.line {
+            Some((number, text)) => {
+                write!(f, "{}, line {number} ({text}): {}", self.path.display(), self.what)
+            }
+            None => write!(f, "{}: {}", self.path.display(), self.what),
+        }
+    }
+}
+
+impl std::error::Error for PolicyError {}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct Document {
+    peers: Option<Spanned<PeersTable>>,
+    socket: Option<Spanned<SocketTable>>,
+    limits: LimitsTables,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeersTable {
+    allow: Allow,
+    groups: Option<Spanned<Vec<Spanned<String>>>>,
+}
+
+#[derive(Deserialize, Copy, Clone, PartialEq)]
+#[serde(rename_all = "kebab-case")]
+enum Allow {
+    SameUser,
+    Groups,
+    Any,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SocketTable {
+    mode: Option<Spanned<String>>,
+    group: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct LimitsTables {
+    process: LimitsTable,
+    user: Option<Spanned<LimitsTable>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct LimitsTable {
+    sessions: Option<Spanned<i64>>,
+    dmbs: Option<Spanned<i64>>,
+    memory_mib: Option<Spanned<i64>>,
+    nominations_per_second: Option<Spanned<i64>>,
+}
+
+/// Reads `path` over `built_in`, for a broker that is `private` or not.
+/// Errors: a file that others could write to, a key that there is not, a value that is not allowed.
+pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Policy, PolicyError> {
+    let whole = |what: String| PolicyError { path: path.to_owned(), line: None, what };
+    let text = read(path).map_err(|error| whole(error.to_string()))?;
+    let source = Source { path, text: &text };
+    let document: Document = toml::from_str(&text).map_err(|error| match error.span() {
+        Some(span) => source.error(span, error.message().to_owned()),
+        None => whole(error.message().to_owned()),
+    })?;
+    let mut policy = Policy { file: Some(path.to_owned()), ..built_in };
+    if private {
+        let spans = [
+            document.peers.as_ref().map(Spanned::span),
+            document.socket.as_ref().map(Spanned::span),
+            document.limits.user.as_ref().map(Spanned::span),
+        ];
+        if let Some(span) = spans.into_iter().flatten().next() {
+            let what = "a private broker serves one user, at a socket of that user's alone; only \
+                        [limits.process] is for it";
+            return Err(source.error(span, what.to_owned()));
+        }
+    }
+    if let Some(peers) = document.peers {
+        policy.peers = source.peers(peers.into_inner())?;
+    }
+    if let Some(socket) = document.socket {
+        source.socket(socket.into_inner(), &mut policy)?;
+    }
+    source.limits(document.limits.process, &mut policy.process)?;
+    if let Some(user) = document.limits.user {
+        source.limits(user.into_inner(), &mut policy.user)?;
+    }
+    Ok(policy)
+}
+
+/// Who may write to the file decides who is joined with whom.
+fn read(path: &Path) -> io::Result<String> {
+    const LARGEST: u64 = 1 << 20;
+    let file = File::open(path)?;
+    let meta = file.metadata()?;
+    let own = rustix::process::geteuid().as_raw();
+    let safe = meta.is_file() && (meta.uid() == own || meta.uid() == 0) && meta.mode() & 0o022 == 0;
+    if !safe {
+        return Err(io::Error::other(
+            "is not a file of yours (or root's) that only its owner can write to; chown it and chmod go-w it",
+        ));
+    }
+    let mut text = String::new();
+    file.take(LARGEST).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+struct Source<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn error(&self, span: Range<usize>, what: String) -> PolicyError {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let number = before.matches('\n').count() + 1;
+        let line = self.text.lines().nth(number - 1).unwrap_or_default().trim().to_owned();
+        PolicyError { path: self.path.to_owned(), line: Some((number, line)), what }
+    }
+
+    fn peers(&self, table: PeersTable) -> Result<Peers, PolicyError> {
+        let groups = match (table.allow, table.groups) {
+            (Allow::Groups, Some(groups)) if !groups.get_ref().is_empty() => groups.into_inner(),
+            (Allow::Groups, groups) => {
+                let span = groups.map_or(0..0, |groups| groups.span());
+                let what = "allow = \"groups\" needs groups = [\"NAME\", ...] with one name at least";
+                return Err(self.error(span, what.to_owned()));
+            }
+            (_, Some(groups)) => {
+                let what = "groups belong to allow = \"groups\" only";
+                return Err(self.error(groups.span(), what.to_owned()));
+            }
+            (Allow::SameUser, None) => return Ok(Peers::SameUser),
+            (Allow::Any, None) => return Ok(Peers::Any),
+        };
+        groups.into_iter().map(|name| self.group(name)).collect::<Result<_, _>>().map(Peers::Groups)
+    }
+
+    fn socket(&self, table: SocketTable, policy: &mut Policy) -> Result<(), PolicyError> {
+        if let Some(mode) = table.mode {
+            let parsed = u32::from_str_radix(mode.get_ref(), 8).ok().filter(|mode| mode & !0o666 == 0);
+            policy.socket_mode = parsed.ok_or_else(|| {
+                let what = "write the mode as octal text of read and write bits, as \"0666\" or \"0660\"";
+                self.error(mode.span(), what.to_owned())
+            })?;
+        }
+        if let Some(group) = table.group {
+            policy.socket_group = Some(self.group(group)?);
+        }
+        Ok(())
+    }
+
+    fn limits(&self, table: LimitsTable, limits: &mut Limits) -> Result<(), PolicyError> {
+        if let Some(sessions) = table.sessions {
+            limits.sessions = self.number(sessions, 1, 1 << 20)? as usize;
+        }
+        if let Some(dmbs) = table.dmbs {
+            limits.dmbs = self.number(dmbs, 0, 1 << 24)? as usize;
+        }
+        if let Some(memory) = table.memory_mib {
+            let least = LEAST_BYTES.div_ceil(1 << 20) as i64;
+            limits.bytes = self.number(memory, least, 1 << 30)? << 20;
+        }
+        if let Some(nominations) = table.nominations_per_second {
+            limits.nominations = self.number(nominations, 0, 1_000_000)? as u32;
+        }
+        Ok(())
+    }
+
+    fn number(&self, value: Spanned<i64>, least: i64, most: i64) -> Result<u64, PolicyError> {
+        if (least..=most).contains(value.get_ref()) {
+            return Ok(value.into_inner() as u64);
+        }
+        Err(self.error(value.span(), format!("allowed are {least} to {most}")))
+    }
+
+    fn group(&self, name: Spanned<String>) -> Result<Group, PolicyError> {
+        let gid = name.get_ref().parse().ok().or_else(|| gid_of(name.get_ref()));
+        match gid {
+            Some(gid) => Ok(Group { name: name.into_inner(), gid }),
+            None => {
+                let what =
+                    format!("this system knows no group '{}'; create it, or write a number", name.get_ref());
+                Err(self.error(name.span(), what))
+            }
+        }
+    }
+}
+
+/// The number of a group by name; `None` where there is none.
+fn gid_of(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    let mut space: Vec<libc::c_char> = vec![0; 16384];
+    let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the name is a C string, `space` is writable for the length stated, and both results are ours.
+    let rc = unsafe {
+        libc::getgrnam_r(name.as_ptr(), group.as_mut_ptr(), space.as_mut_ptr(), space.len(), &raw mut found)
+    };
+    if rc != 0 || found.is_null() {
+        return None;
+    }
+    // SAFETY: `found` is not null: it points to `group`, which getgrnam_r has filled in.
+    Some(unsafe { group.assume_init() }.gr_gid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn loaded(text: &str, private: bool) -> Result<Policy, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.toml");
+        std::fs::write(&path, text).unwrap();
+        load(&path, private, Policy::system_wide(100, 1000))
+            .map_err(|error| error.to_string().replace(&format!("{}", path.display()), "FILE"))
+    }
+
+    #[test]
+    fn nothing_said_is_the_built_in_policy() {
+        let policy = loaded("# nothing\n", false).unwrap();
+        assert_eq!(Policy { file: None, ..policy }, Policy::system_wide(100, 1000));
+    }
+
+    #[test]
+    fn every_key_is_taken() {
+        let policy = loaded(
+            "[peers]\nallow = \"groups\"\ngroups = [\"root\", \"4711\"]\n[socket]\nmode = \"0660\"\n\
+             group = \"root\"\n[limits.user]\nsessions = 5\ndmbs = 6\nmemory_mib = 70\n\
+             nominations_per_second = 8\n[limits.process]\nsessions = 1\ndmbs = 2\nmemory_mib = 30\n\
+             nominations_per_second = 4\n",
+            false,
+        )
+        .unwrap();
+        let group = |name: &str, gid| Group { name: name.to_owned(), gid };
+        assert_eq!(policy.peers, Peers::Groups(vec![group("root", 0), group("4711", 4711)]));
+        assert_eq!((policy.socket_mode, policy.socket_group.clone()), (0o660, Some(group("root", 0))));
+        assert_eq!(policy.user, Limits { sessions: 5, dmbs: 6, bytes: 70 << 20, nominations: 8 });
+        assert_eq!(policy.process, Limits { sessions: 1, dmbs: 2, bytes: 30 << 20, nominations: 4 });
+        let any = loaded("peers.allow = \"any\"", false).unwrap();
+        assert_eq!(any.peers, Peers::Any);
+        assert_eq!(any.report().peers, "any");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_file_line_key_and_what_is_allowed() {
+        for (text, wanted) in [
+            (
+                "\n[peers]\nallow = \"all\"\n",
+                "FILE, line 3 (allow = \"all\"): unknown variant `all`, expected one of `same-user`, `groups`, `any`",
+            ),
+            (
+                "[peers]\nalow = \"any\"\n",
+                "FILE, line 2 (alow = \"any\"): unknown field `alow`, expected `allow` or `groups`",
+            ),
+            (
+                "[peers]\nallow = \"any\"\ngroups = [\"root\"]\n",
+                "FILE, line 3 (groups = [\"root\"]): groups belong to",
+            ),
+            (
+                "[peers]\nallow = \"groups\"\ngroups = []\n",
+                "FILE, line 3 (groups = []): allow = \"groups\" needs",
+            ),
+            (
+                "[peers]\nallow = \"groups\"\ngroups = [\"no-such-group\"]\n",
+                "FILE, line 3 (groups = [\"no-such-group\"]): this system knows no group 'no-such-group'",
+            ),
+            ("[socket]\nmode = \"0777\"\n", "FILE, line 2 (mode = \"0777\"): write the mode"),
+            ("[socket]\nmode = 438\n", "FILE, line 2 (mode = 438): invalid type"),
+            ("[limits.user]\nmemory_mib = 1\n", "FILE, line 2 (memory_mib = 1): allowed are 17 to "),
+            ("[limits.process]\nsessions = 0\n", "FILE, line 2 (sessions = 0): allowed are 1 to "),
+            (
+                "[limits.proces]\n",
+                "FILE, line 1 ([limits.proces]): unknown field `proces`, expected `process` or `user`",
+            ),
+            ("[peers\n", "FILE, line 1 ([peers): "),
+        ] {
+            let error = loaded(text, false).unwrap_err();
+            assert!(error.starts_with(wanted), "{text}\n{error}\n{wanted}");
+        }
+    }
+
+    #[test]
+    fn a_private_broker_has_no_say_over_users() {
+        assert!(loaded("[limits.process]\ndmbs = 5\n", true).is_ok());
+        for text in ["[peers]\nallow = \"any\"\n", "[socket]\nmode = \"0666\"\n", "[limits.user]\ndmbs = 5\n"]
+        {
+            let error = loaded(text, true).unwrap_err();
+            assert!(
+                error.contains("line 1") && error.contains("a private broker serves one user"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_may_write_is_no_policy() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.toml");
+        std::fs::write(&path, "").unwrap();
+        let try_mode = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            load(&path, false, Policy::system_wide(1, 1))
+        };
+        assert!(try_mode(0o644).is_ok());
+        for mode in [0o664, 0o646] {
+            let error = try_mode(mode).unwrap_err().to_string();
+            assert!(error.contains("only its owner can write to"), "{error}");
+        }
+        assert!(load(directory.path(), false, Policy::system_wide(1, 1)).is_err(), "a directory");
+        assert!(load(&directory.path().join("none"), false, Policy::system_wide(1, 1)).is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! How often something may happen: so many times in a second, and as many at once after a quiet second.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Users whose rate is remembered before those that have been quiet are forgotten.
+const MANY: usize = 1024;
+
+/// What is left of one rate, kept as the time at which it will be whole again.
+#[derive(Copy, Clone, Debug)]
+pub struct Rate {
+    whole_at: Instant,
+}
+
+impl Rate {
+    /// A whole one.
+    pub fn new(now: Instant) -> Self {
+        Self { whole_at: now }
+    }
+
+    /// Whether it may happen once more, of `per_second` times; `u32::MAX` is no limit.
+    pub fn take(&mut self, per_second: u32, now: Instant) -> bool {
+        if per_second == u32::MAX {
+            return true;
+        }
+        let Some(each) = Duration::from_secs(1).checked_div(per_second) else { return false };
+        let whole_at = self.whole_at.max(now) + each;
+        let has_one = whole_at <= now + Duration::from_secs(1);
+        if has_one {
+            self.whole_at = whole_at;
+        }
+        has_one
+    }
+}
+
+/// The rates of all users.
+#[derive(Default, Debug)]
+pub struct Rates {
+    of_users: HashMap<u32, Rate>,
+}
+
+impl Rates {
+    /// As [`Rate::take`], of the rate of user `uid`.
+    pub fn take(&mut self, uid: u32, per_second: u32, now: Instant) -> bool {
+        if self.of_users.len() >= MANY {
+            // One that is whole again is as one never seen.
+            self.of_users.retain(|_, rate| rate.whole_at > now);
+        }
+        self.of_users.entry(uid).or_insert(Rate::new(now)).take(per_second, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_and_then_the_rate() {
+        let mut rates = Rates::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let taken =
+            |rates: &mut Rates, who, ms, tries| (0..tries).filter(|_| rates.take(who, 100, at(ms))).count();
+        assert_eq!(taken(&mut rates, 1, 0, 1000), 100);
+        assert_eq!(taken(&mut rates, 1, 50, 1000), 5, "refilled, not more");
+        assert_eq!(taken(&mut rates, 2, 50, 1000), 100, "another one's is another one's");
+        assert_eq!(taken(&mut rates, 1, 60_000, 1000), 100, "a long pause saves up one second's worth");
+    }
+
+    #[test]
+    fn none_and_all() {
+        let mut rates = Rates::default();
+        let now = Instant::now();
+        assert!(!rates.take(1, 0, now));
+        assert!((0..100_000).all(|_| rates.take(1, u32::MAX, now)));
+    }
+
+    #[test]
+    fn the_quiet_are_forgotten() {
+        let mut rates = Rates::default();
+        let start = Instant::now();
+        for who in 0..10 * MANY as u32 {
+            assert!(rates.take(who, 1000, start + Duration::from_millis(10 * who as u64)));
+        }
+        assert!(rates.of_users.len() <= MANY);
+    }
+}
