@@ -31,6 +31,15 @@ struct Retired {
     at: u64,
 }
 
+impl Retired {
+    fn message(&self) -> ToBroker {
+        match self.owner {
+            Owner::Ours => ToBroker::Unregister { token: self.token.0 },
+            _ => ToBroker::Detach { token: self.token.0 },
+        }
+    }
+}
+
 const MOST: usize = 4096;
 /// Threads look at a lane without a lock for microseconds at most; a mapping goes after this long.
 const QUARANTINE_US: u64 = 5_000_000;
@@ -58,23 +67,26 @@ pub fn retire(region: Region, token: DmbToken, owner: Owner) {
 
 /// Tells the broker what was retired, and unmaps what has been for long enough.
 pub fn sweep(session: &mut Session) {
-    let Some(mut quarantine) = RETIRED.try_lock() else { return };
     let now = clock::ticks();
-    if quarantine.count == 0 || now < quarantine.next_sweep {
-        return;
+    match RETIRED.try_lock() {
+        Some(mut quarantine) if quarantine.count > 0 && now >= quarantine.next_sweep => {
+            quarantine.next_sweep = now + clock::from_us(QUARANTINE_US / 8);
+        }
+        _ => return,
     }
-    quarantine.next_sweep = now + clock::from_us(QUARANTINE_US / 8);
+    // A broker that turns out to be gone ends handshakes, which take other locks and retire: none held here.
+    let mut from = 0;
+    while let Some((at, message)) = untold(from) {
+        from = at + 1;
+        if session.send(&message) || session.device.is_none() {
+            mark_told(at, &message);
+        }
+    }
+    let mut quarantine = RETIRED.lock();
     let mut gone = 0;
     for slot in quarantine.items.iter_mut() {
         let Some(item) = slot else { continue };
-        if !item.told {
-            let message = match item.owner {
-                Owner::Ours => ToBroker::Unregister { token: item.token.0 },
-                _ => ToBroker::Detach { token: item.token.0 },
-            };
-            item.told = session.send(&message) || session.device.is_none();
-        }
-        if item.told && now.wrapping_sub(item.at) > clock::from_us(QUARANTINE_US) {
+        if item.told && now.saturating_sub(item.at) > clock::from_us(QUARANTINE_US) {
             // SAFETY: retired under the lock of the half that used it, which cleared the address; whoever
             // read the address before did so within a critical section that ended seconds ago.
             unsafe { item.region.unmap() };
@@ -83,6 +95,38 @@ pub fn sweep(session: &mut Session) {
         }
     }
     quarantine.count -= gone;
+}
+
+/// The first item at or behind `from` that the broker has not been told of, and what to tell it.
+fn untold(from: usize) -> Option<(usize, ToBroker)> {
+    let quarantine = RETIRED.lock();
+    let rest = quarantine.items.iter().enumerate().skip(from);
+    rest.filter_map(|(at, slot)| slot.as_ref().map(|item| (at, item)))
+        .find(|(_, item)| !item.told)
+        .map(|(at, item)| (at, item.message()))
+}
+
+fn mark_told(at: usize, message: &ToBroker) {
+    if let Some(Some(item)) = RETIRED.lock().items.get_mut(at)
+        && item.message() == *message
+    {
+        item.told = true;
+    }
+}
+
+/// Before fork(): after all other locks.
+pub fn hold_across_fork() {
+    RETIRED.hold();
+}
+
+/// After it, in the parent and in the child.
+pub fn let_go_after_fork() {
+    RETIRED.let_go();
+}
+
+/// In a forked child: its parent tells the broker.
+pub fn after_fork_in_child() {
+    RETIRED.lock().items.iter_mut().flatten().for_each(|item| item.told = true);
 }
 
 /// A send buffer with a DMB's layout, for the copy mode; its address, 0 when memory is refused.

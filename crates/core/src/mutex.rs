@@ -1,13 +1,13 @@
 //! A process-local futex lock for what is not the data path.
 //!
 //! std's would do, but for two things: its futex call goes through a libc symbol that the preload library
-//! replaces, and a forked child must be able to make it anew.
+//! replaces, and it must be possible to hold it across fork().
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::tls::{Critical, critical};
+use crate::tls::{self, Critical, critical};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -60,9 +60,14 @@ impl<T> Mutex<T> {
             .then_some(Guard { mutex: self, _critical: critical })
     }
 
-    /// Opens the lock in a forked child, where no other thread exists that could hold it.
-    pub fn reopen(&self) {
-        self.word.store(FREE, Ordering::Relaxed);
+    /// Takes the lock and keeps it beyond this call: across fork(), so that the child finds whole what it protects.
+    pub fn hold(&self) {
+        core::mem::forget(self.lock());
+    }
+
+    /// Lets go of what `hold` took. Only by the thread that did, which in a forked child is the one there is.
+    pub fn let_go(&self) {
+        drop(Guard { mutex: self, _critical: tls::left_open() });
     }
 }
 

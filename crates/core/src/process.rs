@@ -9,7 +9,7 @@ use shunpike_shm::pages::{CQS, KnobPage};
 
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
-use crate::{clock, epoll, session, sys, tls, wait};
+use crate::{clock, device, epoll, session, sys, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
 pub const BELLS: usize = 4;
@@ -193,8 +193,12 @@ pub fn close_internal(fd: OwnedFd) {
 /// Before fork(): the child will hold every connection too. Should fork() fail, the count stays too high, which
 /// only keeps these connections from coming on a lane anew.
 pub fn before_fork() {
-    // Not while a lane is being opened: it is mapped in both processes, or in neither's state.
-    let _session = session::lock();
+    // Not while a lane is being opened: it is mapped in both processes, or in neither's state. And not while another
+    // thread is within what any lock protects: the child gets a copy of it, and no thread that would finish.
+    session::hold_across_fork();
+    epoll::hold_across_fork();
+    ARENA.hold();
+    device::hold_across_fork();
     for (_, entry) in table::all() {
         if let Entry::Conn(conn) = entry {
             conn.block.retain();
@@ -202,10 +206,22 @@ pub fn before_fork() {
     }
 }
 
+fn let_go_after_fork() {
+    device::let_go_after_fork();
+    ARENA.let_go();
+    epoll::let_go_after_fork();
+    session::let_go_after_fork();
+}
+
+/// After fork() in the parent, also where it failed.
+pub fn after_fork_in_parent() {
+    let_go_after_fork();
+}
+
 /// In a forked child, before anything else of ours: only this thread exists.
 pub fn after_fork_in_child() {
+    let_go_after_fork();
     PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
-    ARENA.reopen();
     // The parent's arena stays mapped: inherited connections live in it. New ones get our own.
     if let Some(arena) = ARENA.lock().take() {
         table::take(arena.fd().as_raw_fd());
@@ -213,5 +229,5 @@ pub fn after_fork_in_child() {
         drop(arena);
     }
     session::after_fork_in_child();
-    epoll::after_fork_in_child();
+    device::after_fork_in_child();
 }

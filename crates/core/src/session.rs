@@ -263,10 +263,20 @@ impl Session {
     }
 }
 
+/// Before fork(): nobody is in the middle of anything with the broker.
+pub fn hold_across_fork() {
+    SESSION.hold();
+    PATH.hold();
+}
+
+/// After it, in the parent and in the child.
+pub fn let_go_after_fork() {
+    PATH.let_go();
+    SESSION.let_go();
+}
+
 /// In a forked child: the session is the parent's, nothing is closed towards the broker but our copy.
 pub fn after_fork_in_child() {
-    SESSION.reopen();
-    PATH.reopen();
     let mut session = SESSION.lock();
     session.handshakes = upgrade::Handshakes::new();
     session.device = None;

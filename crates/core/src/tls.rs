@@ -92,6 +92,11 @@ pub fn critical() -> Critical {
     Critical { thread }
 }
 
+/// The critical section of a guard that was forgotten.
+pub(crate) fn left_open() -> Critical {
+    Critical { thread: thread() }
+}
+
 impl Drop for Critical {
     #[inline(always)]
     fn drop(&mut self) {

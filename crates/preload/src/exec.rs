@@ -33,7 +33,7 @@ hooks! {
     fn _Fork() -> c_int {
         process::before_fork();
         let pid = covered::_Fork();
-        if pid == 0 { process::after_fork_in_child(); }
+        if pid == 0 { process::after_fork_in_child(); } else { process::after_fork_in_parent(); }
         pid
     }
     /// posix_spawn(3)

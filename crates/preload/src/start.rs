@@ -24,7 +24,7 @@ extern "C" fn start() {
     user::on_first_use(signals::guard);
     // 3. fork() must find the table and the locks in order.
     // SAFETY: handlers that live as long as the process.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     // 4. Threads give back their descriptors.
     let mut key = 0;
     // SAFETY: a destructor that lives as long as the process.
@@ -60,6 +60,10 @@ fn variable(name: &core::ffi::CStr) -> Option<&'static [u8]> {
 
 extern "C" fn before_fork() {
     process::before_fork();
+}
+
+extern "C" fn in_parent() {
+    process::after_fork_in_parent();
 }
 
 extern "C" fn in_child() {

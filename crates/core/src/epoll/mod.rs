@@ -171,10 +171,20 @@ fn ring(set: &Set) {
     }
 }
 
-/// In a forked child: only this thread exists, no lock is held by anybody.
-pub fn after_fork_in_child() {
-    CONTROL.reopen();
-    for set in &SETS_AT {
-        set.list.reopen();
-    }
+/// Sets whose lists are held across a fork.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// Before fork(): registrations and lists are whole. After the session's lock.
+pub fn hold_across_fork() {
+    CONTROL.hold();
+    // Those that are made meanwhile are not the child's.
+    let held = NEXT_SET.load(Ordering::Relaxed).min(SETS);
+    HELD.store(held, Ordering::Relaxed);
+    SETS_AT.iter().take(held).for_each(|set| set.list.hold());
+}
+
+/// After it, in the parent and in the child.
+pub fn let_go_after_fork() {
+    SETS_AT.iter().take(HELD.load(Ordering::Relaxed)).for_each(|set| set.list.let_go());
+    CONTROL.let_go();
 }
