@@ -89,7 +89,8 @@ fn poll_with(
         };
         let Ok(sleeper) = wait::thread_sleeper() else { return Err(Errno::NOMEM) };
         let cq = wait::thread_cq();
-        let bound = prepare(fds, kernel, cq);
+        let (armed, bound) = prepare(fds, kernel, cq);
+        lanes |= armed;
         if any_changed(fds) {
             continue;
         }
@@ -148,15 +149,19 @@ fn any_changed(fds: &[libc::pollfd]) -> bool {
 }
 
 /// Arms every lane of the call for queue `cq`, and puts its TCP socket among what the kernel watches. Returns
-/// how long the sleep may be at most.
-fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> Option<u64> {
+/// whether there was one, and how long the sleep may be at most.
+fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, Option<u64>) {
     let _critical = critical();
+    let mut armed = false;
     let mut bound: Option<u64> = None;
     for (one, slot) in fds.iter().zip(kernel.iter_mut()) {
         let Entry::Conn(conn) = table::look(one.fd) else { continue };
         if !ready::on_lane(conn) {
+            // Perhaps only since the look, by another thread: all that it waits for is the kernel's now.
+            slot.fd = one.fd;
             continue;
         }
+        armed = true;
         let block = conn.block;
         let mut events = libc::POLLRDHUP;
         if one.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
@@ -182,7 +187,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> Option<
         }
         *slot = libc::pollfd { fd: one.fd, events: events | one.events & libc::POLLPRI, revents: 0 };
     }
-    bound
+    (armed, bound)
 }
 
 /// Memory for a call's descriptors: poll may be called in a signal handler, so no malloc. Few are kept inline.
