@@ -39,6 +39,11 @@ pub mod phase {
 /// How long `--eager` lets a first data call wait for its lane, microseconds.
 const EAGER_US: u64 = 100_000;
 
+/// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
+const REOPEN_US: u64 = 10_000;
+/// ... unless its lanes had carried this many bytes: a handshake costs about as much as copying one MiB.
+const WORTHWHILE: u64 = 4 << 20;
+
 /// Whether this end called connect(): its bytes_acked counts the SYN.
 pub fn opener(block: &Block) -> bool {
     block.role.load(Ordering::Relaxed) == 0
@@ -211,8 +216,10 @@ fn settle_slowly(conn: Conn, fd: i32) {
     if block.phase.load(Ordering::Relaxed) == phase::DONE {
         return;
     }
-    let tries = block.attempts.fetch_add(1, Ordering::Relaxed).min(8);
-    block.retry_at.store(clock::ticks() + clock::from_us(10_000 << tries), Ordering::Relaxed);
+    let carried = block.lane_bytes() - block.carried.load(Ordering::Relaxed);
+    let tries = if carried >= WORTHWHILE { 0 } else { block.attempts.load(Ordering::Relaxed).min(8) };
+    block.attempts.store(tries + 1, Ordering::Relaxed);
+    block.retry_at.store(clock::ticks() + clock::from_us(REOPEN_US << tries), Ordering::Relaxed);
     block.phase.store(phase::WATCHED, Ordering::Release);
 }
 
@@ -244,16 +251,19 @@ fn stop_receiving(conn: Conn, fd: i32) {
     }
 }
 
+/// Wants no more by the lane towards us.
+pub fn stop(conn: Conn, fd: i32) {
+    let _critical = critical();
+    let _guard = conn.block.rx.lock.lock();
+    if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
+        stop_receiving(conn, fd);
+    }
+}
+
 /// Closes both lanes of a connection at the next byte boundary; it goes on on TCP.
 pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
     note(conn.block, reason);
-    {
-        let _critical = critical();
-        let _guard = conn.block.rx.lock.lock();
-        if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
-            stop_receiving(conn, fd);
-        }
-    }
+    stop(conn, fd);
     tx::revoke(conn, fd);
     wake_ourselves();
     epoll::touch(conn);
@@ -503,11 +513,7 @@ pub fn shutdown(fd: i32, how: i32) {
         tx::conclude(conn, fd);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        let _critical = critical();
-        let _guard = conn.block.rx.lock.lock();
-        if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
-            stop_receiving(conn, fd);
-        }
+        stop(conn, fd);
         wake_ourselves();
     }
     settle(conn, fd);

@@ -61,12 +61,24 @@ fn attempt(conn: Conn, fd: i32, iov: &[libc::iovec], flags: i32, real: impl FnOn
     let mut wait = Wait::new(flags);
     loop {
         if conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
-            if conn.block.tx.mode.load(Ordering::Relaxed) != mode::PLAIN
-                && let Err(errno) = wait.for_tcp(conn, fd)
-            {
+            let beside = conn.block.tx.mode.load(Ordering::Relaxed) != mode::PLAIN;
+            if beside && let Err(errno) = wait.for_tcp(conn, fd) {
                 return ended(&bufs, errno);
             }
-            return plain(conn, fd, &mut bufs, flags, real);
+            if conn.block.rx.enter() {
+                if !(whole && beside) {
+                    return plain(conn, fd, &bufs, flags, real);
+                }
+                // The kernel's MSG_WAITALL would not hear, either: piece by piece.
+                let piecewise = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
+                match inside(conn, fd, || kernel(fd, &bufs, piecewise), |got| got.unwrap_or(0)) {
+                    Ok(n) if n > 0 && n < bufs.left() => bufs.advance(n),
+                    Ok(n) => return Outcome::Ours(Ok(bufs.done() + n)),
+                    Err(Errno::AGAIN) if wait.may_wait(conn.block) => {}
+                    Err(errno) => return ended(&bufs, errno),
+                }
+                continue;
+            }
         }
         match step(conn, fd, &bufs, flags) {
             Step::Data(n) => {
@@ -90,69 +102,39 @@ fn ended(bufs: &Bufs<'_>, errno: Errno) -> Outcome {
     Outcome::Ours(if bufs.done() > 0 { Ok(bufs.done()) } else { Err(errno) })
 }
 
-/// On plain TCP: count what libc's call brings, and let nobody offer a lane while a thread is inside it.
-fn plain(conn: Conn, fd: i32, bufs: &mut Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
-    let half = &conn.block.rx;
-    half.inflight.fetch_add(1, Ordering::SeqCst);
-    if half.mode.load(Ordering::SeqCst) != mode::PLAIN {
-        // A lane was offered meanwhile: this call must not read beyond its beginning. Rare; a short look
-        // through the lane's eyes is enough for a caller that finds nothing yet.
-        half.inflight.fetch_sub(1, Ordering::SeqCst);
-        return match step(conn, fd, bufs, flags) {
-            Step::Data(n) => Outcome::Ours(Ok(bufs.done() + n)),
-            _ if bufs.done() > 0 => Outcome::Ours(Ok(bufs.done())),
-            _ => retry(conn, fd, bufs, flags),
-        };
+/// On plain TCP, inside (see `enter`): counts what libc's call brings.
+fn plain(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+    let peeks = flags & libc::MSG_PEEK != 0;
+    if bufs.done() > 0 {
+        // A lane ended in the middle of a MSG_WAITALL. An error is the next call's.
+        let got = inside(conn, fd, || kernel(fd, bufs, flags), |got| got.unwrap_or(0));
+        return Outcome::Ours(Ok(bufs.done() + got.unwrap_or(0)));
     }
-    let (n, outcome) = if bufs.done() == 0 {
-        let n = real();
-        (usize::try_from(n).unwrap_or(0), Outcome::Libc(n))
-    } else {
-        // A lane ended in the middle of a MSG_WAITALL.
-        let mut iov = Bufs::kernel_iov();
-        let used = bufs.for_kernel(&mut iov, usize::MAX);
-        let n = sys::recv(fd, &mut iov[..used], flags).unwrap_or(0);
-        (n, Outcome::Ours(Ok(bufs.done() + n)))
-    };
-    let counted = n > 0 && flags & libc::MSG_PEEK == 0;
-    if counted {
+    Outcome::Libc(inside(conn, fd, real, |&n| if peeks { 0 } else { usize::try_from(n).unwrap_or(0) }))
+}
+
+/// A call of ours into the kernel for what is left.
+fn kernel(fd: i32, bufs: &Bufs<'_>, flags: i32) -> Result<usize, Errno> {
+    let mut iov = Bufs::kernel_iov();
+    let used = bufs.for_kernel(&mut iov, usize::MAX);
+    sys::recv(fd, &mut iov[..used], flags)
+}
+
+/// Makes `call`, counts what it brought, and leaves what `enter` entered.
+fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce(&T) -> usize) -> T {
+    let half = &conn.block.rx;
+    let result = call();
+    let n = brought(&result);
+    if n > 0 {
         half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
         half.tcp_calls.fetch_add(1, Ordering::Relaxed);
     }
     // Only now: whoever sees nobody inside must see the bytes counted, too.
-    half.inflight.fetch_sub(1, Ordering::SeqCst);
-    if counted {
+    half.leave();
+    if n > 0 {
         conn::moved(conn, fd);
     }
-    outcome
-}
-
-/// The loop of `receive` once more, for the call that met an offer on its way into the kernel.
-fn retry(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Outcome {
-    let mut wait = Wait::new(flags);
-    loop {
-        match step(conn, fd, bufs, flags) {
-            Step::Data(n) => return Outcome::Ours(Ok(n)),
-            Step::Failed(errno) => return Outcome::Ours(Err(errno)),
-            Step::Again => {}
-            Step::Plain => {
-                let mut iov = Bufs::kernel_iov();
-                let used = bufs.for_kernel(&mut iov, usize::MAX);
-                let got = sys::recv(fd, &mut iov[..used], flags);
-                if let Ok(n) = got
-                    && flags & libc::MSG_PEEK == 0
-                {
-                    conn.block.rx.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
-                }
-                return Outcome::Ours(got);
-            }
-            Step::Empty => {
-                if let Err(errno) = wait.more(conn, fd) {
-                    return Outcome::Ours(Err(errno));
-                }
-            }
-        }
-    }
+    result
 }
 
 /// One attempt, under the receive lock.
@@ -468,12 +450,17 @@ impl Wait {
         Self { dontwait: flags & libc::MSG_DONTWAIT != 0, asked: false, timeout: None, deadline: None }
     }
 
+    /// Whether the call blocks, as far as we know.
+    fn may_wait(&self, block: &Block) -> bool {
+        !self.dontwait && block.nonblock.load(Ordering::Relaxed) == 0
+    }
+
     /// Waits for news. Errors: EAGAIN when the call does not block or its time is over, EINTR.
     fn more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
         let block = conn.block;
         let half = &block.rx;
         tx::attend(conn, fd);
-        if self.dontwait || block.nonblock.load(Ordering::Relaxed) != 0 {
+        if !self.may_wait(block) {
             let now = clock::ticks();
             let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
             if since > clock::from_us(tcp_check_us(fd)) {
@@ -514,8 +501,10 @@ impl Wait {
         let block = conn.block;
         loop {
             tx::attend(conn, fd);
-            let waits = !self.dontwait && block.nonblock.load(Ordering::Relaxed) == 0;
-            if !waits || block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN || self.ask(conn, fd).is_err() {
+            if !self.may_wait(block)
+                || block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN
+                || self.ask(conn, fd).is_err()
+            {
                 return Ok(());
             }
             if let Some(link) = link::of(block) {

@@ -111,7 +111,7 @@ fn attempt(conn: Conn, fd: i32, mut source: Source<'_>, flags: i32, real: impl F
     }
     let mut wait = Wait::new(flags);
     loop {
-        if conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN {
+        if conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.tx.enter() {
             return plain(conn, fd, &mut source, flags, real);
         }
         match step(conn, fd, &source) {
@@ -135,54 +135,55 @@ fn ended(source: &Source<'_>, errno: Errno) -> Outcome {
     Outcome::Ours(if source.done() > 0 { Ok(source.done()) } else { Err(errno) })
 }
 
-/// On plain TCP: count what libc's call took, and let no lane begin while a thread is inside it.
+/// On plain TCP, inside (see `enter`): counts what libc's call took.
 fn plain(conn: Conn, fd: i32, source: &mut Source<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
     let half = &conn.block.tx;
-    loop {
-        half.inflight.fetch_add(1, Ordering::SeqCst);
-        if half.mode.load(Ordering::SeqCst) == mode::PLAIN {
-            break;
-        }
-        // A lane begins only with nobody inside, and does not look for those who are about to be: make room
-        // and take part.
-        half.inflight.fetch_sub(1, Ordering::SeqCst);
-        match step(conn, fd, source) {
-            Step::Sent(n) => {
-                source.advance(n);
-                return Outcome::Ours(Ok(source.done()));
-            }
-            Step::Failed(errno) => return ended(source, errno),
-            Step::Full => {
-                if let Err(errno) = Wait::new(flags).more(conn, fd) {
-                    return ended(source, errno);
-                }
-            }
-            Step::Again => {}
-        }
-    }
-    let (n, outcome) = match source {
-        Source::Memory(bufs) if bufs.done() > 0 => {
-            // A lane ended in the middle of a write: the rest goes by TCP.
-            let mut iov = Bufs::kernel_iov();
-            let used = bufs.for_kernel(&mut iov, usize::MAX);
-            let n = sys::send(fd, &iov[..used], flags).unwrap_or(0);
-            (n, Outcome::Ours(Ok(bufs.done() + n)))
-        }
-        Source::File { done, .. } if *done > 0 => (0, Outcome::Ours(Ok(*done))),
-        _ => {
-            let n = real();
-            (usize::try_from(n).unwrap_or(0), Outcome::Libc(n))
-        }
+    let before = source.done();
+    let (n, outcome) = if before > 0 {
+        rest(fd, source, flags);
+        (source.done() - before, Outcome::Ours(Ok(source.done())))
+    } else {
+        let n = real();
+        (usize::try_from(n).unwrap_or(0), Outcome::Libc(n))
     };
     if n > 0 {
         half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
         half.tcp_calls.fetch_add(1, Ordering::Relaxed);
     }
-    half.inflight.fetch_sub(1, Ordering::SeqCst);
+    half.leave();
     if n > 0 {
         conn::moved(conn, fd);
     }
     outcome
+}
+
+/// A lane ended in the middle of a write: what is left goes by TCP, all of it where the call blocks. An error is
+/// the next call's.
+fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
+    while source.left() > 0 {
+        let mut iov = Bufs::kernel_iov();
+        let (asked, sent) = match source {
+            Source::Memory(bufs) => {
+                let used = bufs.for_kernel(&mut iov, usize::MAX);
+                let asked = iov[..used].iter().map(|one| one.iov_len).sum();
+                (asked, sys::send(fd, &iov[..used], flags))
+            }
+            Source::File { fd: file, offset, left, .. } => {
+                let mut at = offset.and_then(|at| u64::try_from(at).ok());
+                let [to, from] = [fd, *file].map(session::borrowed);
+                (*left, rustix::fs::sendfile(to, from, at.as_mut(), *left))
+            }
+        };
+        match sent {
+            Ok(n) if n > 0 => {
+                source.advance(n);
+                if n < asked {
+                    return;
+                }
+            }
+            _ => return,
+        }
+    }
 }
 
 /// The lane's DMB, the peer's.
@@ -314,10 +315,11 @@ pub fn end(conn: Conn, fd: i32, dmb: &Dmb) {
     }
 }
 
-/// Whether the receiver is handing its socket to a foreign program and wants its unread bytes by TCP.
+/// Whether the receiver wants no more by this lane: it went back to TCP, or hands its socket to a foreign program and
+/// wants its unread bytes by TCP. A sender that has nothing to send must do its part, too: no lane opens anew before.
 pub fn asked_to_leave(half: &Half) -> bool {
     half.mode.load(Ordering::Acquire) == mode::LANE
-        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE))
+        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::STOP | Cursor::LEAVE))
 }
 
 /// Ends the lane, if there is one, and pays what is owed as far as TCP takes it now.
@@ -335,8 +337,8 @@ pub fn revoke(conn: Conn, fd: i32) {
     }
 }
 
-/// What a thread must not sleep over, whatever it waits for: a receiver that left its lane gets by TCP what it
-/// has not read.
+/// What a thread must not sleep over, whatever it waits for: a receiver that wants no more by its lane, and gets by
+/// TCP what it has not read where it left.
 #[inline]
 pub fn attend(conn: Conn, fd: i32) {
     let asked = {
@@ -450,32 +452,50 @@ fn room(half: &Half) -> Option<(u64, Dmb)> {
     Some((dmb.size() - prod.offset().wrapping_sub(cons.offset()).min(dmb.size()), dmb))
 }
 
-/// Ends the lane of a writer that found no room for longer than the grace: a stopped receiver must not block
+/// Ends the lanes of a writer that found no room for longer than the grace: a stopped receiver must not block
 /// it where TCP's buffers would take the bytes. Says whether it did.
 pub fn overflow(conn: Conn, fd: i32) -> bool {
+    let overflow = overflowed(conn, fd);
+    if overflow == Overflow::Ended {
+        // Both directions, else neither would ever come on a lane again.
+        conn::stop(conn, fd);
+    }
+    overflow != Overflow::No
+}
+
+#[derive(PartialEq, Eq)]
+enum Overflow {
+    No,
+    Room,
+    Ended,
+}
+
+fn overflowed(conn: Conn, fd: i32) -> Overflow {
     let half = &conn.block.tx;
     let _critical = critical();
     let _guard = half.lock.lock();
-    let Some((free, dmb)) = room(half) else { return !owes(half) };
+    let Some((free, dmb)) = room(half) else {
+        return if owes(half) { Overflow::No } else { Overflow::Room };
+    };
     let now = clock::ticks();
     let since = half.full_since.load(Ordering::Relaxed);
     let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
     if free >= writable_at(&dmb) {
         half.full_since.store(0, Ordering::Relaxed);
-        return true;
+        return Overflow::Room;
     }
     let consumed = dmb.words().cons().offset();
     if since == 0 || consumed != half.other.swap(consumed, Ordering::Relaxed) {
         // The grace is for a reader that does not move at all.
         half.full_since.store(now.max(1), Ordering::Relaxed);
-        return false;
+        return Overflow::No;
     }
     if now.wrapping_sub(since) < clock::from_us(grace) {
-        return false;
+        return Overflow::No;
     }
     conn::note(conn.block, Reason::GraceExceeded);
     end(conn, fd, &dmb);
-    true
+    Overflow::Ended
 }
 
 /// Blocking, by the program's flags and options.

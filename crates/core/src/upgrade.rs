@@ -29,6 +29,8 @@ const TIMEOUT_US: u64 = 6_000_000;
 const BACKOFF_US: u64 = 50_000;
 /// ... and after this many tries no more.
 const TRIES: u32 = 12;
+/// What will pass by itself is asked for again at least this often: doublings of the pause.
+const PASSING: u32 = 6;
 
 #[derive(Copy, Clone)]
 enum Machine {
@@ -178,10 +180,17 @@ fn proved(block: &Block, fd: i32) -> Proof {
 fn postpone(block: &Block, reason: Reason) {
     conn::note(block, reason);
     let tries = block.attempts.fetch_add(1, Ordering::Relaxed);
-    let pause = clock::from_us(BACKOFF_US << tries.min(TRIES));
+    let most = if will_pass(reason) { PASSING } else { TRIES };
+    let pause = clock::from_us(BACKOFF_US << tries.min(most));
     block.retry_at.store(clock::ticks() + pause, Ordering::Relaxed);
-    let next = if tries >= TRIES { phase::DONE } else { phase::WATCHED };
+    let next = if tries >= TRIES && !will_pass(reason) { phase::DONE } else { phase::WATCHED };
     block.phase.store(next, Ordering::Relaxed);
+}
+
+/// Whether the reason lies outside of the connection, so that it says nothing of the next try.
+fn will_pass(reason: Reason) -> bool {
+    use Reason::{BrokerGone, DmbLimit, Inactive, MaxDmb, MemoryRefused, NoDescriptors, Shared};
+    matches!(reason, BrokerGone | DmbLimit | Inactive | MaxDmb | MemoryRefused | NoDescriptors | Shared)
 }
 
 /// A message of the broker.
@@ -518,10 +527,16 @@ fn open(session: &mut Session, id: ConnId, opened: Opened) {
         half.ring.store((region.len() - shunpike_shm::lane::HEADER) as u32, Ordering::Relaxed);
         half.token.store(opened.peer.token.0, Ordering::Relaxed);
         half.generation.store(1, Ordering::Relaxed);
+        // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
+        let alone = conn.block.refs.load(Ordering::Acquire) == 1;
+        if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
+            half.sndbuf.store(device::sndbuf(half.ring.load(Ordering::Relaxed).into()), Ordering::Relaxed);
+        }
         half.dmb.store(region.base() as usize, Ordering::Relaxed);
     }
     conn.block.phase.store(phase::OPEN, Ordering::Release);
     conn.block.opened.store(1, Ordering::Relaxed);
+    conn.block.carried.store(conn.block.lane_bytes(), Ordering::Relaxed);
     conn.block.reason.store(0, Ordering::Relaxed);
     if let Some(header) = process::header() {
         header.upgraded[usize::from(!conn::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
@@ -549,9 +564,6 @@ fn begin(conn: Conn, fd: i32) {
     half.cursor.store(0, Ordering::Relaxed);
     half.other.store(0, Ordering::Relaxed);
     half.start.store(sent, Ordering::Relaxed);
-    if process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
-        half.sndbuf.store(device::sndbuf(dmb.size()), Ordering::Relaxed);
-    }
     if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent) {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
         conn::lane_closed(conn, fd, half);

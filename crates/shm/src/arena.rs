@@ -173,8 +173,10 @@ pub struct Block {
     pub shut: AtomicU8,
     /// Ticks before which the connection is not nominated again.
     pub retry_at: AtomicU64,
-    /// Nominations so far.
+    /// Nominations since a lane was last worth its handshake.
     pub attempts: AtomicU32,
+    /// [`Block::lane_bytes`] when the lanes were last opened.
+    pub carried: AtomicU64,
     /// Receiving direction.
     pub rx: Half,
     /// Sending direction.
@@ -254,6 +256,28 @@ impl Arena {
     }
 }
 
+impl Half {
+    /// Before a kernel call on this direction while it is PLAIN: no lane begins until [`Half::leave`]. False when
+    /// one has begun, or is just being begun and must not find us here.
+    #[inline]
+    #[must_use]
+    pub fn enter(&self) -> bool {
+        // SeqCst, as in who sets the mode and looks at `inflight` then: one of the two sees the other.
+        self.inflight.fetch_add(1, Ordering::SeqCst);
+        let is_plain = self.mode.load(Ordering::SeqCst) == mode::PLAIN;
+        if !is_plain {
+            self.leave();
+        }
+        is_plain
+    }
+
+    /// After it, with its bytes counted.
+    #[inline]
+    pub fn leave(&self) {
+        self.inflight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl Block {
     /// Takes a free block: one reference, and nothing of its last use.
     fn claim(&self) -> bool {
@@ -318,6 +342,7 @@ impl Block {
             word.store(0, Ordering::Relaxed);
         }
         self.retry_at.store(0, Ordering::Relaxed);
+        self.carried.store(0, Ordering::Relaxed);
         self.attempts.store(0, Ordering::Relaxed);
         self.cookie.store(0, Ordering::Relaxed);
         self.slot.store(0, Ordering::Relaxed);
@@ -357,6 +382,11 @@ impl Block {
     pub fn release(&self) -> bool {
         // Release pairs with the Acquire of `Arena::allocate`; Acquire makes others' last writes ours.
         self.refs.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Bytes moved on lanes so far, in both directions.
+    pub fn lane_bytes(&self) -> u64 {
+        self.rx.bytes.load(Ordering::Relaxed) + self.tx.bytes.load(Ordering::Relaxed)
     }
 
     /// Counts a call that moved `n` bytes on the lane.
