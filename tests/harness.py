@@ -66,6 +66,12 @@ class Broker:
         until(lambda: self.holdings().count("socket") == 1, lambda: f"{self.name} closes the probe's socket: {self.holdings()}")
         self.at_first = self.holdings()
 
+    def restart(self):
+        """Another one at the same socket, while programs are there that come back to it."""
+        self.kill()
+        self.proc = self.world.start(self.name, self.proc.argv, netns=self.netns)
+        until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
+
     def answers(self):
         assert self.proc.popen.poll() is None, f"the broker ended: {self.proc.describe()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:

@@ -216,6 +216,4 @@ class Round:
         self.tool("sysctl", f"grace_ms={self.random.choice((0, 1, 20, 100))}")
 
     def broker_killed(self):
-        self.broker.kill()
-        time.sleep(self.random.random() * 0.1)
-        self.broker.start()
+        self.broker.restart()
