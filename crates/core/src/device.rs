@@ -2,14 +2,17 @@
 //!
 //! loopback-ism's DMBs are mapped, so move_data is a copy; a device that cannot map does its transfer here.
 
+use std::sync::atomic::Ordering;
+
 use shunpike_shm::Region;
+use shunpike_shm::grace::Grace;
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_wire::DmbToken;
 use shunpike_wire::session::ToBroker;
 
-use crate::clock;
 use crate::mutex::Mutex;
 use crate::session::Session;
+use crate::{readers, tls};
 
 /// Whose memory it is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -22,13 +25,24 @@ pub enum Owner {
     Local,
 }
 
+/// How far something let go of is.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Stage {
+    /// Its address was taken away; threads may have read it before.
+    Fresh,
+    /// A grace period runs that began after.
+    Waiting,
+    /// Unmapped.
+    Unmapped,
+}
+
 #[derive(Copy, Clone)]
 struct Retired {
     region: Region,
     token: DmbToken,
     owner: Owner,
     told: bool,
-    at: u64,
+    stage: Stage,
 }
 
 impl Retired {
@@ -41,38 +55,31 @@ impl Retired {
 }
 
 const MOST: usize = 4096;
-/// Threads look at a lane without a lock for microseconds at most; a mapping goes after this long.
-const QUARANTINE_US: u64 = 5_000_000;
 
-static RETIRED: Mutex<Quarantine> = Mutex::new(Quarantine { items: [None; MOST], count: 0, next_sweep: 0 });
+static RETIRED: Mutex<Quarantine> =
+    Mutex::new(Quarantine { items: [None; MOST], count: 0, grace: Grace::new() });
 
+/// What was let go of and may still be looked at by threads without a lock.
 struct Quarantine {
+    /// The first `count` are there.
     items: [Option<Retired>; MOST],
     count: usize,
-    next_sweep: u64,
+    grace: Grace<{ readers::MOST }>,
 }
 
-/// Lets memory go: told to the broker at the next sweep, unmapped after a quarantine. Takes no other lock.
+/// Lets memory go: told to the broker at the next sweep, unmapped after a grace period. Its address has been taken
+/// away from where threads without a lock find it. Takes no other lock.
 pub fn retire(region: Region, token: DmbToken, owner: Owner) {
-    let mut quarantine = RETIRED.lock();
-    let at = clock::ticks();
-    let item = Retired { region, token, owner, told: token.0 == 0 || owner == Owner::Local, at };
-    // A full quarantine leaks address space rather than unmap under a reader.
-    if let Some(slot) = quarantine.items.iter_mut().find(|slot| slot.is_none()) {
-        *slot = Some(item);
-        quarantine.count += 1;
-        quarantine.next_sweep = 0;
-    }
+    let told = token.0 == 0 || owner == Owner::Local;
+    RETIRED.lock().put(Retired { region, token, owner, told, stage: Stage::Fresh });
 }
 
-/// Tells the broker what was retired, and unmaps what has been for long enough.
+/// Tells the broker what was retired, and unmaps what nobody can look at any more.
 pub fn sweep(session: &mut Session) {
-    let now = clock::ticks();
-    match RETIRED.try_lock() {
-        Some(mut quarantine) if quarantine.count > 0 && now >= quarantine.next_sweep => {
-            quarantine.next_sweep = now + clock::from_us(QUARANTINE_US / 8);
-        }
-        _ => return,
+    // Inside the session's lock and no other section: this thread has no address of a lane in hand.
+    let empty_handed = tls::thread().critical.load(Ordering::Relaxed) == 1;
+    if RETIRED.try_lock().is_none_or(|quarantine| quarantine.count == 0) {
+        return;
     }
     // A broker that turns out to be gone ends handshakes, which take other locks and retire: none held here.
     let mut from = 0;
@@ -82,25 +89,63 @@ pub fn sweep(session: &mut Session) {
             mark_told(at, &message);
         }
     }
-    let mut quarantine = RETIRED.lock();
-    let mut gone = 0;
-    for slot in quarantine.items.iter_mut() {
-        let Some(item) = slot else { continue };
-        if item.told && now.saturating_sub(item.at) > clock::from_us(QUARANTINE_US) {
-            // SAFETY: retired under the lock of the half that used it, which cleared the address; whoever
-            // read the address before did so within a critical section that ended seconds ago.
-            unsafe { item.region.unmap() };
-            *slot = None;
-            gone += 1;
-        }
-    }
-    quarantine.count -= gone;
+    RETIRED.lock().turn(|place| readers::is_dead(place) || empty_handed && readers::is_own(place));
 }
 
-/// The first item at or behind `from` that the broker has not been told of, and what to tell it.
+impl Quarantine {
+    fn present(&mut self) -> impl Iterator<Item = &mut Retired> {
+        self.items.iter_mut().take(self.count).flatten()
+    }
+
+    /// A full quarantine leaks address space rather than unmap under a reader.
+    fn put(&mut self, item: Retired) {
+        if let Some(slot) = self.items.get_mut(self.count) {
+            *slot = Some(item);
+            self.count += 1;
+        }
+    }
+
+    /// Ends the grace period that runs, if it can end, and the next one. `is_gone`: see [`Grace::is_over`].
+    fn turn(&mut self, mut is_gone: impl FnMut(usize) -> bool) {
+        for _ in 0..2 {
+            if !self.grace.is_over(readers::all(), &mut is_gone) {
+                return;
+            }
+            self.unmap_waiting();
+            if !self.present().any(|item| item.stage == Stage::Fresh) || !readers::fence_all() {
+                return;
+            }
+            self.present()
+                .filter(|item| item.stage == Stage::Fresh)
+                .for_each(|item| item.stage = Stage::Waiting);
+            self.grace.begin(readers::all());
+        }
+    }
+
+    fn unmap_waiting(&mut self) {
+        for item in self.present().filter(|item| item.stage == Stage::Waiting) {
+            // SAFETY: the address was taken away before `retire`. Who had read it before was within a critical
+            // section; each thread has left the one that it was in since, as the grace period says.
+            unsafe { item.region.unmap() };
+            item.stage = Stage::Unmapped;
+        }
+        let mut at = 0;
+        while at < self.count {
+            if self.items[at].is_some_and(|item| item.told && item.stage == Stage::Unmapped) {
+                self.count -= 1;
+                self.items.swap(at, self.count);
+            } else {
+                at += 1;
+            }
+        }
+    }
+}
+
+/// The first item at or behind `from` that the broker has not been told of, and what to tell it. Only a sweep moves
+/// items, under the session's lock.
 fn untold(from: usize) -> Option<(usize, ToBroker)> {
     let quarantine = RETIRED.lock();
-    let rest = quarantine.items.iter().enumerate().skip(from);
+    let rest = quarantine.items.iter().take(quarantine.count).enumerate().skip(from);
     rest.filter_map(|(at, slot)| slot.as_ref().map(|item| (at, item)))
         .find(|(_, item)| !item.told)
         .map(|(at, item)| (at, item.message()))
@@ -126,7 +171,7 @@ pub fn let_go_after_fork() {
 
 /// In a forked child: its parent tells the broker.
 pub fn after_fork_in_child() {
-    RETIRED.lock().items.iter_mut().flatten().for_each(|item| item.told = true);
+    RETIRED.lock().present().for_each(|item| item.told = true);
 }
 
 /// A send buffer with a DMB's layout, for the copy mode; its address, 0 when memory is refused.
@@ -153,3 +198,6 @@ pub fn move_data(dmb: &Dmb, sndbuf: &Dmb, offset: u64, n: usize) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ pub mod link;
 pub mod mutex;
 pub mod poll;
 pub mod process;
+pub mod readers;
 pub mod ready;
 pub mod rx;
 pub mod session;

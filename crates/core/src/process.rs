@@ -9,7 +9,7 @@ use shunpike_shm::pages::{CQS, KnobPage};
 
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
-use crate::{clock, device, epoll, session, sys, tls, wait};
+use crate::{clock, device, epoll, readers, session, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
 pub const BELLS: usize = 4;
@@ -54,8 +54,8 @@ pub fn start(options: Options) {
     if let Ok(set) = rustix::thread::sched_getaffinity(None) {
         CPUS.store(set.count().max(1), Ordering::Relaxed);
     }
-    // 4. Readers without a lock are waited for by membarrier; without it nothing is unmapped.
-    let _ = sys::membarrier_register();
+    // 4. How readers without a lock are waited for.
+    readers::start();
     EAGER.store(options.eager, Ordering::Relaxed);
     // 5. The table, last: before it every descriptor is libc's business.
     ENABLED.store(table::init(), Ordering::Release);
@@ -222,6 +222,7 @@ pub fn after_fork_in_parent() {
 pub fn after_fork_in_child() {
     let_go_after_fork();
     PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+    readers::after_fork_in_child();
     // The parent's arena stays mapped: inherited connections live in it. New ones get our own.
     if let Some(arena) = ARENA.lock().take() {
         table::take(arena.fd().as_raw_fd());

@@ -205,6 +205,18 @@ pub fn raise(signal: i32) {
     let _ = unsafe { call(libc::SYS_tgkill, pid, tid, signal as usize, 0, 0, 0) };
 }
 
+/// Whether this process has a thread `tid`; yes, where that cannot be told: in a vfork child, or where a filter
+/// forbids tgkill(2).
+pub fn has_thread(tid: u32) -> bool {
+    let pid = pid();
+    if pid != crate::process::pid() {
+        return true;
+    }
+    // SAFETY: no pointers; signal 0 is not sent.
+    let sent = unsafe { call(libc::SYS_tgkill, pid as usize, tid as usize, 0, 0, 0, 0) };
+    sent != Err(Errno::SRCH)
+}
+
 /// rt_sigprocmask(2) of the calling thread; `how` is SIG_BLOCK or SIG_UNBLOCK.
 pub fn mask_signals(how: i32, signals: u64) {
     let at = &raw const signals as usize;

@@ -3,7 +3,11 @@
 //! The storage is declared in assembly so that it uses the initial-exec model: no allocation on first use
 //! in a thread, a single load to reach it, safe in signal handlers and after a siglongjmp.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
+
+use shunpike_shm::grace::Reader;
+
+use crate::readers;
 
 /// Per-thread state; all zero in a new thread.
 #[repr(C)]
@@ -32,6 +36,8 @@ pub struct Thread {
     pub recover: AtomicU64,
     /// Where the last such copy faulted.
     pub fault: AtomicU64,
+    /// Where it is told that the thread is inside a critical section; null before the first.
+    pub reader: AtomicPtr<Reader>,
 }
 
 const SIZE: usize = 128;
@@ -66,7 +72,8 @@ pub fn thread() -> &'static Thread {
     }
 }
 
-/// A stretch of code that no handler of the program may interrupt on this thread.
+/// A stretch of code that no handler of the program may interrupt on this thread, and in which no memory that
+/// it finds mapped is unmapped.
 ///
 /// Handlers may do I/O on the very connection whose lock is held here, or siglongjmp away; so the preload
 /// library's trampoline keeps signals back while one of these exists and delivers them at its end.
@@ -87,8 +94,14 @@ pub fn on_deferred(deliver: fn()) {
 pub fn critical() -> Critical {
     let thread = thread();
     // Only this thread and its own handlers write: relaxed, ordered by compiler fences.
-    thread.critical.store(thread.critical.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    let depth = thread.critical.load(Ordering::Relaxed);
+    thread.critical.store(depth + 1, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
+    // Within the stretch that handlers do not interrupt: one of them would find the count odd.
+    if depth == 0 {
+        reader(thread).enter();
+        readers::fence_unaided();
+    }
     Critical { thread }
 }
 
@@ -97,11 +110,31 @@ pub(crate) fn left_open() -> Critical {
     Critical { thread: thread() }
 }
 
+#[inline(always)]
+fn reader(thread: &'static Thread) -> &'static Reader {
+    // SAFETY: null, or one of the words in `readers`, which are never freed.
+    match unsafe { thread.reader.load(Ordering::Relaxed).as_ref() } {
+        Some(reader) => reader,
+        None => first_reader(thread),
+    }
+}
+
+#[cold]
+fn first_reader(thread: &'static Thread) -> &'static Reader {
+    let reader = readers::take_place();
+    thread.reader.store(core::ptr::from_ref(reader).cast_mut(), Ordering::Relaxed);
+    reader
+}
+
 impl Drop for Critical {
     #[inline(always)]
     fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
         let depth = self.thread.critical.load(Ordering::Relaxed) - 1;
+        if depth == 0 {
+            reader(self.thread).leave();
+            compiler_fence(Ordering::SeqCst);
+        }
         self.thread.critical.store(depth, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         if depth == 0 && self.thread.kept.load(Ordering::Relaxed) != 0 {

@@ -17,6 +17,8 @@ extern "C" fn before_exec(_: usize, _: usize) {
 
 /// Before vfork(): the child runs on our memory, thread state included, until it execs.
 extern "C" fn before_vfork(_: usize, _: usize) {
+    // The child must not be the first to enter a critical section: this thread's would have its number.
+    drop(tls::critical());
     tls::thread().vforked.store(1, core::sync::atomic::Ordering::Relaxed);
 }
 

@@ -4,6 +4,7 @@
 //! module here repeats its own rows.
 
 pub mod arena;
+pub mod grace;
 pub mod lane;
 pub mod lock;
 pub mod pages;

@@ -17,3 +17,15 @@ pub(crate) fn full_fence_after_rmw() {
         fence(Ordering::SeqCst);
     }
 }
+
+/// The cheap half of a pair of fences, whose other half is membarrier(2): that one has every running thread pass a
+/// full fence at some point of its own, so here only the compiler must keep the order. loom knows no membarrier; a
+/// fence on both sides promises the same.
+#[inline(always)]
+pub(crate) fn light_fence() {
+    if cfg!(loom) {
+        fence(Ordering::SeqCst);
+    } else {
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    }
+}

@@ -7,6 +7,7 @@
 
 mod bell;
 mod cq;
+mod grace;
 mod lane;
 mod wake;
 
