@@ -5,10 +5,11 @@ mod file;
 pub use file::{PolicyError, load};
 
 use serde::{Deserialize, Serialize};
+use shunpike_shm::lane::{HEADER, MAX_CLASS};
 use std::path::PathBuf;
 
-/// The largest ring with its header, bytes: the least that a limit of memory can be.
-const LEAST_BYTES: u64 = (16 << 20) + 4096;
+/// The largest DMB, bytes: the least that a limit of memory can be.
+const LEAST_BYTES: u64 = (HEADER as u64) + (16 << 10 << MAX_CLASS);
 
 /// A group of the system.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,7 +39,8 @@ pub struct Limits {
     pub sessions: usize,
     /// DMBs registered, or only held by their peer any more.
     pub dmbs: usize,
-    /// Bytes of these.
+    /// Bytes that these could come to. Their pages come as rings fill, and are charged to whoever fills them,
+    /// so that the built-in policy has no such limit.
     pub bytes: u64,
     /// Nominations in a second, and at once after a quiet second.
     pub nominations: u32,
@@ -64,7 +66,7 @@ pub struct Policy {
 impl Policy {
     /// The built-in policy of a broker for one user: all is that user's.
     pub fn private() -> Self {
-        let process = Limits { sessions: 8, dmbs: 16384, bytes: machine_memory() / 4, nominations: 10_000 };
+        let process = Limits { sessions: 8, dmbs: 16384, bytes: u64::MAX, nominations: 10_000 };
         let user = Limits { sessions: usize::MAX, dmbs: usize::MAX, bytes: u64::MAX, nominations: u32::MAX };
         Self { file: None, peers: Peers::SameUser, socket_mode: 0o600, socket_group: None, process, user }
     }
@@ -75,7 +77,7 @@ impl Policy {
         let user = Limits {
             sessions: max_sessions.div_ceil(2),
             dmbs: max_dmbs.div_ceil(2),
-            bytes: machine_memory() / 2,
+            bytes: u64::MAX,
             nominations: 20_000,
         };
         Self { socket_mode: 0o666, user, ..Self::private() }
@@ -193,12 +195,6 @@ pub fn unmapped() -> (u32, u32) {
     let uid = if complete("/proc/self/uid_map") { u32::MAX } else { overflow("overflowuid") };
     let gid = if complete("/proc/self/gid_map") { u32::MAX } else { overflow("overflowgid") };
     (uid, gid)
-}
-
-/// Memory of this machine, bytes.
-fn machine_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    (info.totalram as u64).saturating_mul(info.mem_unit.max(1).into()).max(LEAST_BYTES * 8)
 }
 
 #[cfg(test)]
