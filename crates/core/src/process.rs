@@ -97,15 +97,20 @@ pub(crate) fn follow(knobs: *mut KnobPage) {
 
 /// Takes a block for a new connection; `None` when there is no memory or no block left.
 pub fn allocate() -> Option<&'static Block> {
+    let block = with_arena(Arena::allocate)??;
+    block.pid.store(pid(), Ordering::Relaxed);
+    Some(block)
+}
+
+/// Does something with the arena, which is made if need be; `None` when there is no memory for it.
+pub fn with_arena<T>(f: impl FnOnce(&Arena) -> T) -> Option<T> {
     let mut arena = ARENA.lock();
     if arena.is_none() {
         let made = Arena::create(pid()).ok()?.with_fd(internal)?;
         HEADER.store(core::ptr::from_ref(made.header()).cast_mut(), Ordering::Release);
         *arena = Some(made);
     }
-    let block = arena.as_ref()?.allocate()?;
-    block.pid.store(pid(), Ordering::Relaxed);
-    Some(block)
+    arena.as_ref().map(f)
 }
 
 /// The connection id of a block of this process's own arena.

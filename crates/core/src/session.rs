@@ -97,6 +97,19 @@ pub fn pump() {
     }
 }
 
+/// This process is about to become user `uid`. If that is another one, what reaches a private broker then is the session that it has
+/// by now, as with open files. (A server's worker, forked by root, that gives up root's rights.) At a broker that
+/// serves several users it is that other user, once it opens its session.
+pub fn before_becoming(uid: u32) {
+    if uid != rustix::process::geteuid().as_raw()
+        && Session::is_private()
+        && process::with_arena(|_| ()).is_some()
+        && let Some(mut session) = try_lock()
+    {
+        session.ready();
+    }
+}
+
 /// Waits up to `ns` nanoseconds for the broker to say something: only where a call may wait (`--eager`).
 pub fn wait_for_news(ns: u64) {
     let socket = lock().socket.as_ref().map(|socket| socket.as_raw_fd());
@@ -119,6 +132,15 @@ impl Session {
             self.read();
         }
         self.device
+    }
+
+    /// Whether only our user can reach the broker.
+    fn is_private() -> bool {
+        let path = *PATH.lock();
+        let path = path.get(..PATH_LEN.load(Ordering::Relaxed)).unwrap_or(&[]);
+        rustix::fs::stat(path).is_ok_and(|socket| {
+            socket.st_mode & 0o077 == 0 && socket.st_uid == rustix::process::geteuid().as_raw()
+        })
     }
 
     fn open(&mut self) -> Result<(), Errno> {

@@ -9,6 +9,7 @@ mod real;
 mod bypass;
 mod data;
 mod exec;
+mod identity;
 mod lifecycle;
 mod readiness;
 mod signals;

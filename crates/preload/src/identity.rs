@@ -1,0 +1,29 @@
+//! A process that becomes another user.
+
+use shunpike_core::{process, session};
+
+use crate::start::foreign_process;
+
+fn becomes(uid: usize) {
+    // As the kernel: 32 bits of the register, all of them set for "as it is".
+    let uid = uid as u32;
+    if process::enabled() && uid != u32::MAX && !foreign_process() {
+        session::before_becoming(uid);
+    }
+}
+
+extern "C" fn before_first_is_effective(uid: usize, _: usize) {
+    becomes(uid);
+}
+
+extern "C" fn before_second_is_effective(_: usize, uid: usize) {
+    becomes(uid);
+}
+
+stubs! { before_first_is_effective:
+    setuid, seteuid,
+}
+
+stubs! { before_second_is_effective:
+    setreuid, setresuid,
+}
