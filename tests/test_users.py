@@ -1,0 +1,197 @@
+"""Several users at one broker: whom its policy joins, what each may see and change, and what giving up rights means."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from harness import BINARY, LIBRARY, Accel
+from netns import needs_root
+from procs import free_port, until
+
+pytestmark = [pytest.mark.users, needs_root]
+
+NOBODY, OTHER, GROUP = 65534, 61000, 47110
+
+
+def user(uid, *groups):
+    """A command's beginning that makes it this user's, a member of `groups` beside its own."""
+    extra = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", extra, "--"]
+
+
+@pytest.fixture
+def several(world):
+    """A broker with this policy, and artefacts that every user can read; `start(name, who, argv)` under Shunpike."""
+    world.binary, library = shutil.copy(BINARY, world.directory), shutil.copy(LIBRARY, world.directory)
+    world.env["SHUNPIKE_LIB"] = library
+
+    def make(policy="", *options):
+        file = world.directory / "broker.toml"
+        file.write_text(policy)
+        accel = Accel(world, "both", ["--eager"], broker_options=("--config", file, *options))
+
+        def start(name, who, argv, **more):
+            env = {"SHUNPIKE_SOCKET": str(accel.broker.socket)}
+            return world.start(name, [*who, world.binary, "run", "--eager", "--", *argv], env=env, **more)
+
+        accel.start_as = start
+        return accel
+
+    return make
+
+
+def ask(accel, who, *arguments):
+    """One of the tools, as somebody: its status and what it printed."""
+    world = accel.world
+    env = world.env | {"SHUNPIKE_SOCKET": str(accel.broker.socket)}
+    result = subprocess.run([*who, world.binary, *arguments], env=env, capture_output=True, text=True, timeout=30)
+    return result.returncode, result.stdout + result.stderr
+
+
+ANY = '[peers]\nallow = "any"\n'
+GROUPS = f'[peers]\nallow = "groups"\ngroups = ["{GROUP}"]\n'
+SAME = '[peers]\nallow = "same-user"\n'
+
+
+@pytest.mark.parametrize("policy,server,client,joined", [
+    (ANY, user(NOBODY), user(0), True),
+    (GROUPS, user(NOBODY, GROUP), user(OTHER, 5, GROUP), True),
+    (GROUPS, user(NOBODY, GROUP), user(OTHER, 5), False),
+    (SAME, user(NOBODY), user(0), False),
+    ("", user(NOBODY, GROUP), user(OTHER, GROUP), False),
+    ("", user(NOBODY), user(NOBODY), True),
+], ids=["any", "one-group", "not-in-it", "same-user", "built-in", "built-in-one-user"])  # fmt: skip
+def test_redis_and_its_benchmark_as_two_users(several, policy, server, client, joined):
+    accel, port = several(policy), free_port()
+    redis = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/"]
+    accel.start_as("redis", server, redis).wait_listening(port)
+    out = accel.start_as("benchmark", client, ["redis-benchmark", "-p", port, "-c", 8, "-n", 20000, "-t", "set,get", "-q"]).finish()
+    assert out.count("requests per second") == 2, out
+    if joined:
+        accel.verify(lanes=8, lane_bytes=100_000)
+        return
+    stats = until(lambda: (now := accel.broker.stats()).reasons.get("not_permitted", 0) >= 2 and now,
+                  lambda: f"the reason to be counted: {accel.broker.stats()}")  # fmt: skip
+    assert stats.smc == 0 and stats.tx_bytes == 0, stats
+
+
+def test_each_sees_and_revokes_its_own(several, bed):
+    accel, port = several(ANY), free_port()
+    dialogue = ["server", port, 1, 1_000_000]
+    server = accel.start_as("server", user(NOBODY), [bed / "pingpong", *dialogue]).wait_listening(port)
+    client = accel.start_as("client", user(OTHER), [bed / "pingpong", "client", *dialogue[1:]])
+    until(lambda: accel.broker.stats().lanes, "a lane between two users")
+
+    def seen_by(who):
+        status, out = ask(accel, who, "ss", "--json")
+        assert status == 0, out
+        return {row["pid"] for row in json.loads(out)["connections"]}
+
+    assert seen_by(user(0)) == {server.pid, client.pid}
+    assert seen_by(user(NOBODY)) == {server.pid} and seen_by(user(OTHER)) == {client.pid} and seen_by(user(OTHER + 1)) == set()
+    for argv in (["explain", client.pid], ["revoke", client.pid], ["device", "set", "active", "off"], ["stats", "reset"]):
+        status, out = ask(accel, user(NOBODY), *map(str, argv))
+        assert status == 1 and "not permitted (uid 65534)" in out, out
+    for argv in (["explain", client.pid], ["revoke", client.pid]):
+        status, out = ask(accel, user(OTHER), *map(str, argv))
+        assert status == 0, out
+    # Root by number only: in a pid namespace below the broker's.
+    contained = ["unshare", "--pid", "--fork", "--mount-proc"]
+    status, out = ask(accel, contained, "device", "set", "active", "off")
+    assert status == 1 and "not permitted (a container's root)" in out, out
+    assert ask(accel, user(0), "device", "set", "active", "on")[0] == 0
+    client.stop()
+    server.stop()
+
+
+def test_a_user_that_takes_all_it_may_leaves_room_for_others(several, bed):
+    """Limits of one user, met by real programs; another user's get lanes meanwhile."""
+    accel = several('[limits.user]\ndmbs = 4\n')
+    ports = [free_port(), free_port()]
+    greedy = []
+    for (role, seconds) in (("server", None), ("client", None)):
+        proc = accel.start_as(role, user(NOBODY), [bed / "pingpong", role, ports[0], 4, 1_000_000])
+        greedy.append(proc.wait_listening(ports[0]) if role == "server" else proc)
+    until(lambda: "dmb_limit" in [row["reason"] and row["reason"]["key"] for row in accel.broker.connections()],
+          lambda: f"the limit to be met: {accel.broker.connections()}")  # fmt: skip
+    before = accel.broker.stats().lanes
+    server = accel.start_as("modest", user(OTHER), [bed / "pingpong", "server", ports[1], 1, 2000]).wait_listening(ports[1])
+    accel.start_as("modest", user(OTHER), [bed / "pingpong", "client", ports[1], 1, 2000]).finish()
+    server.finish()
+    assert 1 <= before <= 2 and accel.broker.stats().lanes == before + 1
+    for proc in reversed(greedy):
+        proc.stop()
+
+
+NGINX = """
+worker_processes 2;
+daemon off;
+pid {dir}/nginx.pid;
+error_log {dir}/error.log notice;
+user nobody nogroup;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fcgi;
+    uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
+    keepalive_requests 1000000;
+    server {{ listen 127.0.0.1:{port}; location / {{ return 200 "hello\\n"; }} }}
+}}
+"""
+
+
+def test_workers_that_gave_up_root_keep_the_session_of_a_private_broker(world):
+    """nginx as root with workers of another user: these cannot reach root's private broker any more, and need not."""
+    accel, port = Accel(world, "both", ["--eager"], broker_options=("--private",)), free_port()
+    accel.broker.socket.chmod(0o600)
+    (world.directory / "nginx.conf").write_text(NGINX.format(dir=world.directory, port=port))
+    nginx = accel.server("nginx", ["nginx", "-c", world.directory / "nginx.conf", "-p", world.directory]).wait_listening(port)
+    out = accel.client("wrk", ["wrk", "-t2", "-c10", "-d2s", f"http://127.0.0.1:{port}/"]).finish()
+    assert "requests in" in out and "Non-2xx" not in out and "Socket errors" not in out, out
+    accel.verify(lanes=10, lane_bytes=100_000)
+    owners = {row["uid"] for row in accel.broker.connections()}
+    assert owners <= {0}, "the sessions are root's, who made them"
+    nginx.stop()
+
+
+@pytest.mark.parametrize("policy,wanted", [
+    ('[peers]\nallow = "everyone"\n', "line 2 (allow = \"everyone\"): unknown variant `everyone`, expected one of `same-user`, `groups`, `any`"),
+    ('[limits.user]\nsession = 5\n', "line 2 (session = 5): unknown field `session`"),
+    ('[limits.user]\ndmbs = -1\n', "line 2 (dmbs = -1): allowed are 0 to"),
+], ids=["value", "key", "range"])  # fmt: skip
+def test_a_policy_with_a_mistake_is_refused(world, policy, wanted):
+    file = world.directory / "broker.toml"
+    file.write_text(policy)
+    result = subprocess.run([BINARY, "broker", "--config", file, "--socket", world.directory / "b.sock"], env=world.env,
+                            capture_output=True, text=True, timeout=30)  # fmt: skip
+    assert result.returncode == 1 and f"cannot use the policy {file}, {wanted}" in result.stderr, result.stderr
+
+
+def test_a_policy_or_directory_that_others_may_write_to_is_refused(world):
+    file, directory = world.directory / "broker.toml", world.directory / "open"
+    file.write_text("")
+    directory.mkdir()
+
+    def refused(*arguments):
+        result = subprocess.run([BINARY, "broker", *arguments], env=world.env, capture_output=True, text=True, timeout=30)
+        return result.returncode == 1 and "only its owner can write to" in result.stderr
+
+    os.chmod(file, 0o666)
+    assert refused("--config", file, "--socket", world.directory / "b.sock")
+    os.chmod(directory, 0o777)
+    assert refused("--socket", directory / "b.sock")
+    assert not list(directory.iterdir())
+
+
+def test_info_says_what_holds(several):
+    accel = several(GROUPS + '[socket]\nmode = "0660"\ngroup = "nogroup"\n[limits.process]\ndmbs = 77\n')
+    info = json.loads(accel.broker.tool("info", "--json"))
+    assert info["policy"]["peers"] == "groups" and info["policy"]["groups"] == [str(GROUP)]
+    assert info["policy"]["process"]["dmbs"] == 77
+    status = accel.broker.socket.stat()
+    assert status.st_mode & 0o777 == 0o660 and status.st_gid == 65534
+    assert ask(accel, user(OTHER), "info")[0] == 1, "not in the socket's group"
+    assert ask(accel, user(OTHER, 65534), "info")[0] == 0
