@@ -66,7 +66,7 @@ impl Sums {
     pub fn of(arena: &ArenaView) -> Self {
         let header = arena.header();
         let mut sums = Self::of_header(header);
-        for block in arena.blocks().filter(|block| word(&block.refs) != 0) {
+        for block in arena.blocks().filter(|block| block.holders.load(Ordering::Relaxed) != 0) {
             sums.tx.add_half(&block.tx);
             sums.rx.add_half(&block.rx);
             let role = usize::from(block.role.load(Ordering::Relaxed) & 1);
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!((stats.connections.handled, stats.connections.client.fallback), (3, 1));
         block.rx.mode.store(mode::LANE, Ordering::Relaxed);
         assert_eq!(Sums::of(&view).report().connections.fallback, 0, "half a lane is a lane");
-        block.release();
+        block.free();
         assert_eq!(Sums::of(&view).report().tx.bytes, 100);
     }
 

@@ -10,7 +10,7 @@ use shunpike_wire::{DmbToken, Reason};
 
 use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
-use crate::{clock, device, epoll, link, process, ready, rx, session, sys, tx, upgrade, wait};
+use crate::{clock, device, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait};
 
 /// What a hooked call comes to.
 pub enum Outcome {
@@ -100,8 +100,10 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     }
     let moved = Conn::new(block);
     table::set(fd, Entry::Conn(moved));
-    old.phase.store(phase::CLOSED, Ordering::Release);
-    old.release();
+    if tenants::leave(old) {
+        old.phase.store(phase::CLOSED, Ordering::Release);
+        old.free();
+    }
     Some(moved)
 }
 
@@ -340,9 +342,10 @@ pub fn at_exit() {
         if tx::asked_to_leave(&conn.block.tx) || tx::owes(&conn.block.tx) {
             tx::conclude(conn, fd);
         }
-        if conn.block.refs.load(Ordering::Relaxed) > 1 {
+        if !tenants::alone(conn.block) {
             table::take(fd);
-            conn.block.release();
+            // The kernel finds out when we are gone, should the others be the last just now.
+            let _ = tenants::leave(conn.block);
         } else if ring_bytes(conn) > 0 {
             reset_at_close(fd);
         }
@@ -404,15 +407,17 @@ pub fn close(fd: i32) {
 /// One descriptor fewer. With the last one the connection ends; `open`: `fd` still is that socket.
 fn drop_end(conn: Conn, fd: i32, open: bool) {
     let block = conn.block;
-    if block.refs.load(Ordering::Acquire) > 1 {
-        match table::all().find(|(_, entry)| matches!(entry, Entry::Conn(other) if *other == conn)) {
-            Some((other, _)) if block.fd.load(Ordering::Relaxed) as i32 == fd => {
-                block.fd.store(other as u32, Ordering::Relaxed);
-            }
-            Some(_) => {}
-            None => abandon_handshake(conn, fd),
-        }
-        block.release();
+    let same = |entry: &Entry| matches!(entry, Entry::Conn(other) if *other == conn);
+    if block.dups.load(Ordering::Relaxed) != 0
+        && let Some((other, _)) = table::all().find(|(_, entry)| same(entry))
+    {
+        let _ = block.fd.compare_exchange(fd as u32, other as u32, Ordering::Relaxed, Ordering::Relaxed);
+        return;
+    }
+    if !tenants::alone(block) {
+        abandon_handshake(conn, fd);
+    }
+    if !tenants::leave(block) {
         return;
     }
     if block.phase.load(Ordering::Relaxed) != phase::WATCHED
@@ -437,7 +442,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
         }
     }
     block.phase.store(phase::CLOSED, Ordering::Release);
-    block.release();
+    block.free();
 }
 
 /// This process lets go of a connection that another one of its tree goes on with: a handshake of ours would
@@ -488,7 +493,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
 pub fn duplicated(old: i32, new: i32) {
     let entry = table::look(old);
     match entry {
-        Entry::Conn(conn) => conn.block.retain(),
+        Entry::Conn(conn) => conn.block.dups.store(1, Ordering::Relaxed),
         Entry::Set(set) => epoll::retain(set),
         Entry::None if table::is_none(new) => return,
         _ => {}

@@ -18,6 +18,7 @@ pub mod rx;
 pub mod session;
 pub mod sys;
 pub mod table;
+pub mod tenants;
 pub mod tls;
 pub mod tx;
 pub mod upgrade;

@@ -9,7 +9,7 @@ use shunpike_shm::lane::Side;
 use crate::table::{self, Entry};
 use crate::tls::critical;
 use crate::wait;
-use crate::{conn, epoll, process, ready, rx, session, sys, tx, user};
+use crate::{conn, epoll, process, ready, rx, session, sys, tenants, tx, user};
 
 /// Descriptors of a call that are handled on the stack.
 const FEW: usize = 64;
@@ -182,7 +182,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
                 None => events |= libc::POLLOUT,
             }
         }
-        if block.refs.load(Ordering::Relaxed) > 1 {
+        if tenants::shared(block) {
             bound = Some(bound.map_or(wait::SHARED_BOUND_NS, |other| other.min(wait::SHARED_BOUND_NS)));
         }
         *slot = libc::pollfd { fd: one.fd, events: events | one.events & libc::POLLPRI, revents: 0 };

@@ -9,7 +9,7 @@ use shunpike_shm::pages::{CQS, KnobPage};
 
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
-use crate::{clock, device, epoll, readers, session, tls, wait};
+use crate::{clock, device, epoll, readers, session, tenants, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
 pub const BELLS: usize = 4;
@@ -20,10 +20,21 @@ static EAGER: AtomicBool = AtomicBool::new(false);
 static PID: AtomicU32 = AtomicU32::new(0);
 static CPUS: AtomicU32 = AtomicU32::new(1);
 static ARENA: Mutex<Option<Arena>> = Mutex::new(None);
+static HOMES: Mutex<[Option<Home>; HOMES_MOST]> = Mutex::new([const { None }; HOMES_MOST]);
 static DOORBELLS: [AtomicI32; BELLS] = [const { AtomicI32::new(-1) }; BELLS];
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 static NEXT_CQ: AtomicU32 = AtomicU32::new(0);
 static KNOBS: AtomicPtr<KnobPage> = AtomicPtr::new(core::ptr::null_mut());
+
+/// An arena of an ancestor, for the connections that came by fork.
+struct Home {
+    arena: Arena,
+    /// Our number among its tenants.
+    number: u8,
+}
+
+/// Ancestors with connections that live on. Those of a further one count as the crowd's.
+const HOMES_MOST: usize = 7;
 
 /// What holds until a broker says otherwise.
 static DEFAULTS: KnobPage = KnobPage {
@@ -97,7 +108,12 @@ pub(crate) fn follow(knobs: *mut KnobPage) {
 
 /// Takes a block for a new connection; `None` when there is no memory or no block left.
 pub fn allocate() -> Option<&'static Block> {
-    let block = with_arena(Arena::allocate)??;
+    let block = with_arena(|arena| {
+        arena.allocate().or_else(|| {
+            tenants::evict_all_dead(arena, 0);
+            arena.allocate()
+        })
+    })??;
     block.pid.store(pid(), Ordering::Relaxed);
     Some(block)
 }
@@ -107,6 +123,7 @@ pub fn with_arena<T>(f: impl FnOnce(&Arena) -> T) -> Option<T> {
     let mut arena = ARENA.lock();
     if arena.is_none() {
         let made = Arena::create(pid()).ok()?.with_fd(internal)?;
+        tenants::move_in(&made, 0);
         HEADER.store(core::ptr::from_ref(made.header()).cast_mut(), Ordering::Release);
         *arena = Some(made);
     }
@@ -121,6 +138,17 @@ pub fn index(block: &Block) -> Option<u32> {
 /// The block number `index` of this process's own arena.
 pub fn block(index: u32) -> Option<&'static Block> {
     ARENA.lock().as_ref().map(|arena| arena.block(index))
+}
+
+/// Calls `f` with the arena that a block is in, and this process's number among its tenants. `None` for a block of an
+/// ancestor's arena that was let go.
+pub fn with_home<T>(block: &Block, f: impl FnOnce(&Arena, u8) -> T) -> Option<T> {
+    if let Some(arena) = ARENA.lock().as_ref().filter(|arena| arena.index(block).is_some()) {
+        return Some(f(arena, 0));
+    }
+    let homes = HOMES.lock();
+    let home = homes.iter().flatten().find(|home| home.arena.index(block).is_some())?;
+    Some(f(&home.arena, home.number))
 }
 
 /// Calls `f` with the arena's memfd.
@@ -195,24 +223,64 @@ pub fn close_internal(fd: OwnedFd) {
     drop(fd);
 }
 
-/// Before fork(): the child will hold every connection too. Should fork() fail, the count stays too high, which
-/// only keeps these connections from coming on a lane anew.
+/// Before fork(): the child will hold every connection too, as a tenant of the arenas they are in.
 pub fn before_fork() {
     // Not while a lane is being opened: it is mapped in both processes, or in neither's state. And not while another
     // thread is within what any lock protects: the child gets a copy of it, and no thread that would finish.
     session::hold_across_fork();
     epoll::hold_across_fork();
+    share_with_child();
     ARENA.hold();
+    HOMES.hold();
     device::hold_across_fork();
+}
+
+/// Counts a child that is about to be forked among the holders of every connection.
+fn share_with_child() {
+    let own = ARENA.lock();
+    let homes = HOMES.lock();
+    let arenas = || {
+        own.iter().map(|arena| (arena, 0, 0)).chain(
+            homes
+                .iter()
+                .enumerate()
+                .filter_map(|(at, home)| home.as_ref().map(|home| (&home.arena, home.number, at + 1))),
+        )
+    };
+    let mut reserved = [0u8; HOMES_MOST + 1];
     for (_, entry) in table::all() {
-        if let Entry::Conn(conn) = entry {
-            conn.block.retain();
+        let Entry::Conn(conn) = entry else { continue };
+        let number = match arenas().find(|(arena, ..)| arena.index(conn.block).is_some()) {
+            Some((arena, number, at)) => {
+                if reserved[at] == 0 {
+                    reserved[at] = tenants::reserve(arena, number) + 1;
+                }
+                reserved[at] - 1
+            }
+            None => tenants::CROWD,
+        };
+        conn.block.holders.fetch_or(1 << number, Ordering::AcqRel);
+    }
+    tls::thread().reserved.store(u64::from_le_bytes(reserved), Ordering::Relaxed);
+}
+
+/// After fork() in the parent: the child's id, or `None` where there is no child. Where nobody says (libc forks for itself), the
+/// connections count as shared with it until it has moved in.
+pub fn after_fork(child: Option<u32>) {
+    let reserved = tls::thread().reserved.swap(0, Ordering::Relaxed).to_le_bytes();
+    let own = ARENA.lock();
+    let homes = HOMES.lock();
+    let arenas = core::iter::once(own.as_ref()).chain(homes.iter().map(|home| Some(&home.as_ref()?.arena)));
+    for (arena, number) in arenas.zip(reserved) {
+        if let (Some(arena), Some(number)) = (arena, number.checked_sub(1)) {
+            tenants::expect(arena, number, child);
         }
     }
 }
 
 fn let_go_after_fork() {
     device::let_go_after_fork();
+    HOMES.let_go();
     ARENA.let_go();
     epoll::let_go_after_fork();
     session::let_go_after_fork();
@@ -228,12 +296,39 @@ pub fn after_fork_in_child() {
     let_go_after_fork();
     PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
     readers::after_fork_in_child();
-    // The parent's arena stays mapped: inherited connections live in it. New ones get our own.
-    if let Some(arena) = ARENA.lock().take() {
-        table::take(arena.fd().as_raw_fd());
-        HEADER.store(core::ptr::null_mut(), Ordering::Release);
-        drop(arena);
-    }
+    move_homes();
     session::after_fork_in_child();
     device::after_fork_in_child();
+}
+
+/// The parent's arenas stay mapped: inherited connections live in them. New ones get our own.
+fn move_homes() {
+    HEADER.store(core::ptr::null_mut(), Ordering::Release);
+    let reserved = tls::thread().reserved.swap(0, Ordering::Relaxed).to_le_bytes();
+    let parents = ARENA.lock().take();
+    let mut homes = HOMES.lock();
+    let inherited = core::mem::replace(&mut *homes, [const { None }; HOMES_MOST]);
+    let arenas =
+        core::iter::once(parents).chain(inherited.into_iter().map(|home| home.map(|home| home.arena)));
+    for (arena, number) in arenas.zip(reserved) {
+        let Some(arena) = arena else { continue };
+        match homes.iter_mut().find(|home| home.is_none()) {
+            Some(home) if number > 0 => {
+                tenants::move_in(&arena, number - 1);
+                *home = Some(Home { arena, number: number - 1 });
+            }
+            _ => {
+                table::take(arena.fd().as_raw_fd());
+            }
+        }
+    }
+    drop(homes);
+    for (fd, entry) in table::all() {
+        // Made by another thread of the parent in the last moment: we were not counted.
+        if let Entry::Conn(conn) = entry
+            && !tenants::holds(conn.block)
+        {
+            table::take(fd);
+        }
+    }
 }

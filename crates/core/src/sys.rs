@@ -273,6 +273,40 @@ pub fn highest_open(counts: impl Fn(i32) -> bool) -> Option<i32> {
     Some(highest)
 }
 
+/// Locks byte `at` of a file for this process, until it closes the file, ends, or executes another program with the
+/// descriptor marked CLOEXEC (F_SETLK of fcntl(2)). Says whether it could.
+pub fn lock_byte(fd: i32, at: i64) -> bool {
+    record(fd, at, libc::F_SETLK).is_some()
+}
+
+/// Whether another process has locked byte `at`; `None` when the kernel does not say.
+pub fn byte_locked(fd: i32, at: i64) -> Option<bool> {
+    record(fd, at, libc::F_GETLK).map(|kind| i32::from(kind) != libc::F_UNLCK)
+}
+
+/// fcntl(2) on a record lock of one byte, for writing. What it says of the kind.
+fn record(fd: i32, at: i64, command: i32) -> Option<i16> {
+    let mut lock = libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: at,
+        l_len: 1,
+        l_pid: 0,
+    };
+    let place = &raw mut lock as usize;
+    // SAFETY: the lock's description lives through the call.
+    unsafe { call(libc::SYS_fcntl, fd as usize, command as usize, place, 0, 0, 0) }.ok()?;
+    Some(lock.l_type)
+}
+
+/// Whether process `pid` has ended: there is none, or it is a child of ours that waits to be reaped.
+pub fn has_ended(pid: u32) -> bool {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, test_kill_process, waitid};
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::Pid(pid), look), Ok(Some(_))) || test_kill_process(pid) == Err(Errno::SRCH)
+}
+
 /// membarrier(2) PRIVATE_EXPEDITED (registered by `membarrier_register`): every running thread of this
 /// process passes a full fence. Errors: not supported or not registered.
 pub fn membarrier() -> Res {

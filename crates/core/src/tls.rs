@@ -38,6 +38,8 @@ pub struct Thread {
     pub fault: AtomicU64,
     /// Where it is told that the thread is inside a critical section; null before the first.
     pub reader: AtomicPtr<Reader>,
+    /// Tenant numbers that await the child that this thread forks, plus one, a byte for each arena.
+    pub reserved: AtomicU64,
 }
 
 const SIZE: usize = 128;

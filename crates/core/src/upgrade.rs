@@ -19,7 +19,7 @@ use shunpike_wire::{DmbSize, DmbToken, Reason};
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, borrowed, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, epoll, link, process, sys, user};
+use crate::{clock, device, epoll, link, process, sys, tenants, user};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -79,7 +79,7 @@ fn id_of(block: &Block) -> Option<ConnId> {
 /// The connection that `id` names, if it still is that one.
 fn conn_of(id: ConnId) -> Option<(Conn, i32)> {
     let block = process::block(id.0 as u32)?;
-    if block.uses.load(Ordering::Relaxed) != (id.0 >> 32) as u32 || block.refs.load(Ordering::Relaxed) == 0 {
+    if block.uses.load(Ordering::Relaxed) != (id.0 >> 32) as u32 || !tenants::holds(block) {
         return None;
     }
     let fd = block.fd.load(Ordering::Relaxed) as i32;
@@ -100,7 +100,7 @@ pub fn nominate(conn: Conn, fd: i32) {
     if process::knobs().active.load(Ordering::Relaxed) == 0 {
         return postpone(block, Reason::Inactive);
     }
-    if block.refs.load(Ordering::Relaxed) > 1 {
+    if !tenants::alone(block) {
         return postpone(block, Reason::Shared);
     }
     let Some(conn) = conn::made_ours(conn, fd) else { return postpone(block, Reason::Memory) };
@@ -275,7 +275,7 @@ fn refusal(code: u32) -> Option<Reason> {
 /// A connection that another process has inherited meanwhile, or has alone by now, gets no lane from us: what
 /// is mapped here is not mapped there.
 fn shared(id: ConnId) -> Option<Reason> {
-    let ours = conn_of(id).is_some_and(|(conn, _)| conn.block.refs.load(Ordering::Acquire) == 1);
+    let ours = conn_of(id).is_some_and(|(conn, _)| tenants::alone(conn.block));
     (!ours).then_some(Reason::Shared)
 }
 
@@ -528,7 +528,7 @@ fn open(session: &mut Session, id: ConnId, opened: Opened) {
         half.token.store(opened.peer.token.0, Ordering::Relaxed);
         half.generation.store(1, Ordering::Relaxed);
         // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
-        let alone = conn.block.refs.load(Ordering::Acquire) == 1;
+        let alone = tenants::alone(conn.block);
         if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
             half.sndbuf.store(device::sndbuf(half.ring.load(Ordering::Relaxed).into()), Ordering::Relaxed);
         }

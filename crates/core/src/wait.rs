@@ -12,7 +12,7 @@ use shunpike_shm::arena::{Block, Half};
 use shunpike_shm::lane::{Side, Words};
 
 use crate::tls::thread;
-use crate::{clock, link, process, sys};
+use crate::{clock, link, process, sys, tenants};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -198,7 +198,7 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         return Woken::Look;
     };
     process::count_sleep();
-    let bound = if block.refs.load(Ordering::Relaxed) > 1 { Some(SHARED_BOUND_NS) } else { None };
+    let bound = if tenants::shared(block) { Some(SHARED_BOUND_NS) } else { None };
     let shortest = match (timeout, bound) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

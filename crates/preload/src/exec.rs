@@ -30,13 +30,25 @@ stubs! { before_exec:
     execve, execv, execvp, execvpe, execl, execlp, execle, fexecve, execveat,
 }
 
+/// In both processes after a fork: the parent notes who the child is.
+fn forked(pid: c_int) -> c_int {
+    if pid != 0 && process::enabled() {
+        process::after_fork(u32::try_from(pid).ok());
+    }
+    pid
+}
+
 hooks! {
+    /// fork(2); the handlers that it runs, also when libc calls it, do the rest
+    fn fork() -> c_int { forked(covered::fork()) }
+    /// fork(2), glibc's internal name
+    fn __fork() -> c_int { fork() }
     /// _Fork(3): fork without the handlers that fork() runs
     fn _Fork() -> c_int {
         process::before_fork();
         let pid = covered::_Fork();
         if pid == 0 { process::after_fork_in_child(); } else { process::after_fork_in_parent(); }
-        pid
+        forked(pid)
     }
     /// posix_spawn(3)
     fn posix_spawn(

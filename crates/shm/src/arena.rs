@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Identifies an arena, and its layout's version.
-pub const MAGIC: u64 = 0x5348_554e_5049_4b31;
+pub const MAGIC: u64 = 0x5348_554e_5049_4b32;
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.
 pub const BLOCKS: usize = 32 * 1024;
 /// Blocks that are looked at for a free one before a new one is touched.
@@ -24,6 +24,21 @@ pub const SIZE: usize = HEADER + BLOCKS * size_of::<Block>();
 pub const REASONS: usize = 128;
 /// Buckets of the size histograms: up to 8 KiB, 16, 32, 64, 128, 256, 512 KiB, and larger (smc-tools' own).
 pub const BUCKETS: usize = 8;
+
+/// Processes at a time that an arena can tell apart.
+pub const TENANTS: usize = 63;
+
+/// State of one of an arena's [`Header::tenants`].
+pub mod tenant {
+    /// The number is free.
+    pub const NONE: u32 = 0;
+    /// Reserved for a child that is being forked, and has not moved in. The other bits: its process id, once known.
+    pub const EXPECTED: u32 = 1;
+    /// A process that has locked its byte of the memfd.
+    pub const HERE: u32 = 2;
+    /// The bits that tell which of these.
+    pub const STATE: u32 = 3;
+}
 
 /// Sums over the connections that are gone; those that live are added by the reader.
 #[repr(C, align(64))]
@@ -63,6 +78,10 @@ pub struct Header {
     pub tx: Totals,
     /// Received on lanes by connections that are gone.
     pub rx: Totals,
+    /// Processes that share blocks: one of [`tenant`] each. Number 0 made the arena.
+    pub tenants: [AtomicU32; TENANTS],
+    /// Guards the numbers being given out and taken back, and the bits of those who are gone.
+    pub tenants_lock: RobustLock,
 }
 
 const _: () = assert!(size_of::<Header>() <= HEADER && size_of::<Block>() == 1024);
@@ -129,8 +148,9 @@ pub struct Half {
 /// One connection end.
 #[repr(C, align(1024))]
 pub struct Block {
-    /// 0 free; else descriptors of all processes of the tree (over-approximated when a process is killed).
-    pub refs: AtomicU32,
+    /// 0 free; else a bit for each tenant of the arena that has a descriptor of the connection (or had, until somebody
+    /// finds that it was killed).
+    pub holders: AtomicU64,
     /// Use count of this block, part of its [connection id](Block::id).
     pub uses: AtomicU32,
     /// 0 client (connect), 1 server (accept).
@@ -169,6 +189,8 @@ pub struct Block {
     pub unsettled: AtomicU8,
     /// The connection has been on a lane.
     pub opened: AtomicU8,
+    /// Some process has had more than one descriptor of it.
+    pub dups: AtomicU8,
     /// Set while the program's own shutdown(SHUT_RD) (1) or (SHUT_WR) (2) stands.
     pub shut: AtomicU8,
     /// Ticks before which the connection is not nominated again.
@@ -177,6 +199,8 @@ pub struct Block {
     pub attempts: AtomicU32,
     /// [`Block::lane_bytes`] when the lanes were last opened.
     pub carried: AtomicU64,
+    /// Ticks at which the kernel was last asked whether the other holders live.
+    pub asked: AtomicU64,
     /// Receiving direction.
     pub rx: Half,
     /// Sending direction.
@@ -197,6 +221,8 @@ impl Arena {
         let region = Region::map(fd.as_fd(), SIZE)?;
         let arena = Self { region, fd, hand: AtomicU32::new(0) };
         arena.header().pid.store(pid, Ordering::Relaxed);
+        arena.header().tenants[0].store(tenant::EXPECTED, Ordering::Relaxed);
+        arena.header().tenants_lock.init();
         arena.header().magic.store(MAGIC, Ordering::Relaxed);
         Ok(arena)
     }
@@ -226,7 +252,7 @@ impl Arena {
         unsafe { &*self.region.base().add(HEADER + index * size_of::<Block>()).cast::<Block>() }
     }
 
-    /// Takes a free block, with one reference. `None` when all are in use. One caller at a time.
+    /// Takes a free block, held by tenant 0. `None` when all are in use. One caller at a time.
     pub fn allocate(&self) -> Option<&'static Block> {
         let header = self.header();
         let high = header.high.load(Ordering::Relaxed).min(BLOCKS as u32);
@@ -236,7 +262,7 @@ impl Arena {
         for _ in 0..looks {
             let index = self.hand.fetch_add(1, Ordering::Relaxed) % high;
             let block = self.block(index);
-            if block.refs.load(Ordering::Relaxed) == 0 && block.claim() {
+            if block.holders.load(Ordering::Relaxed) == 0 && block.claim() {
                 return Some(block);
             }
         }
@@ -279,10 +305,10 @@ impl Half {
 }
 
 impl Block {
-    /// Takes a free block: one reference, and nothing of its last use.
+    /// Takes a free block for tenant 0, with nothing of its last use.
     fn claim(&self) -> bool {
-        // Acquire pairs with the Release of `release`: its last user's writes come before ours.
-        let free = self.refs.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        // Acquire pairs with the Release of `free` and `leave`: its last user's writes come before ours.
+        let free = self.holders.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if free {
             self.reset();
         }
@@ -335,6 +361,7 @@ impl Block {
             &self.shut,
             &self.unsettled,
             &self.opened,
+            &self.dups,
         ] {
             byte.store(0, Ordering::Relaxed);
         }
@@ -343,6 +370,7 @@ impl Block {
         }
         self.retry_at.store(0, Ordering::Relaxed);
         self.carried.store(0, Ordering::Relaxed);
+        self.asked.store(0, Ordering::Relaxed);
         self.attempts.store(0, Ordering::Relaxed);
         self.cookie.store(0, Ordering::Relaxed);
         self.slot.store(0, Ordering::Relaxed);
@@ -373,15 +401,25 @@ impl Block {
         (address(&self.local, &self.local_port), address(&self.remote, &self.remote_port))
     }
 
-    /// Takes a further reference. Only by somebody who has one.
-    pub fn retain(&self) {
-        self.refs.fetch_add(1, Ordering::Relaxed);
+    /// The tenant with this bit has no descriptor any more, unless it is the only holder: then true, the block stays its
+    /// own, and it calls `free` when it has ended the connection.
+    #[must_use]
+    pub fn leave(&self, bit: u64) -> bool {
+        let mut seen = self.holders.load(Ordering::Acquire);
+        while seen != bit {
+            // Release pairs with the Acquire of `claim`; Acquire makes the others' last writes ours.
+            match self.holders.compare_exchange(seen, seen & !bit, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return false,
+                Err(other) => seen = other,
+            }
+        }
+        true
     }
 
-    /// Lets a reference go; returns whether it was the last, and the block is free now.
-    pub fn release(&self) -> bool {
-        // Release pairs with the Acquire of `Arena::allocate`; Acquire makes others' last writes ours.
-        self.refs.fetch_sub(1, Ordering::AcqRel) == 1
+    /// The connection is over; the block may be another one's now. By its only holder.
+    pub fn free(&self) {
+        // Release pairs with the Acquire of `claim`.
+        self.holders.store(0, Ordering::Release);
     }
 
     /// Bytes moved on lanes so far, in both directions.
@@ -478,11 +516,22 @@ mod tests {
         let arena = Arena::create(1).expect("memfd");
         let first = arena.allocate().expect("free block");
         let uses = first.uses.load(Ordering::Relaxed);
-        assert!(first.release());
+        first.free();
         let all: Vec<_> = (0..BLOCKS).filter_map(|_| arena.allocate()).collect();
         assert_eq!(all.len(), BLOCKS);
         assert!(arena.allocate().is_none(), "every block is taken");
         assert_eq!(first.uses.load(Ordering::Relaxed), uses + 1);
+    }
+
+    #[test]
+    fn the_last_holder_is_told_so_and_only_that_one() {
+        let arena = Arena::create(1).expect("memfd");
+        let block = arena.allocate().expect("free block");
+        block.holders.fetch_or(0b110, Ordering::Relaxed);
+        assert!(!block.leave(0b010) && !block.leave(0b001));
+        assert!(block.leave(0b100) && block.leave(0b100), "its own until it is freed");
+        block.free();
+        assert_eq!(block.holders.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -502,7 +551,7 @@ mod tests {
         arena.header().high.store(BLOCKS as u32, Ordering::Relaxed);
         let view = ArenaView::map(arena.fd()).expect("sealed");
         let before = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks;
-        let seen = view.blocks().filter(|block| block.refs.load(Ordering::Relaxed) != 0).count();
+        let seen = view.blocks().filter(|block| block.holders.load(Ordering::Relaxed) != 0).count();
         assert_eq!(seen, 0);
         assert!(view.block(BLOCKS as u32 - 1).is_none());
         let grown = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks - before;

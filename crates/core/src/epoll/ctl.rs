@@ -170,7 +170,7 @@ pub fn watches(fd: i32) -> bool {
 /// `fd` is about to be closed. The kernel keeps its registrations while the connection has another descriptor,
 /// and nobody can change them any more: they become the kernel's own before.
 pub fn closing(conn: Conn, fd: i32) {
-    if conn.block.refs.load(Ordering::Relaxed) == 1 || !watches(fd) || !on_lane(conn) {
+    if conn.block.dups.load(Ordering::Relaxed) == 0 || !watches(fd) || !on_lane(conn) {
         return;
     }
     let here = || {
@@ -213,7 +213,7 @@ pub fn manage(conn: Conn, fd: i32) {
         }
     };
     manage(fd);
-    if conn.block.refs.load(Ordering::Relaxed) > 1 {
+    if conn.block.dups.load(Ordering::Relaxed) != 0 {
         let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
         table::all()
             .filter(|&(other, entry)| other != fd && same(entry))

@@ -11,7 +11,7 @@ use super::regs::{BELL, CONTROL, index_and_turn, reg, untag};
 use super::{EDGE, Set, has_lanes, own, ring};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::{clock, conn, link, process, ready, sys, wait};
+use crate::{clock, conn, link, process, ready, sys, tenants, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -203,7 +203,7 @@ fn sleep(
             {
                 push(&mut list, index);
             }
-            if conn.block.refs.load(Ordering::Relaxed) > 1 {
+            if tenants::shared(conn.block) {
                 bound = Some(bound.unwrap_or(u64::MAX).min(wait::SHARED_BOUND_NS));
             }
         }

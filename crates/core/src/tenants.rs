@@ -1,0 +1,151 @@
+//! Who holds a connection: the processes of the tree that have a descriptor of it.
+//!
+//! An arena has a list of *tenants*, the processes that its blocks are shared with by fork: number 0 made it. A block
+//! has a bit for each of them. Each tenant has locked its own byte of the arena's memfd by fcntl(2): the kernel lets go of
+//! that lock when the process ends or executes another program, in whatever way, and not before (such locks are neither
+//! inherited by fork nor touched by what a child closes). So whoever wants to know asks, and clears the bits of those
+//! who are gone.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fd::AsRawFd;
+use shunpike_shm::arena::{Arena, Block, TENANTS, tenant};
+
+use crate::tls::critical;
+use crate::{clock, process, sys};
+
+/// The number of those who found all others taken: nobody can tell them apart, nor that one of them is gone.
+pub const CROWD: u8 = 63;
+const _: () = assert!(TENANTS <= CROWD as usize);
+
+/// How often the kernel is asked about the others for the length of a sleep, microseconds.
+const ASK_US: u64 = 20_000;
+
+/// Takes a number for a child that is about to be forked.
+pub fn reserve(arena: &Arena, own: u8) -> u8 {
+    let _critical = critical();
+    let header = arena.header();
+    let _guard = header.tenants_lock.lock();
+    let free = || {
+        let is_free = |state: &AtomicU32| state.load(Ordering::Relaxed) == tenant::NONE;
+        header.tenants.iter().position(is_free)
+    };
+    let number = free().or_else(|| {
+        evict_dead(arena, own, u64::MAX);
+        free()
+    });
+    let Some(number) = number else { return CROWD };
+    header.tenants[number].store(tenant::EXPECTED, Ordering::Relaxed);
+    number as u8
+}
+
+/// After fork(): who it is that was given `number`; nobody, where fork() failed.
+pub fn expect(arena: &Arena, number: u8, child: Option<u32>) {
+    let Some(state) = arena.header().tenants.get(usize::from(number)) else { return };
+    match child {
+        // The child may be here already.
+        Some(pid) => {
+            let known = pid << 2 | tenant::EXPECTED;
+            let _ = state.compare_exchange(tenant::EXPECTED, known, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        None => {
+            let _critical = critical();
+            let _guard = arena.header().tenants_lock.lock();
+            forget(arena, 1 << number);
+        }
+    }
+}
+
+/// The calling process is tenant `number` from now on. Where it cannot lock its byte it stays one for ever.
+pub fn move_in(arena: &Arena, number: u8) {
+    if let Some(state) = arena.header().tenants.get(usize::from(number))
+        && sys::lock_byte(arena.fd().as_raw_fd(), i64::from(number))
+    {
+        // Release pairs with the Acquire in `evict_dead`: who sees it here finds the lock.
+        state.store(tenant::HERE, Ordering::Release);
+    }
+}
+
+/// Clears the bits of those among `asked` who are gone, in all blocks. Under the tenants' lock.
+fn evict_dead(arena: &Arena, own: u8, asked: u64) {
+    let gone = |&number: &usize| {
+        if number == usize::from(own) || asked >> number & 1 == 0 {
+            return false;
+        }
+        let state = arena.header().tenants[number].load(Ordering::Acquire);
+        match state & tenant::STATE {
+            tenant::HERE => sys::byte_locked(arena.fd().as_raw_fd(), number as i64) == Some(false),
+            // Killed before it could move in.
+            tenant::EXPECTED => state > tenant::STATE && sys::has_ended(state >> 2),
+            _ => false,
+        }
+    };
+    let dead = (0..TENANTS).filter(gone).fold(0u64, |bits, number| bits | 1 << number);
+    if dead != 0 {
+        forget(arena, dead);
+    }
+}
+
+/// Takes numbers back, and their bits of all blocks. Under the tenants' lock.
+fn forget(arena: &Arena, bits: u64) {
+    for index in 0..arena.header().high.load(Ordering::Relaxed) {
+        arena.block(index).holders.fetch_and(!bits, Ordering::AcqRel);
+    }
+    for number in (0..TENANTS).filter(|number| bits >> number & 1 != 0) {
+        arena.header().tenants[number].store(tenant::NONE, Ordering::Relaxed);
+    }
+}
+
+/// Takes back the blocks that only processes hold that are gone.
+pub fn evict_all_dead(arena: &Arena, own: u8) {
+    let _critical = critical();
+    let _guard = arena.header().tenants_lock.lock();
+    evict_dead(arena, own, u64::MAX);
+}
+
+/// Whether no other process holds the connection. The kernel is asked about those who seem to.
+pub fn alone(block: &Block) -> bool {
+    if block.holders.load(Ordering::Acquire).count_ones() <= 1 {
+        return true;
+    }
+    let alone = process::with_home(block, |arena, own| {
+        let _critical = critical();
+        let _guard = arena.header().tenants_lock.lock();
+        evict_dead(arena, own, block.holders.load(Ordering::Acquire));
+        block.holders.load(Ordering::Acquire).count_ones() <= 1
+    });
+    alone == Some(true)
+}
+
+/// As `alone`, the other way round, for who asks often: an answer may be some milliseconds old.
+#[inline]
+pub fn shared(block: &Block) -> bool {
+    block.holders.load(Ordering::Relaxed).count_ones() > 1 && shared_slowly(block)
+}
+
+#[cold]
+fn shared_slowly(block: &Block) -> bool {
+    let now = clock::ticks();
+    if now.wrapping_sub(block.asked.load(Ordering::Relaxed)) < clock::from_us(ASK_US) {
+        return true;
+    }
+    block.asked.store(now, Ordering::Relaxed);
+    !alone(block)
+}
+
+/// This process's bit of a block's holders; `None` among the crowd.
+fn bit(block: &Block) -> Option<u64> {
+    process::with_home(block, |_, own| own).filter(|&own| own != CROWD).map(|own| 1 << own)
+}
+
+/// Whether this process is among the connection's holders.
+pub fn holds(block: &Block) -> bool {
+    bit(block).is_none_or(|bit| block.holders.load(Ordering::Acquire) & bit != 0)
+}
+
+/// This process has no descriptor of the connection any more. True: nor has any other; the caller ends it and then
+/// calls `Block::free`.
+#[must_use]
+pub fn leave(block: &Block) -> bool {
+    bit(block).is_some_and(|bit| block.leave(bit))
+}

@@ -1,0 +1,62 @@
+"""Processes that share a connection: who holds it is known exactly, however they go."""
+
+import json
+
+import pytest
+
+from harness import Accel, fifos
+from procs import free_port, until
+
+GONE = ["execs", "killed", "exits", "generations", "many", "vfork", "spawn", "system", "stays"]
+HERE = ["tries", "waits"]
+
+
+class Kin:
+    """A server that has forked, and a client that asks it until told to stop."""
+
+    def __init__(self, world, bed, case):
+        self.accel, port, env = Accel(world, "both"), free_port(), fifos(world)
+        self.sync, self.case = world.directory / "sync", case
+        self.server = self.accel.server("server", [bed / "kin", "server", case, port], env=env).wait_listening(port)
+        self.client = self.accel.client("client", [bed / "kin", "client", case, port], env=env)
+        until(lambda: "forked" in self.server.out, lambda: f"the server forks: {self.server.describe()}")
+
+    def ends(self):
+        return self.accel.broker.connections()
+
+    def on_lanes(self, ends=2):
+        modes = [(end["tx"]["mode"], end["rx"]["mode"]) for end in self.ends()]
+        return modes == [("lane", "lane")] * ends
+
+    def revoked(self):
+        return json.loads(self.accel.broker.tool("stats", "--json"))["connections"]["revoked"]
+
+    def finish(self):
+        (self.sync / "to-client").open("wb").write(b"!")
+        assert self.client.finish() == "asked\n"
+        if self.case == "stays":  # the program that the test started was killed by its child, which goes on
+            self.server.popen.wait(10)
+            until(lambda: "served" in self.server.out, self.server.describe)
+        else:
+            assert self.server.finish() == "forked\nserved\n"
+
+
+@pytest.mark.parametrize("case", GONE)
+def test_a_connection_is_its_own_again(world, bed, case):
+    """The children have executed something else, were killed, or ended: a lane that is revoked opens anew."""
+    kin = Kin(world, bed, case)
+    # A child that inherited a lane has no session with the broker yet, which then shows the client's end only.
+    until(lambda: kin.on_lanes(1 if case == "stays" else 2), lambda: f"on lanes: {kin.ends()}")
+    kin.accel.broker.tool("revoke", str(kin.client.pid))
+    until(lambda: kin.revoked() > 0 and kin.on_lanes(), lambda: f"on lanes again: {kin.ends()}")
+    kin.finish()
+
+
+@pytest.mark.parametrize("case", HERE)
+def test_a_connection_that_is_shared_gets_no_lane(world, bed, case):
+    """A child that is still there, also after an exec that failed, keeps the connection off new lanes."""
+    kin = Kin(world, bed, case)
+    kin.accel.broker.tool("revoke", str(kin.client.pid))
+    until(lambda: any(end["reason"] and end["reason"]["key"] == "shared" for end in kin.ends()), lambda: f"{kin.ends()}")
+    assert not kin.on_lanes()
+    kin.finish()
