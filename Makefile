@@ -1,6 +1,7 @@
 # make            builds the command and the library
 # make demo       shows redis over TCP and over shared memory, on this machine
 # make test       builds and runs every test
+# make stress     10 GB of checked bytes over lanes that come and go, ends stopped and killed: minutes (SEED=N repeats)
 # make bench      measures lanes against TCP in one run, and compares with the floors
 # make lint       formatting, clippy, and a reason for every unsafe block
 # make install    PREFIX=/usr/local DESTDIR=
@@ -12,7 +13,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test bench lint install uninstall clean
+.PHONY: build demo test stress bench lint install uninstall clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -22,6 +23,9 @@ demo: build
 
 test:
 	ci/test
+
+stress: build
+	ci/stress $(if $(SEED),--seed $(SEED))
 
 bench: build
 	ci/bench

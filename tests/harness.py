@@ -247,6 +247,13 @@ def programs():
     return ROOT / "tests" / "programs"
 
 
+def compile_programs(target, pattern="*.c"):
+    """Compiles the tests' own C programs into the directory `target`."""
+    for source in programs().glob(pattern):
+        command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        subprocess.run([*command, "-o", str(target / source.stem), str(source)], check=True)
+
+
 def fifos(world):
     """The environment for the out-of-band signals between two programs of the test-bed."""
     directory = world.directory / "sync"
