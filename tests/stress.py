@@ -45,11 +45,11 @@ class Round:
 
     # deed: how often, by weight
     DEEDS = {
-        "revoke_process": 20, "revoke_connection": 25, "revoke_both": 6, "stop": 20, "stop_long": 3, "device_off": 4,
-        "dmb_copy": 4, "rmem": 6, "grace": 2, "broker_killed": 2, "nothing": 8,
+        "revoke_process": 8, "revoke_connection": 30, "revoke_both": 4, "stop": 12, "stop_long": 2, "device_off": 1,
+        "dmb_copy": 4, "rmem": 6, "grace": 2, "broker_killed": 0.6, "nothing": 10,
     }  # fmt: skip
 
-    def __init__(self, world, bed, seed, conns=12, oneway=False, deeds=None, pause=0.03, verbose=lambda text: None):
+    def __init__(self, world, bed, seed, conns=12, oneway=False, deeds=None, pause=0.06, verbose=lambda text: None):
         self.world, self.seed, self.conns, self.oneway = world, seed, conns, oneway
         self.pause, self.verbose = pause, verbose
         self.deeds = deeds or self.DEEDS
@@ -229,7 +229,10 @@ class Round:
         self.tool("device", "set", "rmem", str(16384 << self.random.randrange(8)))
 
     def grace(self):
-        self.tool("sysctl", f"grace_ms={self.random.choice((0, 1, 20, 100))}")
+        """For a while a full ring is borne for less time than a scheduler's slice."""
+        self.tool("sysctl", f"grace_ms={self.random.choice((0, 1, 20))}")
+        time.sleep(self.random.random() * 0.3)
+        self.tool("sysctl", "grace_ms=100")
 
     def broker_killed(self):
         self.broker.restart()

@@ -30,7 +30,7 @@ const BACKOFF_US: u64 = 50_000;
 /// ... and after this many tries no more.
 const TRIES: u32 = 12;
 /// What will pass by itself is asked for again at least this often: doublings of the pause.
-const PASSING: u32 = 6;
+const PASSING: u32 = 4;
 
 #[derive(Copy, Clone)]
 enum Machine {
