@@ -180,7 +180,8 @@ fn wake_writers(block: &Block, dmb: &Dmb) {
     let words = dmb.words();
     if words.waiting(Side::Writers).declared() {
         let unread = words.prod().offset().wrapping_sub(block.rx.cursor.load(Ordering::Relaxed));
-        if dmb.size().saturating_sub(unread) >= writable_at(dmb) {
+        // A window that cannot be will be met by the next read.
+        if dmb.as_sent().is_none_or(|dmb| dmb.window().saturating_sub(unread) >= writable_at(&dmb)) {
             wait::notify(block, words, Side::Writers);
         }
     }
@@ -189,7 +190,7 @@ fn wake_writers(block: &Block, dmb: &Dmb) {
 /// Free bytes from which on a lane counts as writable.
 #[inline]
 pub fn writable_at(dmb: &Dmb) -> u64 {
-    dmb.size() / 4
+    dmb.window() / 4
 }
 
 /// From the ring.
@@ -201,7 +202,8 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
     let prod = words.prod();
     let unread = prod.offset().wrapping_sub(offset);
-    if prod.generation() != at.generation() || unread > dmb.size() {
+    let Some(dmb) = dmb.as_sent().filter(|dmb| unread <= dmb.window()) else { return violated(conn, fd) };
+    if prod.generation() != at.generation() {
         return violated(conn, fd);
     }
     if unread == 0 {
@@ -213,7 +215,7 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
     let n = bufs.left().min(unread as usize);
     if flags & libc::MSG_TRUNC == 0 {
-        // SAFETY: the program's buffers; n is at most what is unread, at most the ring.
+        // SAFETY: the program's buffers; n is at most what is unread, at most the window.
         if let Err(errno) = unsafe { bufs.drain(&dmb, offset, n) } {
             return Step::Failed(errno);
         }
@@ -241,7 +243,9 @@ fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
     // END stands since before TAKEN, so prod is final.
     let last = dmb.words().prod();
     let owed = last.offset().wrapping_sub(at.offset());
-    if last.generation() != prod.generation() || owed > dmb.size() {
+    // Asked again: it may have grown until then.
+    let fits = dmb.as_sent().is_some_and(|dmb| owed <= dmb.window());
+    if last.generation() != prod.generation() || !fits {
         return violated(conn, fd);
     }
     half.debt_end.store(half.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
@@ -325,7 +329,8 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
     let half = &conn.block.rx;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     let end = half.debt_end.load(Ordering::Relaxed);
-    let owed = end.saturating_sub(seen).min(dmb.size());
+    let Some(dmb) = dmb.as_sent() else { return violated(conn, fd) };
+    let owed = end.saturating_sub(seen).min(dmb.window());
     let from = dmb.words().prod().offset().wrapping_sub(owed);
     if owed == 0 {
         finish(conn, fd);
@@ -334,7 +339,7 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
     let n = bufs.left().min(owed as usize);
     if flags & libc::MSG_TRUNC == 0 {
         // SAFETY: as in `ring`.
-        if let Err(errno) = unsafe { bufs.drain(dmb, from, n) } {
+        if let Err(errno) = unsafe { bufs.drain(&dmb, from, n) } {
             return Step::Failed(errno);
         }
     }
