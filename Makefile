@@ -46,6 +46,10 @@ install: | $(RELEASE)/shunpike
 	$(RELEASE)/shunpike completions zsh > $(SHARE)/zsh/site-functions/_shunpike
 	$(RELEASE)/shunpike completions fish > $(SHARE)/fish/vendor_completions.d/shunpike.fish
 
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/doc/shunpike
+	sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
+	install -m 644 dist/broker.toml $(SHARE)/doc/shunpike/broker.toml
+
 $(RELEASE)/shunpike:
 	$(CARGO) build --release --workspace
 
@@ -54,6 +58,8 @@ uninstall:
 	rm -f $(SHARE)/man/man1/shunpike.1 $(SHARE)/man/man1/shunpike-*.1
 	rm -f $(SHARE)/bash-completion/completions/shunpike $(SHARE)/zsh/site-functions/_shunpike
 	rm -f $(SHARE)/fish/vendor_completions.d/shunpike.fish
+	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
+	rm -rf $(SHARE)/doc/shunpike
 
 clean:
 	$(CARGO) clean
