@@ -118,7 +118,6 @@ mod tests {
             ring: 0,
             token: String::new(),
             generation: 0,
-            window: 0,
             own_cursor: 0,
             peer_cursor: 0,
         };

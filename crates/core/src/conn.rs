@@ -10,9 +10,7 @@ use shunpike_wire::{DmbToken, Reason};
 
 use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
-use crate::{
-    clock, device, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait, window,
-};
+use crate::{clock, device, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait};
 
 /// What a hooked call comes to.
 pub enum Outcome {
@@ -163,7 +161,6 @@ pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
 
 /// One direction is on TCP again, under its lock: its memory is let go, the rest follows in `settle`.
 pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
-    window::closed(half);
     let base = half.dmb.swap(0, Ordering::AcqRel);
     let len = HEADER + half.ring.load(Ordering::Relaxed) as usize;
     let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
@@ -172,7 +169,9 @@ pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
         device::retire(Region::of(base, len), token, owner);
     }
     let sndbuf = half.sndbuf.swap(0, Ordering::AcqRel);
-    if sndbuf != 0 {
+    // A copy of peeked bytes that another process of the tree made is not mapped here.
+    if sndbuf != 0 && (owner == device::Owner::Peer || half.peeker.load(Ordering::Relaxed) == process::pid())
+    {
         device::retire(Region::of(sndbuf, len), DmbToken(0), device::Owner::Local);
     }
     conn.block.unsettled.store(1, Ordering::Release);
@@ -305,6 +304,7 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
         if let Some(dmb) = rx::dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
         {
             let generation = block.rx.generation.load(Ordering::Relaxed);
+            block.leaving.store(1, Ordering::Relaxed);
             let left = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
             let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
             if left.is_ok() || empty {
@@ -430,8 +430,8 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     }
     let server = usize::from(!opener(block));
     if let Some(header) = process::header() {
-        if block.opened.load(Ordering::Relaxed) == 0 {
-            let reason = Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal);
+        let reason = Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal);
+        if block.opened.load(Ordering::Relaxed) == 0 || reason == Reason::PeerViolation {
             if let Some(count) = header.fallback[server].get(reason.index()) {
                 count.fetch_add(1, Ordering::Relaxed);
             }
@@ -532,10 +532,10 @@ pub fn ring_bytes(conn: Conn) -> usize {
     let _critical = critical();
     let half = &conn.block.rx;
     let _guard = half.lock.lock();
-    rx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
-        dmb.words().prod().offset().wrapping_sub(half.cursor.load(Ordering::Relaxed)).min(dmb.window())
-            as usize
-    })
+    rx::dmb(half)
+        .filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)
+        .and_then(|dmb| rx::unread(half, &dmb))
+        .map_or(0, |(_, unread)| unread as usize)
 }
 
 /// FIONREAD: bytes that a read would find without waiting.
@@ -552,7 +552,7 @@ pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
     let half = &conn.block.tx;
     let _guard = half.lock.lock();
     let ring = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
-        half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.window())
+        half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.size())
     });
     ring as usize + sys::queue(fd, sys::SIOCOUTQ).unwrap_or(0)
 }

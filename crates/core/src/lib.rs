@@ -10,6 +10,7 @@ pub mod device;
 pub mod epoll;
 pub mod link;
 pub mod mutex;
+pub mod peek;
 pub mod poll;
 pub mod process;
 pub mod readers;
@@ -24,7 +25,6 @@ pub mod tx;
 pub mod upgrade;
 pub mod user;
 pub mod wait;
-pub mod window;
 
 pub use rustix::io::Errno;
 pub use shunpike_wire as wire;

@@ -59,9 +59,8 @@ impl Level {
 
     /// Writes down that `events` were reported.
     pub fn note(&self, events: u32, seen: &mut Seen) {
-        if events & IN != 0 {
-            seen.produced = self.seen.produced;
-        }
+        // Also where it has been read already, or came to nothing: one edge for one change.
+        seen.produced = self.seen.produced;
         if events & OUT != 0 {
             seen.starved = self.seen.starved;
         }

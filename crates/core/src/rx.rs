@@ -12,7 +12,7 @@ use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Woken};
-use crate::{clock, link, process, session, sys, tx};
+use crate::{clock, link, peek, process, session, sys, tx};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -180,8 +180,7 @@ fn wake_writers(block: &Block, dmb: &Dmb) {
     let words = dmb.words();
     if words.waiting(Side::Writers).declared() {
         let unread = words.prod().offset().wrapping_sub(block.rx.cursor.load(Ordering::Relaxed));
-        // A window that cannot be will be met by the next read.
-        if dmb.as_sent().is_none_or(|dmb| dmb.window().saturating_sub(unread) >= writable_at(&dmb)) {
+        if dmb.size().saturating_sub(unread) >= writable_at(dmb) {
             wait::notify(block, words, Side::Writers);
         }
     }
@@ -190,7 +189,7 @@ fn wake_writers(block: &Block, dmb: &Dmb) {
 /// Free bytes from which on a lane counts as writable.
 #[inline]
 pub fn writable_at(dmb: &Dmb) -> u64 {
-    dmb.window() / 4
+    dmb.size() / 4
 }
 
 /// From the ring.
@@ -200,25 +199,17 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
-    let prod = words.prod();
-    let unread = prod.offset().wrapping_sub(offset);
-    let Some(dmb) = dmb.as_sent().filter(|dmb| unread <= dmb.window()) else { return violated(conn, fd) };
-    if prod.generation() != at.generation() {
-        return violated(conn, fd);
-    }
+    let Some((prod, unread)) = unread(half, &dmb) else { return violated(conn, fd) };
     if unread == 0 {
-        if prod.has(Cursor::END | Cursor::STOP) || words.cons().has(Cursor::TAKEN) {
+        if prod.has(Cursor::END | Cursor::STOP) {
             finish(conn, fd);
             return Step::Again;
         }
-        return Step::Empty;
+        return if words.cons().has(Cursor::TAKEN) { taken(conn, &dmb, prod, at, fd) } else { Step::Empty };
     }
     let n = bufs.left().min(unread as usize);
-    if flags & libc::MSG_TRUNC == 0 {
-        // SAFETY: the program's buffers; n is at most what is unread, at most the window.
-        if let Err(errno) = unsafe { bufs.drain(&dmb, offset, n) } {
-            return Step::Failed(errno);
-        }
+    if let Err(errno) = peek::deliver(half, &dmb, bufs, offset, n, flags) {
+        return Step::Failed(errno);
     }
     if flags & libc::MSG_PEEK != 0 {
         // Looked at again: what the sender took back meanwhile is not to be seen here.
@@ -234,18 +225,34 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
 }
 
-/// The sender took back what is unread: it comes by TCP.
+/// The producer's word and how much is unread, both checked. `None`: no sender that keeps to the rules wrote it.
+/// Under the lock.
+///
+/// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
+/// that does not wait.
+pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Cursor, u64)> {
+    let prod = dmb.words().prod();
+    let unread = prod.offset().wrapping_sub(half.cursor.load(Ordering::Relaxed));
+    let is_back = prod.offset() < half.other.load(Ordering::Relaxed);
+    let ours = prod.generation() == half.generation.load(Ordering::Relaxed);
+    if !ours || !prod.is_lawful() || unread > dmb.size() || is_back {
+        return None;
+    }
+    half.other.store(prod.offset(), Ordering::Relaxed);
+    Some((prod, unread))
+}
+
+/// The sender took back what is unread: it comes by TCP. Only after one of us has left, and died of it: else what
+/// poll() has told of would be gone.
 fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
     let half = &conn.block.rx;
-    if dmb.words().cons() != at.with(Cursor::TAKEN) {
+    if dmb.words().cons() != at.with(Cursor::TAKEN) || conn.block.leaving.load(Ordering::Relaxed) == 0 {
         return violated(conn, fd);
     }
     // END stands since before TAKEN, so prod is final.
     let last = dmb.words().prod();
     let owed = last.offset().wrapping_sub(at.offset());
-    // Asked again: it may have grown until then.
-    let fits = dmb.as_sent().is_some_and(|dmb| owed <= dmb.window());
-    if last.generation() != prod.generation() || !fits {
+    if last.generation() != prod.generation() || owed > dmb.size() {
         return violated(conn, fd);
     }
     half.debt_end.store(half.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
@@ -329,19 +336,17 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
     let half = &conn.block.rx;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     let end = half.debt_end.load(Ordering::Relaxed);
-    let Some(dmb) = dmb.as_sent() else { return violated(conn, fd) };
-    let owed = end.saturating_sub(seen).min(dmb.window());
-    let from = dmb.words().prod().offset().wrapping_sub(owed);
+    let owed = end.saturating_sub(seen).min(dmb.size());
+    // What came by TCP since the lane began was owed, too: it lay before.
+    let paid = seen.saturating_sub(half.start.load(Ordering::Relaxed));
+    let from = half.cursor.load(Ordering::Relaxed).wrapping_add(paid);
     if owed == 0 {
         finish(conn, fd);
         return Step::Again;
     }
     let n = bufs.left().min(owed as usize);
-    if flags & libc::MSG_TRUNC == 0 {
-        // SAFETY: as in `ring`.
-        if let Err(errno) = unsafe { bufs.drain(&dmb, from, n) } {
-            return Step::Failed(errno);
-        }
+    if let Err(errno) = peek::deliver(half, dmb, bufs, from, n, flags) {
+        return Step::Failed(errno);
     }
     if flags & libc::MSG_PEEK == 0 {
         half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
+use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, Side};
 use shunpike_wire::Reason;
 
 use crate::bufs::Bufs;
@@ -13,7 +13,7 @@ use crate::rx::{tcp_check_us, writable_at};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Woken};
-use crate::{clock, process, session, sys, window};
+use crate::{clock, process, session, sys};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -192,8 +192,7 @@ pub fn dmb(half: &Half) -> Option<Dmb> {
     let base = half.dmb.load(Ordering::Relaxed);
     // SAFETY: set by `begin` to a mapping of a DMB with this ring size; unmapped only after every thread
     // has left the critical section in which it may have read the address.
-    let dmb = (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })?;
-    dmb.with_window(half.window.load(Ordering::Relaxed).into())
+    (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
 }
 
 /// One attempt, under the send lock.
@@ -204,7 +203,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
-    let Some(mut dmb) = dmb(half) else { return Step::Again };
+    let Some(dmb) = dmb(half) else { return Step::Again };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {}
         mode::DEBT if !pay(conn, fd, &dmb, guard.inherited) => return Step::Full,
@@ -215,44 +214,33 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
     if guard.inherited {
         // The holder died: what it published counts, what it only copied does not.
         half.cursor.store(words.prod().offset(), Ordering::Relaxed);
-        if let Some(sent) = dmb.as_sent() {
-            dmb = sent;
-            half.window.store(dmb.window() as u32, Ordering::Relaxed);
-        }
     }
     let offset = half.cursor.load(Ordering::Relaxed);
     if offset > MAX_OFFSET || peer_is_gone(half, fd) {
         end(conn, fd, &dmb);
         return Step::Again;
     }
-    if dmb.window() > u64::from(MIN_WINDOW) {
-        dmb = window::shrink(half, dmb, offset);
-    }
-    let wish = (source.left() as u64).min(CHUNK as u64);
-    let mut free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
-    if free < wish {
+    let mut free = dmb.size() - offset.wrapping_sub(half.other.load(Ordering::Relaxed)).min(dmb.size());
+    if free < (source.left() as u64).min(CHUNK as u64) {
         let cons = words.cons();
         let unread = offset.wrapping_sub(cons.offset());
         if cons.generation() != generation {
             leave_plain(conn, fd);
             return Step::Again;
         }
-        if unread > dmb.window() {
-            conn::reset(conn, fd, Reason::PeerViolation);
-            return Step::Failed(Errno::CONNRESET);
+        if unread > dmb.size() || cons.offset() < half.other.load(Ordering::Relaxed) {
+            return violated(conn, fd);
         }
         half.other.store(cons.offset(), Ordering::Relaxed);
-        free = dmb.window() - unread;
+        free = dmb.size() - unread;
     }
-    let mut limit = u64::MAX;
-    if free < wish || wish >= window::BULK {
-        (dmb, limit) = window::fit(half, dmb, offset, source.left() as u64);
-        free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
-    }
+    let at = Cursor::new(generation, offset);
     if free == 0 {
-        return Step::Full;
+        // A receiver that has stopped makes no room any more: who waited for it would wait for ever.
+        let prod = words.prod();
+        return if prod == at { Step::Full } else { refused(conn, fd, &dmb, prod) };
     }
-    let n = free.min(wish).min(limit) as usize;
+    let n = (free.min(CHUNK as u64) as usize).min(source.left());
     let n = match put(half, &dmb, source, offset, n) {
         Ok(n) => n,
         Err(Errno::NOMEM) => {
@@ -266,7 +254,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
     if n == 0 {
         return Step::Sent(0);
     }
-    match words.publish(Cursor::new(generation, offset), n as u64) {
+    match words.publish(at, n as u64) {
         Ok(next) => {
             half.cursor.store(next.offset(), Ordering::Relaxed);
             half.full_since.store(0, Ordering::Relaxed);
@@ -275,19 +263,28 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
             wait::notify(conn.block, words, Side::Readers);
             Step::Sent(n)
         }
-        Err(seen) if seen.generation() == generation && seen.has(Cursor::STOP) => {
-            if seen.has(Cursor::LEAVE) {
-                take_back(conn, fd, &dmb);
-            } else {
-                leave_plain(conn, fd);
-            }
-            Step::Again
-        }
-        Err(_) => {
-            conn::reset(conn, fd, Reason::PeerViolation);
-            Step::Failed(Errno::CONNRESET)
-        }
+        Err(seen) => refused(conn, fd, &dmb, seen),
     }
+}
+
+/// What stands in the producer's word is not what we wrote: the receiver has stopped, or broken the rules. Under
+/// the send lock.
+fn refused(conn: Conn, fd: i32, dmb: &Dmb, seen: Cursor) -> Step {
+    if seen.generation() != conn.block.tx.generation.load(Ordering::Relaxed) || !seen.has(Cursor::STOP) {
+        return violated(conn, fd);
+    }
+    if seen.has(Cursor::LEAVE) {
+        take_back(conn, fd, dmb);
+    } else {
+        leave_plain(conn, fd);
+    }
+    Step::Again
+}
+
+/// The peer wrote what it must not: this connection ends with ECONNRESET, nothing else is touched.
+fn violated(conn: Conn, fd: i32) -> Step {
+    conn::reset(conn, fd, Reason::PeerViolation);
+    Step::Failed(Errno::CONNRESET)
 }
 
 /// Into the ring: straight (no-copy: the send buffer is the peer's DMB), or by way of our own send buffer and
@@ -297,9 +294,8 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
     match half.sndbuf.load(Ordering::Relaxed) {
         0 => source.fill(dmb, offset, n),
         sndbuf => {
-            // SAFETY: `begin` made a private send buffer of the DMB's own layout and capacity.
-            let staged = unsafe { Dmb::at(sndbuf, dmb.capacity()) };
-            let staged = staged.with_window(dmb.window()).unwrap_or(staged);
+            // SAFETY: `begin` made a private send buffer of the DMB's own layout and size.
+            let staged = unsafe { Dmb::at(sndbuf, dmb.size() as u32) };
             let n = source.fill(&staged, offset, n)?;
             crate::device::move_data(dmb, &staged, offset, n);
             Ok(n)
@@ -378,12 +374,7 @@ pub fn conclude(conn: Conn, fd: i32) {
         return;
     }
     // No room for a ring's worth of bytes: the kernel may keep more than the program allowed, this once.
-    let _ = sys::set_option(
-        fd,
-        libc::SOL_SOCKET,
-        libc::SO_SNDBUF,
-        &(conn.block.tx.window.load(Ordering::Relaxed) as i32),
-    );
+    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &(dmb_size(conn) as i32));
     let deadline =
         conn::deadline(Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000));
     loop {
@@ -397,6 +388,10 @@ pub fn conclude(conn: Conn, fd: i32) {
     }
 }
 
+fn dmb_size(conn: Conn) -> u32 {
+    conn.block.tx.ring.load(Ordering::Relaxed)
+}
+
 /// What the receiver has not read is ours again and goes out by TCP before any other byte. Under the send lock.
 fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     let half = &conn.block.tx;
@@ -405,7 +400,7 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     let from = dmb
         .words()
         .take_back(half.generation.load(Ordering::Relaxed))
-        .map_or(end, |(from, _)| from.clamp(end.saturating_sub(dmb.window()), end));
+        .map_or(end, |(from, _)| from.clamp(end.saturating_sub(dmb.size()), end));
     half.other.store(from, Ordering::Relaxed);
     half.mode.store(mode::DEBT, Ordering::Release);
     wait::notify(conn.block, dmb.words(), Side::Readers);
@@ -455,17 +450,22 @@ pub fn has_room(half: &Half) -> bool {
     !owes(half) && room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb))
 }
 
+/// Free bytes of the ring. `None`: `step` finds something else than a lane. It must find it: a writer that was
+/// told of room comes back at once.
 fn room(half: &Half) -> Option<(u64, Dmb)> {
     if half.mode.load(Ordering::Acquire) != mode::LANE {
         return None;
     }
     let dmb = dmb(half)?;
     let words = dmb.words();
+    let generation = half.generation.load(Ordering::Relaxed);
     let (prod, cons) = (words.prod(), words.cons());
-    if prod.has(Cursor::STOP) || cons.generation() != half.generation.load(Ordering::Relaxed) {
+    if prod.has(Cursor::STOP) || prod.generation() != generation || cons.generation() != generation {
         return None;
     }
-    Some((dmb.window().saturating_sub(prod.offset().wrapping_sub(cons.offset())), dmb))
+    // By our own cursor: what stands in the shared one is the peer's to write, too.
+    let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(cons.offset());
+    Some((dmb.size().checked_sub(unread)?, dmb))
 }
 
 /// Ends the lanes of a writer that found no room for longer than the grace: a stopped receiver must not block
@@ -501,6 +501,9 @@ fn overflowed(conn: Conn, fd: i32) -> Overflow {
         return Overflow::Room;
     }
     let consumed = dmb.words().cons().offset();
+    if consumed < half.other.load(Ordering::Relaxed) {
+        return Overflow::Room;
+    }
     if since == 0 || consumed != half.other.swap(consumed, Ordering::Relaxed) {
         // The grace is for a reader that does not move at all.
         half.full_since.store(now.max(1), Ordering::Relaxed);

@@ -234,7 +234,10 @@ pub fn new_doorbell() -> Result<rustix::fd::OwnedFd, Errno> {
 /// Rings `bell`. A full counter (somebody wrote the most it holds) is emptied first: only a write that
 /// succeeds gives the edge.
 pub fn ring(bell: i32) {
-    // SAFETY: our own descriptor, or a bad number, which the kernel refuses.
+    if bell < 0 {
+        return;
+    }
+    // SAFETY: a descriptor of ours, or a number that is closed, which the kernel refuses; not -1.
     let bell = unsafe { BorrowedFd::borrow_raw(bell) };
     let one = 1u64.to_ne_bytes();
     if rustix::io::write(bell, &one) == Err(Errno::AGAIN) {

@@ -72,8 +72,6 @@ pub struct Header {
     pub sleeps: AtomicU64,
     /// Waits that a spin satisfied.
     pub spins: AtomicU64,
-    /// Bytes of rings in use beyond what every lane may grow to.
-    pub grown: AtomicU64,
     /// Connections that ended on TCP, by role and by index of their reason.
     pub fallback: [[AtomicU32; REASONS]; 2],
     /// Sent on lanes by connections that are gone.
@@ -111,22 +109,21 @@ pub struct Half {
     pub inflight: AtomicU32,
     /// Address of the mapped DMB (own for receive, the peer's for send); 0 none.
     pub dmb: AtomicUsize,
-    /// Address of the local send buffer in copy mode; 0 none.
+    /// Address of a private buffer with the DMB's layout; 0 none. Send: the copy mode's send buffer. Receive: what
+    /// was peeked at, for the one process that `peeker` names.
     pub sndbuf: AtomicUsize,
-    /// Capacity of the DMB's ring, bytes.
+    /// Receive: the process that made `sndbuf`.
+    pub peeker: AtomicU32,
+    /// Ring size, bytes.
     pub ring: AtomicU32,
-    /// Send: bytes of the ring in use, our own copy.
-    pub window: AtomicU32,
-    /// Send: writes since the window last grew for which a larger one would have been better.
-    pub crowded: AtomicU32,
-    /// Send: ticks of the last such write.
-    pub crowded_at: AtomicU64,
     /// Generation of the lane.
     pub generation: AtomicU32,
     /// Private copy of our own cursor: consumed for receive, produced for send (offset).
     pub cursor: AtomicU64,
-    /// Last value seen of the other's cursor (offset), already checked.
+    /// Furthest value seen of the other's cursor (offset), already checked: it may not go back behind it.
     pub other: AtomicU64,
+    /// Receive: bytes before this offset were peeked at; they are in the private copy at `sndbuf`.
+    pub peeked: AtomicU64,
     /// Bytes of the TCP stream in this direction that went through the hooks.
     pub tcp_bytes: AtomicU64,
     /// TCP byte at which the lane begins.
@@ -199,8 +196,10 @@ pub struct Block {
     pub opened: AtomicU8,
     /// Some process has had more than one descriptor of it.
     pub dups: AtomicU8,
-    /// Set while the program's own shutdown(SHUT_RD) (1) or (SHUT_WR) (2) stands.
-    pub shut: AtomicU8,
+    /// Set once the broker was lent the descriptor: the kernel's socket may outlive the program's close().
+    pub lent: AtomicU8,
+    /// Set before this side sets LEAVE: only then may the sender take back what was not read.
+    pub leaving: AtomicU8,
     /// Ticks before which the connection is not nominated again.
     pub retry_at: AtomicU64,
     /// Nominations since a lane was last worth its handshake.
@@ -338,12 +337,14 @@ impl Block {
                 &half.tcp_calls,
                 &half.epoch,
                 &half.starved,
+                &half.peeker,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
             for word in [
                 &half.cursor,
                 &half.other,
+                &half.peeked,
                 &half.tcp_bytes,
                 &half.start,
                 &half.token,
@@ -366,7 +367,8 @@ impl Block {
             &self.nonblock,
             &self.phase,
             &self.side,
-            &self.shut,
+            &self.leaving,
+            &self.lent,
             &self.unsettled,
             &self.opened,
             &self.dups,

@@ -13,7 +13,7 @@ use super::regs::{
 };
 use super::{EDGE, EXCLUSIVE, ONESHOT, Set, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
-use crate::{conn, link, process, sys, wait};
+use crate::{conn, link, process, sys, tenants, wait};
 
 /// What a connection on a lane is registered for in the kernel: news of TCP, once each.
 const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
@@ -170,12 +170,20 @@ pub fn watches(fd: i32) -> bool {
 /// `fd` is about to be closed. The kernel keeps its registrations while the connection has another descriptor,
 /// and nobody can change them any more: they become the kernel's own before.
 pub fn closing(conn: Conn, fd: i32) {
-    if conn.block.dups.load(Ordering::Relaxed) == 0 || !watches(fd) || !on_lane(conn) {
+    if !watches(fd) {
         return;
     }
     let here = || {
-        table::all().any(|(other, entry)| other != fd && matches!(entry, Entry::Conn(other) if other == conn))
+        conn.block.dups.load(Ordering::Relaxed) != 0
+            && table::all()
+                .any(|(other, entry)| other != fd && matches!(entry, Entry::Conn(other) if other == conn))
     };
+    if conn.block.lent.load(Ordering::Relaxed) != 0 && !here() && tenants::alone(conn.block) {
+        return deregister(fd);
+    }
+    if conn.block.dups.load(Ordering::Relaxed) == 0 || !on_lane(conn) {
+        return;
+    }
     let own = |index| reg(index).is_some_and(|reg| reg.set.get().is_some_and(|set| !is_inherited(set)));
     let concerned = {
         let _control = CONTROL.lock();
@@ -184,6 +192,15 @@ pub fn closing(conn: Conn, fd: i32) {
     if concerned && here() {
         conn::revoke_for_good(conn, fd, Reason::EpollSets);
         restore(conn);
+    }
+}
+
+/// The last descriptor is about to be closed, but the broker may hold the socket for a moment longer: the kernel
+/// would go on reporting it, with data that the program is free to have given up by then.
+fn deregister(fd: i32) {
+    let _control = CONTROL.lock();
+    for set in indices(fd).filter_map(reg).filter_map(|reg| reg.set.get()) {
+        let _ = sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, fd, None);
     }
 }
 

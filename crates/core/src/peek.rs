@@ -1,0 +1,59 @@
+//! MSG_PEEK on a lane: what a program has peeked at, it reads, as on TCP, though the ring is the peer's to write.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::Half;
+use shunpike_shm::lane::Dmb;
+
+use crate::bufs::Bufs;
+use crate::{device, process};
+
+/// Copies `n` unread bytes of the ring at `offset` to the program. What it has peeked at, it gets once more as it
+/// was, whatever the peer has written there since. Under the receive lock; `n` is at most what is unread. Errors:
+/// EFAULT, where the program's buffers are not there.
+pub fn deliver(
+    half: &Half,
+    dmb: &Dmb,
+    bufs: &Bufs<'_>,
+    offset: u64,
+    n: usize,
+    flags: i32,
+) -> Result<(), Errno> {
+    if flags & libc::MSG_TRUNC != 0 || n == 0 {
+        return Ok(());
+    }
+    let peeks = flags & libc::MSG_PEEK != 0;
+    let peeked = half.peeked.load(Ordering::Relaxed);
+    let mut known = peeked.saturating_sub(offset).min(n as u64);
+    let mut rest = *bufs;
+    if (peeks || known > 0)
+        && let Some(copy) = copy_of(half, dmb, peeks)
+    {
+        if peeks {
+            device::move_data(&copy, dmb, offset + known, n - known as usize);
+            known = n as u64;
+            half.peeked.store(peeked.max(offset + known), Ordering::Relaxed);
+        }
+        // SAFETY: the program's buffers; the copy has the ring's size, and `known` is at most what is unread.
+        unsafe { bufs.drain(&copy, offset, known as usize)? };
+        rest.advance(known as usize);
+    }
+    let done = bufs.left() - rest.left();
+    // SAFETY: as above.
+    unsafe { rest.drain(dmb, offset + done as u64, n - done) }
+}
+
+/// Where this process keeps what it has peeked at, made if `make`. `None`: nowhere, or there is no memory for it;
+/// then the program sees the ring itself.
+fn copy_of(half: &Half, dmb: &Dmb, make: bool) -> Option<Dmb> {
+    let pid = process::pid();
+    if make && half.sndbuf.load(Ordering::Relaxed) == 0 {
+        half.peeker.store(pid, Ordering::Relaxed);
+        half.sndbuf.store(device::sndbuf(dmb.size()), Ordering::Relaxed);
+    }
+    let base = half.sndbuf.load(Ordering::Relaxed);
+    let mine = base != 0 && half.peeker.load(Ordering::Relaxed) == pid;
+    // SAFETY: a mapping with the DMB's layout and size that this process made; retired with the DMB's.
+    mine.then(|| unsafe { Dmb::at(base, dmb.size() as u32) })
+}
