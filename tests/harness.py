@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 BINARY = Path(os.environ.get("SHUNPIKE_BIN", TARGET / "shunpike"))
 LIBRARY = Path(os.environ.get("SHUNPIKE_LIB", TARGET / "libshunpike.so"))
+HOSTILE = BINARY.with_name("hostile-peer")
 
 MODES = ("tcp", "client", "server", "both")
 # With --eager, so that also short dialogues are on lanes; `earned` is both sides in the default setting.
@@ -25,7 +26,7 @@ SCRATCH = "shunpike-test-"
 
 
 def missing_artefacts():
-    return [str(path) for path in (BINARY, LIBRARY) if not path.exists()]
+    return [str(path) for path in (BINARY, LIBRARY, HOSTILE) if not path.exists()]
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Stats:
 class Broker:
     """One `shunpike broker` with a socket of its own."""
 
-    def __init__(self, world, name="broker", options=(), netns=None, prefix=()):
-        self.world, self.name, self.options, self.netns, self.prefix = world, name, options, netns, prefix
+    def __init__(self, world, name="broker", options=(), netns=None):
+        self.world, self.name, self.options, self.netns = world, name, options, netns
         self.socket = world.directory / f"{name}.sock"
         self.start()
 
     def start(self):
-        argv = [*self.prefix, self.world.binary, "broker", "--socket", self.socket, *self.options]
+        argv = [self.world.binary, "broker", "--socket", self.socket, *self.options]
         self.proc = self.world.start(self.name, argv, netns=self.netns)
         until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
         # Alone with its listening socket: the probe above has gone from its books too.
@@ -148,9 +149,8 @@ class World:
             self.binary = Path(shutil.copy(BINARY, self.directory))
             self.env["SHUNPIKE_LIB"] = shutil.copy(LIBRARY, self.directory)
 
-    def broker(self, *options, name="broker", netns=None, prefix=()):
-        """A broker with these options, in a network namespace, started by a command (as setpriv) that becomes it."""
-        broker = Broker(self, name, options, netns, prefix)
+    def broker(self, *options, name="broker", netns=None):
+        broker = Broker(self, name, options, netns)
         self.brokers.append(broker)
         return broker
 
@@ -246,13 +246,6 @@ class Accel:
 def programs():
     """The directory of the tests' own programs."""
     return ROOT / "tests" / "programs"
-
-
-def compile_programs(target, pattern="*.c"):
-    """Compiles the tests' own C programs into the directory `target`."""
-    for source in programs().glob(pattern):
-        command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
-        subprocess.run([*command, "-o", str(target / source.stem), str(source)], check=True)
 
 
 def fifos(world):

@@ -1,0 +1,57 @@
+"""A peer that completes the handshake and then writes what it likes (tests/hostile), against servers of each kind.
+
+The victim may lose that one connection. It serves its other connections, whose bytes are checked, it neither crashes
+nor hangs nor spins. HOSTILE_ROUNDS and HOSTILE_SEED choose how long, and replay: `make hostile`."""
+
+import os
+import random
+
+import pytest
+
+from harness import HOSTILE, Accel
+from procs import free_port, until
+
+pytestmark = pytest.mark.hostile
+ROUNDS = int(os.environ.get("HOSTILE_ROUNDS", "60"))
+SEED = int(os.environ.get("HOSTILE_SEED", random.randrange(1 << 32)))
+SECONDS = 20 + ROUNDS / 4
+EVENTS = ("lt", "et", "oneshot", "exclusive", "poll", "select")
+CALLS = ("threads", "peek", "trusting")
+
+
+@pytest.fixture(params=EVENTS + CALLS)
+def victim(request, world, bed):
+    accel, port = Accel(world, "both"), free_port()
+    argv = [bed / "echo", "server", request.param, port, 1 << 30] if request.param in EVENTS else [bed / "victim", request.param, port]
+    return accel, accel.server("victim", argv).wait_listening(port), port
+
+
+def attack(accel, port, pid, rounds):
+    argv = [HOSTILE, accel.broker.socket, f"127.0.0.1:{port}", pid, SEED, rounds]
+    return accel.world.start("hostile", argv)
+
+
+def stood(accel, server):
+    """The victim still runs, and has counted what it refused."""
+    assert server.popen.poll() is None, f"the victim ended: {server.describe()}"
+    until(lambda: accel.broker.stats().reasons.get("peer_violation", 0) > 0, lambda: f"a violation is counted: {accel.broker.stats()}")
+
+
+def test_victim_alone(victim):
+    """Probed by a bystander after each round, and idle whenever nobody wants anything of it."""
+    accel, server, port = victim
+    attack(accel, port, server.pid, ROUNDS).finish(SECONDS)
+    stood(accel, server)
+
+
+def test_victim_among_honest_connections(victim, bed):
+    """Meanwhile others echo random bytes over lanes of the same server, and check each."""
+    accel, server, port = victim
+    hostile = attack(accel, port, 0, ROUNDS // 2)
+    finished = 0
+    while hostile.popen.poll() is None or finished == 0:
+        accel.client("honest", [bed / "echo", "client", port, 3, 150]).finish(SECONDS)
+        finished += 1
+    hostile.finish(SECONDS)
+    stood(accel, server)
+    accel.verify(lanes=3)
