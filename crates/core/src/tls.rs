@@ -32,6 +32,8 @@ pub struct Thread {
     pub kept: AtomicU64,
     /// Spin budget, in ticks, adapted by what spinning brought.
     pub budget: AtomicU64,
+    /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it; 0 the least.
+    pub patience: AtomicU64,
     /// Stack pointer of the copy of the program's memory that is under way, for `user::answered`; 0 none.
     pub recover: AtomicU64,
     /// Where the last such copy faulted.

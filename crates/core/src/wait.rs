@@ -75,7 +75,8 @@ pub fn declare(block: &Block, half: &Half, words: &Words, side: Side, cq: u8) {
 /// Spins until `ready` or the budget is used up; says whether it became ready.
 ///
 /// The budget halves when a spin brought nothing and grows when it did, so that a thread whose peer is slow
-/// or has no CPU stops burning its own. A yield that takes long shows that somebody else wants this CPU.
+/// or has no CPU stops burning its own. A yield that takes long shows that somebody else wants this CPU; while
+/// nobody does, yields become seldom.
 pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
     let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
     if most == 0 || !process::may_spin() {
@@ -87,7 +88,8 @@ pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
         budget => budget.min(most),
     };
     let begin = clock::ticks();
-    let mut next_yield = clock::from_us(2);
+    let (least, longest) = (clock::from_us(2), clock::from_us(16));
+    let mut next_yield = thread.patience.load(Ordering::Relaxed).clamp(least, longest);
     loop {
         for _ in 0..8 {
             if ready() {
@@ -112,9 +114,11 @@ pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
             if took > clock::from_us(5) {
                 // The CPU was wanted: our peer may have been waiting for it.
                 thread.budget.store((budget / 2).max(most / 64), Ordering::Relaxed);
+                thread.patience.store(next_yield / 2, Ordering::Relaxed);
                 return ready();
             }
-            next_yield = now + clock::from_us(1);
+            thread.patience.store((2 * now).min(longest), Ordering::Relaxed);
+            next_yield = 2 * now;
         }
     }
     thread.budget.store((budget / 2).max(most / 16), Ordering::Relaxed);
