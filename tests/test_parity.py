@@ -83,6 +83,16 @@ def test_ping_pong_in_threads(world, bed, mode):
     accel.verify(lanes=8, lane_bytes=1 << 20)
 
 
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_forks_among_threads(world, bed, mode):
+    """A server forks all the while, also in the middle of its handshakes; the children close their copies and end."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "pingpong", "forking-server", port, 8, 400]).wait_listening(port)
+    out, served = finish_together(accel.client("client", [bed / "pingpong", "client", port, 8, 400]), server)
+    assert len(set(out.splitlines())) == 9 and served == "done\n"
+    accel.verify(lane_bytes=10_000)
+
+
 @pytest.mark.parametrize("mode", ["tcp", "both", "earned"])
 @pytest.mark.parametrize("program", [["pingpong", "both"], ["onethread"]], ids="-".join)
 def test_both_ends_in_one_process(world, bed, mode, program):

@@ -1,9 +1,12 @@
 /* Blocking request and answer of random sizes, through every way to read and write, on CONNS connections with a
  * thread at each end of each.
- *   pingpong server|client PORT CONNS ROUNDS      pingpong both PORT CONNS ROUNDS (both ends in one process) */
+ *   pingpong server|client PORT CONNS ROUNDS      pingpong both PORT CONNS ROUNDS (both ends in one process)
+ *   pingpong forking-server PORT CONNS ROUNDS     beside it a thread forks: children that close all and end */
 #include "bed.h"
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 
 #define MOST 150000
 static int port, conns, rounds;
@@ -130,6 +133,24 @@ static void *serve_all(void *argument) {
     return NULL;
 }
 
+static atomic_int served;
+
+static void *fork_until_served(void *unused) {
+    (void)unused;
+    while (!served) {
+        pid_t child = fork();
+        if (child < 0) die("fork");
+        if (child == 0) {
+            for (int fd = 3; fd < 64; fd++) close(fd);
+            _exit(0);
+        }
+        int status;
+        expect(waitpid(child, &status, 0) == child && status == 0, "the child ends");
+        usleep(1000); /* a connection gets no lane while a child has it too */
+    }
+    return NULL;
+}
+
 static void ask_all(void) {
     pthread_t threads[256];
     static struct end ends[256];
@@ -144,13 +165,19 @@ static void ask_all(void) {
 }
 
 int main(int argc, char **argv) {
-    expect(argc == 5, "usage: server|client|both PORT CONNS ROUNDS");
+    expect(argc == 5, "usage: server|forking-server|client|both PORT CONNS ROUNDS");
     port = atoi(argv[2]), conns = atoi(argv[3]), rounds = atoi(argv[4]);
     expect(conns > 0 && conns <= 256, "1 to 256 connections");
     int listener = strcmp(argv[1], "client") ? listen_on(port) : -1;
     pthread_t server;
     if (!strcmp(argv[1], "server")) {
         serve_all(&listener);
+    } else if (!strcmp(argv[1], "forking-server")) {
+        pthread_t forker;
+        if (pthread_create(&forker, NULL, fork_until_served, NULL)) die("pthread_create");
+        serve_all(&listener);
+        served = 1;
+        pthread_join(forker, NULL);
     } else if (!strcmp(argv[1], "client")) {
         ask_all();
     } else {

@@ -449,9 +449,13 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
 }
 
 /// This process lets go of a connection that another one of its tree goes on with: a handshake of ours would
-/// open a lane whose memory is mapped here only. The other may nominate it anew.
+/// open a lane whose memory is mapped here only. The other may nominate it anew. A handshake of the other, which is
+/// where the block is of another arena, is not ours to end.
 fn abandon_handshake(conn: Conn, fd: i32) {
     let block = conn.block;
+    if process::index(block).is_none() {
+        return;
+    }
     if !matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
         return;
     }
