@@ -1,6 +1,7 @@
 # make            builds the command and the library
 # make demo       shows redis over TCP and over shared memory, on this machine
 # make test       builds and runs every test
+# make stress     10 GB of checked bytes over lanes that come and go, ends stopped and killed: minutes (SEED=N repeats)
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
 # make bench      measures lanes against TCP in one run, and compares with the floors
 # make lint       formatting, clippy, and a reason for every unsafe block
@@ -13,7 +14,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile bench lint install uninstall clean
+.PHONY: build demo test hostile stress bench lint install uninstall clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -23,6 +24,9 @@ demo: build
 
 test:
 	ci/test
+
+stress: build
+	ci/stress $(if $(SEED),--seed $(SEED))
 
 hostile: build
 	HOSTILE_ROUNDS=$(or $(HOSTILE_ROUNDS),2000) python3 -m pytest tests/test_hostile.py -v
@@ -46,6 +50,10 @@ install: | $(RELEASE)/shunpike
 	$(RELEASE)/shunpike completions zsh > $(SHARE)/zsh/site-functions/_shunpike
 	$(RELEASE)/shunpike completions fish > $(SHARE)/fish/vendor_completions.d/shunpike.fish
 
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/doc/shunpike
+	sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
+	install -m 644 dist/broker.toml $(SHARE)/doc/shunpike/broker.toml
+
 $(RELEASE)/shunpike:
 	$(CARGO) build --release --workspace
 
@@ -54,6 +62,8 @@ uninstall:
 	rm -f $(SHARE)/man/man1/shunpike.1 $(SHARE)/man/man1/shunpike-*.1
 	rm -f $(SHARE)/bash-completion/completions/shunpike $(SHARE)/zsh/site-functions/_shunpike
 	rm -f $(SHARE)/fish/vendor_completions.d/shunpike.fish
+	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
+	rm -rf $(SHARE)/doc/shunpike
 
 clean:
 	$(CARGO) clean

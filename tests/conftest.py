@@ -1,9 +1,7 @@
 """Fixtures: a world for each test, the modes, and the compiled test-bed."""
 
-import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -62,8 +60,6 @@ def bed():
     """The directory of the compiled C programs."""
     target = Path(tempfile.mkdtemp(prefix=harness.SCRATCH))
     target.chmod(0o755)
-    for source in harness.programs().glob("*.c"):
-        command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
-        subprocess.run([*command, "-o", str(target / source.stem), str(source)], check=True)
+    harness.compile_programs(target)
     yield target
     shutil.rmtree(target)

@@ -54,13 +54,13 @@ class Stats:
 class Broker:
     """One `shunpike broker` with a socket of its own."""
 
-    def __init__(self, world, name="broker", options=(), netns=None):
-        self.world, self.name, self.options, self.netns = world, name, options, netns
+    def __init__(self, world, name="broker", options=(), netns=None, prefix=()):
+        self.world, self.name, self.options, self.netns, self.prefix = world, name, options, netns, prefix
         self.socket = world.directory / f"{name}.sock"
         self.start()
 
     def start(self):
-        argv = [self.world.binary, "broker", "--socket", self.socket, *self.options]
+        argv = [*self.prefix, self.world.binary, "broker", "--socket", self.socket, *self.options]
         self.proc = self.world.start(self.name, argv, netns=self.netns)
         until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
         # Alone with its listening socket: the probe above has gone from its books too.
@@ -149,8 +149,9 @@ class World:
             self.binary = Path(shutil.copy(BINARY, self.directory))
             self.env["SHUNPIKE_LIB"] = shutil.copy(LIBRARY, self.directory)
 
-    def broker(self, *options, name="broker", netns=None):
-        broker = Broker(self, name, options, netns)
+    def broker(self, *options, name="broker", netns=None, prefix=()):
+        """A broker with these options, in a network namespace, started by a command (as setpriv) that becomes it."""
+        broker = Broker(self, name, options, netns, prefix)
         self.brokers.append(broker)
         return broker
 
@@ -246,6 +247,13 @@ class Accel:
 def programs():
     """The directory of the tests' own programs."""
     return ROOT / "tests" / "programs"
+
+
+def compile_programs(target, pattern="*.c"):
+    """Compiles the tests' own C programs into the directory `target`."""
+    for source in programs().glob(pattern):
+        command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        subprocess.run([*command, "-o", str(target / source.stem), str(source)], check=True)
 
 
 def fifos(world):

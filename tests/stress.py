@@ -45,15 +45,16 @@ class Round:
 
     # deed: how often, by weight
     DEEDS = {
-        "revoke_process": 20, "revoke_connection": 25, "revoke_both": 6, "stop": 20, "stop_long": 3, "device_off": 4,
-        "dmb_copy": 4, "rmem": 6, "grace": 2, "broker_killed": 2, "nothing": 8,
+        "revoke_process": 8, "revoke_connection": 30, "revoke_both": 4, "stop": 12, "stop_long": 2, "device_off": 1,
+        "dmb_copy": 4, "rmem": 6, "grace": 2, "broker_killed": 0.6, "nothing": 10,
     }  # fmt: skip
 
-    def __init__(self, world, bed, seed, conns=12, oneway=False, pause=0.03, verbose=lambda text: None):
-        self.world, self.seed, self.conns, self.pause, self.verbose = world, seed, conns, pause, verbose
+    def __init__(self, world, bed, seed, conns=12, oneway=False, deeds=None, pause=0.06, verbose=lambda text: None):
+        self.world, self.seed, self.conns, self.oneway = world, seed, conns, oneway
+        self.pause, self.verbose = pause, verbose
+        self.deeds = deeds or self.DEEDS
         self.random = random.Random(seed)
         self.done = dict.fromkeys(self.DEEDS, 0) | {"killed": 0}
-        self.counts = {"revoked": 0, "upgraded": 0, "lane_bytes": 0}
         self.log = []
         path = world.directory / f"tally.{seed}"
         self.tally = Tally(path)
@@ -63,7 +64,9 @@ class Round:
         argv = lambda role: [bed / "stress", role, port, conns, seed, path, way]
         self.server = self.accel.server("server", argv("server")).wait_listening(port)
         self.client = self.accel.client("client", argv("client"))
-        self.last, self.since = 0, time.monotonic()
+        self.since = time.monotonic()
+        self.opened = self.lane_bytes = 0  # ends that came on a lane, each time; bytes
+        self.before = [(-1, self.since)] * (2 * conns)
 
     @property
     def broker(self):
@@ -72,8 +75,8 @@ class Round:
     def run(self, seconds=None, limit=None):
         """Goes on until `seconds` are over, or `limit` bytes were received. Bytes received."""
         end = time.monotonic() + (seconds or 1e9)
-        names, weights = zip(*self.DEEDS.items())
-        shown = time.monotonic()
+        names, weights = zip(*self.deeds.items())
+        shown = 0.0
         while time.monotonic() < end and (limit is None or self.received() < limit):
             deed = self.random.choices(names, weights)[0]
             self.log.append((round(time.monotonic() - self.since, 3), deed))
@@ -82,6 +85,7 @@ class Round:
             self.look()
             if time.monotonic() - shown > 2:
                 shown = time.monotonic()
+                self.sample()
                 self.verbose(self.describe())
             time.sleep(self.random.expovariate(1 / self.pause))
         return self.received()
@@ -95,9 +99,9 @@ class Round:
         for proc in (self.client, self.server):
             assert proc.popen.poll() is None, self.explain(f"{proc.name} ended")
         now = [way[2] for way in self.tally.ways(self.conns)]
-        before = getattr(self, "before", None) or [(-1, 0.0)] * len(now)
-        self.before = [(n, time.monotonic()) if n != b[0] else b for n, b in zip(now, before)]
-        quiet = [i for i, (_, at) in enumerate(self.before) if time.monotonic() - at > QUIET * PATIENCE]
+        self.before = [(n, time.monotonic()) if n != b[0] else b for n, b in zip(now, self.before)]
+        expected = range(0, 2 * self.conns, 2 if self.oneway else 1)
+        quiet = [i for i in expected if time.monotonic() - self.before[i][1] > QUIET * PATIENCE]
         assert not quiet, self.explain(f"no byte more for {QUIET * PATIENCE:.0f} s on directions {quiet}")
 
     def check_failed(self):
@@ -105,14 +109,17 @@ class Round:
 
     def finish(self):
         """Asks for the end of all streams and waits for it; each program has checked each byte."""
+        self.sample()
         self.tally.order("stop")
         self.wait(self.client, self.server)
         for index, (asked, sent, received, ended) in enumerate(self.tally.ways(self.conns)):
             assert sent == received and ended == 1, self.explain(f"direction {index}: {sent} sent, {received} received")
         return self.settle()
 
-    def kill(self, victim, survivor):
-        """Kills one end in full flow; the other must come to its end, with nothing wrong and nothing lost."""
+    def kill(self, name):
+        """Kills the end `name` in full flow; the other must come to its end, with nothing wrong and nothing lost."""
+        victim, survivor = (self.client, self.server) if name == "client" else (self.server, self.client)
+        self.sample()
         self.tally.order("killed")
         victim.kill()
         self.done["killed"] += 1
@@ -150,8 +157,17 @@ class Round:
         return (f"seed {self.seed}: {what}\n{ways}\n{connections}\n{where}\nlast deeds: {self.log[-12:]}\n"
                 f"{self.client.describe()}\n{self.server.describe()}")  # fmt: skip
 
+    def sample(self):
+        """What the statistics say. A broker that has just been started does not know all programs yet: the most is kept."""
+        try:
+            stats = self.broker.stats()
+        except AssertionError:
+            return  # it is just being replaced
+        self.opened, self.lane_bytes = max(self.opened, stats.smc), max(self.lane_bytes, stats.tx_bytes)
+
     def describe(self):
-        return f"{self.received() / 1e9:7.2f} GB, " + ", ".join(f"{n} {name}" for name, n in self.done.items() if n)
+        lanes = f"{self.lane_bytes / 1e9:.2f} on lanes, opened {self.opened} times"
+        return f"{self.received() / 1e9:7.2f} GB, {lanes}; " + ", ".join(f"{n} {name}" for name, n in self.done.items() if n)
 
     # -- deeds
 
@@ -213,7 +229,10 @@ class Round:
         self.tool("device", "set", "rmem", str(16384 << self.random.randrange(8)))
 
     def grace(self):
-        self.tool("sysctl", f"grace_ms={self.random.choice((0, 1, 20, 100))}")
+        """For a while a full ring is borne for less time than a scheduler's slice."""
+        self.tool("sysctl", f"grace_ms={self.random.choice((0, 1, 20))}")
+        time.sleep(self.random.random() * 0.3)
+        self.tool("sysctl", "grace_ms=100")
 
     def broker_killed(self):
         self.broker.restart()

@@ -94,11 +94,11 @@ fn show(
         mode::LANE => exchange.device.cursors(DmbToken(half.token.load(Ordering::Relaxed))),
         _ => None,
     };
-    if let Some(Cursors { produced, consumed }) = cursors(&block.tx) {
-        (tx.own_cursor, tx.peer_cursor) = (produced, consumed);
+    if let Some(Cursors { produced, consumed, window }) = cursors(&block.tx) {
+        (tx.own_cursor, tx.peer_cursor, tx.window) = (produced, consumed, window);
     }
-    if let Some(Cursors { produced, consumed }) = cursors(&block.rx) {
-        (rx.own_cursor, rx.peer_cursor) = (consumed, produced);
+    if let Some(Cursors { produced, consumed, window }) = cursors(&block.rx) {
+        (rx.own_cursor, rx.peer_cursor, rx.window) = (consumed, produced, window);
     }
     let connection = Connection {
         state: "ACTIVE".to_owned(),

@@ -118,6 +118,7 @@ mod tests {
             ring: 0,
             token: String::new(),
             generation: 0,
+            window: 0,
             own_cursor: 0,
             peer_cursor: 0,
         };

@@ -117,6 +117,8 @@ pub struct Cursors {
     pub produced: u64,
     /// Read by the receiver.
     pub consumed: u64,
+    /// Bytes of the ring in use.
+    pub window: u64,
 }
 
 /// An ISM device.

@@ -189,12 +189,17 @@ impl IsmDevice for LoopbackIsm {
 
     fn cursors(&self, token: DmbToken) -> Option<Cursors> {
         let memory = &self.dmbs.get(&token)?.memory;
-        let offset = |at: usize| {
+        let word = |at: usize| {
             let mut word = [0; 8];
             let n = rustix::io::pread(memory, &mut word, at as u64).ok()?;
-            (n == word.len()).then(|| Cursor(u64::from_ne_bytes(word)).offset())
+            (n == word.len()).then(|| u64::from_ne_bytes(word))
         };
-        Some(Cursors { produced: offset(Words::PROD_AT)?, consumed: offset(Words::CONS_AT)? })
+        let offset = |at| word(at).map(|word| Cursor(word).offset());
+        Some(Cursors {
+            produced: offset(Words::PROD_AT)?,
+            consumed: offset(Words::CONS_AT)?,
+            window: word(Words::WINDOW_AT)?,
+        })
     }
 
     fn held_by_session(&self, session: SessionId) -> Held {
@@ -288,7 +293,8 @@ mod tests {
         rustix::io::pwrite(memory, &Cursor::new(3, 700).0.to_ne_bytes(), 0).unwrap();
         let consumed = Cursor::new(3, 500).with(Cursor::TAKEN);
         rustix::io::pwrite(memory, &consumed.0.to_ne_bytes(), Words::CONS_AT as u64).unwrap();
-        assert_eq!(device.cursors(token), Some(Cursors { produced: 700, consumed: 500 }));
+        rustix::io::pwrite(memory, &16384u64.to_ne_bytes(), Words::WINDOW_AT as u64).unwrap();
+        assert_eq!(device.cursors(token), Some(Cursors { produced: 700, consumed: 500, window: 16384 }));
         assert_eq!(device.cursors(DmbToken(token.0 ^ 1)), None);
     }
 

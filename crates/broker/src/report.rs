@@ -97,8 +97,10 @@ pub struct Direction {
     pub calls: u64,
     /// Bytes on TCP.
     pub tcp_bytes: u64,
-    /// Ring size, bytes; 0 without a lane.
+    /// Bytes that the ring can grow to; 0 without a lane.
     pub ring: u64,
+    /// Bytes of the ring in use; 0 without a lane.
+    pub window: u64,
     /// DMB token, 16 hexadecimal digits.
     pub token: String,
     /// Generation of the lane.

@@ -499,7 +499,7 @@ fn default_knobs() -> Result<Published<KnobPage>, BrokerError> {
     for (knob, value) in [
         (&page.active, 1),
         (&page.dmb_copy, 0),
-        (&page.rmem_class, 4),
+        (&page.rmem_class, 9),
         (&page.nominate_calls, 8),
         (&page.nominate_bytes, 65536),
         (&page.spin_us, 30),

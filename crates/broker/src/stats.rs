@@ -214,6 +214,7 @@ pub fn direction(half: &Half) -> Direction {
         ring,
         token: format!("{:016x}", long(&half.token)),
         generation: word(&half.generation),
+        window: 0,
         own_cursor: long(&half.cursor),
         peer_cursor: long(&half.other),
     }

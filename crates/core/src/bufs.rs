@@ -69,13 +69,13 @@ impl<'a> Bufs<'a> {
     /// read, ENOMEM when the system has no memory for the ring (a fault there, too); nothing counts as copied then.
     ///
     /// # Safety
-    /// `len` is at most the ring's size and the stretch is the caller's.
+    /// `len` is at most the window and the stretch is the caller's.
     #[inline]
     pub unsafe fn fill(&self, dmb: &Dmb, mut offset: u64, len: usize) -> Result<(), Errno> {
         for (base, n) in self.stretches(len) {
             let (to, room) = dmb.span(offset);
             let first = n.min(room);
-            // SAFETY: `first` bytes fit before the ring's end, the rest from its beginning; the ring is the caller's.
+            // SAFETY: `first` bytes fit before the window's end, the rest from its beginning; the stretch is the caller's.
             unsafe { user::copy(to, base, first) }.map_err(|fault| blame(fault, dmb))?;
             if n > first {
                 // SAFETY: as above.
@@ -90,7 +90,7 @@ impl<'a> Bufs<'a> {
     /// Copies `len` bytes of the ring at `offset` to the next buffers. Errors: as in `fill`.
     ///
     /// # Safety
-    /// The buffers are the program's to write to, where they are mapped; `len` is at most the ring's size.
+    /// The buffers are the program's to write to, where they are mapped; `len` is at most the window.
     #[inline]
     pub unsafe fn drain(&self, dmb: &Dmb, mut offset: u64, len: usize) -> Result<(), Errno> {
         for (base, n) in self.stretches(len) {
@@ -113,7 +113,7 @@ impl<'a> Bufs<'a> {
 #[cold]
 fn blame(user::Fault(at): user::Fault, dmb: &Dmb) -> Errno {
     let ring = dmb.span(0).0 as usize;
-    if (ring..ring + dmb.size() as usize).contains(&at) { Errno::NOMEM } else { Errno::FAULT }
+    if (ring..ring + dmb.capacity() as usize).contains(&at) { Errno::NOMEM } else { Errno::FAULT }
 }
 
 #[cfg(test)]

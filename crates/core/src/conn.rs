@@ -10,7 +10,9 @@ use shunpike_wire::{DmbToken, Reason};
 
 use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
-use crate::{clock, device, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait};
+use crate::{
+    clock, device, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait, window,
+};
 
 /// What a hooked call comes to.
 pub enum Outcome {
@@ -161,6 +163,7 @@ pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
 
 /// One direction is on TCP again, under its lock: its memory is let go, the rest follows in `settle`.
 pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
+    window::closed(half);
     let base = half.dmb.swap(0, Ordering::AcqRel);
     let len = HEADER + half.ring.load(Ordering::Relaxed) as usize;
     let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
@@ -539,7 +542,7 @@ pub fn ring_bytes(conn: Conn) -> usize {
     rx::dmb(half)
         .filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)
         .and_then(|dmb| rx::unread(half, &dmb))
-        .map_or(0, |(_, unread)| unread as usize)
+        .map_or(0, |(_, _, unread)| unread as usize)
 }
 
 /// FIONREAD: bytes that a read would find without waiting.
@@ -556,7 +559,7 @@ pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
     let half = &conn.block.tx;
     let _guard = half.lock.lock();
     let ring = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
-        half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.size())
+        half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.window())
     });
     ring as usize + sys::queue(fd, sys::SIOCOUTQ).unwrap_or(0)
 }

@@ -175,7 +175,7 @@ pub fn after_fork_in_child() {
 }
 
 /// A send buffer with a DMB's layout, for the copy mode; its address, 0 when memory is refused.
-pub fn sndbuf(ring: u64) -> usize {
+pub fn sndbuf(ring: u32) -> usize {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     let len = HEADER + ring as usize;
     // SAFETY: a fresh anonymous mapping touches no memory of ours. Shared: a forked child sends from it too.

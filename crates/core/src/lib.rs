@@ -25,6 +25,7 @@ pub mod tx;
 pub mod upgrade;
 pub mod user;
 pub mod wait;
+pub mod window;
 
 pub use rustix::io::Errno;
 pub use shunpike_wire as wire;

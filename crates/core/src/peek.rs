@@ -50,10 +50,11 @@ fn copy_of(half: &Half, dmb: &Dmb, make: bool) -> Option<Dmb> {
     let pid = process::pid();
     if make && half.sndbuf.load(Ordering::Relaxed) == 0 {
         half.peeker.store(pid, Ordering::Relaxed);
-        half.sndbuf.store(device::sndbuf(dmb.size()), Ordering::Relaxed);
+        half.sndbuf.store(device::sndbuf(dmb.capacity()), Ordering::Relaxed);
     }
     let base = half.sndbuf.load(Ordering::Relaxed);
     let mine = base != 0 && half.peeker.load(Ordering::Relaxed) == pid;
-    // SAFETY: a mapping with the DMB's layout and size that this process made; retired with the DMB's.
-    mine.then(|| unsafe { Dmb::at(base, dmb.size() as u32) })
+    // SAFETY: a mapping with the DMB's layout and size that this process made; retired with the DMB's. All of it is
+    // in use, whatever part of the ring is.
+    mine.then(|| unsafe { Dmb::at(base, dmb.capacity()) })
 }

@@ -180,7 +180,8 @@ fn wake_writers(block: &Block, dmb: &Dmb) {
     let words = dmb.words();
     if words.waiting(Side::Writers).declared() {
         let unread = words.prod().offset().wrapping_sub(block.rx.cursor.load(Ordering::Relaxed));
-        if dmb.size().saturating_sub(unread) >= writable_at(dmb) {
+        // A window that cannot be will be met by the next read.
+        if dmb.as_sent().is_none_or(|dmb| dmb.window().saturating_sub(unread) >= writable_at(&dmb)) {
             wait::notify(block, words, Side::Writers);
         }
     }
@@ -189,7 +190,7 @@ fn wake_writers(block: &Block, dmb: &Dmb) {
 /// Free bytes from which on a lane counts as writable.
 #[inline]
 pub fn writable_at(dmb: &Dmb) -> u64 {
-    dmb.size() / 4
+    dmb.window() / 4
 }
 
 /// From the ring.
@@ -199,7 +200,7 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
-    let Some((prod, unread)) = unread(half, &dmb) else { return violated(conn, fd) };
+    let Some((dmb, prod, unread)) = unread(half, &dmb) else { return violated(conn, fd) };
     if unread == 0 {
         if prod.has(Cursor::END | Cursor::STOP) {
             finish(conn, fd);
@@ -225,21 +226,22 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
 }
 
-/// The producer's word and how much is unread, both checked. `None`: no sender that keeps to the rules wrote it.
+/// The DMB as the sender uses it, the producer's word, and how much is unread; all checked. `None`: no sender that keeps to the rules wrote it.
 /// Under the lock.
 ///
 /// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
 /// that does not wait.
-pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Cursor, u64)> {
+pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
     let prod = dmb.words().prod();
     let unread = prod.offset().wrapping_sub(half.cursor.load(Ordering::Relaxed));
     let is_back = prod.offset() < half.other.load(Ordering::Relaxed);
     let ours = prod.generation() == half.generation.load(Ordering::Relaxed);
-    if !ours || !prod.is_lawful() || unread > dmb.size() || is_back {
+    let dmb = dmb.as_sent().filter(|dmb| unread <= dmb.window())?;
+    if !ours || !prod.is_lawful() || is_back {
         return None;
     }
     half.other.store(prod.offset(), Ordering::Relaxed);
-    Some((prod, unread))
+    Some((dmb, prod, unread))
 }
 
 /// The sender took back what is unread: it comes by TCP. Only after one of us has left, and died of it: else what
@@ -252,7 +254,9 @@ fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
     // END stands since before TAKEN, so prod is final.
     let last = dmb.words().prod();
     let owed = last.offset().wrapping_sub(at.offset());
-    if last.generation() != prod.generation() || owed > dmb.size() {
+    // Asked again: it may have grown until then.
+    let fits = dmb.as_sent().is_some_and(|dmb| owed <= dmb.window());
+    if last.generation() != prod.generation() || !fits {
         return violated(conn, fd);
     }
     half.debt_end.store(half.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
@@ -336,7 +340,8 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
     let half = &conn.block.rx;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     let end = half.debt_end.load(Ordering::Relaxed);
-    let owed = end.saturating_sub(seen).min(dmb.size());
+    let Some(dmb) = dmb.as_sent() else { return violated(conn, fd) };
+    let owed = end.saturating_sub(seen).min(dmb.window());
     // What came by TCP since the lane began was owed, too: it lay before.
     let paid = seen.saturating_sub(half.start.load(Ordering::Relaxed));
     let from = half.cursor.load(Ordering::Relaxed).wrapping_add(paid);
@@ -345,7 +350,7 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
         return Step::Again;
     }
     let n = bufs.left().min(owed as usize);
-    if let Err(errno) = peek::deliver(half, dmb, bufs, from, n, flags) {
+    if let Err(errno) = peek::deliver(half, &dmb, bufs, from, n, flags) {
         return Step::Failed(errno);
     }
     if flags & libc::MSG_PEEK == 0 {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, Side};
+use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_wire::Reason;
 
 use crate::bufs::Bufs;
@@ -13,7 +13,7 @@ use crate::rx::{tcp_check_us, writable_at};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Woken};
-use crate::{clock, process, session, sys};
+use crate::{clock, process, session, sys, window};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -192,7 +192,8 @@ pub fn dmb(half: &Half) -> Option<Dmb> {
     let base = half.dmb.load(Ordering::Relaxed);
     // SAFETY: set by `begin` to a mapping of a DMB with this ring size; unmapped only after every thread
     // has left the critical section in which it may have read the address.
-    (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
+    let dmb = (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })?;
+    dmb.with_window(half.window.load(Ordering::Relaxed).into())
 }
 
 /// One attempt, under the send lock.
@@ -203,7 +204,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
-    let Some(dmb) = dmb(half) else { return Step::Again };
+    let Some(mut dmb) = dmb(half) else { return Step::Again };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {}
         mode::DEBT if !pay(conn, fd, &dmb, guard.inherited) => return Step::Full,
@@ -214,25 +215,38 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
     if guard.inherited {
         // The holder died: what it published counts, what it only copied does not.
         half.cursor.store(words.prod().offset(), Ordering::Relaxed);
+        if let Some(sent) = dmb.as_sent() {
+            dmb = sent;
+            half.window.store(dmb.window() as u32, Ordering::Relaxed);
+        }
     }
     let offset = half.cursor.load(Ordering::Relaxed);
     if offset > MAX_OFFSET || peer_is_gone(half, fd) {
         end(conn, fd, &dmb);
         return Step::Again;
     }
-    let mut free = dmb.size() - offset.wrapping_sub(half.other.load(Ordering::Relaxed)).min(dmb.size());
-    if free < (source.left() as u64).min(CHUNK as u64) {
+    if dmb.window() > u64::from(MIN_WINDOW) {
+        dmb = window::shrink(half, dmb, offset);
+    }
+    let wish = (source.left() as u64).min(CHUNK as u64);
+    let mut free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
+    if free < wish {
         let cons = words.cons();
         let unread = offset.wrapping_sub(cons.offset());
         if cons.generation() != generation {
             leave_plain(conn, fd);
             return Step::Again;
         }
-        if unread > dmb.size() || cons.offset() < half.other.load(Ordering::Relaxed) {
+        if unread > dmb.window() || cons.offset() < half.other.load(Ordering::Relaxed) {
             return violated(conn, fd);
         }
         half.other.store(cons.offset(), Ordering::Relaxed);
-        free = dmb.size() - unread;
+        free = dmb.window() - unread;
+    }
+    let mut limit = u64::MAX;
+    if free < wish || wish >= window::BULK {
+        (dmb, limit) = window::fit(half, dmb, offset, source.left() as u64);
+        free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
     }
     let at = Cursor::new(generation, offset);
     if free == 0 {
@@ -240,7 +254,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
         let prod = words.prod();
         return if prod == at { Step::Full } else { refused(conn, fd, &dmb, prod) };
     }
-    let n = (free.min(CHUNK as u64) as usize).min(source.left());
+    let n = free.min(wish).min(limit) as usize;
     let n = match put(half, &dmb, source, offset, n) {
         Ok(n) => n,
         Err(Errno::NOMEM) => {
@@ -294,8 +308,9 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
     match half.sndbuf.load(Ordering::Relaxed) {
         0 => source.fill(dmb, offset, n),
         sndbuf => {
-            // SAFETY: `begin` made a private send buffer of the DMB's own layout and size.
-            let staged = unsafe { Dmb::at(sndbuf, dmb.size() as u32) };
+            // SAFETY: `begin` made a private send buffer of the DMB's own layout and capacity.
+            let staged = unsafe { Dmb::at(sndbuf, dmb.capacity()) };
+            let staged = staged.with_window(dmb.window()).unwrap_or(staged);
             let n = source.fill(&staged, offset, n)?;
             crate::device::move_data(dmb, &staged, offset, n);
             Ok(n)
@@ -374,7 +389,12 @@ pub fn conclude(conn: Conn, fd: i32) {
         return;
     }
     // No room for a ring's worth of bytes: the kernel may keep more than the program allowed, this once.
-    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &(dmb_size(conn) as i32));
+    let _ = sys::set_option(
+        fd,
+        libc::SOL_SOCKET,
+        libc::SO_SNDBUF,
+        &(conn.block.tx.window.load(Ordering::Relaxed) as i32),
+    );
     let deadline =
         conn::deadline(Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000));
     loop {
@@ -388,10 +408,6 @@ pub fn conclude(conn: Conn, fd: i32) {
     }
 }
 
-fn dmb_size(conn: Conn) -> u32 {
-    conn.block.tx.ring.load(Ordering::Relaxed)
-}
-
 /// What the receiver has not read is ours again and goes out by TCP before any other byte. Under the send lock.
 fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     let half = &conn.block.tx;
@@ -400,7 +416,7 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     let from = dmb
         .words()
         .take_back(half.generation.load(Ordering::Relaxed))
-        .map_or(end, |(from, _)| from.clamp(end.saturating_sub(dmb.size()), end));
+        .map_or(end, |(from, _)| from.clamp(end.saturating_sub(dmb.window()), end));
     half.other.store(from, Ordering::Relaxed);
     half.mode.store(mode::DEBT, Ordering::Release);
     wait::notify(conn.block, dmb.words(), Side::Readers);
@@ -465,7 +481,7 @@ fn room(half: &Half) -> Option<(u64, Dmb)> {
     }
     // By our own cursor: what stands in the shared one is the peer's to write, too.
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(cons.offset());
-    Some((dmb.size().checked_sub(unread)?, dmb))
+    Some((dmb.window().checked_sub(unread)?, dmb))
 }
 
 /// Ends the lanes of a writer that found no room for longer than the grace: a stopped receiver must not block

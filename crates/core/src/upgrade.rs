@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::fd::AsFd;
 use shunpike_shm::arena::{Block, mode};
-use shunpike_shm::lane::Dmb;
+use shunpike_shm::lane::{Dmb, HEADER, MAX_CLASS, MIN_WINDOW};
 use shunpike_shm::pages::{CQS, PAGE};
 use shunpike_shm::{Region, region};
 use shunpike_wire::clc::Message;
@@ -30,7 +30,7 @@ const BACKOFF_US: u64 = 50_000;
 /// ... and after this many tries no more.
 const TRIES: u32 = 12;
 /// What will pass by itself is asked for again at least this often: doublings of the pause.
-const PASSING: u32 = 6;
+const PASSING: u32 = 4;
 
 #[derive(Copy, Clone)]
 enum Machine {
@@ -282,13 +282,13 @@ fn shared(id: ConnId) -> Option<Reason> {
 
 fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
     let shake = session.handshakes.find(id)?.as_ref()?;
-    let ring = shake.own?.len().checked_sub(shunpike_shm::lane::HEADER)?;
+    let ring = shake.own?.len().checked_sub(HEADER)?;
     DmbSize::holding(ring)
 }
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
-    if class > shunpike_shm::lane::MAX_CLASS {
+    if class > MAX_CLASS {
         return None;
     }
     let len = Dmb::len(class);
@@ -467,8 +467,7 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
 
 /// Makes our DMB and registers it. Sizes step down when memory is refused, as in the kernel ("downgrade").
 fn register(session: &mut Session, id: ConnId) {
-    let wish =
-        process::knobs().rmem_class.load(Ordering::Relaxed).min(u32::from(shunpike_shm::lane::MAX_CLASS));
+    let wish = process::knobs().rmem_class.load(Ordering::Relaxed).min(u32::from(MAX_CLASS));
     for class in (0..=wish as u8).rev() {
         let Ok(fd) = region::create("shunpike-dmb", Dmb::len(class)) else { continue };
         let Ok(region) = Region::map(fd.as_fd(), Dmb::len(class)) else { continue };
@@ -494,7 +493,7 @@ fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> bool {
         half.cursor.store(0, Ordering::Relaxed);
         half.other.store(0, Ordering::Relaxed);
         half.peeked.store(0, Ordering::Relaxed);
-        half.ring.store(dmb.size() as u32, Ordering::Relaxed);
+        half.ring.store(dmb.capacity(), Ordering::Relaxed);
         half.token.store(token.0, Ordering::Relaxed);
         half.dmb.store(region.base() as usize, Ordering::Relaxed);
         dmb.words().grant(1);
@@ -527,13 +526,16 @@ fn open(session: &mut Session, id: ConnId, opened: Opened) {
     let half = &conn.block.tx;
     {
         let _guard = half.lock.lock();
-        half.ring.store((region.len() - shunpike_shm::lane::HEADER) as u32, Ordering::Relaxed);
+        let capacity = (region.len() - HEADER) as u32;
+        half.ring.store(capacity, Ordering::Relaxed);
+        half.window.store(capacity.min(MIN_WINDOW), Ordering::Relaxed);
+        half.crowded.store(0, Ordering::Relaxed);
         half.token.store(opened.peer.token.0, Ordering::Relaxed);
         half.generation.store(1, Ordering::Relaxed);
         // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
         let alone = tenants::alone(conn.block);
         if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
-            half.sndbuf.store(device::sndbuf(half.ring.load(Ordering::Relaxed).into()), Ordering::Relaxed);
+            half.sndbuf.store(device::sndbuf(capacity), Ordering::Relaxed);
         }
         half.dmb.store(region.base() as usize, Ordering::Relaxed);
     }
@@ -567,7 +569,7 @@ fn begin(conn: Conn, fd: i32) {
     half.cursor.store(0, Ordering::Relaxed);
     half.other.store(0, Ordering::Relaxed);
     half.start.store(sent, Ordering::Relaxed);
-    if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent) {
+    if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
         conn::lane_closed(conn, fd, half);
     }

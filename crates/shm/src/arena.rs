@@ -72,6 +72,8 @@ pub struct Header {
     pub sleeps: AtomicU64,
     /// Waits that a spin satisfied.
     pub spins: AtomicU64,
+    /// Bytes of rings in use beyond what every lane may grow to.
+    pub grown: AtomicU64,
     /// Connections that ended on TCP, by role and by index of their reason.
     pub fallback: [[AtomicU32; REASONS]; 2],
     /// Sent on lanes by connections that are gone.
@@ -114,8 +116,14 @@ pub struct Half {
     pub sndbuf: AtomicUsize,
     /// Receive: the process that made `sndbuf`.
     pub peeker: AtomicU32,
-    /// Ring size, bytes.
+    /// Capacity of the DMB's ring, bytes.
     pub ring: AtomicU32,
+    /// Send: bytes of the ring in use, our own copy.
+    pub window: AtomicU32,
+    /// Send: writes since the window last grew for which a larger one would have been better.
+    pub crowded: AtomicU32,
+    /// Send: ticks of the last such write.
+    pub crowded_at: AtomicU64,
     /// Generation of the lane.
     pub generation: AtomicU32,
     /// Private copy of our own cursor: consumed for receive, produced for send (offset).

@@ -10,6 +10,12 @@
 //! | start | 0x100 | S | R | make R wait for TCP bytes that never come: R's TCP count is compared, a mismatch resets |
 //! | rwait | 0x180 | R declares; S clears | S | cost S a needless post, or R its wake-up |
 //! | wwait | 0x200 | S declares; R clears | R | the same the other way round |
+//! | window | 0x008 | S | R | give R other bytes of the ring than were written: they are S's bytes anyway |
+//!
+//! The ring *grows in place*: of the DMB's capacity only a window is used, byte `o` of the lane lies at `o` modulo
+//! the window. S doubles it only while both windows put all that is unread at the same places, so that R may read it
+//! by either; as when the producer stands at an odd multiple of the window. S goes back to a small window only when
+//! nothing is unread.
 //!
 //! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Whatever is read here is
 //! one copy, checked by the caller against its private cursor before use.
@@ -32,6 +38,8 @@ pub const fn ring_size(class: u8) -> usize {
 
 /// Largest size class, 16 MiB.
 pub const MAX_CLASS: u8 = 10;
+/// Window that a lane begins with, bytes: two of them stay in a core's first-level cache.
+pub const MIN_WINDOW: u32 = 16384;
 
 /// generation (12 bits) | offset (48 bits) | flags (4 bits), in one 64-bit word.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -79,9 +87,9 @@ impl Cursor {
     }
 }
 
-/// A word alone on its pair of cache lines.
+/// A word alone on its pair of cache lines; but for prod, which the window follows.
 #[repr(C, align(128))]
-struct Line(AtomicU64);
+struct Line(AtomicU64, AtomicU64);
 
 /// The words at the start of a DMB.
 #[repr(C)]
@@ -126,12 +134,14 @@ impl Words {
     pub const PROD_AT: usize = core::mem::offset_of!(Words, prod);
     /// Where the consumer's is.
     pub const CONS_AT: usize = core::mem::offset_of!(Words, cons);
+    /// Where the window is.
+    pub const WINDOW_AT: usize = Self::PROD_AT + size_of::<AtomicU64>();
 }
 
 impl Words {
     /// Words of a DMB never granted.
     pub fn new() -> Self {
-        let line = || Line(AtomicU64::new(0));
+        let line = || Line(AtomicU64::new(0), AtomicU64::new(0));
         Self { prod: line(), cons: line(), start: line(), rwait: line(), wwait: line() }
     }
 
@@ -144,13 +154,14 @@ impl Words {
         self.prod.0.store(Cursor::new(generation, 0).0, Ordering::Release);
     }
 
-    /// Sender: begins the granted lane at byte `tcp_byte` of the TCP stream. False when the grant was
+    /// Sender: begins the granted lane at byte `tcp_byte` of the TCP stream, with so large a window. False when the grant was
     /// stopped or is of another generation; nothing is written then.
     #[must_use]
-    pub fn begin(&self, generation: u32, tcp_byte: u64) -> bool {
+    pub fn begin(&self, generation: u32, tcp_byte: u64, window: u64) -> bool {
         if self.prod() != Cursor::new(generation, 0) {
             return false;
         }
+        self.set_window(window);
         // Release pairs with the Acquire in `start`. A STOP that comes in between makes the first publish fail.
         self.start.0.store(Cursor::new(generation, tcp_byte).0, Ordering::Release);
         true
@@ -160,6 +171,18 @@ impl Words {
     #[inline]
     pub fn prod(&self) -> Cursor {
         Cursor(self.prod.0.load(Ordering::Acquire))
+    }
+
+    /// Sender, under its lock: bytes published from here on lie in a ring of `window` bytes.
+    pub fn set_window(&self, window: u64) {
+        // The Release of `publish` (of `begin` for the first one) makes it visible with the first such byte.
+        self.prod.1.store(window, Ordering::Relaxed);
+    }
+
+    /// The window as the sender last said it, unchecked. Not older than what `prod` showed before.
+    #[inline]
+    pub fn window(&self) -> u64 {
+        self.prod.1.load(Ordering::Relaxed)
     }
 
     /// Consumer cursor. Acquire pairs with the Release of `consume`: its reads of the ring are over.
@@ -290,12 +313,13 @@ impl Default for Words {
     }
 }
 
-/// A mapped DMB: its words and its ring.
+/// A mapped DMB: its words and its ring, of which a window is in use.
 #[derive(Copy, Clone)]
 pub struct Dmb {
     words: &'static Words,
     ring: *mut u8,
-    size: u32,
+    capacity: u32,
+    window: u32,
 }
 
 // SAFETY: words are atomics; ring bytes are copied raw, as cursors allow.
@@ -311,25 +335,26 @@ impl Dmb {
 
     /// The DMB in `region`, whose length is `Dmb::len(class)` for some class.
     pub fn new(region: Region) -> Option<Self> {
-        let size = u32::try_from(region.len().checked_sub(HEADER)?).ok()?;
-        size.is_power_of_two().then_some(())?;
+        let capacity = u32::try_from(region.len().checked_sub(HEADER)?).ok()?;
+        capacity.is_power_of_two().then_some(())?;
         // SAFETY: the region is page-aligned and holds a header; mappings of DMBs outlive their users
         // (core retires them only when no thread looks any more).
-        Some(unsafe { Self::at(region.base() as usize, size) })
+        Some(unsafe { Self::at(region.base() as usize, capacity) })
     }
 
-    /// The DMB mapped at `base` with a ring of `size` bytes.
+    /// The DMB mapped at `base` with a ring of `capacity` bytes, all of which are in use.
     ///
     /// # Safety
-    /// `base` is the start of a mapping made from a region accepted by [`Dmb::new`] with this size, and
+    /// `base` is the start of a mapping made from a region accepted by [`Dmb::new`] with this capacity, and
     /// stays mapped while the value is used.
     #[inline]
-    pub unsafe fn at(base: usize, size: u32) -> Self {
+    pub unsafe fn at(base: usize, capacity: u32) -> Self {
         Self {
             // SAFETY: the caller's word for it.
             words: unsafe { &*(base as *const Words) },
             ring: (base + HEADER) as *mut u8,
-            size,
+            capacity,
+            window: capacity,
         }
     }
 
@@ -339,29 +364,72 @@ impl Dmb {
         self.words
     }
 
-    /// Ring size, bytes.
+    /// The same DMB, of whose ring `window` bytes are in use; `None` where that is no window of it.
     #[inline]
-    pub fn size(&self) -> u64 {
-        u64::from(self.size)
+    pub fn with_window(self, window: u64) -> Option<Self> {
+        let window = u32::try_from(window).ok()?;
+        (window.is_power_of_two() && window <= self.capacity).then_some(Self { window, ..self })
     }
 
-    /// Address of the ring byte at `offset`, and how many bytes follow before the ring's end.
+    /// Receiver: the same DMB as the sender uses it now; `None` where it says what cannot be. To be asked after
+    /// `prod`: then all that prod showed can be read so.
+    #[inline]
+    pub fn as_sent(self) -> Option<Self> {
+        self.with_window(self.words.window())
+    }
+
+    /// Bytes that the ring can grow to.
+    #[inline]
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Bytes of the ring that are in use.
+    #[inline]
+    pub fn window(&self) -> u64 {
+        u64::from(self.window)
+    }
+
+    /// Address of the ring byte at `offset`, and how many bytes follow before the window's end.
     #[inline]
     pub fn span(&self, offset: u64) -> (*mut u8, usize) {
-        let at = offset as usize & (self.size as usize - 1);
-        // SAFETY: masked, so inside the ring.
-        (unsafe { self.ring.add(at) }, self.size as usize - at)
+        let at = offset as usize & (self.window as usize - 1);
+        // SAFETY: masked, so inside the window, which is inside the ring.
+        (unsafe { self.ring.add(at) }, self.window as usize - at)
+    }
+
+    /// The same DMB with twice the window; `None` when it fills the ring, or when what is unread, from `cons` up to
+    /// `prod`, would lie elsewhere.
+    pub fn doubled(self, cons: u64, prod: u64) -> Option<Self> {
+        let window = self.window();
+        let stays = cons == prod || (cons & window == 0 && (prod - 1) / window == cons / window);
+        if stays { self.with_window(window * 2) } else { None }
+    }
+
+    /// Offset of the next point, at `offset` or behind, at which the window may be doubled whatever is unread.
+    pub fn growth_point(&self, offset: u64) -> u64 {
+        offset.next_multiple_of(self.window()) | self.window()
+    }
+
+    /// Sender, with nothing unread: gives the memory of the ring behind the first `window` bytes back to the system.
+    pub fn release_behind(&self, window: u64) {
+        let (at, end) = (window as usize, self.capacity as usize);
+        if at < end {
+            // SAFETY: within the mapping; nothing there is unread, and only the sender writes, which is the caller.
+            // Failure (a seal, a filter) leaves the memory where it is.
+            unsafe { libc::madvise(self.ring.add(at).cast(), end - at, libc::MADV_REMOVE) };
+        }
     }
 
     /// Copies `len` bytes at `from` into the ring at `offset`; the caller owns that stretch of the ring.
     ///
     /// # Safety
-    /// `from` is readable for `len` bytes; `len` is at most the ring's size.
+    /// `from` is readable for `len` bytes; `len` is at most the window.
     #[inline]
     pub unsafe fn fill(&self, offset: u64, from: *const u8, len: usize) {
         let (to, room) = self.span(offset);
         let first = len.min(room);
-        // SAFETY: `first` bytes fit before the ring's end, the rest from its beginning (len <= size).
+        // SAFETY: `first` bytes fit before the window's end, the rest from its beginning (len <= window).
         unsafe {
             core::ptr::copy_nonoverlapping(from, to, first);
             if len > first {
@@ -388,7 +456,7 @@ mod tests {
     fn a_stopped_lane_takes_no_more_and_is_not_begun() {
         let w = Words::new();
         w.grant(1);
-        assert!(w.begin(1, 9) && !w.begin(2, 9));
+        assert!(w.begin(1, 9, 16384) && !w.begin(2, 9, 16384));
         let one = w.publish(Cursor::new(1, 0), 4).expect("open");
         w.flag(1, Cursor::STOP, 0).expect("same generation");
         assert_eq!(w.publish(one, 1), Err(one.with(Cursor::STOP)));
@@ -399,12 +467,41 @@ mod tests {
     fn what_is_taken_back_cannot_be_consumed() {
         let w = Words::new();
         w.grant(1);
-        assert!(w.begin(1, 0));
+        assert!(w.begin(1, 0, 16384));
         w.publish(Cursor::new(1, 0), 10).expect("open");
         let at = w.consume(Cursor::new(1, 0), 4).expect("bytes");
         assert_eq!(w.take_back(1), Some((4, 10)));
         assert!(w.consume(at, 1).is_err());
         assert_eq!(w.take_back(1), None);
+    }
+
+    #[test]
+    fn the_window_grows_where_both_windows_agree() {
+        let mut memory = vec![0u8; Dmb::len(2) + 4096];
+        let base = memory.as_mut_ptr().addr().next_multiple_of(4096);
+        // SAFETY: page-aligned, and of the length of a DMB of 64 KiB.
+        let whole = unsafe { Dmb::at(memory.as_mut_ptr().with_addr(base).expose_provenance(), 64 << 10) };
+        let small = whole.with_window(16 << 10).expect("a window");
+        assert_eq!(small.growth_point(0), 16 << 10);
+        assert_eq!(small.growth_point((16 << 10) + 1), 48 << 10);
+        assert_eq!(small.growth_point(48 << 10), 48 << 10);
+        for cons in (0..(96 << 10)).step_by(1 << 10) {
+            for prod in (cons..=cons + (16 << 10)).step_by(1 << 10) {
+                let places =
+                    |dmb: &Dmb| (cons..prod).step_by(512).map(|at| dmb.span(at).0).collect::<Vec<_>>();
+                let large = small.with_window(32 << 10).expect("a window");
+                assert_eq!(
+                    small.doubled(cons, prod).is_some(),
+                    places(&small) == places(&large),
+                    "{cons} {prod}"
+                );
+            }
+            let at = small.growth_point(cons);
+            assert!(small.doubled(at - (16 << 10), at).is_some());
+        }
+        assert!(whole.doubled(0, 0).is_none());
+        assert!(whole.with_window(0).is_none() && whole.with_window(3).is_none());
+        assert!(whole.with_window(128 << 10).is_none() && whole.with_window(1 << 40).is_none());
     }
 
     #[test]

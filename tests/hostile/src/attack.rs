@@ -12,7 +12,7 @@ use shunpike_shm::{Region, region};
 use shunpike_wire::session::{ClcBytes, ToBroker};
 
 use crate::dice::Dice;
-use crate::peer::{CONS, Memory, PROD, Peer, RWAIT, START, WWAIT, add};
+use crate::peer::{CONS, Memory, PROD, Peer, RWAIT, START, WINDOW, WWAIT, add};
 use crate::session::Session;
 
 /// One thing to do.
@@ -180,7 +180,7 @@ fn value(now: u64, dice: &mut Dice) -> u64 {
     let cursor = Cursor(now);
     let (generation, offset) = (cursor.generation(), cursor.offset());
     let moved = |by: i64| Cursor::new(generation, offset.wrapping_add_signed(by)).0 | now & 15;
-    match dice.below(14) {
+    match dice.below(15) {
         0 => dice.word(),
         1 => 0,
         2 => u64::MAX,
@@ -194,11 +194,12 @@ fn value(now: u64, dice: &mut Dice) -> u64 {
         10 => Cursor::new(generation.wrapping_sub(1), offset).0,
         11 => Cursor::new(generation, MAX_OFFSET + dice.below(3)).0,
         12 => Cursor::new(generation, (1 << 48) - 1 - dice.below(3)).0,
+        13 => 1 << dice.below(32),
         _ => dice.word() << 32 | dice.below(256),
     }
 }
 
-const WORDS: [usize; 7] = [PROD, PROD, CONS, CONS, START, RWAIT, WWAIT];
+const WORDS: [usize; 9] = [PROD, PROD, PROD, WINDOW, CONS, CONS, START, RWAIT, WWAIT];
 
 fn word(peer: &Peer, session: &Session, dice: &mut Dice) {
     let Some(memory) = any_memory(peer, dice) else { return };

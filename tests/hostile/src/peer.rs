@@ -19,6 +19,8 @@ use crate::session::{Group, Session};
 /// Words of a DMB, bytes from its start (ARCHITECTURE.md, "Shared memory").
 pub const PROD: usize = 0x000;
 /// See [`PROD`].
+pub const WINDOW: usize = 0x008;
+/// See [`PROD`].
 pub const CONS: usize = 0x080;
 /// See [`PROD`].
 pub const START: usize = 0x100;
@@ -46,6 +48,12 @@ impl Memory {
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: an atomic inside of a live mapping; unmapped only together with `self`.
         unsafe { self.region.at(offset).expect("inside the region") }
+    }
+
+    /// Begins the lane at `tcp_byte`, with all of the ring in use.
+    fn begin(&self, tcp_byte: u64) -> bool {
+        let dmb = self.dmb();
+        dmb.words().begin(1, tcp_byte, dmb.window())
     }
 
     /// As a DMB.
@@ -203,8 +211,7 @@ impl Peer {
             }
             match next {
                 Next::Open(_) => {
-                    let begins =
-                        self.victims.as_ref().is_some_and(|m| m.dmb().words().begin(1, self.counts.0));
+                    let begins = self.victims.as_ref().is_some_and(|m| m.begin(self.counts.0));
                     self.sent = begins.then(|| Cursor::new(1, 0));
                     return Ok(Stage::Open);
                 }
@@ -256,7 +263,7 @@ impl Peer {
         let (Some(at), Some(memory)) = (self.sent, &self.victims) else { return false };
         let dmb = memory.dmb();
         let unread = at.offset().wrapping_sub(dmb.words().cons().offset());
-        if unread > dmb.size() || dmb.size() - unread < bytes.len() as u64 {
+        if unread > dmb.window() || dmb.window() - unread < bytes.len() as u64 {
             return false;
         }
         // SAFETY: `bytes` is readable; its length is at most what is free.
@@ -298,7 +305,9 @@ impl Peer {
     fn collect(&mut self, session: &Session, to: &mut Vec<u8>) -> std::io::Result<()> {
         if let Some(own) = &self.own {
             let dmb = own.dmb();
-            let unread = dmb.words().prod().offset().wrapping_sub(self.consumed).min(dmb.size());
+            let prod = dmb.words().prod();
+            let Some(dmb) = dmb.as_sent() else { return Err(std::io::ErrorKind::InvalidData.into()) };
+            let unread = prod.offset().wrapping_sub(self.consumed).min(dmb.window());
             if dmb.words().start(1) == Some(self.counts.1) && unread > 0 {
                 for at in self.consumed..self.consumed + unread {
                     // SAFETY: `span` points into the ring.

@@ -91,7 +91,7 @@ fn set(messages: u64, senders: usize, broken: Broken) {
         let lanes = core::array::from_fn(|_| {
             let words = Words::new();
             words.grant(1);
-            assert!(words.begin(1, 0));
+            assert!(words.begin(1, 0, 1 << 14));
             words
         });
         let set = Set { lanes, news: CqNews::new(), bell: Bell::new(), crew: Crew::new(1 + senders), broken };

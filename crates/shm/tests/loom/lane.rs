@@ -27,7 +27,7 @@ struct Lane {
 impl Lane {
     fn begun() -> Arc<Self> {
         let lane = Self::granted();
-        assert!(lane.words.begin(1, 0));
+        assert!(lane.words.begin(1, 0, RING as u64));
         lane
     }
 
@@ -150,6 +150,89 @@ fn broken_consume_before_copy() {
 #[should_panic]
 fn broken_no_look_for_room() {
     data(Data::NoLookForRoom);
+}
+
+#[derive(Copy, Clone, PartialEq)]
+enum Growth {
+    Kept,
+    BetweenPoints,
+    WindowAfterPublish,
+    WindowLookedAtFirst,
+}
+
+/// Through a ring that doubles once (core's `window`): three bytes, window one; or four, window two, where it grows
+/// at a wrong point.
+fn growth(rule: Growth) {
+    let (small, bytes, point) = if rule == Growth::BetweenPoints { (2, 4, 3) } else { (1, 3, 1) };
+    explore("growth", move || {
+        let words = Words::new();
+        words.grant(1);
+        assert!(words.begin(1, 0, small));
+        let ring: [UnsafeCell<u8>; 4] = core::array::from_fn(|_| UnsafeCell::new(0));
+        let lane = Arc::new((words, ring));
+        let sender = {
+            let lane = Arc::clone(&lane);
+            thread::spawn(move || {
+                let (words, ring) = &*lane;
+                let (mut at, mut window) = (START, small);
+                for byte in 1..=bytes {
+                    if at.offset() == point {
+                        window *= 2;
+                        if rule != Growth::WindowAfterPublish {
+                            words.set_window(window);
+                        }
+                    }
+                    while at.offset() - words.cons().offset() >= window {
+                        thread::yield_now();
+                    }
+                    // SAFETY: loom checks that nobody else is at this byte.
+                    ring[(at.offset() % window) as usize].with_mut(|to| unsafe { *to = byte });
+                    at = words.publish(at, 1).expect("nobody stops");
+                    if rule == Growth::WindowAfterPublish {
+                        words.set_window(window);
+                    }
+                }
+            })
+        };
+        let (words, ring) = &*lane;
+        let mut at = START;
+        for byte in 1..=bytes {
+            let mut window = words.window();
+            while words.prod().offset() == at.offset() {
+                thread::yield_now();
+            }
+            if rule != Growth::WindowLookedAtFirst {
+                window = words.window();
+            }
+            // SAFETY: as above.
+            assert_eq!(ring[(at.offset() % window) as usize].with(|from| unsafe { *from }), byte);
+            at = words.consume(at, 1).expect("nobody takes back");
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn a_growing_ring_is_read_as_it_was_written() {
+    growth(Growth::Kept);
+}
+
+#[test]
+#[should_panic]
+fn broken_grown_between_points() {
+    growth(Growth::BetweenPoints);
+}
+
+#[test]
+#[should_panic]
+fn broken_window_said_after_its_bytes() {
+    growth(Growth::WindowAfterPublish);
+}
+
+#[test]
+#[should_panic]
+fn broken_window_looked_at_before_the_cursor() {
+    growth(Growth::WindowLookedAtFirst);
 }
 
 #[derive(Copy, Clone, PartialEq)]
@@ -433,7 +516,7 @@ fn ungrant(rule: Ungrant) {
         let sender = {
             let lane = Arc::clone(&lane);
             thread::spawn(move || {
-                if !lane.words.begin(1, 0) || lane.publish(START, 1).is_err() {
+                if !lane.words.begin(1, 0, RING as u64) || lane.publish(START, 1).is_err() {
                     lane.by_tcp([1]);
                 }
             })
@@ -482,7 +565,7 @@ fn begin(rule: Begin) {
             thread::spawn(move || lane.words.grant(2))
         };
         // In the broken twin nothing of generation 2 may be there yet.
-        let begun = lane.words.begin(2, 9) || rule == Begin::Regardless;
+        let begun = lane.words.begin(2, 9, RING as u64) || rule == Begin::Regardless;
         let seen = (lane.words.cons(), lane.words.start(2));
         receiver.join().unwrap();
         if begun {

@@ -46,7 +46,7 @@ impl Lane {
     fn new(threads: usize, room: u64, queues: &[usize], broken: Broken) -> Arc<Self> {
         let words = Words::new();
         words.grant(1);
-        assert!(words.begin(1, 0));
+        assert!(words.begin(1, 0, 1 << 14));
         Arc::new(Self {
             words,
             room,

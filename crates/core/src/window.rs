@@ -1,0 +1,84 @@
+//! How much of a lane's ring is in use: it grows where a sender needs it, and shrinks when it is drained.
+//!
+//! Small windows stay in the first-level caches of both cores. Large ones move bulk faster: what the writer
+//! overwrites and what the reader fetches lie in the shared cache by then, not in the other core's.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::{Half, Header};
+use shunpike_shm::lane::{Dmb, MIN_WINDOW};
+
+use crate::{clock, process};
+
+/// Up to this window a lane grows at the first write that finds too little room, bytes: about what TCP's buffers take
+/// before anybody reads.
+const FREE: u64 = 256 * 1024;
+/// A write from so many bytes on is bulk.
+pub const BULK: u64 = 16 * 1024;
+/// In any case it grows after so many bulk or crowded writes at one size: a MiB or so.
+const CROWDED: u32 = 32;
+/// What all lanes of the processes that share an arena may have beyond [`FREE`], bytes.
+const BUDGET: u64 = 64 << 20;
+/// A window that was not too small for so long is given back, microseconds.
+const IDLE_US: u64 = 1_000_000;
+
+/// A crowded or bulk write of `left` bytes at `offset`, under the send lock: the DMB with as much more window as it
+/// is worth and as can be had here, and how many bytes may be put before looking again.
+pub fn fit(half: &Half, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
+    half.crowded_at.store(clock::ticks(), Ordering::Relaxed);
+    half.crowded.store(half.crowded.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    // What the receiver has consumed since is as unread as the rest: it only keeps the window smaller for longer.
+    let cons = half.other.load(Ordering::Relaxed);
+    while wants_more(half, &dmb, offset - cons, left) {
+        match dmb.doubled(cons, offset) {
+            Some(grown) => dmb = change(half, grown),
+            None if dmb.window() < u64::from(dmb.capacity()) => {
+                return (dmb, dmb.growth_point(offset) - offset);
+            }
+            None => break,
+        }
+    }
+    (dmb, u64::MAX)
+}
+
+fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
+    let window = dmb.window();
+    if window < FREE && window.saturating_sub(unread) < left.min(FREE) {
+        return true;
+    }
+    let affordable = |header: &Header| header.grown.load(Ordering::Relaxed) + window <= BUDGET;
+    half.crowded.load(Ordering::Relaxed) >= CROWDED && process::header().is_some_and(affordable)
+}
+
+/// Goes back to the smallest window when nothing is unread and no larger one was needed of late. Under the send lock.
+#[inline]
+pub fn shrink(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
+    let idle = clock::ticks().wrapping_sub(half.crowded_at.load(Ordering::Relaxed)) > clock::from_us(IDLE_US);
+    if !idle || dmb.words().cons().offset() != offset {
+        return dmb;
+    }
+    let Some(small) = dmb.with_window(MIN_WINDOW.into()) else { return dmb };
+    dmb.release_behind(small.window());
+    change(half, small)
+}
+
+/// The lane is closed: what it had beyond its share is others' again.
+pub fn closed(half: &Half) {
+    account(half.window.swap(0, Ordering::Relaxed).into(), 0);
+}
+
+fn change(half: &Half, dmb: Dmb) -> Dmb {
+    // The shared word first: who inherits the lock of a killed sender asks there.
+    dmb.words().set_window(dmb.window());
+    let before = half.window.swap(dmb.window() as u32, Ordering::Relaxed);
+    half.crowded.store(0, Ordering::Relaxed);
+    account(before.into(), dmb.window());
+    dmb
+}
+
+fn account(before: u64, after: u64) {
+    let Some(header) = process::header() else { return };
+    let beyond = |window: u64| window.saturating_sub(FREE);
+    // Wraps back: each addition is taken away again, but for those of killed processes that shared the arena.
+    header.grown.fetch_add(beyond(after).wrapping_sub(beyond(before)), Ordering::Relaxed);
+}
