@@ -439,7 +439,8 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         }
-        for (half, totals) in [(&block.rx, &header.rx), (&block.tx, &header.tx)] {
+        let halves = [(&block.rx, &header.rx), (&block.tx, &header.tx)];
+        for (half, totals) in halves.into_iter().filter(|(half, _)| half.calls.load(Ordering::Relaxed) != 0) {
             totals.bytes.fetch_add(half.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
             totals.calls.fetch_add(half.calls.load(Ordering::Relaxed), Ordering::Relaxed);
             for (sum, one) in totals.sizes.iter().zip(&half.sizes) {

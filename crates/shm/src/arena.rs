@@ -275,7 +275,9 @@ impl Arena {
         // round all the same, so that a block rests before it is another connection.
         let looks = if high == BLOCKS as u32 { high } else { high.min(RESTING) };
         for _ in 0..looks {
-            let index = self.hand.fetch_add(1, Ordering::Relaxed) % high;
+            // Two threads at once may look at the same block: `claim` decides.
+            let index = self.hand.load(Ordering::Relaxed);
+            self.hand.store(if index + 1 < high { index + 1 } else { 0 }, Ordering::Relaxed);
             let block = self.block(index);
             if block.holders.load(Ordering::Relaxed) == 0 && block.claim() {
                 return Some(block);
