@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from harness import Accel, fifos
+from harness import EAGER_MODES, Accel, fifos
 from procs import free_port, until
+from test_parity import on_tcp, run_case
 
 GONE = ["execs", "killed", "exits", "generations", "many", "vfork", "spawn", "system", "stays"]
 HERE = ["tries", "waits"]
@@ -60,3 +61,15 @@ def test_a_connection_that_is_shared_gets_no_lane(world, bed, case):
     until(lambda: any(end["reason"] and end["reason"]["key"] == "shared" for end in kin.ends()), lambda: f"{kin.ends()}")
     assert not kin.on_lanes()
     kin.finish()
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("how", ["exec", "become", "vfork", "spawn", "rights", "mistake"])
+@pytest.mark.parametrize("sender", ["close", "shutdown", "exit", "stay"])
+def test_unread_bytes_are_handed_over(world, bed, mode, sender, how):
+    """A program that is not under Shunpike gets all that was not read before it, also when their sender is gone."""
+    case = f"{sender}-{how}"
+    wanted = on_tcp(bed, "handover", case)
+    for end, got, should in zip(("client", "server"), run_case(world, mode, bed, "handover", case), wanted, strict=True):
+        assert got.splitlines() == should.splitlines(), f"the {end} sees something else than on TCP"

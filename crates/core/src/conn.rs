@@ -291,7 +291,7 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
 ///
-/// A sender that ended its lane before we could ask has counted on our reading the ring to its end; bytes that
+/// A sender whose lane was revoked before we could ask has counted on our reading the ring to its end; bytes that
 /// stand there then are out of a foreign program's reach.
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     let block = conn.block;
@@ -310,7 +310,9 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
             block.leaving.store(1, Ordering::Relaxed);
             let left = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
             let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
-            if left.is_ok() || empty {
+            // Its sender has finished its stream: all that we have not read comes by TCP.
+            let taken = dmb.words().cons().has(Cursor::TAKEN);
+            if left.is_ok() || empty || taken {
                 block.rx.mode.store(mode::PLAIN, Ordering::Release);
                 lane_closed(conn, fd, &block.rx);
             }
@@ -327,13 +329,28 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     settle(conn, fd);
 }
 
+/// A vfork child, which works on our memory with descriptors of its own, has `fd` under another number too: what it
+/// executes gets it.
+pub fn hand_over_from_child(fd: i32) {
+    if let Some(conn) = table::conn(fd).filter(|conn| is_socket_of(conn.block, fd)) {
+        hand_over(conn, fd, Reason::HandedOver);
+    }
+}
+
+/// Whether `fd` is the connection's socket in a process that our table of descriptors may not be true of.
+fn is_socket_of(block: &Block, fd: i32) -> bool {
+    // Not known before the first nomination: nothing can be lost then either.
+    let known = block.cookie.load(Ordering::Relaxed);
+    known == 0 || sys::cookie(fd) == known
+}
+
 /// Before exec(): connections whose descriptors survive it are handed over, on a lane or not yet.
 pub fn before_exec() {
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let survives = rustix::io::fcntl_getfd(session::borrowed(fd))
             .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
-        if survives {
+        if survives && is_socket_of(conn.block, fd) {
             hand_over(conn, fd, Reason::HandedOver);
         }
     }
@@ -352,8 +369,11 @@ pub fn at_exit() {
             table::take(fd);
             // The kernel finds out when we are gone, should the others be the last just now.
             let _ = tenants::leave(conn.block);
-        } else if ring_bytes(conn) > 0 {
-            reset_at_close(fd);
+        } else {
+            if ring_bytes(conn) > 0 {
+                reset_at_close(fd);
+            }
+            tx::finish_stream(conn, fd);
         }
     }
 }
@@ -488,7 +508,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
             lane_closed(conn, fd, &block.rx);
         }
     }
-    tx::conclude(conn, fd);
+    tx::finish_stream(conn, fd);
     {
         let _guard = block.tx.lock.lock();
         block.tx.mode.store(mode::PLAIN, Ordering::Release);
@@ -526,7 +546,7 @@ pub fn shutdown(fd: i32, how: i32) {
     let Some(conn) = table::conn(fd) else { return };
     session::pump_if_news();
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        tx::conclude(conn, fd);
+        tx::finish_stream(conn, fd);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         stop(conn, fd);

@@ -76,6 +76,11 @@ pub fn option<T: Copy>(fd: i32, level: i32, name: i32) -> Result<T, Errno> {
     Ok(value)
 }
 
+/// SO_COOKIE: the socket's own number, whatever its descriptors are; 0 when the kernel does not say.
+pub fn cookie(fd: i32) -> u64 {
+    option(fd, libc::SOL_SOCKET, libc::SO_COOKIE).unwrap_or(0)
+}
+
 /// setsockopt(2) of a plain value.
 pub fn set_option<T>(fd: i32, level: i32, name: i32, value: &T) -> Res {
     let at = core::ptr::from_ref(value) as usize;

@@ -138,8 +138,9 @@ pub fn nominate(conn: Conn, fd: i32) {
     }
 }
 
-/// Writes down addresses for the tools, and whether the socket blocks.
+/// Writes down addresses for the tools, the socket's cookie, and whether it blocks.
 fn describe(block: &Block, fd: i32) {
+    block.cookie.store(sys::cookie(fd), Ordering::Relaxed);
     let socket = borrowed(fd);
     let local = rustix::net::getsockname(socket).ok().and_then(|any| SocketAddr::try_from(any).ok());
     let remote =

@@ -139,8 +139,12 @@ hooks! {
     /// dup(2)
     fn dup(fd: c_int) -> c_int {
         if internal(fd) { return refuse(libc::EBADF); }
+        if foreign_process() {
+            conn::hand_over_from_child(fd);
+            return covered::dup(fd);
+        }
         let new = covered::dup(fd);
-        if new >= 0 && !foreign_process() { conn::duplicated(fd, new); }
+        if new >= 0 { conn::duplicated(fd, new); }
         new
     }
     /// dup2(2)
@@ -214,6 +218,9 @@ fn duplicate_to(fd: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
         return refuse(libc::EBADF);
     }
     let ours = !foreign_process();
+    if !ours {
+        conn::hand_over_from_child(fd);
+    }
     if ours && internal(new) {
         // The number is taken by one of ours; the kernel says the same when it races with open().
         return refuse(libc::EBUSY);
@@ -241,6 +248,7 @@ fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_int {
                 leaves(fd, Reason::OptionUnsupported);
             }
         }
+        libc::F_DUPFD if foreign_process() => conn::hand_over_from_child(fd),
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if !foreign_process() => conn::duplicated(fd, rc),
         _ => {}
     }
