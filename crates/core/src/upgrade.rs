@@ -45,7 +45,7 @@ struct Handshake {
     id: ConnId,
     fd: i32,
     machine: Machine,
-    /// Our DMB, registered or about to be.
+    /// Our DMB, registered or about to be; not once it is granted.
     own: Option<Region>,
     /// Answer to Register that waits until no thread is inside a kernel call on the receiving side.
     registered: Option<Named>,
@@ -384,6 +384,8 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
         shake.registered = Some(named);
         return;
     }
+    // The block's now: it is let go with the lane, also where that ends before the handshake does.
+    shake.own = None;
     shake.registered = None;
     step(session, id, Input::Registered(named));
 }
@@ -456,7 +458,8 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
             if granted {
                 // Stops the DMB that the peer may know, or have begun to use; it is retired when drained.
                 conn::withdraw_grant(conn, fd);
-            } else if let Some(region) = shake.own {
+            }
+            if let Some(region) = shake.own {
                 device::retire(region, fallback.own.unwrap_or(DmbToken(0)), device::Owner::Ours);
             }
             session.send(&ToBroker::Withdraw { conn: id });
@@ -611,15 +614,11 @@ pub fn forget(session: &mut Session, block: &Block) {
     if let Some(slot) = session.handshakes.find(id)
         && let Some(shake) = slot.take()
     {
-        // What the block has taken over (granted, opened) is retired with its half.
-        let taken = |region: &Region, at: &std::sync::atomic::AtomicUsize| {
-            at.load(Ordering::Relaxed) == region.base() as usize
-        };
-        if let Some(region) = shake.own.filter(|region| !taken(region, &block.rx.dmb)) {
+        if let Some(region) = shake.own {
             let token = shake.registered.map_or(DmbToken(0), |named| named.token);
             device::retire(region, token, device::Owner::Ours);
         }
-        if let Some(region) = shake.peer.filter(|region| !taken(region, &block.tx.dmb)) {
+        if let Some(region) = shake.peer {
             device::retire(region, DmbToken(0), device::Owner::Peer);
         }
     }
@@ -632,7 +631,8 @@ pub fn broker_gone(session: &mut Session) {
         let Some(shake) = session.handshakes.slots[slot].take() else { continue };
         if shake.conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
             conn::withdraw_grant(shake.conn, shake.fd);
-        } else if let Some(region) = shake.own {
+        }
+        if let Some(region) = shake.own {
             device::retire(region, DmbToken(0), device::Owner::Ours);
         }
         if let Some(region) = shake.peer {
