@@ -57,7 +57,8 @@ impl<T> Mutex<T> {
         self.word
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
-            .then_some(Guard { mutex: self, _critical: critical })
+            // Only then: a guard that is made opens the lock when it goes.
+            .then(|| Guard { mutex: self, _critical: critical })
     }
 
     /// Takes the lock and keeps it beyond this call: across fork(), so that the child finds whole what it protects.
@@ -92,5 +93,19 @@ impl<T> Drop for Guard<'_, T> {
         if self.mutex.word.swap(FREE, Ordering::Release) == CONTENDED {
             let _ = rustix::thread::futex::wake(&self.mutex.word, rustix::thread::futex::Flags::PRIVATE, 1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_was_tried_in_vain_stays_its_holder_s() {
+        let mutex = Mutex::new(0);
+        let guard = mutex.lock();
+        assert!(mutex.try_lock().is_none() && mutex.try_lock().is_none());
+        drop(guard);
+        assert!(mutex.try_lock().is_some_and(|value| *value == 0) && mutex.try_lock().is_some());
     }
 }
