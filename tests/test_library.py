@@ -10,7 +10,7 @@ from procs import finish_together, free_port
 
 # Names that libc users bind to and that must stay hooked, whatever else is added.
 MUST = """read __read __read_chk write __write readv writev preadv2 pwritev2 recv __recv_chk recvfrom recvmsg recvmmsg send sendto
-sendmsg sendmmsg sendfile sendfile64 splice socket connect accept accept4 shutdown close close_range closefrom dup dup2 dup3 fcntl
+sendmsg sendmmsg sendfile sendfile64 splice socket connect listen accept accept4 shutdown close close_range closefrom dup dup2 dup3 fcntl
 fcntl64 ioctl setsockopt poll __poll_chk ppoll select pselect epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
 epoll_pwait2 vfork _Fork execve execvp posix_spawn fdopen dprintf sigaction signal siginterrupt syscall setuid
 seteuid setreuid setresuid""".split()

@@ -5,7 +5,8 @@
 
 mod room;
 
-use crate::facts::Proof;
+use crate::expectations::Expectations;
+use crate::facts::{Endpoint, Proof};
 use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId};
 use crate::links::{LinkId, Links, Seat};
 use crate::matching::{Decision, Matching};
@@ -58,6 +59,9 @@ pub struct Exchange {
     /// What is to be sent, in order.
     pub posts: Vec<Post>,
     matching: Matching,
+    expectations: Expectations,
+    /// Ends whose nomination waits, and who are to be told so.
+    unanswered: Vec<Party>,
     members: HashMap<SessionId, Member>,
     ends: HashMap<Party, End>,
     policy: Policy,
@@ -74,6 +78,8 @@ impl Exchange {
             max_conns_per_lgr: 255,
             posts: Vec::new(),
             matching: Matching::new(across),
+            expectations: Expectations::default(),
+            unanswered: Vec::new(),
             members: HashMap::new(),
             ends: HashMap::new(),
             policy,
@@ -95,6 +101,8 @@ impl Exchange {
     /// A session has ended: all it held is let go, and its peers are told.
     pub fn end_session(&mut self, session: SessionId) {
         self.matching.end_session(session);
+        self.expectations.end_session(session);
+        self.unanswered.retain(|party| party.session != session);
         let of_session: Vec<Party> =
             self.ends.keys().copied().filter(|party| party.session == session).collect();
         for party in of_session {
@@ -108,8 +116,36 @@ impl Exchange {
         self.posts.retain(|post| post.to != session);
     }
 
-    /// A nomination, with what the kernel said of the socket.
-    pub fn nominate(&mut self, party: Party, role: Role, proof: Proof) {
+    /// A session is about to connect to `endpoint`, or listens there.
+    pub fn expect(&mut self, party: Party, role: Role, endpoint: Endpoint) {
+        self.expectations.enter(party, role, endpoint);
+    }
+
+    /// How many ends [`Exchange::answer`] has something to say to.
+    pub fn unanswered(&self) -> usize {
+        self.unanswered.len()
+    }
+
+    /// Tells the first `count` unanswered ends, those that still wait, whether anybody may come to the other end.
+    /// To be called when all has been heard that was said before their nominations.
+    pub fn answer(&mut self, count: usize) {
+        let due: Vec<Party> = self.unanswered.drain(..count.min(self.unanswered.len())).collect();
+        for party in due {
+            let Some((role, facts)) = self.matching.nomination(party) else { continue };
+            let Some(asking) = self.members.get(&party.session) else { continue };
+            let permitted = |session| {
+                let other = self.members.get(&session);
+                other.is_some_and(|other| self.policy.permits(&asking.identity, &other.identity))
+            };
+            let expected = self.expectations.other_end(party.session, role, facts.tuple, permitted);
+            tracing::debug!(%party, ?expected, "waits");
+            self.post(party.session, FromBroker::Waiting { conn: party.conn, expected });
+        }
+    }
+
+    /// A nomination, with what the kernel said of the socket. `answer`: see
+    /// [`Exchange::answer`].
+    pub fn nominate(&mut self, party: Party, role: Role, proof: Proof, answer: bool) {
         self.part(party);
         self.retire_block(party);
         let decisions = match proof {
@@ -126,6 +162,9 @@ impl Exchange {
                 Decision::Refused(end, reason) => self.refuse(end, reason),
             }
         }
+        if answer && self.matching.is_waiting(party) {
+            self.unanswered.push(party);
+        }
     }
 
     /// A block that is used anew tells that its earlier connection is gone, though nobody withdrew it. So a
@@ -141,6 +180,7 @@ impl Exchange {
     /// An end was closed or wants no lane any more.
     pub fn withdraw(&mut self, party: Party) {
         self.matching.withdraw(party);
+        self.expectations.remove(party);
         self.part(party);
     }
 
@@ -275,6 +315,7 @@ impl Exchange {
         self.members.is_empty()
             && self.ends.is_empty()
             && self.matching.is_empty()
+            && self.expectations.is_empty()
             && self.links.is_empty()
             && self.promises.is_empty()
             && self.device.dmb_count() == 0

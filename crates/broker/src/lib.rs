@@ -8,6 +8,7 @@ mod conformance;
 mod connections;
 mod datagram;
 pub mod exchange;
+mod expectations;
 mod explain;
 pub mod facts;
 mod foreign;

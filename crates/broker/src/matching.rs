@@ -240,6 +240,11 @@ impl Matching {
         self.seen(party).is_some_and(|seen| seen.waiting)
     }
 
+    /// What an end whose nomination waits said.
+    pub fn nomination(&self, party: Party) -> Option<(Role, Facts)> {
+        self.seen(party).filter(|seen| seen.waiting).map(|seen| (seen.role, seen.facts))
+    }
+
     /// Number of nominations that wait.
     pub fn waiting(&self) -> usize {
         self.entries.values().filter(|entry| entry.seen.is_some_and(|seen| seen.waiting)).count()

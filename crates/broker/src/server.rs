@@ -2,7 +2,7 @@
 
 use crate::datagram::{self, Received};
 use crate::exchange::{Exchange, Post};
-use crate::facts::{self, Counts, Proof};
+use crate::facts::{self, Counts, Endpoint, Proof};
 use crate::foreign::Foreign;
 use crate::ism::{Party, SessionId};
 use crate::loopback::LoopbackIsm;
@@ -28,6 +28,7 @@ use shunpike_wire::clc;
 use shunpike_wire::session::{self, ConnId, FromBroker, MAX_CQS, Role, ToBroker};
 use shunpike_wire::{DmbSize, Reason};
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -47,6 +48,9 @@ const TOOLS_OF_USER: usize = 16;
 const TOOLS_OF_OPERATOR: usize = 8;
 /// How long a new connection may say nothing, and a tool may leave its answer unread.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Looks at all sessions before a nomination is answered: what was sent before it is read by then, but for
+/// a crowd's messages.
+const LOOKS: u32 = 4;
 /// How long nobody is accepted after descriptors ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -138,12 +142,11 @@ impl Server {
                 .map_err(failed("wait for the stop signal"))?;
         }
         let mut events = Vec::with_capacity(256);
+        let mut looks = 0;
         loop {
             events.clear();
-            let timeout = self.next_deadline().map(|deadline| {
-                let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
-            });
+            let unanswered = self.exchange.unanswered();
+            let timeout = if unanswered > 0 { Some(Timespec::default()) } else { self.timeout() };
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(failed("wait for events")(errno)),
@@ -159,10 +162,25 @@ impl Server {
                 }
                 self.deliver();
             }
+            if unanswered > 0 {
+                looks += 1;
+                if events.is_empty() || looks >= LOOKS {
+                    self.exchange.answer(unanswered);
+                    self.deliver();
+                    looks = 0;
+                }
+            }
             if self.keep_time() {
                 return Ok(());
             }
         }
+    }
+
+    fn timeout(&self) -> Option<Timespec> {
+        self.next_deadline().map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+        })
     }
 
     /// Whether sequence numbers can be looked at.
@@ -297,13 +315,17 @@ impl Server {
             ToBroker::Hello { .. } | ToBroker::Query { .. } => return Err(End),
             _ if !is_program => return Err(End),
             ToBroker::Nominate { conn, .. } if conn.0 as u32 >= BLOCKS as u32 => return Err(End),
-            ToBroker::Nominate { conn, role, tx, rx } => {
+            ToBroker::Nominate { conn, role, tx, rx, answer } => {
                 let proof = if self.may_nominate(id) {
                     self.prove(party(conn), role, Counts { tx, rx }, received.fds)
                 } else {
                     Proof::Refused(Reason::NominationLimit)
                 };
-                self.exchange.nominate(party(conn), role, proof);
+                self.exchange.nominate(party(conn), role, proof, answer);
+            }
+            ToBroker::Expect { conn, role, ip, port } => {
+                let ip = IpAddr::from(ip).to_canonical();
+                self.exchange.expect(party(conn), role, Endpoint { ip, port });
             }
             ToBroker::Withdraw { conn } => self.exchange.withdraw(party(conn)),
             ToBroker::Clc { conn, clc } => {

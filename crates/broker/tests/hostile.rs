@@ -261,7 +261,7 @@ fn a_flood_of_connections_is_turned_away_and_leaves_room_for_the_served() {
     let broker = TestBroker::with(|config| config.max_sessions = 8);
     let client = Client::connect(&broker);
     let flood: Vec<_> = (0..100).filter_map(|_| try_connect(&broker.socket)).collect();
-    client.say(ToBroker::Nominate { conn: CONN, role: Role::Client, tx: 0, rx: 0 });
+    client.say(ToBroker::Nominate { conn: CONN, role: Role::Client, tx: 0, rx: 0, answer: false });
     assert!(matches!(client.hear(), FromBroker::Refused { .. }));
     drop(flood);
     until(|| shunpike_broker::query(&broker.socket, shunpike_broker::what::INFO, "").is_ok());

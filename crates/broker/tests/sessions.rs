@@ -9,7 +9,7 @@ use shunpike_broker::report::{
 use shunpike_broker::{BrokerError, Config, QueryError, query, what};
 use shunpike_shm::pages::{KnobPage, PAGE, SessionPage};
 use shunpike_shm::region::Region;
-use shunpike_wire::session::{ConnId, FromBroker, Role, ToBroker};
+use shunpike_wire::session::{ConnId, Expected, FromBroker, Role, ToBroker};
 use shunpike_wire::{Eid, Gid, Reason};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -129,6 +129,52 @@ fn both_ends_in_one_process() {
     broker.until_empty();
 }
 
+/// One that waits is told who may come, from all that was said before it nominated, by whomever.
+#[test]
+fn who_waits_is_told_for_whom() {
+    let broker = TestBroker::start();
+    let (client, server) = (Client::connect(&broker), Client::connect(&broker));
+    let expect = |role, to: std::net::SocketAddr| {
+        let std::net::IpAddr::V4(ip) = to.ip() else { panic!("{to}") };
+        let ip = ip.to_ipv6_mapped().octets();
+        ToBroker::Expect { conn: ConnId(1 << 63), role, ip, port: to.port() }
+    };
+    let ask = |session: &Client, role, socket: &std::net::TcpStream| {
+        let message = ToBroker::Nominate { conn: CONN, role, tx: 0, rx: 0, answer: true };
+        send(&session.socket, &message, &[socket.as_fd()]);
+    };
+    let waiting = |expected| FromBroker::Waiting { conn: CONN, expected };
+    for _ in 0..50 {
+        let (a, b) = tcp_pair();
+        let address = b.local_addr().unwrap();
+        ask(&client, Role::Client, &a);
+        assert_eq!(client.hear(), waiting(Expected::Nobody));
+        server.say(expect(Role::Server, address));
+        ask(&client, Role::Client, &a);
+        assert_eq!(client.hear(), waiting(Expected::Other));
+        client.say(expect(Role::Server, address));
+        server.say(ToBroker::Withdraw { conn: ConnId(1 << 63) });
+        ask(&client, Role::Client, &a);
+        assert_eq!(client.hear(), waiting(Expected::Own));
+        client.say(expect(Role::Client, address));
+        client.say(ToBroker::Withdraw { conn: CONN });
+        ask(&server, Role::Server, &b);
+        assert_eq!(server.hear(), waiting(Expected::Other));
+        ask(&client, Role::Client, &a);
+        for session in [&client, &server] {
+            assert!(matches!(session.hear(), FromBroker::Matched { .. }), "no more waiting");
+            session.say(ToBroker::Withdraw { conn: CONN });
+        }
+        client.say(ToBroker::Withdraw { conn: ConnId(1 << 63) });
+        // The one that withdrew later hears that the other is gone.
+        until(|| [&client, &server].iter().any(|session| !session.silent()));
+        let left = if client.silent() { &server } else { &client };
+        assert_eq!(left.hear(), FromBroker::Gone { conn: CONN });
+    }
+    drop((client, server));
+    broker.until_empty();
+}
+
 #[test]
 fn a_token_is_worth_nothing_to_others() {
     let broker = TestBroker::start();
@@ -162,7 +208,7 @@ fn what_cannot_have_a_lane_is_refused_with_its_reason() {
     let refused = |reason: Reason| FromBroker::Refused { conn: CONN, reason: reason.code() };
     client.nominate(CONN, Role::Client, (11, 0), &a);
     assert_eq!(client.hear(), refused(Reason::BypassedHooks));
-    client.say(ToBroker::Nominate { conn: CONN, role: Role::Client, tx: 10, rx: 0 });
+    client.say(ToBroker::Nominate { conn: CONN, role: Role::Client, tx: 10, rx: 0, answer: false });
     assert_eq!(client.hear(), refused(Reason::NoDescriptors));
     for _ in 0..16 {
         client.nominate(CONN, Role::Client, (9, 0), &a);

@@ -143,7 +143,7 @@ pub enum Command {
 /// `run`.
 #[derive(Args)]
 pub struct Run {
-    /// Ask for a lane at connect and accept, and let the first data call wait a bounded moment for it
+    /// Ask for a lane at connect and accept, and let the first data call wait for it, a second or two at most
     #[arg(long)]
     pub eager: bool,
     /// The program and its arguments

@@ -11,7 +11,7 @@ use shunpike_wire::{DmbToken, Reason};
 use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
 use crate::{
-    clock, device, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait, window,
+    clock, device, eager, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait, window,
 };
 
 /// What a hooked call comes to.
@@ -38,9 +38,6 @@ pub mod phase {
     pub const CLOSED: u8 = 5;
 }
 
-/// How long `--eager` lets a first data call wait for its lane, microseconds.
-const EAGER_US: u64 = 100_000;
-
 /// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
 const REOPEN_US: u64 = 10_000;
 /// ... unless its lanes had carried this many bytes: a handshake costs about as much as copying one MiB.
@@ -51,8 +48,9 @@ pub fn opener(block: &Block) -> bool {
     block.role.load(Ordering::Relaxed) == 0
 }
 
-/// Watches a new connection. `server`: it came from accept(). `nonblock`: as far as we know.
-pub fn watch(fd: i32, server: bool, nonblock: bool) {
+/// Watches a new connection. `server`: it came from accept(). `nonblock`: as far as we know. `announced`: the
+/// broker was told of it before.
+pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {
     if !process::enabled() {
         return;
     }
@@ -68,7 +66,7 @@ pub fn watch(fd: i32, server: bool, nonblock: bool) {
     // What stood there was closed behind our back.
     stale(fd, table::set(fd, Entry::Conn(conn)));
     if process::eager() {
-        upgrade::nominate(conn, fd);
+        eager::made(conn, fd, announced);
     }
 }
 
@@ -129,24 +127,6 @@ pub fn moved(conn: Conn, fd: i32) {
         phase::SHAKING | phase::OPEN => upgrade::retry(conn, fd),
         _ => {}
     }
-}
-
-/// `--eager`: lets the first data call of a connection wait a bounded moment for its lane.
-pub fn await_lane(conn: Conn, fd: i32) {
-    let block = conn.block;
-    let waiting = |at| matches!(at, phase::WATCHED | phase::NOMINATED | phase::SHAKING);
-    if block.attempts.load(Ordering::Relaxed) != 0 || !waiting(block.phase.load(Ordering::Relaxed)) {
-        return;
-    }
-    let end = clock::ticks() + clock::from_us(EAGER_US);
-    while waiting(block.phase.load(Ordering::Relaxed)) && clock::ticks() < end {
-        if block.phase.load(Ordering::Relaxed) == phase::WATCHED {
-            upgrade::nominate(conn, fd);
-        }
-        session::wait_for_news(1_000_000);
-        session::pump();
-    }
-    block.attempts.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Why the connection is not on a lane, for the tools.
@@ -421,13 +401,26 @@ pub fn close(fd: i32) {
     session::pump_if_news();
     if let Some(conn) = table::conn(fd) {
         epoll::closing(conn, fd);
+        if eager::is_lent(conn.block)
+            && conn.block.dups.load(Ordering::Relaxed) == 0
+            && tenants::alone(conn.block)
+        {
+            close_lent(fd);
+        }
     }
     match table::take(fd) {
         Entry::Conn(conn) => drop_end(conn, fd, true),
         Entry::Set(set) => epoll::close(set, fd),
+        Entry::Socket if process::eager() => eager::closing(fd),
         _ => {}
     }
     epoll::forget(fd);
+}
+
+/// close() of a descriptor that the broker has not given back yet: the kernel's closes nothing, but the peer must see
+/// the end, however long the broker takes.
+fn close_lent(fd: i32) {
+    let _ = rustix::net::shutdown(session::borrowed(fd), rustix::net::Shutdown::Both);
 }
 
 /// One descriptor fewer. With the last one the connection ends; `open`: `fd` still is that socket.
@@ -445,6 +438,9 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     }
     if !tenants::leave(block) {
         return;
+    }
+    if eager::is_announced(block) {
+        eager::dropped(&mut session::lock(), block, fd);
     }
     if block.phase.load(Ordering::Relaxed) != phase::WATCHED
         || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN

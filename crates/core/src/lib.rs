@@ -7,6 +7,7 @@ pub mod bufs;
 pub mod clock;
 pub mod conn;
 pub mod device;
+pub mod eager;
 pub mod epoll;
 pub mod link;
 pub mod mutex;

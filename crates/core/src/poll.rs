@@ -9,7 +9,7 @@ use shunpike_shm::lane::Side;
 use crate::table::{self, Entry};
 use crate::tls::critical;
 use crate::wait;
-use crate::{conn, epoll, process, ready, rx, session, sys, tenants, tx, user};
+use crate::{conn, eager, epoll, process, ready, rx, session, sys, tenants, tx, user};
 
 /// Descriptors of a call that are handled on the stack.
 const FEW: usize = 64;
@@ -34,7 +34,7 @@ pub fn poll(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     session::pump_if_news();
-    let Some(mut kernel) = Scratch::new(fds.len() + 1) else { return Err(Errno::NOMEM) };
+    let Some(mut kernel) = Scratch::new(fds.len() + 2) else { return Err(Errno::NOMEM) };
     poll_with(fds, kernel.slice(), timeout, mask)
 }
 
@@ -99,12 +99,20 @@ fn poll_with(
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
+        let (session, shortest) = match eager::attention() {
+            Some((session, most)) => (session, Some(shortest.map_or(most, |ns| ns.min(most)))),
+            None => (-1, shortest),
+        };
+        kernel[fds.len() + 1] = libc::pollfd { fd: session, events: libc::POLLIN, revents: 0 };
         if lanes {
             process::count_sleep();
         }
         sys::sleep_in_poll(kernel, shortest, mask)?;
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);
+        }
+        if kernel[fds.len() + 1].revents != 0 {
+            session::pump();
         }
         slept = true;
         if !lanes {

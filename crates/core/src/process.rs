@@ -9,7 +9,7 @@ use shunpike_shm::pages::{CQS, KnobPage};
 
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
-use crate::{clock, device, epoll, readers, session, tenants, tls, wait};
+use crate::{clock, device, eager, epoll, readers, session, tenants, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
 pub const BELLS: usize = 4;
@@ -153,7 +153,7 @@ pub fn with_home<T>(block: &Block, f: impl FnOnce(&Arena, u8) -> T) -> Option<T>
 
 /// Calls `f` with the arena's memfd.
 pub fn with_arena_fd<T>(f: impl FnOnce(rustix::fd::BorrowedFd<'_>) -> T) -> Option<T> {
-    ARENA.lock().as_ref().map(|arena| f(arena.fd().as_fd()))
+    with_arena(|arena| f(arena.fd().as_fd()))
 }
 
 /// The process's counters, once it has a connection.
@@ -298,6 +298,7 @@ pub fn after_fork_in_child() {
     readers::after_fork_in_child();
     move_homes();
     session::after_fork_in_child();
+    eager::after_fork_in_child();
     device::after_fork_in_child();
 }
 

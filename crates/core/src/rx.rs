@@ -12,7 +12,7 @@ use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Woken};
-use crate::{clock, link, peek, process, session, sys, tx};
+use crate::{clock, eager, link, peek, process, session, sys, tx};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -48,13 +48,22 @@ pub fn receive(
     outcome
 }
 
-fn attempt(conn: Conn, fd: i32, iov: &[libc::iovec], flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+fn attempt(
+    mut conn: Conn,
+    fd: i32,
+    iov: &[libc::iovec],
+    flags: i32,
+    real: impl FnOnce() -> isize,
+) -> Outcome {
     session::pump_if_news();
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         return Outcome::Libc(real());
     }
     if process::eager() {
-        conn::await_lane(conn, fd);
+        match eager::await_lane(conn, fd, Some(flags)) {
+            Ok(same) => conn = same,
+            Err(errno) => return Outcome::Ours(Err(errno)),
+        }
     }
     let mut bufs = Bufs::new(iov);
     let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;

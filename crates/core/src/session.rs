@@ -4,7 +4,7 @@
 //! calls compare it (one load) and read the socket when it moved.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -20,7 +20,7 @@ use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
 
 use crate::mutex::{Guard, Mutex};
 use crate::process::{self, BELLS};
-use crate::{clock, upgrade};
+use crate::{clock, eager, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
 const RETRY_US: u64 = 1_000_000;
@@ -42,6 +42,8 @@ pub struct Session {
     retry_at: u64,
     /// Handshakes under way.
     pub handshakes: upgrade::Handshakes,
+    /// Connections to be nominated.
+    pub later: eager::Later,
 }
 
 static SESSION: Mutex<Session> = Mutex::new(Session {
@@ -50,11 +52,16 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     device: None,
     retry_at: 0,
     handshakes: upgrade::Handshakes::new(),
+    later: eager::Later::new(),
 });
+/// The session's socket, for those that wait for it without the lock; -1 while there is none.
+static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static PAGE_AT: AtomicPtr<SessionPage> = AtomicPtr::new(core::ptr::null_mut());
 static SEEN: AtomicU32 = AtomicU32::new(0);
 /// The Hello is out and not answered: the counter is not there yet, the socket must be looked at.
 static OPENING: AtomicBool = AtomicBool::new(false);
+/// There are connections to be nominated later.
+static LATER: AtomicBool = AtomicBool::new(false);
 
 static PATH_LEN: AtomicUsize = AtomicUsize::new(0);
 static PATH: Mutex<[u8; 108]> = Mutex::new([0; 108]);
@@ -84,7 +91,7 @@ pub fn pump_if_news() {
     let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
     // Acquire pairs with the broker's Release: the message is in the socket.
     let moved = page.is_some_and(|page| page.posted.load(Ordering::Acquire) != SEEN.load(Ordering::Relaxed));
-    if moved || OPENING.load(Ordering::Relaxed) {
+    if moved || OPENING.load(Ordering::Relaxed) || LATER.load(Ordering::Relaxed) {
         pump();
     }
 }
@@ -110,13 +117,25 @@ pub fn before_becoming(uid: u32) {
     }
 }
 
-/// Waits up to `ns` nanoseconds for the broker to say something: only where a call may wait (`--eager`).
-pub fn wait_for_news(ns: u64) {
-    let socket = lock().socket.as_ref().map(|socket| socket.as_raw_fd());
-    if let Some(fd) = socket {
-        let mut one = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        let _ = crate::sys::poll(&mut one, Some(ns), core::ptr::null());
-    }
+/// The session's socket, to wait for news beside something else. Somebody else may read them first.
+pub fn socket() -> Option<i32> {
+    let fd = SOCKET.load(Ordering::Relaxed);
+    (fd >= 0).then_some(fd)
+}
+
+/// Whether there is no session, nor one in the making.
+pub fn is_closed() -> bool {
+    socket().is_none()
+}
+
+/// Whether the broker has yet to welcome us.
+pub fn is_opening() -> bool {
+    OPENING.load(Ordering::Relaxed)
+}
+
+/// There is something that the next call of any kind should attend to.
+pub(crate) fn look_soon() {
+    LATER.store(true, Ordering::Relaxed);
 }
 
 impl Session {
@@ -151,6 +170,7 @@ impl Session {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let socket = process::internal(socket)?;
         rustix::net::connect(&socket, &address)?;
+        SOCKET.store(socket.as_raw_fd(), Ordering::Relaxed);
         self.socket = Some(socket);
         self.number = self.number.wrapping_add(1);
         let mut comm = [0; 16];
@@ -202,6 +222,13 @@ impl Session {
     }
 
     fn read(&mut self) {
+        self.read_all();
+        if self.device.is_some() && LATER.swap(false, Ordering::Relaxed) {
+            eager::catch_up(self);
+        }
+    }
+
+    fn read_all(&mut self) {
         // SAFETY: as in `pump_if_news`.
         let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
         let posted = page.map(|page| page.posted.load(Ordering::Acquire));
@@ -212,6 +239,7 @@ impl Session {
                 }
                 return;
             };
+            eager::heard();
             match message {
                 FromBroker::Welcome(welcome) if self.device.is_none() && welcome.version == VERSION => {
                     if self.welcome(&fds).is_none() {
@@ -219,6 +247,9 @@ impl Session {
                     }
                     let node = rustix::system::uname();
                     self.device = Some(LocalDevice::new(&welcome, node.nodename().to_bytes()));
+                    if process::eager() {
+                        eager::welcomed(self);
+                    }
                 }
                 FromBroker::Welcome(_) => return self.close(),
                 message => upgrade::take(self, message, fds),
@@ -275,6 +306,7 @@ impl Session {
 
     /// The broker is gone: open lanes go on, new connections stay TCP until it is there again.
     fn close(&mut self) {
+        SOCKET.store(-1, Ordering::Relaxed);
         if let Some(socket) = self.socket.take() {
             process::close_internal(socket);
         }
@@ -301,8 +333,11 @@ pub fn let_go_after_fork() {
 pub fn after_fork_in_child() {
     let mut session = SESSION.lock();
     session.handshakes = upgrade::Handshakes::new();
+    session.later = eager::Later::new();
     session.device = None;
     session.retry_at = 0;
+    SOCKET.store(-1, Ordering::Relaxed);
+    LATER.store(false, Ordering::Relaxed);
     if let Some(socket) = session.socket.take() {
         process::close_internal(socket);
     }

@@ -243,6 +243,12 @@ pub fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
+/// Threads of this process; 1 where /proc does not tell.
+pub fn threads() -> u64 {
+    // Each is a directory, and so a link of theirs.
+    rustix::fs::stat(c"/proc/self/task").map_or(1, |stat| stat.st_nlink.saturating_sub(2).max(1))
+}
+
 /// Whether `fd` is an open descriptor.
 pub fn is_open(fd: i32) -> bool {
     rustix::io::fcntl_getfd(crate::session::borrowed(fd)).is_ok()
@@ -339,6 +345,8 @@ pub struct Counts {
     pub received: u64,
     /// TCP state is ESTABLISHED.
     pub established: bool,
+    /// TCP state is SYN_SENT.
+    pub connecting: bool,
 }
 
 /// Reads [`Counts`] from TCP_INFO, SIOCOUTQ and SIOCINQ; `None` when the kernel would not say, or the
@@ -354,6 +362,7 @@ pub fn counts(fd: i32, opener: bool) -> Option<Counts> {
                 sent: (after.acked + unacked).checked_sub(u64::from(opener))?,
                 received: after.received.checked_sub(unread)?,
                 established: after.state == 1,
+                connecting: after.state == 2,
             });
         }
     }

@@ -13,7 +13,7 @@ use crate::rx::{tcp_check_us, writable_at};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Woken};
-use crate::{clock, process, session, sys, window};
+use crate::{clock, eager, process, session, sys, window};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -99,7 +99,13 @@ pub fn send(conn: Conn, fd: i32, source: Source<'_>, flags: i32, real: impl FnOn
     outcome
 }
 
-fn attempt(conn: Conn, fd: i32, mut source: Source<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+fn attempt(
+    mut conn: Conn,
+    fd: i32,
+    mut source: Source<'_>,
+    flags: i32,
+    real: impl FnOnce() -> isize,
+) -> Outcome {
     session::pump_if_news();
     if flags & libc::MSG_OOB != 0 {
         // The urgent pointer counts TCP bytes: back to TCP for good.
@@ -107,7 +113,7 @@ fn attempt(conn: Conn, fd: i32, mut source: Source<'_>, flags: i32, real: impl F
         return Outcome::Libc(real());
     }
     if process::eager() {
-        conn::await_lane(conn, fd);
+        conn = eager::await_lane(conn, fd, None).unwrap_or(conn);
     }
     let mut wait = Wait::new(flags);
     loop {

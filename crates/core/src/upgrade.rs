@@ -19,7 +19,7 @@ use shunpike_wire::{DmbSize, DmbToken, Reason};
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, borrowed, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, epoll, link, process, sys, tenants, user};
+use crate::{clock, device, eager, epoll, link, process, sys, tenants, user};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -93,7 +93,14 @@ pub fn nominate(conn: Conn, fd: i32) {
     if clock::ticks() < block.retry_at.load(Ordering::Relaxed) {
         return;
     }
-    let Some(mut session) = crate::session::try_lock() else { return };
+    if let Some(mut session) = crate::session::try_lock() {
+        nominate_in(&mut session, conn, fd);
+    }
+}
+
+/// ... under the session's lock.
+pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
+    let block = conn.block;
     if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
         return;
     }
@@ -117,7 +124,9 @@ pub fn nominate(conn: Conn, fd: i32) {
     match proved(block, fd) {
         Proof::Equal => {}
         Proof::Moving => return,
-        Proof::NotEstablished => return postpone(block, Reason::NotEstablished),
+        // connect() that does not wait: nominated when it has succeeded.
+        Proof::Connecting if eager::is_possible(block) => return,
+        Proof::Connecting | Proof::NotEstablished => return postpone(block, Reason::NotEstablished),
         // Asked again later: should the counts ever be equal, that is the proof.
         Proof::Bypassed => return postpone(block, Reason::BypassedHooks),
     }
@@ -126,12 +135,14 @@ pub fn nominate(conn: Conn, fd: i32) {
         role: if conn::opener(block) { Role::Client } else { Role::Server },
         tx: block.tx.tcp_bytes.load(Ordering::Relaxed),
         rx: block.rx.tcp_bytes.load(Ordering::Relaxed),
+        answer: true,
     };
     describe(block, fd);
     // Before the first copy on a lane.
     user::arm();
     block.lent.store(1, Ordering::Relaxed);
     if session.send_with(&message, &[borrowed(fd)]) {
+        eager::nominated(session, block, fd);
         block.fd.store(fd as u32, Ordering::Relaxed);
         block.phase.store(phase::NOMINATED, Ordering::Relaxed);
         conn::note(block, Reason::AwaitingPeer);
@@ -158,6 +169,8 @@ enum Proof {
     Equal,
     /// Somebody is in a call just now.
     Moving,
+    /// connect() is under way.
+    Connecting,
     NotEstablished,
     Bypassed,
 }
@@ -170,7 +183,7 @@ fn proved(block: &Block, fd: i32) -> Proof {
     let busy_before = busy();
     let Some(counts) = sys::counts(fd, conn::opener(block)) else { return Proof::Moving };
     if !counts.established {
-        return Proof::NotEstablished;
+        return if counts.connecting { Proof::Connecting } else { Proof::NotEstablished };
     }
     if (counts.sent, counts.received) == before {
         return Proof::Equal;
@@ -197,6 +210,14 @@ fn will_pass(reason: Reason) -> bool {
 
 /// A message of the broker.
 pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
+    if let FromBroker::Matched { conn, .. }
+    | FromBroker::Again { conn }
+    | FromBroker::Refused { conn, .. }
+    | FromBroker::Waiting { conn, .. } = message
+        && let Some((conn, _)) = conn_of(conn)
+    {
+        eager::returned(conn.block);
+    }
     match message {
         FromBroker::Matched { conn, link, slot, side, first_contact, doorbells } => {
             matched(
@@ -266,6 +287,11 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
             }
         }
         FromBroker::LinkGone { link } => link::gone(session.number, link),
+        FromBroker::Waiting { conn, expected } => {
+            if let Some((conn, _)) = conn_of(conn) {
+                eager::answered(conn.block, expected);
+            }
+        }
         FromBroker::Welcome(_) => {}
     }
 }
@@ -324,6 +350,7 @@ fn matched(
         session.send(&ToBroker::Withdraw { conn: id });
         return postpone(conn.block, Reason::Internal);
     };
+    eager::attend();
     link::join(group, conn.block, slot);
     conn.block.phase.store(phase::SHAKING, Ordering::Relaxed);
     let mut out: Outbox = [0; _];
@@ -464,7 +491,9 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
             }
             session.send(&ToBroker::Withdraw { conn: id });
             link::part(conn.block);
-            postpone(conn.block, fallback.reason);
+            if !eager::again(session, conn, fd, fallback.reason, fallback.peer_diagnosis) {
+                postpone(conn.block, fallback.reason);
+            }
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Lifecycle: sockets made, connected, accepted, named again, and closed; options that matter to a lane.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{FILE, sockaddr, socklen_t};
-use shunpike_core::conn;
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{ready, sys, user};
+use shunpike_core::{conn, eager, process, ready, sys, user};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -40,10 +40,34 @@ fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
     if fd >= 0 {
         conn::replaced(fd);
         if is_tcp(listener) {
-            conn::watch(fd, true, flags & libc::SOCK_NONBLOCK != 0);
+            conn::watch(fd, true, flags & libc::SOCK_NONBLOCK != 0, false);
         }
     }
     fd
+}
+
+/// Tells the broker what `fd` is about to be connected to. False: it is no TCP socket, or a connection already.
+unsafe fn announce(fd: c_int, to: *const sockaddr, len: socklen_t) -> bool {
+    if to.is_null() || !matches!(table::look(fd), Entry::Socket | Entry::None) || !is_tcp(fd) {
+        return false;
+    }
+    // SAFETY: the program's address of `len` bytes, as it promises connect().
+    let address = match unsafe { (c_int::from((*to).sa_family), len as usize) } {
+        (libc::AF_INET, len) if len >= size_of::<libc::sockaddr_in>() => {
+            // SAFETY: the family and the length are those of this structure; no alignment is asked for.
+            let v4 = unsafe { to.cast::<libc::sockaddr_in>().read_unaligned() };
+            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+            SocketAddr::from((ip, u16::from_be(v4.sin_port)))
+        }
+        (libc::AF_INET6, len) if len >= size_of::<libc::sockaddr_in6>() => {
+            // SAFETY: as above.
+            let v6 = unsafe { to.cast::<libc::sockaddr_in6>().read_unaligned() };
+            SocketAddr::from((Ipv6Addr::from(v6.sin6_addr.s6_addr), u16::from_be(v6.sin6_port)))
+        }
+        _ => return false,
+    };
+    eager::connecting(fd, address);
+    true
 }
 
 fn leaves(fd: c_int, reason: Reason) {
@@ -76,6 +100,7 @@ hooks! {
     /// connect(2)
     fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
         let before = table::look(fd);
+        let announced = process::eager() && announce(fd, to, len);
         let rc = covered::connect(fd, to, len);
         let errno = if rc == 0 { 0 } else { *libc::__errno_location() };
         let under_way = errno == libc::EINPROGRESS;
@@ -85,7 +110,7 @@ hooks! {
                 Entry::Socket | Entry::None
                     if (family == libc::AF_INET || family == libc::AF_INET6) && is_tcp(fd) =>
                 {
-                    conn::watch(fd, false, under_way);
+                    conn::watch(fd, false, under_way, announced);
                 }
                 // Dissolved: the socket may be connected anew.
                 Entry::Conn(_) if family == libc::AF_UNSPEC => {
@@ -94,18 +119,32 @@ hooks! {
                 }
                 _ => {}
             }
+        } else if announced {
+            eager::not_connected(fd);
         }
         if rc != 0 { set_errno(errno); }
         rc
     }
     /// connect(2), glibc's internal name
     fn __connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int { connect(fd, to, len) }
+    /// listen(2)
+    fn listen(fd: c_int, backlog: c_int) -> c_int {
+        let rc = covered::listen(fd, backlog);
+        if rc == 0 && process::eager() && is_tcp(fd) {
+            let errno = *libc::__errno_location();
+            eager::listening(fd);
+            set_errno(errno);
+        }
+        rc
+    }
     /// accept(2)
     fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        if process::eager() { eager::accepting(); }
         accepted(fd, covered::accept(fd, from, len), 0)
     }
     /// accept4(2)
     fn accept4(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        if process::eager() { eager::accepting(); }
         accepted(fd, covered::accept4(fd, from, len, flags), flags)
     }
     /// shutdown(2)

@@ -216,6 +216,8 @@ pub struct Block {
     pub carried: AtomicU64,
     /// Ticks at which the kernel was last asked whether the other holders live.
     pub asked: AtomicU64,
+    /// How far its nomination has come, and with `--eager` the waiting for it; see core.
+    pub nomination: AtomicU8,
     /// Receiving direction.
     pub rx: Half,
     /// Sending direction.
@@ -382,6 +384,7 @@ impl Block {
             &self.unsettled,
             &self.opened,
             &self.dups,
+            &self.nomination,
         ] {
             byte.store(0, Ordering::Relaxed);
         }

@@ -5,7 +5,7 @@
 //! A message that does not parse ends the session, never the process.
 
 /// Version of this protocol; a broker refuses another one in [`Welcome`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Largest message, bytes. A CLC message is at most [`CLC_MAX`] of them.
 pub const MAX: usize = 1024;
 /// Largest CLC message carried, bytes (a full SMCv2.1 proposal needs 688).
@@ -109,8 +109,11 @@ pub enum ToBroker {
         tx: u64,
         /// Bytes received through the hooks.
         rx: u64,
+        /// Where there is no match yet, `Waiting` is to say so.
+        answer: bool,
     },
-    /// The connection was closed or no longer wants a lane. Ends its match; the peer gets `Gone`.
+    /// The connection was closed or no longer wants a lane. Ends its match; the peer gets `Gone`. Takes back an
+    /// `Expect`, too.
     Withdraw {
         /// The connection end.
         conn: ConnId,
@@ -154,6 +157,29 @@ pub enum ToBroker {
         /// UTF-8 argument.
         arg: ClcBytes,
     },
+    /// Before connect(), and after listen(), by a program that waits for its lanes: whoever nominates the other
+    /// end of such a connection is told that somebody is expected there. A hint; nothing is matched by it.
+    Expect {
+        /// Names this expectation in a later `Withdraw`; not a connection's.
+        conn: ConnId,
+        /// Client: is about to connect to this address. Server: listens there.
+        role: Role,
+        /// IPv6 or IPv4-mapped address; all zeroes (or the mapped zeroes) where a server listens on all.
+        ip: [u8; 16],
+        /// Port.
+        port: u16,
+    },
+}
+
+/// Who may be at the other end of a connection that has been nominated from one end only.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Expected {
+    /// Nobody that is known: most likely a program without Shunpike.
+    Nobody,
+    /// Only the nominating process itself.
+    Own,
+    /// Another process.
+    Other,
 }
 
 /// Broker to client library.
@@ -233,6 +259,14 @@ pub enum FromBroker {
         /// Link group.
         link: u32,
     },
+    /// Answer to a Nominate that has no match yet: its descriptor is closed again. All that was sent to the broker
+    /// before that Nominate was, by whatever process, has been read (but for a crowd's messages).
+    Waiting {
+        /// The end.
+        conn: ConnId,
+        /// Who may nominate the other end.
+        expected: Expected,
+    },
 }
 
 /// What a client library must know of the device and the system.
@@ -280,6 +314,9 @@ impl Writer<'_> {
     fn u64(&mut self, v: u64) -> Result<(), SessionError> {
         self.put(&v.to_le_bytes())
     }
+    fn role(&mut self, role: Role) -> Result<(), SessionError> {
+        self.u8(u8::from(role == Role::Server))
+    }
     fn clc(&mut self, clc: &ClcBytes) -> Result<(), SessionError> {
         self.u16(clc.len)?;
         self.put(clc.as_slice())
@@ -318,6 +355,9 @@ impl Reader<'_> {
             _ => Err(SessionError::Unknown),
         }
     }
+    fn role(&mut self) -> Result<Role, SessionError> {
+        Ok(if self.flag()? { Role::Server } else { Role::Client })
+    }
     fn clc(&mut self) -> Result<ClcBytes, SessionError> {
         let len = usize::from(self.u16()?);
         let (head, rest) = self.from.split_at_checked(len).ok_or(SessionError::Length)?;
@@ -340,12 +380,13 @@ impl ToBroker {
                 w.u8(doorbells)?;
                 w.put(&comm)?;
             }
-            ToBroker::Nominate { conn, role, tx, rx } => {
+            ToBroker::Nominate { conn, role, tx, rx, answer } => {
                 w.u16(2)?;
                 w.u64(conn.0)?;
-                w.u8(u8::from(role == Role::Server))?;
+                w.role(role)?;
                 w.u64(tx)?;
                 w.u64(rx)?;
+                w.u8(u8::from(answer))?;
             }
             ToBroker::Withdraw { conn } => {
                 w.u16(3)?;
@@ -379,6 +420,13 @@ impl ToBroker {
                 w.u16(what)?;
                 w.clc(arg)?;
             }
+            ToBroker::Expect { conn, role, ip, port } => {
+                w.u16(10)?;
+                w.u64(conn.0)?;
+                w.role(role)?;
+                w.put(&ip)?;
+                w.u16(port)?;
+            }
         }
         Ok(w.at)
     }
@@ -390,9 +438,10 @@ impl ToBroker {
             1 => ToBroker::Hello { version: r.u32()?, doorbells: r.u8()?, comm: r.take()? },
             2 => ToBroker::Nominate {
                 conn: r.conn()?,
-                role: if r.flag()? { Role::Server } else { Role::Client },
+                role: r.role()?,
                 tx: r.u64()?,
                 rx: r.u64()?,
+                answer: r.flag()?,
             },
             3 => ToBroker::Withdraw { conn: r.conn()? },
             4 => ToBroker::Clc { conn: r.conn()?, clc: r.clc()? },
@@ -401,6 +450,7 @@ impl ToBroker {
             7 => ToBroker::Unregister { token: r.u64()? },
             8 => ToBroker::Detach { token: r.u64()? },
             9 => ToBroker::Query { what: r.u16()?, arg: r.clc()? },
+            10 => ToBroker::Expect { conn: r.conn()?, role: r.role()?, ip: r.take()?, port: r.u16()? },
             _ => return Err(SessionError::Unknown),
         };
         r.end()?;
@@ -474,6 +524,15 @@ impl FromBroker {
                 w.u16(10)?;
                 w.u32(link)?;
             }
+            FromBroker::Waiting { conn, expected } => {
+                w.u16(11)?;
+                w.u64(conn.0)?;
+                w.u8(match expected {
+                    Expected::Nobody => 0,
+                    Expected::Own => 1,
+                    Expected::Other => 2,
+                })?;
+            }
         }
         Ok(w.at)
     }
@@ -524,6 +583,15 @@ impl FromBroker {
             8 => FromBroker::Attached { conn: r.conn()?, token: r.u64()?, class: r.u8()?, reason: r.u32()? },
             9 => FromBroker::Revoke { conn: r.conn()? },
             10 => FromBroker::LinkGone { link: r.u32()? },
+            11 => FromBroker::Waiting {
+                conn: r.conn()?,
+                expected: match r.u8()? {
+                    0 => Expected::Nobody,
+                    1 => Expected::Own,
+                    2 => Expected::Other,
+                    _ => return Err(SessionError::Unknown),
+                },
+            },
             _ => return Err(SessionError::Unknown),
         };
         r.end()?;

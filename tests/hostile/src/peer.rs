@@ -134,8 +134,13 @@ impl Peer {
 
     /// Nominates the connection and shakes hands as CLC's client; stops after `most` messages of the broker.
     pub fn shake(&mut self, session: &mut Session, most: u64) -> Result<Stage, String> {
-        let message =
-            ToBroker::Nominate { conn: self.id, role: Role::Client, tx: self.counts.0, rx: self.counts.1 };
+        let message = ToBroker::Nominate {
+            conn: self.id,
+            role: Role::Client,
+            tx: self.counts.0,
+            rx: self.counts.1,
+            answer: false,
+        };
         if session.say(&message, &[self.tcp.as_fd()]).is_err() {
             return Ok(Stage::Lost);
         }
@@ -172,8 +177,13 @@ impl Peer {
                     continue;
                 }
                 FromBroker::Again { conn } if conn == self.id => {
-                    let message =
-                        ToBroker::Nominate { conn, role: Role::Client, tx: self.counts.0, rx: self.counts.1 };
+                    let message = ToBroker::Nominate {
+                        conn,
+                        role: Role::Client,
+                        tx: self.counts.0,
+                        rx: self.counts.1,
+                        answer: false,
+                    };
                     if session.say(&message, &[self.tcp.as_fd()]).is_err() {
                         return Ok(Stage::Lost);
                     }

@@ -50,8 +50,8 @@ fn facts(side: u8, port: u16) -> Proof {
 }
 
 fn join(exchange: &mut Exchange, client: Party, server: Party, port: u16) {
-    exchange.nominate(client, Role::Client, facts(1, port));
-    exchange.nominate(server, Role::Server, facts(2, port));
+    exchange.nominate(client, Role::Client, facts(1, port), false);
+    exchange.nominate(server, Role::Server, facts(2, port), false);
 }
 
 fn memory() -> Option<OwnedFd> {
@@ -235,7 +235,7 @@ fn a_block_used_anew_ends_what_it_was() {
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     posts_to(&mut exchange, 2);
-    exchange.nominate(party(1, 1 << 32 | 1), Role::Client, facts(1, 81));
+    exchange.nominate(party(1, 1 << 32 | 1), Role::Client, facts(1, 81), false);
     assert_eq!(posts_to(&mut exchange, 2), [FromBroker::Gone { conn: ConnId(1) }]);
 }
 
@@ -247,10 +247,10 @@ fn a_new_nomination_ends_the_match() {
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     posts_to(&mut exchange, 2);
-    exchange.nominate(party(1, 1), Role::Client, facts(1, 80));
+    exchange.nominate(party(1, 1), Role::Client, facts(1, 80), false);
     assert_eq!(posts_to(&mut exchange, 2), [FromBroker::Gone { conn: ConnId(1) }]);
     exchange.relay(party(2, 1), ClcBytes::new(b"x").expect("fits"));
-    exchange.nominate(party(2, 1), Role::Server, facts(2, 80));
+    exchange.nominate(party(2, 1), Role::Server, facts(2, 80), false);
     let told = posts_to(&mut exchange, 1);
     let again = told.last().expect("told");
     assert!(matches!(again, FromBroker::Matched { first_contact: false, slot: 0, .. }), "{again:?}");
@@ -325,10 +325,10 @@ proptest! {
             match event {
                 Event::Nominate { conn, side, port, .. } => {
                     let role = if side == 1 { Role::Client } else { Role::Server };
-                    exchange.nominate(party(session, conn), role, facts(side, port));
+                    exchange.nominate(party(session, conn), role, facts(side, port), false);
                 }
                 Event::Moving { conn, .. } => {
-                    exchange.nominate(party(session, conn), Role::Client, Proof::Moving);
+                    exchange.nominate(party(session, conn), Role::Client, Proof::Moving, false);
                 }
                 Event::Withdraw { conn, .. } => exchange.withdraw(party(session, conn)),
                 Event::Register { conn, .. } => {

@@ -143,7 +143,7 @@ impl Client {
     }
 
     pub fn nominate(&self, conn: ConnId, role: Role, (tx, rx): (u64, u64), socket: &TcpStream) {
-        send(&self.socket, &ToBroker::Nominate { conn, role, tx, rx }, &[socket.as_fd()]);
+        send(&self.socket, &ToBroker::Nominate { conn, role, tx, rx, answer: false }, &[socket.as_fd()]);
     }
 
     /// Registers a fresh DMB of the smallest class and returns its memory.

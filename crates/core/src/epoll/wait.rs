@@ -226,7 +226,10 @@ fn sleep(
         (a, b) => a.or(b),
     };
     let ms = shortest.map_or(-1, |ns| i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX));
-    let result = kernel(set, epfd, out, ms, mask);
+    let result = match crate::eager::attention().filter(|_| left != Some(0)) {
+        Some(session) => attentive(set, epfd, out, (shortest, session), mask),
+        None => kernel(set, epfd, out, ms, mask),
+    };
     if lanes && left != Some(0) {
         let mut list = set.list.lock();
         list.sleepers -= 1;
@@ -241,6 +244,22 @@ fn sleep(
         return Ok(n + scan(set, list, &mut out[n..]));
     }
     result
+}
+
+/// Sleeps as `kernel`, but also until the broker says something, which is attended to.
+fn attentive(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    (left, (session, most)): (Option<u64>, (i32, u64)),
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let mut fds = [epfd, session].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    sys::sleep_in_poll(&mut fds, Some(left.map_or(most, |left| left.min(most))), mask)?;
+    if fds[1].revents != 0 {
+        crate::session::pump();
+    }
+    if fds[0].revents != 0 { kernel(set, epfd, out, 0, core::ptr::null()) } else { Ok(0) }
 }
 
 /// Connections whose lanes closed under a look go back to the kernel, now that no lock is held.

@@ -1,0 +1,373 @@
+//! `--eager`: connections are nominated at connect and accept, and their first data calls wait for the lane.
+//!
+//! How long they wait depends on what is known of the other end. Each process tells the broker where it listens,
+//! and, before the kernel's SYN goes out, where it connects to; so the broker can say of a connection that one
+//! end has nominated whether anybody may nominate the other. For a stranger nothing is waited; for a peer that
+//! is ours a busy machine is given time, and less with each time that it was in vain.
+
+use core::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use shunpike_shm::arena::Block;
+use shunpike_wire::Reason;
+use shunpike_wire::session::{ConnId, Expected, Role, ToBroker};
+
+use crate::conn::{self, phase};
+use crate::session::{self, Session, borrowed};
+use crate::table::{self, Conn, Entry};
+use crate::{clock, process, sys, tenants, upgrade};
+
+/// For a broker that has our message and does not answer, microseconds; once, until it answers again.
+const BROKER_US: u64 = 2_000_000;
+/// For a peer that is ours to nominate its end, microseconds; twice that once it has. Halved with each wait that
+/// was in vain, whole again after one that was not.
+const PEER_US: u64 = 1_000_000;
+const PEER_LEAST_US: u64 = 10_000;
+/// While only this process stands in the way, microseconds.
+const SHORT_US: u64 = 100_000;
+/// Another thread may take the message that this one waits for: it looks this often, nanoseconds.
+const SLICE_NS: u64 = 1_000_000;
+/// How long sleeping calls listen to the broker after the last step of a handshake, microseconds.
+const ATTENTION_US: u64 = 2_000_000;
+/// Connections that could not be nominated at once.
+const LATER: usize = 64;
+/// Names what a descriptor expects, apart from connections.
+const EXPECTATION: u64 = 1 << 63;
+
+/// Bits of `Block::nomination`.
+mod mark {
+    /// The broker was told that this connection would be made.
+    pub const ANNOUNCED: u8 = 1;
+    /// The broker said who may come to the other end,
+    pub const ANSWERED: u8 = 2;
+    /// this process,
+    pub const OWN: u8 = 4;
+    /// or another one.
+    pub const OTHER: u8 = 8;
+    /// No more waiting.
+    pub const SPENT: u8 = 16;
+    /// The descriptor is on its way to the broker.
+    pub const LENT: u8 = 32;
+}
+
+static PATIENCE_US: AtomicU64 = AtomicU64::new(PEER_US);
+/// A wait for the broker ran out, and it has said nothing since.
+static SILENT: AtomicBool = AtomicBool::new(false);
+static ATTENTIVE_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Connections to be nominated when that becomes possible.
+pub struct Later {
+    slots: [Option<(Conn, i32)>; LATER],
+}
+
+impl Later {
+    /// None.
+    pub(crate) const fn new() -> Self {
+        Self { slots: [None; LATER] }
+    }
+
+    fn add(&mut self, conn: Conn, fd: i32) {
+        if let Some(free) = self.slots.iter_mut().find(|slot| slot.is_none()) {
+            *free = Some((conn, fd));
+            session::look_soon();
+        }
+    }
+
+    fn take(&mut self, index: usize) -> Option<(Conn, i32)> {
+        self.slots.get_mut(index)?.take()
+    }
+}
+
+/// Before connect().
+pub fn connecting(fd: i32, to: SocketAddr) {
+    let mut session = session::lock();
+    session.ready();
+    expect(&mut session, fd, Role::Client, to);
+}
+
+/// After a connect() that failed at once.
+pub fn not_connected(fd: i32) {
+    session::lock().send(&ToBroker::Withdraw { conn: expectation(fd) });
+}
+
+/// After listen().
+pub fn listening(fd: i32) {
+    let mut session = session::lock();
+    session.ready();
+    expect_peers_at(&mut session, fd);
+}
+
+/// Before accept(), which may sleep: a forked child's session begins here.
+pub fn accepting() {
+    if session::is_closed() {
+        session::lock().ready();
+    }
+}
+
+/// A socket that was no connection is closed.
+pub fn closing(fd: i32) {
+    if !session::is_closed() {
+        session::lock().send(&ToBroker::Withdraw { conn: expectation(fd) });
+    }
+}
+
+/// The broker has welcomed us: sockets that listen already are announced.
+pub(crate) fn welcomed(session: &mut Session) {
+    for (fd, entry) in table::all() {
+        if matches!(entry, Entry::Socket)
+            && sys::option::<libc::c_int>(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1)
+        {
+            expect_peers_at(session, fd);
+        }
+    }
+}
+
+fn expect_peers_at(session: &mut Session, fd: i32) {
+    let address = rustix::net::getsockname(borrowed(fd)).ok().and_then(|any| SocketAddr::try_from(any).ok());
+    if let Some(address) = address {
+        expect(session, fd, Role::Server, address);
+    }
+}
+
+fn expect(session: &mut Session, fd: i32, role: Role, at: SocketAddr) {
+    let ip = match at {
+        SocketAddr::V4(v4) => v4.ip().to_ipv6_mapped().octets(),
+        SocketAddr::V6(v6) => v6.ip().octets(),
+    };
+    session.send(&ToBroker::Expect { conn: expectation(fd), role, ip, port: at.port() });
+}
+
+fn expectation(fd: i32) -> ConnId {
+    ConnId(EXPECTATION | u64::from(fd as u32))
+}
+
+/// A connection was made: it is nominated now, or as soon as that is possible. `announced`: by `connecting`.
+pub(crate) fn made(conn: Conn, fd: i32, announced: bool) {
+    if announced {
+        conn.block.nomination.fetch_or(mark::ANNOUNCED, Ordering::Relaxed);
+    }
+    let mut session = session::lock();
+    upgrade::nominate_in(&mut session, conn, fd);
+    if is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+        session.later.add(conn, fd);
+    }
+}
+
+/// Nominates what could not be nominated earlier.
+pub(crate) fn catch_up(session: &mut Session) {
+    for index in 0..LATER {
+        let Some((conn, fd)) = session.later.take(index) else { continue };
+        if !conn.current() || table::conn(fd) != Some(conn) {
+            continue;
+        }
+        upgrade::nominate_in(session, conn, fd);
+        if is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+            session.later.add(conn, fd);
+        }
+    }
+}
+
+/// Whether the connection may still get its lane before its first byte.
+pub(crate) fn is_possible(block: &Block) -> bool {
+    process::eager()
+        && block.attempts.load(Ordering::Relaxed) == 0
+        && block.opened.load(Ordering::Relaxed) == 0
+        && block.nomination.load(Ordering::Relaxed) & mark::SPENT == 0
+}
+
+/// A handshake that ended because the peer's process let go of the connection: another one goes on with it, a
+/// forked child for instance. True: the connection is nominated once more.
+pub(crate) fn again(session: &mut Session, conn: Conn, fd: i32, reason: Reason, theirs: u32) -> bool {
+    let passed_on = reason == Reason::PeerVanished || theirs == Reason::Shared.code();
+    if !passed_on || !is_possible(conn.block) {
+        return false;
+    }
+    conn::note(conn.block, reason);
+    conn.block.retry_at.store(0, Ordering::Relaxed);
+    conn.block.phase.store(phase::WATCHED, Ordering::Relaxed);
+    session.later.add(conn, fd);
+    true
+}
+
+/// The connection has been nominated.
+pub(crate) fn nominated(session: &mut Session, block: &Block, fd: i32) {
+    let announced =
+        block.nomination.fetch_and(!(mark::ANSWERED | mark::OWN | mark::OTHER), Ordering::Relaxed);
+    block.nomination.fetch_or(mark::LENT, Ordering::Relaxed);
+    forget_expectation(session, block, announced, fd);
+    attend();
+}
+
+/// The broker has looked at the nominated descriptor and closed its copy.
+pub(crate) fn returned(block: &Block) {
+    block.nomination.fetch_and(!mark::LENT, Ordering::Relaxed);
+}
+
+/// Whether the broker may have a copy of the descriptor: while it has, the program's close() closes nothing.
+pub(crate) fn is_lent(block: &Block) -> bool {
+    block.nomination.load(Ordering::Relaxed) & mark::LENT != 0
+}
+
+/// The connection is being closed: what was said of it before is taken back.
+pub(crate) fn dropped(session: &mut Session, block: &Block, fd: i32) {
+    forget_expectation(session, block, block.nomination.load(Ordering::Relaxed), fd);
+}
+
+fn forget_expectation(session: &mut Session, block: &Block, marks: u8, fd: i32) {
+    if marks & mark::ANNOUNCED != 0 {
+        block.nomination.fetch_and(!mark::ANNOUNCED, Ordering::Relaxed);
+        session.send(&ToBroker::Withdraw { conn: expectation(fd) });
+    }
+}
+
+/// Whether the connection was announced and not nominated yet.
+pub(crate) fn is_announced(block: &Block) -> bool {
+    block.nomination.load(Ordering::Relaxed) & mark::ANNOUNCED != 0
+}
+
+/// The broker's answer to a nomination that has no match yet.
+pub(crate) fn answered(block: &Block, expected: Expected) {
+    let who = match expected {
+        Expected::Nobody => 0,
+        Expected::Own => mark::OWN,
+        Expected::Other => mark::OTHER,
+    };
+    block.nomination.fetch_or(mark::ANSWERED | who, Ordering::Relaxed);
+}
+
+/// The broker has said something.
+pub(crate) fn heard() {
+    SILENT.store(false, Ordering::Relaxed);
+}
+
+/// From now on sleeping calls listen to the broker for a while: a peer of ours may wait for our part.
+pub(crate) fn attend() {
+    if process::eager() {
+        ATTENTIVE_UNTIL.store(clock::ticks() + clock::from_us(ATTENTION_US), Ordering::Relaxed);
+    }
+}
+
+/// The session's socket for a sleeping call to watch beside its own descriptors, and for how long at most,
+/// nanoseconds.
+pub fn attention() -> Option<(i32, u64)> {
+    let until = ATTENTIVE_UNTIL.load(Ordering::Relaxed);
+    if until == 0 {
+        return None;
+    }
+    if clock::ticks() >= until {
+        ATTENTIVE_UNTIL.store(0, Ordering::Relaxed);
+        return None;
+    }
+    session::socket().map(|fd| (fd, ATTENTION_US * 1000))
+}
+
+/// What a data call waits for.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Cause {
+    Broker,
+    Peer,
+    Ourselves,
+}
+
+/// What there is to wait for, and how long, microseconds.
+fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
+    let broker = || (!SILENT.load(Ordering::Relaxed)).then_some((Cause::Broker, BROKER_US));
+    match block.phase.load(Ordering::Relaxed) {
+        phase::WATCHED | phase::NOMINATED | phase::SHAKING if is_inherited(block) => {
+            // Until the process that accepted it has closed it.
+            let spent = block.nomination.load(Ordering::Relaxed) & mark::SPENT != 0;
+            (!spent).then_some((Cause::Ourselves, SHORT_US))
+        }
+        _ if !is_possible(block) => None,
+        phase::WATCHED if clock::ticks() < block.retry_at.load(Ordering::Relaxed) => None,
+        phase::WATCHED if session::is_closed() => None,
+        phase::WATCHED if session::is_opening() => broker(),
+        phase::WATCHED => Some((Cause::Ourselves, SHORT_US)),
+        phase::NOMINATED => match block.nomination.load(Ordering::Relaxed) {
+            marks if marks & mark::ANSWERED == 0 => broker(),
+            marks if marks & mark::OTHER != 0 => Some((Cause::Peer, patience)),
+            // It must be another thread of ours that connects or accepts.
+            marks if marks & mark::OWN != 0 && sys::threads() > 1 => Some((Cause::Peer, patience)),
+            _ => None,
+        },
+        phase::SHAKING => Some((Cause::Peer, 2 * patience)),
+        _ => None,
+    }
+}
+
+/// Lets a data call that is about to use TCP wait for the lane while there is hope. `reading`: with these flags;
+/// it waits only where it would wait anyway, and not beyond TCP's first byte.
+///
+/// Returns the connection, whose state may have moved to another block. Errors: EINTR, when reading.
+pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
+    if !is_possible(conn.block) && !is_inherited(conn.block) {
+        return Ok(conn);
+    }
+    if let Some(flags) = reading
+        && (flags & libc::MSG_DONTWAIT != 0
+            || conn::must_block(conn.block, fd).is_err()
+            || conn::timeout_option(fd, libc::SO_RCVTIMEO).is_some())
+    {
+        return Ok(conn);
+    }
+    let (begin, interrupts) = (clock::ticks(), conn::restarts_before().1);
+    let patience = PATIENCE_US.load(Ordering::Relaxed);
+    let mut waited = false;
+    loop {
+        if conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+            if is_inherited(conn.block) && tenants::alone(conn.block) {
+                conn = conn::made_ours(conn, fd).unwrap_or(conn);
+            }
+            upgrade::nominate(conn, fd);
+        }
+        let Some((cause, most)) = hope(conn.block, patience) else { break };
+        if clock::ticks() - begin >= clock::from_us(most) {
+            give_up(conn.block, cause, patience);
+            break;
+        }
+        waited = true;
+        let mut fds = [
+            libc::pollfd { fd: session::socket().unwrap_or(-1), events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI, revents: 0 },
+        ];
+        let watched = if reading.is_some() { &mut fds[..] } else { &mut fds[..1] };
+        let _ = sys::poll(watched, Some(SLICE_NS), core::ptr::null());
+        session::pump();
+        if reading.is_some() && conn::restarts_before().1 != interrupts {
+            return Err(Errno::INTR);
+        }
+        if fds[1].revents != 0 {
+            break;
+        }
+    }
+    if waited && conn.block.opened.load(Ordering::Relaxed) != 0 {
+        PATIENCE_US.store(PEER_US, Ordering::Relaxed);
+    }
+    Ok(conn)
+}
+
+fn give_up(block: &Block, cause: Cause, patience: u64) {
+    block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
+    match cause {
+        Cause::Broker => SILENT.store(true, Ordering::Relaxed),
+        Cause::Peer => {
+            // Threads that waited at the same time make one wait in vain.
+            let less = (patience / 2).max(PEER_LEAST_US);
+            let _ = PATIENCE_US.compare_exchange(patience, less, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        Cause::Ourselves => {}
+    }
+}
+
+/// Whether another process of the tree made the connection, which may get its lane as ours.
+fn is_inherited(block: &Block) -> bool {
+    block.opened.load(Ordering::Relaxed) == 0 && block.pid.load(Ordering::Relaxed) != process::pid()
+}
+
+/// In a forked child: what was announced is the parent's affair.
+pub(crate) fn after_fork_in_child() {
+    ATTENTIVE_UNTIL.store(0, Ordering::Relaxed);
+    SILENT.store(false, Ordering::Relaxed);
+    PATIENCE_US.store(PEER_US, Ordering::Relaxed);
+}
