@@ -17,6 +17,7 @@ def ping_pong(accel, bed, server_at, server_netns, client_to, client_netns, port
     server = accel.server("server", [bed / "pingpong", "server", port, 4, 300], env={"BED_HOST": server_at}, netns=server_netns)
     server.wait_listening(port)
     client = accel.client("client", [bed / "pingpong", "client", port, 4, 300], env={"BED_HOST": client_to}, netns=client_netns)
+    accel.warmed(lanes=2)
     out, served = finish_together(client, server)
     assert len(out.splitlines()) == 5 and served == "done\n"
 
@@ -69,6 +70,7 @@ def test_equal_addresses_in_two_namespaces(world, bed, mode):
         pairs.append((server, netns, rounds))
     clients = [accel.client("client", [bed / "pingpong", "client", port, 1, rounds], env=env, netns=netns)
                for _, netns, rounds in pairs]  # fmt: skip
+    accel.warmed(lanes=2)
     outputs = finish_together(*clients, *(server for server, _, _ in pairs))
     assert all(out.endswith("done\n") for out in outputs)
     accel.verify(lanes=2, lane_bytes=1 << 20)

@@ -5,21 +5,27 @@ import sys
 
 import pytest
 
-from harness import programs
+from harness import Accel, programs
 from procs import finish_together, free_port
 
 pytestmark = pytest.mark.programs
 CONNECTIONS = 8
 
 
-def echo(accel, server, client):
-    """Runs `server` and `client`, programs that take PORT CONNECTIONS and end by themselves; the client's hashes."""
-    port = free_port()
-    process = accel.server("server", [*server, port, CONNECTIONS]).wait_listening(port)
-    out, _ = finish_together(accel.client("client", [*client, port, CONNECTIONS]), process, seconds=40)
-    assert len(set(out.split())) == CONNECTIONS, out
-    # A lane has to be earned, and some of these dialogues may be over first.
-    accel.verify(lanes=CONNECTIONS // 2, lane_bytes=100_000)
+def echo(accel, server, client, is_eager=False):
+    """Runs `server` and `client`, programs that take PORT CONNECTIONS and end by themselves."""
+
+    def dialogue():
+        port = free_port()
+        process = accel.server("server", [*server, port, CONNECTIONS]).wait_listening(port)
+        out, _ = finish_together(accel.client("client", [*client, port, CONNECTIONS]), process, seconds=40)
+        assert len(set(out.split())) == CONNECTIONS, out
+
+    dialogue()
+    if is_eager:
+        accel.verify(lanes=CONNECTIONS, lane_bytes=100_000)
+    else:
+        accel.verify(lanes=CONNECTIONS // 2, lane_bytes=100_000, more=dialogue)
 
 
 def test_asyncio(accel):
@@ -30,6 +36,13 @@ def test_asyncio(accel):
 def test_node(accel):
     program = ["node", programs() / "echo.js"]
     echo(accel, [*program, "server"], [*program, "client"])
+
+
+@pytest.mark.parametrize("runtime", [[sys.executable, "asyncio_echo.py"], ["node", "echo.js"]], ids=["asyncio", "node"])
+def test_eager_event_loops(world, runtime):
+    """connect() that does not wait, and ends that sleep in epoll_wait in the middle of the handshake: a lane for each."""
+    program = [runtime[0], programs() / runtime[1]]
+    echo(Accel(world, "both", ["--eager"]), [*program, "server"], [*program, "client"], is_eager=True)
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +59,11 @@ def test_java(accel, java, server):
 
 
 def test_java_closes_under_a_blocked_reader(accel, java, bed):
-    port = free_port()
-    accel.server("server", [bed / "echo", "server", "lt", port, 1]).wait_listening(port)
-    out = accel.client("client", [*java, "close", port, 1]).finish()
-    assert out.splitlines() == ["read: Socket closed", "reader ended: true"]
-    accel.verify(lane_bytes=100_000)
+    def dialogue():
+        port = free_port()
+        accel.server("server", [bed / "echo", "server", "lt", port, 1]).wait_listening(port)
+        out = accel.client("client", [*java, "close", port, 1]).finish()
+        assert out.splitlines() == ["read: Socket closed", "reader ended: true"]
+
+    dialogue()
+    accel.verify(lane_bytes=100_000, more=dialogue)

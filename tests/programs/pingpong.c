@@ -72,6 +72,7 @@ static void *serve(void *argument) {
     struct end *end = argument;
     unsigned char *buffer = malloc(MOST);
     uint32_t index, size[2];
+    if (getenv("BED_WARM_UNTIL")) warm_up_server(end->fd);
     recv_all(end->fd, &index, sizeof index);
     end->how = 7000 + index;
     uint64_t bytes = index;
@@ -96,6 +97,7 @@ static void *ask(void *argument) {
     uint64_t sizes = 100 + end->index, bytes = 200 + end->index, hash = HASH_START, theirs, wanted = end->index;
     uint32_t index = end->index, size[2];
     end->fd = connect_to(port);
+    if (getenv("BED_WARM_UNTIL")) warm_up_client(end->fd);
     send_all(end->fd, &index, sizeof index);
     end->how = 9000 + index;
     for (int round = 0; round < rounds; round++) {
