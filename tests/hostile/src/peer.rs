@@ -315,10 +315,12 @@ impl Peer {
     fn collect(&mut self, session: &Session, to: &mut Vec<u8>) -> std::io::Result<()> {
         if let Some(own) = &self.own {
             let dmb = own.dmb();
+            let begun = dmb.words().start(1) == Some(self.counts.1);
             let prod = dmb.words().prod();
-            let Some(dmb) = dmb.as_sent() else { return Err(std::io::ErrorKind::InvalidData.into()) };
+            // Before it has begun, the sender has said nothing of its window.
+            let dmb = dmb.as_sent().unwrap_or(dmb);
             let unread = prod.offset().wrapping_sub(self.consumed).min(dmb.window());
-            if dmb.words().start(1) == Some(self.counts.1) && unread > 0 {
+            if begun && unread > 0 {
                 for at in self.consumed..self.consumed + unread {
                     // SAFETY: `span` points into the ring.
                     to.push(unsafe { dmb.span(at).0.read_volatile() });
