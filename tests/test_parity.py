@@ -91,6 +91,16 @@ def test_forks_among_threads(world, bed, mode):
     accel.verify(lane_bytes=10_000)
 
 
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_small_buffers_bound_what_is_in_flight(world, bed, mode):
+    """SO_SNDBUF and SO_RCVBUF, set before the lane opens."""
+    accel, port, env = Accel.eager(world, mode), free_port(), fifos(world)
+    server = accel.server("server", [bed / "bounded", "server", port], env=env).wait_listening(port)
+    out, received = finish_together(accel.client("client", [bed / "bounded", "client", port], env=env), server)
+    assert out == "then: EAGAIN, less than 64 KiB: 1\ndone\n" and received == "received some: 1\ndone\n"
+    accel.verify(lane_bytes=10_000)
+
+
 @pytest.mark.parametrize("mode", ["tcp", "both", "earned"])
 @pytest.mark.parametrize("program", [["pingpong", "both"], ["onethread"]], ids="-".join)
 def test_both_ends_in_one_process(world, bed, mode, program):

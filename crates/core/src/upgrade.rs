@@ -500,8 +500,10 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
 
 /// Makes our DMB and registers it. Sizes step down when memory is refused, as in the kernel ("downgrade").
 fn register(session: &mut Session, id: ConnId) {
-    let wish = process::knobs().rmem_class.load(Ordering::Relaxed).min(u32::from(MAX_CLASS));
-    for class in (0..=wish as u8).rev() {
+    let Some(fd) = session.handshakes.find(id).and_then(|slot| slot.as_ref()).map(|shake| shake.fd) else {
+        return;
+    };
+    for class in (0..=wished_class(fd)).rev() {
         let Ok(fd) = region::create("shunpike-dmb", Dmb::len(class)) else { continue };
         let Ok(region) = Region::map(fd.as_fd(), Dmb::len(class)) else { continue };
         if let Some(Some(shake)) = session.handshakes.find(id) {
@@ -511,6 +513,20 @@ fn register(session: &mut Session, id: ConnId) {
         return;
     }
     step(session, id, Input::Refused(Reason::MemoryRefused));
+}
+
+/// Size class for our DMB: the knob's, and as the kernel does (smc_buf_create), no more than the program itself lets
+/// TCP hold for it.
+fn wished_class(fd: i32) -> u8 {
+    /// SOCK_RCVBUF_LOCK (include/uapi/linux/socket.h): SO_RCVBUF is the program's word, not the kernel's tuning.
+    const RCVBUF_LOCK: i32 = 2;
+    let most = process::knobs().rmem_class.load(Ordering::Relaxed).min(u32::from(MAX_CLASS)) as u8;
+    let option = |name| sys::option::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(0);
+    if option(libc::SO_BUF_LOCK) & RCVBUF_LOCK == 0 {
+        return most;
+    }
+    // The kernel says twice what was asked for: half is for its own bookkeeping.
+    DmbSize::holding(option(libc::SO_RCVBUF) as usize / 2).map_or(most, |size| size.class().min(most))
 }
 
 /// Offers `region` to the peer as the lane towards us. False when a thread is inside the kernel.
