@@ -20,7 +20,7 @@ import threading
 
 from procs import until
 
-VERSION, ARENA, PAGE = 1, 8192 + 32 * 1024 * 1024, 4096  # crates/wire/src/session.rs, crates/shm/src/{arena,pages}.rs
+VERSION, ARENA, PAGE = 2, 8192 + 32 * 1024 * 1024, 4096  # crates/wire/src/session.rs, crates/shm/src/{arena,pages}.rs
 CONN = 1 << 32
 HELLO, NOMINATE, CLC = 1, 2, 4  # to the broker
 WELCOME, AGAIN, REFUSED, RELAYED = 1, 3, 4, 6  # from it
@@ -96,7 +96,7 @@ class Session:
         acked, received = (struct.unpack_from("<Q", info, at)[0] for at in (TCP_INFO_ACKED, TCP_INFO_RECEIVED))
         unacknowledged = struct.unpack("i", fcntl.ioctl(end, termios.TIOCOUTQ, b"\0" * 4))[0]
         tx = acked + unacknowledged - (0 if is_server else 1)  # the opener's SYN
-        self.say(struct.pack("<HQBQQ", NOMINATE, CONN, is_server, tx, received), [end.fileno()])
+        self.say(struct.pack("<HQBQQB", NOMINATE, CONN, is_server, tx, received, False), [end.fileno()])
 
     def relay(self, clc):
         self.say(struct.pack("<HQH", CLC, CONN, len(clc)) + clc)
