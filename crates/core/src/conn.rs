@@ -271,7 +271,7 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
 ///
-/// A sender whose lane was revoked before we could ask has counted on our reading the ring to its end; bytes that
+/// A sender that ended its lane before we could ask has counted on our reading the ring to its end; bytes that
 /// stand there then are out of a foreign program's reach.
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     let block = conn.block;
@@ -290,9 +290,7 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
             block.leaving.store(1, Ordering::Relaxed);
             let left = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
             let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
-            // Its sender has finished its stream: all that we have not read comes by TCP.
-            let taken = dmb.words().cons().has(Cursor::TAKEN);
-            if left.is_ok() || empty || taken {
+            if left.is_ok() || empty {
                 block.rx.mode.store(mode::PLAIN, Ordering::Release);
                 lane_closed(conn, fd, &block.rx);
             }
@@ -349,11 +347,8 @@ pub fn at_exit() {
             table::take(fd);
             // The kernel finds out when we are gone, should the others be the last just now.
             let _ = tenants::leave(conn.block);
-        } else {
-            if ring_bytes(conn) > 0 {
-                reset_at_close(fd);
-            }
-            tx::finish_stream(conn, fd);
+        } else if ring_bytes(conn) > 0 {
+            reset_at_close(fd);
         }
     }
 }
@@ -504,7 +499,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
             lane_closed(conn, fd, &block.rx);
         }
     }
-    tx::finish_stream(conn, fd);
+    tx::conclude(conn, fd);
     {
         let _guard = block.tx.lock.lock();
         block.tx.mode.store(mode::PLAIN, Ordering::Release);
@@ -542,7 +537,7 @@ pub fn shutdown(fd: i32, how: i32) {
     let Some(conn) = table::conn(fd) else { return };
     session::pump_if_news();
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        tx::finish_stream(conn, fd);
+        tx::conclude(conn, fd);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         stop(conn, fd);

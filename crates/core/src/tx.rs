@@ -387,30 +387,6 @@ pub fn owes(half: &Half) -> bool {
     half.mode.load(Ordering::Acquire) == mode::DEBT
 }
 
-/// Ends the lane before the stream's end. What the receiver has not read goes out by TCP, as far as that takes it now:
-/// then it outlives us and the ring, and the receiver may hand its descriptor to whom it likes. What TCP does not take the
-/// receiver finds in the ring when the stream is over (rx, `inherit`).
-pub fn finish_stream(conn: Conn, fd: i32) {
-    if !asked_to_leave(&conn.block.tx) && resend_unread(conn, fd) {
-        if owes(&conn.block.tx) {
-            make_room(conn, fd);
-            revoke(conn, fd);
-        }
-    } else {
-        conclude(conn, fd);
-    }
-}
-
-/// Takes back what the receiver has not read; says whether there was something.
-fn resend_unread(conn: Conn, fd: i32) -> bool {
-    let half = &conn.block.tx;
-    let _critical = critical();
-    let _guard = half.lock.lock();
-    let lane = dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE);
-    let unread = |dmb: &Dmb| dmb.words().cons().offset() != half.cursor.load(Ordering::Relaxed);
-    lane.filter(unread).map(|dmb| take_back(conn, fd, &dmb)).is_some()
-}
-
 /// A window's worth of bytes may not fit: the kernel may keep more than the program allowed, this once.
 fn make_room(conn: Conn, fd: i32) {
     let owed = conn.block.tx.window.load(Ordering::Relaxed) as i32;
@@ -421,8 +397,8 @@ fn make_room(conn: Conn, fd: i32) {
     }
 }
 
-/// Ends the lane before the descriptor is somebody else's: nothing may be owed after it. Waits for TCP's room no
-/// longer than the grace.
+/// Ends the lane before the stream's end, or before the descriptor is somebody else's: nothing may be owed after
+/// it. Waits for TCP's room no longer than the grace.
 pub fn conclude(conn: Conn, fd: i32) {
     revoke(conn, fd);
     if !owes(&conn.block.tx) {

@@ -144,7 +144,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     if session.send_with(&message, &[borrowed(fd)]) {
         eager::nominated(session, block, fd);
         block.fd.store(fd as u32, Ordering::Relaxed);
-        block.phase.store(phase::NOMINATED, Ordering::Relaxed);
+        go_on(block, phase::NOMINATED);
         conn::note(block, Reason::AwaitingPeer);
     }
 }
@@ -191,6 +191,13 @@ fn proved(block: &Block, fd: i32) -> Proof {
     if busy_before || busy() || ours() != before { Proof::Moving } else { Proof::Bypassed }
 }
 
+/// The next phase, unless the connection was given away meanwhile: a child does that without our session's lock, and it
+/// is final. Says whether it was not.
+fn go_on(block: &Block, next: u8) -> bool {
+    let unless_done = |at| (at != phase::DONE).then_some(next);
+    block.phase.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unless_done).is_ok()
+}
+
 /// Not now; perhaps later.
 fn postpone(block: &Block, reason: Reason) {
     conn::note(block, reason);
@@ -199,7 +206,7 @@ fn postpone(block: &Block, reason: Reason) {
     let pause = clock::from_us(BACKOFF_US << tries.min(most));
     block.retry_at.store(clock::ticks() + pause, Ordering::Relaxed);
     let next = if tries >= TRIES && !will_pass(reason) { phase::DONE } else { phase::WATCHED };
-    block.phase.store(next, Ordering::Relaxed);
+    go_on(block, next);
 }
 
 /// Whether the reason lies outside of the connection, so that it says nothing of the next try.
@@ -232,7 +239,7 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
             if let Some((conn, _)) = conn_of(conn) {
                 let block = conn.block;
                 if block.phase.load(Ordering::Relaxed) == phase::NOMINATED {
-                    block.phase.store(phase::WATCHED, Ordering::Relaxed);
+                    go_on(block, phase::WATCHED);
                 }
             }
         }
@@ -303,7 +310,7 @@ fn refusal(code: u32) -> Option<Reason> {
 /// A connection that another process has inherited meanwhile, or has alone by now, gets no lane from us: what
 /// is mapped here is not mapped there.
 fn shared(id: ConnId) -> Option<Reason> {
-    let ours = conn_of(id).is_some_and(|(conn, _)| tenants::alone(conn.block));
+    let ours = conn_of(id).is_some_and(|(conn, _)| tenants::alone(conn.block) && !handed_over(conn.block));
     (!ours).then_some(Reason::Shared)
 }
 
@@ -350,9 +357,12 @@ fn matched(
         session.send(&ToBroker::Withdraw { conn: id });
         return postpone(conn.block, Reason::Internal);
     };
+    if !go_on(conn.block, phase::SHAKING) {
+        session.send(&ToBroker::Withdraw { conn: id });
+        return;
+    }
     eager::attend();
     link::join(group, conn.block, slot);
-    conn.block.phase.store(phase::SHAKING, Ordering::Relaxed);
     let mut out: Outbox = [0; _];
     let (machine, proposal) = if conn::opener(conn.block) {
         let (client, step) = Client::start(&device, first_contact, number, &mut out);
@@ -573,6 +583,13 @@ fn open(session: &mut Session, id: ConnId, opened: Opened) {
     let (conn, fd) = (shake.conn, shake.fd);
     let Some(region) = shake.peer else { return };
     let half = &conn.block.tx;
+    if handed_over(conn.block) {
+        // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
+        device::retire(region, opened.peer.token, device::Owner::Peer);
+        conn::withdraw_grant(conn, fd);
+        session.send(&ToBroker::Withdraw { conn: id });
+        return link::part(conn.block);
+    }
     {
         let _guard = half.lock.lock();
         let capacity = (region.len() - HEADER) as u32;
@@ -588,7 +605,7 @@ fn open(session: &mut Session, id: ConnId, opened: Opened) {
         }
         half.dmb.store(region.base() as usize, Ordering::Relaxed);
     }
-    conn.block.phase.store(phase::OPEN, Ordering::Release);
+    go_on(conn.block, phase::OPEN);
     conn.block.opened.store(1, Ordering::Relaxed);
     conn.block.carried.store(conn.block.lane_bytes(), Ordering::Relaxed);
     conn.block.reason.store(0, Ordering::Relaxed);
@@ -604,7 +621,7 @@ fn begin(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
     let _guard = half.lock.lock();
     let Some(dmb) = crate::tx::dmb(half) else { return };
-    if half.mode.load(Ordering::Relaxed) != mode::PLAIN {
+    if half.mode.load(Ordering::Relaxed) != mode::PLAIN || handed_over(conn.block) {
         return;
     }
     half.mode.store(mode::LANE, Ordering::SeqCst);
@@ -646,7 +663,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
             if let Some((conn, _)) = conn_of(id)
                 && conn.block.phase.load(Ordering::Relaxed) == phase::NOMINATED
             {
-                conn.block.phase.store(phase::WATCHED, Ordering::Relaxed);
+                go_on(conn.block, phase::WATCHED);
             }
         }
         _ => {}

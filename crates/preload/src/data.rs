@@ -11,12 +11,16 @@ use shunpike_core::wire::Reason;
 use shunpike_core::{Errno, sys, user};
 
 use crate::readiness::nanoseconds;
-use crate::{answer, set_errno};
+use crate::{answer, cancellation_point, set_errno};
 
 /// The connection behind `fd`; `None` costs a load and a branch.
 #[inline(always)]
 fn ours(fd: c_int) -> Option<Conn> {
-    if table::is_none(fd) { None } else { table::conn(fd) }
+    if table::is_none(fd) {
+        return None;
+    }
+    cancellation_point();
+    table::conn(fd)
 }
 
 /// The connection behind `fd`, for a call on one buffer; a stretch that cannot be is the kernel's to refuse, which it

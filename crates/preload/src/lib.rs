@@ -18,6 +18,19 @@ mod start;
 use core::ffi::c_int;
 use shunpike_core::conn::Outcome;
 
+// SAFETY: glibc's pthread_testcancel has this signature (pthread.h).
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+}
+
+/// libc's calls act upon a cancellation also where they need not wait. A call that a lane answers does it here, with
+/// nothing held and nothing to be dropped: the frames of its hook are unwound.
+#[inline]
+fn cancellation_point() {
+    // SAFETY: no arguments.
+    unsafe { pthread_testcancel() };
+}
+
 /// Sets errno.
 fn set_errno(errno: c_int) {
     // SAFETY: glibc's errno of this thread.

@@ -7,7 +7,7 @@ use shunpike_core::{conn, epoll, poll as mixed, user};
 
 use shunpike_core::sys::Waits;
 
-use crate::{result, set_errno};
+use crate::{cancellation_point, result, set_errno};
 
 /// Nanoseconds of a program's time; `None` when the kernel must refuse it.
 pub fn nanoseconds(ts: timespec) -> Option<u64> {
@@ -38,7 +38,11 @@ unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
     }
     // SAFETY: the program's array of n entries, which are there.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, n as usize) };
-    mixed::concerns_us(fds).then_some(fds)
+    if !mixed::concerns_us(fds) {
+        return None;
+    }
+    cancellation_point();
+    Some(fds)
 }
 
 /// libc's waits, for core.
@@ -215,6 +219,7 @@ unsafe fn wait(
     {
         return None;
     }
+    cancellation_point();
     // SAFETY: the program's, which gives it to us to write to.
     if !unsafe { user::writable(events.cast(), size_of::<epoll_event>()) } {
         set_errno(libc::EFAULT);
