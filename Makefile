@@ -3,6 +3,7 @@
 # make test       builds and runs every test
 # make stress     10 GB of checked bytes over lanes that come and go, ends stopped and killed: minutes (SEED=N repeats)
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
+# make suites     CPython's own test suites, with and without Shunpike: half an hour
 # make bench      measures lanes against TCP in one run, and compares with the floors
 # make lint       formatting, clippy, and a reason for every unsafe block
 # make install    PREFIX=/usr/local DESTDIR=
@@ -14,7 +15,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile stress bench lint install uninstall clean
+.PHONY: build demo test hostile stress suites bench lint install uninstall clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -30,6 +31,10 @@ stress: build
 
 hostile: build
 	HOSTILE_ROUNDS=$(or $(HOSTILE_ROUNDS),2000) python3 -m pytest tests/test_hostile.py -v
+
+suites: build
+	ci/deps
+	SHUNPIKE_SUITES=all python3 -m pytest tests -m suites -s
 
 bench: build
 	ci/bench
