@@ -227,7 +227,9 @@ static void in_a_child(struct half *half, int (*once)(struct half *, int), int i
     while (waitpid(child, &status, 0) < 0)
         if (errno != EINTR) die("waitpid");
     if (WIFSIGNALED(status) || WEXITSTATUS(status) > 1) {
-        if (!tally->killed) fail(half, "a child failed", half->way->received);
+        char what[64];
+        snprintf(what, sizeof what, "a child failed: signal %d, status %d", WTERMSIG(status), WEXITSTATUS(status));
+        if (!tally->killed) fail(half, what, half->way->received);
         _exit(73);
     }
     if (is_writer) half->at = half->filled = 0; /* the child sent what was left of its chunk */

@@ -176,10 +176,12 @@ fn settle_slowly(conn: Conn, fd: i32) {
     block.unsettled.store(0, Ordering::Relaxed);
     tx::attend(conn, fd);
     if plain(&block.rx) && plain(&block.tx) {
-        // A lane that was opened and never begun.
+        // A lane that was opened and never begun; another thread may be beginning it.
         let _guard = block.tx.lock.lock();
-        lane_closed(conn, fd, &block.tx);
-        block.unsettled.store(0, Ordering::Relaxed);
+        if plain(&block.tx) {
+            lane_closed(conn, fd, &block.tx);
+            block.unsettled.store(0, Ordering::Relaxed);
+        }
     }
     // DONE: it was revoked for good with bytes unread.
     let over = || matches!(block.phase.load(Ordering::Relaxed), phase::OPEN | phase::DONE);
