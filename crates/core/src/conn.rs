@@ -228,7 +228,7 @@ pub fn withdraw_grant(conn: Conn, fd: i32) {
 
 /// Sets STOP. A lane that has nothing unread is empty for ever; else the reader drains it.
 /// Under the receive lock.
-fn stop_receiving(conn: Conn, fd: i32) {
+pub fn stop_receiving(conn: Conn, fd: i32) {
     let half = &conn.block.rx;
     let Some(dmb) = rx::dmb(half) else { return };
     let generation = half.generation.load(Ordering::Relaxed);
@@ -289,7 +289,6 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
         if let Some(dmb) = rx::dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
         {
             let generation = block.rx.generation.load(Ordering::Relaxed);
-            block.leaving.store(1, Ordering::Relaxed);
             let left = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
             let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
             if left.is_ok() || empty {

@@ -44,6 +44,17 @@ pub fn deliver(
     unsafe { rest.drain(dmb, offset + done as u64, n - done) }
 }
 
+/// After `n` bytes came by TCP that the sender had taken back from `offset` of the ring: what was peeked at there, as
+/// it was. Errors: as above.
+pub fn repeat(half: &Half, dmb: &Dmb, bufs: &Bufs<'_>, offset: u64, n: usize) -> Result<(), Errno> {
+    let known = half.peeked.load(Ordering::Relaxed).saturating_sub(offset).min(n as u64);
+    match copy_of(half, dmb, false).filter(|_| known > 0) {
+        // SAFETY: as above.
+        Some(copy) => unsafe { bufs.drain(&copy, offset, known as usize) },
+        None => Ok(()),
+    }
+}
+
 /// Where this process keeps what it has peeked at, made if `make`. `None`: nowhere, or there is no memory for it;
 /// then the program sees the ring itself.
 fn copy_of(half: &Half, dmb: &Dmb, make: bool) -> Option<Dmb> {

@@ -19,6 +19,9 @@ use crate::{clock, eager, link, peek, process, session, sys, tx};
 pub fn tcp_check_us(fd: i32) -> u64 {
     if crate::epoll::watches(fd) { 50_000 } else { 500 }
 }
+/// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours,
+/// microseconds.
+const DEBT_US: u64 = 1_000_000;
 const NEWS: i16 = libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI;
 
 /// What one look at the connection gave.
@@ -253,11 +256,10 @@ pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
     Some((dmb, prod, unread))
 }
 
-/// The sender took back what is unread: it comes by TCP. Only after one of us has left, and died of it: else what
-/// poll() has told of would be gone.
+/// The sender took back what is unread: it comes by TCP.
 fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
     let half = &conn.block.rx;
-    if dmb.words().cons() != at.with(Cursor::TAKEN) || conn.block.leaving.load(Ordering::Relaxed) == 0 {
+    if dmb.words().cons() != at.with(Cursor::TAKEN) {
         return violated(conn, fd);
     }
     // END stands since before TAKEN, so prod is final.
@@ -269,6 +271,7 @@ fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
         return violated(conn, fd);
     }
     half.debt_end.store(half.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
+    half.full_since.store(clock::ticks(), Ordering::Relaxed);
     half.mode.store(mode::DEBT, Ordering::Release);
     Step::Again
 }
@@ -281,8 +284,12 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     // First what TCP has, only then the start word: bytes counted now were written before it.
     let Ok(queued) = sys::queue(fd, sys::SIOCINQ) else { return Step::Plain };
-    let over = queued == 0 && sys::poll_now(fd, libc::POLLRDHUP) != 0;
-    let queued = if over { sys::queue(fd, sys::SIOCINQ).unwrap_or(0) } else { queued };
+    let shows = if queued == 0 { sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP) } else { 0 };
+    let over = shows & !libc::POLLIN != 0;
+    let queued = if shows != 0 { sys::queue(fd, sys::SIOCINQ).unwrap_or(0) } else { queued };
+    if queued == 0 && shows == libc::POLLIN {
+        return urgent(conn, fd);
+    }
     let limit = if debt {
         if seen >= half.debt_end.load(Ordering::Relaxed) {
             finish(conn, fd);
@@ -303,7 +310,9 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     };
     if queued == 0 {
         if !over {
-            return Step::Empty;
+            // poll() may have told of these bytes: the program waits for nothing else meanwhile.
+            let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
+            return if debt && since > clock::from_us(DEBT_US) { violated(conn, fd) } else { Step::Empty };
         }
         return if debt { inherit(conn, &dmb, bufs, flags, fd) } else { forget(conn, fd, seen) };
     }
@@ -319,11 +328,34 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
             if flags & libc::MSG_PEEK == 0 {
                 half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
             }
+            if debt {
+                half.full_since.store(clock::ticks(), Ordering::Relaxed);
+                return peek::repeat(half, &dmb, bufs, owed_at(half, seen), n)
+                    .map_or_else(Step::Failed, |()| Step::Data(n));
+            }
             Step::Data(n)
         }
         Err(Errno::AGAIN) => Step::Empty,
         Err(errno) => Step::Failed(errno),
     }
+}
+
+/// Bytes wait behind the mark of urgent data (SIOCINQ counts up to it): what the kernel skips there nobody can count.
+/// A lane that has not begun never will; behind one that has, urgent data is no peer's of ours.
+fn urgent(conn: Conn, fd: i32) -> Step {
+    conn::stop_receiving(conn, fd);
+    if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
+        return violated(conn, fd);
+    }
+    conn::note(conn.block, Reason::UrgentData);
+    Step::Again
+}
+
+/// Where in the ring the next byte lay that the sender owes, when `seen` bytes have come by TCP: what has since the
+/// lane began was owed, too, and lay before it.
+fn owed_at(half: &Half, seen: u64) -> u64 {
+    let paid = seen.saturating_sub(half.start.load(Ordering::Relaxed));
+    half.cursor.load(Ordering::Relaxed).wrapping_add(paid)
 }
 
 /// TCP is over before the lane has begun, or before the bytes that it should begin behind: those were read
@@ -351,9 +383,7 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
     let end = half.debt_end.load(Ordering::Relaxed);
     let Some(dmb) = dmb.as_sent() else { return violated(conn, fd) };
     let owed = end.saturating_sub(seen).min(dmb.window());
-    // What came by TCP since the lane began was owed, too: it lay before.
-    let paid = seen.saturating_sub(half.start.load(Ordering::Relaxed));
-    let from = half.cursor.load(Ordering::Relaxed).wrapping_add(paid);
+    let from = owed_at(half, seen);
     if owed == 0 {
         finish(conn, fd);
         return Step::Again;
@@ -549,7 +579,11 @@ impl Wait {
         let remaining = conn::remaining(self.deadline)?;
         let restarts = conn::restarts_before();
         let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
-        match wait::sleep(conn.block, fd, NEWS | owed, remaining) {
+        let debt = DEBT_US * 1000 + 1;
+        let in_debt = conn.block.rx.mode.load(Ordering::Relaxed) == mode::DEBT;
+        let nap = if in_debt { Some(remaining.map_or(debt, |left| left.min(debt))) } else { remaining };
+        match wait::sleep(conn.block, fd, NEWS | owed, nap) {
+            Woken::Timeout if in_debt && remaining.is_none_or(|left| left > debt) => Ok(Woken::Look),
             Woken::Timeout => Err(Errno::AGAIN),
             Woken::Interrupted => conn::interrupted(restarts, self.timeout.is_some()).map(|()| Woken::Look),
             woken => Ok(woken),

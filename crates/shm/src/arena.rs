@@ -206,8 +206,6 @@ pub struct Block {
     pub dups: AtomicU8,
     /// Set once the broker was lent the descriptor: the kernel's socket may outlive the program's close().
     pub lent: AtomicU8,
-    /// Set before this side sets LEAVE: only then may the sender take back what was not read.
-    pub leaving: AtomicU8,
     /// Ticks before which the connection is not nominated again.
     pub retry_at: AtomicU64,
     /// Nominations since a lane was last worth its handshake.
@@ -379,7 +377,6 @@ impl Block {
             &self.nonblock,
             &self.phase,
             &self.side,
-            &self.leaving,
             &self.lent,
             &self.unsettled,
             &self.opened,
