@@ -397,7 +397,7 @@ pub fn close(fd: i32) {
     session::pump_if_news();
     if let Some(conn) = table::conn(fd) {
         epoll::closing(conn, fd);
-        if eager::is_lent(conn.block)
+        if eager::is_stranded(conn.block)
             && conn.block.dups.load(Ordering::Relaxed) == 0
             && tenants::alone(conn.block)
         {
@@ -413,8 +413,8 @@ pub fn close(fd: i32) {
     epoll::forget(fd);
 }
 
-/// close() of a descriptor that the broker has not given back yet: the kernel's closes nothing, but the peer must see
-/// the end, however long the broker takes.
+/// close() of a descriptor that a broker which does not answer has not given back: the kernel's closes nothing then, but
+/// the peer must see the end.
 fn close_lent(fd: i32) {
     let _ = rustix::net::shutdown(session::borrowed(fd), rustix::net::Shutdown::Both);
 }

@@ -204,9 +204,11 @@ pub(crate) fn returned(block: &Block) {
     block.nomination.fetch_and(!mark::LENT, Ordering::Relaxed);
 }
 
-/// Whether the broker may have a copy of the descriptor: while it has, the program's close() closes nothing.
-pub(crate) fn is_lent(block: &Block) -> bool {
-    block.nomination.load(Ordering::Relaxed) & mark::LENT != 0
+/// Whether a broker that does not answer has a copy of the descriptor, and nobody else was given one.
+pub(crate) fn is_stranded(block: &Block) -> bool {
+    SILENT.load(Ordering::Relaxed)
+        && block.phase.load(Ordering::Relaxed) == phase::NOMINATED
+        && block.nomination.load(Ordering::Relaxed) & mark::LENT != 0
 }
 
 /// The connection is being closed: what was said of it before is taken back.
