@@ -78,9 +78,8 @@ fn advice(reason: Reason) -> &'static str {
         | Reason::IoUring
         | Reason::Stdio
         | Reason::Splice
-        | Reason::EpollSets => {
-            "the program does with the connection what only TCP can serve; nothing to mend"
-        }
+        | Reason::EpollSets
+        | Reason::Confined => "the program does with the connection what only TCP can serve; nothing to mend",
         Reason::DmbLimit | Reason::MaxDmb => {
             "too many connections have lanes: raise the broker's limit of DMBs (--max-dmbs)"
         }

@@ -69,6 +69,10 @@ pub fn advice(reason: Reason) -> &'static str {
             "The kernel must see these bytes: the connection stays TCP while the program does that."
         }
         EpollSets => "Register the connection in fewer epoll sets.",
+        Confined => {
+            "Nothing: a filter may end the program at a call that it does not make itself. Filters that are there before \
+             the program begins (containers, services) are no hindrance."
+        }
         Memory | MemoryRefused => {
             "Free memory, or raise the limit (cgroup, RLIMIT_AS) of the process; smaller buffers help too."
         }

@@ -51,7 +51,7 @@ pub fn opener(block: &Block) -> bool {
 /// Watches a new connection. `server`: it came from accept(). `nonblock`: as far as we know. `announced`: the
 /// broker was told of it before.
 pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {
-    if !process::enabled() {
+    if !process::enabled() || process::confined() {
         return;
     }
     let Some(block) = process::allocate() else { return };
@@ -331,6 +331,18 @@ pub fn before_exec() {
             .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
         if survives && is_socket_of(conn.block, fd) {
             hand_over(conn, fd, Reason::HandedOver);
+        }
+    }
+}
+
+/// Takes every connection off its lane and out of the table. One whose sender had ended its lane stays until it is read.
+pub fn let_go_of_all(reason: Reason) {
+    for (fd, entry) in table::all() {
+        let Entry::Conn(conn) = entry else { continue };
+        hand_over(conn, fd, reason);
+        if ready::modes(conn.block) == (mode::PLAIN, mode::PLAIN) {
+            table::take(fd);
+            drop_end(conn, fd, false);
         }
     }
 }

@@ -11,6 +11,8 @@ use crate::tls::critical;
 use crate::wait;
 use crate::{conn, eager, epoll, process, ready, rx, session, sys, tenants, tx, user};
 
+/// Longest sleep of a call with lanes that no doorbell can end.
+const UNRUNG_NS: u64 = 1_000_000;
 /// Descriptors of a call that are handled on the stack.
 const FEW: usize = 64;
 
@@ -87,7 +89,8 @@ fn poll_with(
             Ok(left) => left,
             Err(_) => return Ok(0),
         };
-        let Ok(sleeper) = wait::thread_sleeper() else { return Err(Errno::NOMEM) };
+        // Without one (no descriptor left, a filter of system calls) nobody can ring: look again now and then.
+        let sleeper = wait::thread_sleeper().unwrap_or(-1);
         let cq = wait::thread_cq();
         let (armed, bound) = prepare(fds, kernel, cq);
         lanes |= armed;
@@ -95,10 +98,8 @@ fn poll_with(
             continue;
         }
         kernel[fds.len()] = libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 };
-        let shortest = match (left, bound) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        let unrung = (sleeper < 0).then_some(if lanes { UNRUNG_NS } else { wait::SHARED_BOUND_NS });
+        let shortest = [left, bound, unrung].into_iter().flatten().min();
         let (session, shortest) = match eager::attention() {
             Some((session, most)) => (session, Some(shortest.map_or(most, |ns| ns.min(most)))),
             None => (-1, shortest),
@@ -107,7 +108,9 @@ fn poll_with(
         if lanes {
             process::count_sleep();
         }
-        sys::sleep_in_poll(kernel, shortest, mask)?;
+        // The kernel refuses more entries than a process may have descriptors.
+        let ours = if session >= 0 { 2 } else { usize::from(sleeper >= 0) };
+        sys::sleep_in_poll(&mut kernel[..fds.len() + ours], shortest, mask)?;
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);
         }

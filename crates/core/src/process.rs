@@ -6,10 +6,11 @@ use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use shunpike_shm::arena::{Arena, Block, Header};
 use shunpike_shm::pages::{CQS, KnobPage};
+use shunpike_wire::Reason;
 
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
-use crate::{clock, device, eager, epoll, readers, session, tenants, tls, wait};
+use crate::{clock, conn, device, eager, epoll, readers, session, tenants, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
 pub const BELLS: usize = 4;
@@ -17,6 +18,7 @@ const _: () = assert!(BELLS <= CQS);
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static EAGER: AtomicBool = AtomicBool::new(false);
+static CONFINED: AtomicBool = AtomicBool::new(false);
 static PID: AtomicU32 = AtomicU32::new(0);
 static CPUS: AtomicU32 = AtomicU32::new(1);
 static ARENA: Mutex<Option<Arena>> = Mutex::new(None);
@@ -76,6 +78,20 @@ pub fn start(options: Options) {
 #[inline]
 pub fn enabled() -> bool {
     ENABLED.load(Ordering::Acquire)
+}
+
+/// Whether the program has confined itself: no call of ours that it does not make itself, from here on.
+pub fn confined() -> bool {
+    CONFINED.load(Ordering::Relaxed)
+}
+
+/// The program is about to install a filter of system calls, which may end it at one that it does not expect: every
+/// connection goes back to TCP for good, and to libc alone.
+pub fn confine() {
+    if enabled() && !CONFINED.swap(true, Ordering::Relaxed) {
+        conn::let_go_of_all(Reason::Confined);
+        session::end();
+    }
 }
 
 /// Whether first data calls wait for their lane.

@@ -329,6 +329,13 @@ pub fn let_go_after_fork() {
     SESSION.let_go();
 }
 
+/// Ends the session for good: no message of the broker is looked for any more.
+pub fn end() {
+    let mut session = lock();
+    session.retry_at = u64::MAX;
+    session.close();
+}
+
 /// In a forked child: the session is the parent's, nothing is closed towards the broker but our copy.
 pub fn after_fork_in_child() {
     let mut session = SESSION.lock();

@@ -3,9 +3,9 @@
 
 use core::ffi::{c_char, c_int, c_long, c_void};
 use libc::{aiocb, sigevent};
-use shunpike_core::conn;
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
+use shunpike_core::{conn, process};
 
 /// Takes `fd` off its lane, unread bytes and all.
 fn plain(fd: c_int, reason: Reason) {
@@ -46,7 +46,22 @@ const ON_DESCRIPTORS: [c_long; 18] = [
     libc::SYS_close,
 ];
 
+extern "C" fn before_prctl(option: usize, _: usize) {
+    if option as c_int == libc::PR_SET_SECCOMP {
+        process::confine();
+    }
+}
+
+stubs! { before_prctl:
+    prctl,
+}
+
 extern "C" fn before_syscall(number: usize, fd: usize) {
+    match number as c_long {
+        libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => return process::confine(),
+        libc::SYS_prctl => return before_prctl(fd, 0),
+        _ => {}
+    }
     if table::is_none(fd as c_int) || !ON_DESCRIPTORS.contains(&(number as c_long)) {
         return;
     }
