@@ -71,6 +71,7 @@ impl Later {
         if let Some(free) = self.slots.iter_mut().find(|slot| slot.is_none()) {
             *free = Some((conn, fd));
             session::look_soon();
+            attend();
         }
     }
 
