@@ -113,7 +113,6 @@ fn kernel(
             Err(_) if n > 0 => break,
             Err(errno) => return Err(errno),
         };
-        let before = n;
         for event in &batch[..got] {
             match untag(event.u64) {
                 None => {
@@ -129,8 +128,9 @@ fn kernel(
                 }
             }
         }
-        // Tags of ours took the place of what the kernel may have for the program.
-        if got < room || got == n - before {
+        // Tags of ours took the place of what the kernel may have for the program. Not where it had something: a
+        // second call would report what is level-triggered a second time.
+        if got < room || n > 0 {
             break;
         }
         (timeout, mask) = (0, core::ptr::null());
