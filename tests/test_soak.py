@@ -1,0 +1,73 @@
+"""Thousands of connections that open, come on lanes, are revoked and close: nothing grows, no byte is lost.
+
+SOAK_SECONDS and SOAK_CONNECTIONS choose how long and how many: `make soak` is 2,000 connections for ten minutes."""
+
+import os
+import re
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import Accel
+from procs import free_port, until
+
+pytestmark = pytest.mark.soak
+SECONDS = int(os.environ.get("SOAK_SECONDS", "20"))
+CONNECTIONS = int(os.environ.get("SOAK_CONNECTIONS", "500"))
+
+
+@pytest.fixture
+def descriptors():
+    """Room for as many descriptors as the system lets us have."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[1], 65536), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def held(pid):
+    """Descriptors, mappings of memfds, and KiB of private memory that a process has now."""
+    maps = Path(f"/proc/{pid}/maps").read_text().count("/memfd:")
+    private = int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+    return {"descriptors": len(os.listdir(f"/proc/{pid}/fd")), "memfds": maps, "KiB": private}
+
+
+def slope(samples):
+    """Growth in a second, by least squares over (time, value)."""
+    n, middle = len(samples), sum(at for at, _ in samples) / len(samples)
+    mean = sum(value for _, value in samples) / n
+    return sum((at - middle) * (value - mean) for at, value in samples) / sum((at - middle) ** 2 for at, _ in samples)
+
+
+def test_nothing_grows(world, bed, descriptors):
+    accel, port = Accel(world, "both"), free_port()
+    server = accel.server("server", [bed / "echo", "server", "lt", port, 1 << 30]).wait_listening(port)
+    at_first = held(server.pid)
+    client = accel.client("client", [bed / "soak", port, CONNECTIONS, SECONDS])
+    watched = {"broker": accel.broker.proc.pid, "server": server.pid, "client": client.pid}
+    until(lambda: accel.broker.stats().lanes > 0, lambda: f"connections come on lanes: {accel.broker.stats()}", seconds=30)
+    samples, began = [], time.monotonic()
+    # The second half counts: until then caches and tables fill.
+    while client.popen.poll() is None and time.monotonic() - began < SECONDS - 1:
+        accel.broker.tool("revoke", str(server.pid))
+        if time.monotonic() - began > SECONDS / 2:
+            samples.append((time.monotonic(), {name: held(pid) for name, pid in watched.items()}))
+        time.sleep(max(0.5, SECONDS / 100))
+    print(client.finish(60 + SECONDS))
+    stats = accel.broker.stats()
+    assert stats.lanes > CONNECTIONS / 4, f"too few lanes for this to say anything: {stats}"
+    grown = []
+    for name in watched:
+        for what in ("descriptors", "memfds", "KiB"):
+            series = [(at, now[name][what]) for at, now in samples]
+            level, growth = max(value for _, value in series), slope(series) * (SECONDS / 2)
+            print(f"{name} {what}: {series[0][1]} ... {series[-1][1]}, {growth:+.1f} in {SECONDS / 2:.0f} s")
+            # Connections come and go, so it moves; what leaks at all leaks with each of thousands.
+            if growth > max(0.25 * level, 64 if what != "KiB" else 4096):
+                grown.append(f"{name}: {growth:+.0f} {what}, at most {level}")
+    assert not grown, grown
+    # All have gone: what is left is what the process itself has, not a connection's.
+    until(lambda: held(server.pid)["descriptors"] <= at_first["descriptors"] + 24, lambda: f"{at_first} at first, {held(server.pid)} now")
+    assert accel.broker.proc.popen.poll() is None
