@@ -79,8 +79,9 @@ class Round:
         shown = 0.0
         while time.monotonic() < end and (limit is None or self.received() < limit):
             deed = self.random.choices(names, weights)[0]
-            self.log.append((round(time.monotonic() - self.since, 3), deed))
+            began = time.monotonic()
             getattr(self, deed)()
+            self.log.append((deed, round(began - self.since, 3), round(time.monotonic() - began, 3)))
             self.done[deed] += 1
             self.look()
             if time.monotonic() - shown > 2:
@@ -154,7 +155,7 @@ class Round:
             connections = str(problem)
         where = "\n".join(f"{proc.name}:\n{stacks(proc.pid)}" for proc in (self.client, self.server))
         self.tally.order("seen")
-        return (f"seed {self.seed}: {what}\n{ways}\n{connections}\n{where}\nlast deeds: {self.log[-12:]}\n"
+        return (f"seed {self.seed}: {what}\n{ways}\n{connections}\n{where}\nlast deeds (when, for how long): {self.log[-12:]}\n"
                 f"{self.client.describe()}\n{self.server.describe()}")  # fmt: skip
 
     def sample(self):
@@ -177,6 +178,11 @@ class Round:
         return subprocess.run([str(harness.BINARY), *arguments], env=env, capture_output=True, text=True,
                               timeout=60 * PATIENCE).stdout  # fmt: skip
 
+    def start_tool(self, *arguments):
+        env = self.world.env | {"SHUNPIKE_SOCKET": str(self.broker.socket)}
+        return subprocess.Popen([str(harness.BINARY), *arguments], env=env, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL)  # fmt: skip
+
     def either(self):
         return self.random.choice((self.client, self.server))
 
@@ -196,23 +202,23 @@ class Round:
             self.tool("revoke", f"{end['pid']}:{end['fd']}")
 
     def revoke_both(self):
-        command = [str(harness.BINARY), "revoke"]
-        env = self.world.env | {"SHUNPIKE_SOCKET": str(self.broker.socket)}
-        both = [subprocess.Popen([*command, str(proc.pid)], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                for proc in (self.client, self.server)]  # fmt: skip
-        for tool in both:
+        for tool in [self.start_tool("revoke", str(proc.pid)) for proc in (self.client, self.server)]:
             tool.wait(60 * PATIENCE)
 
     def stop(self, longest=0.06):
-        proc = self.either()
+        proc, revoked, tool = self.either(), self.either(), None
+        with_revoke, seconds = self.random.random() < 0.3, self.random.random() * longest
         self.tally.order("stopped")
         proc.signal(signal.SIGSTOP)
         try:
-            if self.random.random() < 0.3:
-                self.tool("revoke", str(self.either().pid))
-            time.sleep(self.random.random() * longest)
+            if with_revoke:
+                # Not waited for: a tool that is slow must not make a stop of milliseconds one of seconds.
+                tool = self.start_tool("revoke", str(revoked.pid))
+            time.sleep(seconds)
         finally:
             proc.signal(signal.SIGCONT)
+        if tool:
+            tool.wait(60 * PATIENCE)
 
     def stop_long(self):
         self.stop(longest=0.6)
