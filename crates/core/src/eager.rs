@@ -113,6 +113,13 @@ pub fn closing(fd: i32) {
     }
 }
 
+/// A listening socket is about to accept connections with data only: the first byte has nobody to wait for.
+pub fn deferring(fd: i32) {
+    if matches!(table::look(fd), Entry::Socket) {
+        closing(fd);
+    }
+}
+
 /// The broker has welcomed us: sockets that listen already are announced.
 pub(crate) fn welcomed(session: &mut Session) {
     for (fd, entry) in table::all() {
@@ -125,6 +132,11 @@ pub(crate) fn welcomed(session: &mut Session) {
 }
 
 fn expect_peers_at(session: &mut Session, fd: i32) {
+    if sys::option::<libc::c_int>(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT)
+        .is_ok_and(|seconds| seconds != 0)
+    {
+        return;
+    }
     let address = rustix::net::getsockname(borrowed(fd)).ok().and_then(|any| SocketAddr::try_from(any).ok());
     if let Some(address) = address {
         expect(session, fd, Role::Server, address);

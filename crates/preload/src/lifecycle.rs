@@ -231,6 +231,7 @@ hooks! {
             match (level, name) {
                 (libc::IPPROTO_TCP, libc::TCP_ULP) => stdlike(fd, Reason::Ktls),
                 (libc::IPPROTO_TCP, libc::TCP_REPAIR) => stdlike(fd, Reason::TcpRepair),
+                (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) if process::eager() => eager::deferring(fd),
                 (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE | libc::SO_ZEROCOPY) => {
                     leaves(fd, Reason::OptionUnsupported);
                 }
