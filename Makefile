@@ -4,6 +4,7 @@
 # make stress     10 GB of checked bytes over lanes that come and go, ends stopped and killed: minutes (SEED=N repeats)
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
 # make suites     CPython's own test suites, with and without Shunpike: half an hour
+# make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
 # make bench      measures lanes against TCP in one run, and compares with the floors
 # make lint       formatting, clippy, and a reason for every unsafe block
@@ -16,7 +17,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile soak stress suites bench lint install uninstall clean
+.PHONY: build demo test hostile crash soak stress suites bench lint install uninstall clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -36,6 +37,9 @@ hostile: build
 suites: build
 	ci/deps
 	SHUNPIKE_SUITES=all python3 -m pytest tests -m suites -s
+
+crash: build
+	CRASH_ROUNDS=$(or $(CRASH_ROUNDS),340) python3 -m pytest tests/test_killed.py -v
 
 soak: build
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),600) SOAK_CONNECTIONS=$(or $(SOAK_CONNECTIONS),2000) python3 -m pytest tests/test_soak.py -v -s
