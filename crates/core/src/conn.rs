@@ -589,6 +589,11 @@ pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
     ring as usize + sys::queue(fd, sys::SIOCOUTQ).unwrap_or(0)
 }
 
+/// After a wait: `fd` may have been closed meanwhile, and be another socket, whose bytes are not this call's. Errors: EBADF.
+pub fn still_at(conn: Conn, fd: i32) -> Result<(), Errno> {
+    if conn.current() && table::conn(fd) == Some(conn) { Ok(()) } else { Err(Errno::BADF) }
+}
+
 /// Learns that O_NONBLOCK was set or cleared.
 pub fn set_nonblock(fd: i32, nonblock: bool) {
     if let Some(conn) = table::conn(fd) {

@@ -74,7 +74,7 @@ fn attempt(
     loop {
         if conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
             let beside = conn.block.tx.mode.load(Ordering::Relaxed) != mode::PLAIN;
-            if beside && let Err(errno) = wait.for_tcp(conn, fd) {
+            if beside && let Err(errno) = wait.for_tcp(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
                 return ended(&bufs, errno);
             }
             if conn.block.rx.enter() {
@@ -101,7 +101,7 @@ fn attempt(
             }
             Step::Again | Step::Plain => {}
             Step::Failed(errno) => return ended(&bufs, errno),
-            Step::Empty => match wait.more(conn, fd) {
+            Step::Empty => match wait.more(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
                 Ok(()) => {}
                 Err(errno) => return ended(&bufs, errno),
             },

@@ -129,7 +129,7 @@ fn attempt(
             }
             Step::Again => {}
             Step::Failed(errno) => return ended(&source, errno),
-            Step::Full => match wait.more(conn, fd) {
+            Step::Full => match wait.more(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
                 Ok(()) => {}
                 Err(errno) => return ended(&source, errno),
             },
