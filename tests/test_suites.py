@@ -8,13 +8,16 @@ plain and under Shunpike: what differs then too is a failure, what does not depe
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from harness import Accel, programs
+from harness import ROOT, TARGET, Accel, programs
 from procs import until
 
 pytestmark = pytest.mark.suites
@@ -48,6 +51,8 @@ MODULES = {
     "test_multiprocessing_spawn": (50, False),
     "test_multiprocessing_fork": (50, False),
 }
+# Needs modules built beside the server; random dumps that are never the same twice.
+REDIS_WITHOUT = ("unit/moduleapi", "integration/corrupt-dump-fuzzer", "unit/violations", "unit/tls")
 # VSOCK between a machine and itself hangs where there is no device for it; the other uses no sockets and takes minutes.
 EXCLUDED = ["ThreadedVSOCKSocketStreamTest", "test_task_del_collect"]
 
@@ -66,26 +71,22 @@ def python():
     raise AssertionError("no Python with its own test suite: run ci/deps")
 
 
-class Suite:
-    """Runs a module's tests, or some of them, and reads what came out."""
+def differing(one, other):
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
-    def __init__(self, python, world, module):
-        self.python, self.world, self.module = python, world, module
 
-    def outcomes(self, how, tests=()):
-        """{test: outcome}, and the broker's statistics; `how` is "plain", "default" or "eager"."""
-        accel = Accel(self.world, "tcp") if how == "plain" else Accel(self.world, "both", ["--eager"] if how == "eager" else [])
-        number = len(self.world.procs)
-        out = self.world.directory / f"{how}-{number}.lines"
-        resources = ["network"] if self.module == "test_socketserver" else []
-        argv = [self.python, programs() / "unittest_lines.py", *(f"--exclude={name}" for name in EXCLUDED),
-                *(f"--resource={name}" for name in resources), *(f"--only={name}" for name in tests), out, self.module]  # fmt: skip
-        scratch = self.world.directory / f"scratch-{number}"
-        scratch.mkdir()
-        accel.client(how, argv, env={"TMPDIR": str(scratch)}).finish(LONGEST)
-        lines = [line.split(" ", 1) for line in out.read_text().splitlines()]
-        found = {name: outcome for outcome, name in lines if outcome != "began"}
-        assert found or tests, f"{self.module} ran no tests: {lines}"
+def compare(world, run, wanted=0):
+    """Runs a suite plain, in the default setting and with --eager, where `wanted` connection ends must have been on lanes.
+
+    `run(accel, label, tests)` runs these tests, or all, and gives {test: outcome}.
+    """
+    runs = 0
+
+    def outcomes(how, tests=()):
+        nonlocal runs
+        runs += 1
+        accel = Accel(world, "tcp") if how == "plain" else Accel(world, "both", ["--eager"] if how == "eager" else [])
+        found = run(accel, f"{how}-{runs}", tests)
         if not accel.broker:
             return found, None
         stats = accel.broker.stats()
@@ -93,25 +94,111 @@ class Suite:
         accel.broker.proc.stop()  # the next run's has the same socket
         return found, stats
 
+    plain, _ = outcomes("plain")
+    assert "ok" in plain.values(), plain
+    for how in ("default", "eager"):
+        under, stats = outcomes(how)
+        doubtful = differing(plain, under)
+        if doubtful:
+            again, _ = outcomes("plain", doubtful)
+            under, _ = outcomes(how, doubtful)
+            left = {name: (again.get(name), under.get(name)) for name in differing(again, under)}
+            assert not left, f"{how}: (plain, under Shunpike): {left}"
+        print(f"{how}: {len(plain)} tests, {stats.smc} of {stats.handled} ends on lanes; run again: {doubtful}")
+        if how == "eager":
+            assert stats.smc >= wanted, f"{wanted} ends on lanes wanted, have {stats}"
 
-def differing(one, other):
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+# CPython
 
 
 @pytest.mark.parametrize("module", [module for module, (_, is_quick) in MODULES.items() if is_quick or ALL])
 def test_cpython(world, python, module):
-    suite = Suite(python, world, module)
-    plain, _ = suite.outcomes("plain")
-    assert "ok" in plain.values(), plain
-    for how in ("default", "eager"):
-        under, stats = suite.outcomes(how)
-        doubtful = differing(plain, under)
-        if doubtful:
-            again, _ = suite.outcomes("plain", doubtful)
-            under, _ = suite.outcomes(how, doubtful)
-            left = {name: (again.get(name), under.get(name)) for name in differing(again, under)}
-            assert not left, f"{module}, {how}: (plain, under Shunpike): {left}"
-        if how == "eager":
-            wanted = MODULES[module][0]
-            assert stats.smc >= wanted, f"{module}: {wanted} ends on lanes wanted, have {stats}"
-        print(f"{module}, {how}: {len(plain)} tests, {stats.smc} of {stats.handled} ends on lanes")
+    def run(accel, label, tests):
+        out, scratch = world.directory / f"{label}.lines", world.directory / label
+        scratch.mkdir()
+        resources = ["network"] if module == "test_socketserver" else []
+        argv = [python, programs() / "unittest_lines.py", *(f"--exclude={name}" for name in EXCLUDED),
+                *(f"--resource={name}" for name in resources), *(f"--only={name}" for name in tests), out, module]  # fmt: skip
+        accel.client(label, argv, env={"TMPDIR": str(scratch)}).finish(LONGEST)
+        lines = [line.split(" ", 1) for line in out.read_text().splitlines()]
+        return {name: outcome for outcome, name in lines if outcome != "began"}
+
+    compare(world, run, MODULES[module][0])
+
+
+# libevent and redis, from their Debian source packages
+
+
+@pytest.fixture(scope="session")
+def sources():
+    directory = TARGET.parent / "suites"
+    subprocess.run([ROOT / "ci" / "sources", directory], check=True, stdout=subprocess.DEVNULL)
+    return directory
+
+
+BACK_ENDS = ("EPOLL", "POLL", "SELECT")
+
+
+@pytest.mark.skipif(not ALL, reason="builds libevent: make suites")
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+def test_libevent(world, sources, back_end):
+    """regress, each test in a process of its own, as it forks for each by itself."""
+    regress = sources / "libevent" / "build" / "bin" / "regress"
+    listed = subprocess.run([regress, "--list-tests"], capture_output=True, text=True).stdout.splitlines()
+    every = [line.strip() for line in listed if line.startswith("    ") and "/" in line]
+    assert len(every) > 200, listed
+    env = {f"EVENT_NO{other}": "1" for other in BACK_ENDS if other != back_end}
+
+    def run(accel, label, tests):
+        found = {}
+        # Most of the time is waiting: some at a time.
+        with ThreadPoolExecutor(4 if not tests else 1) as pool:
+            jobs = {name: pool.submit(run_one, accel, label, name) for name in tests or every}
+            found = {name: job.result() for name, job in jobs.items()}
+        return found
+
+    def run_one(accel, label, name):
+        proc = accel.client(f"{label}-{name.replace('/', '.')}", [regress, name], env=env)
+        try:
+            status = proc.popen.wait(120)
+        except subprocess.TimeoutExpired:
+            proc.kill()
+            return "still running"
+        return "skipped" if "SKIPPED" in proc.out else "ok" if status == 0 else f"status {status}"
+
+    compare(world, run, wanted=80)
+
+
+REDIS_LINE = re.compile(r"\[(?:\x1b\[[0-9;]*m)*(ok|err|skip|ignore|exception)(?:\x1b\[[0-9;]*m)*\]: (.*?)(?: \(\d+ ms\))?$")
+
+
+@pytest.mark.skipif(not ALL, reason="takes half an hour: make suites")
+def test_redis(world, sources):
+    """Test units, each by itself; a test's outcome is how often it was ok in its unit."""
+    source = sources / "redis"
+    helper = subprocess.run(["tclsh", "tests/test_helper.tcl", "--list-tests"], cwd=source, capture_output=True, text=True)
+    every = [unit for unit in helper.stdout.split() if unit not in REDIS_WITHOUT]
+    assert len(every) > 50, helper
+
+    def run(accel, label, tests):
+        found = {}
+        for unit in dict.fromkeys(name.split(": ")[0] for name in tests) or every:
+            place = world.directory / f"{label}-{unit.replace('/', '.')}"
+            shutil.copytree(source / "tests", place / "tests")  # it writes there
+            for part in ("src", "redis.conf", "sentinel.conf"):
+                (place / part).symlink_to(source / part)
+            argv = ["tclsh", "tests/test_helper.tcl", "--single", unit, "--clients", 1, "--portcount", 2000]
+            proc = accel.client(place.name, argv, cwd=place)
+            try:
+                proc.popen.wait(LONGEST / 6)
+            except subprocess.TimeoutExpired:
+                proc.kill()
+            for line in proc.out.splitlines():
+                if match := REDIS_LINE.match(line):
+                    name = f"{unit}: {match[2]}"
+                    found[name] = f"{found[name]}, {match[1]}" if name in found else match[1]
+            shutil.rmtree(place)
+        return found
+
+    compare(world, run, wanted=500)
