@@ -14,6 +14,10 @@ use crate::{
     clock, device, eager, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait, window,
 };
 
+mod handover;
+
+pub use handover::{before_exec, hand_over, hand_over_from_child, let_go_of_all};
+
 /// What a hooked call comes to.
 pub enum Outcome {
     /// libc's own result, errno set.
@@ -268,83 +272,6 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
         note(conn.block, reason);
     }
     conn.block.phase.store(phase::DONE, Ordering::Relaxed);
-}
-
-/// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
-/// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
-///
-/// A sender that ended its lane before we could ask has counted on our reading the ring to its end; bytes that
-/// stand there then are out of a foreign program's reach.
-pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
-    let block = conn.block;
-    note(block, reason);
-    if matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
-        upgrade::forget(&mut session::lock(), block);
-    }
-    // A forked child has no say in its parent's session: a match that is still to come finds this.
-    block.phase.store(phase::DONE, Ordering::Relaxed);
-    {
-        let _critical = critical();
-        let _guard = block.rx.lock.lock();
-        if let Some(dmb) = rx::dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
-        {
-            let generation = block.rx.generation.load(Ordering::Relaxed);
-            let left = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
-            let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
-            if left.is_ok() || empty {
-                block.rx.mode.store(mode::PLAIN, Ordering::Release);
-                lane_closed(conn, fd, &block.rx);
-            }
-        }
-    }
-    // Only now: who finds our lane ended finds LEAVE, too.
-    tx::conclude(conn, fd);
-    if let Some(link) = link::of(block) {
-        // Our sender may be asleep, reading: it must look at what it sends.
-        let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
-        (0..shunpike_shm::pages::CQS as u8)
-            .for_each(|cq| link.post(to, cq, block.slot.load(Ordering::Relaxed)));
-    }
-    settle(conn, fd);
-}
-
-/// A vfork child, which works on our memory with descriptors of its own, has `fd` under another number too: what it
-/// executes gets it.
-pub fn hand_over_from_child(fd: i32) {
-    if let Some(conn) = table::conn(fd).filter(|conn| is_socket_of(conn.block, fd)) {
-        hand_over(conn, fd, Reason::HandedOver);
-    }
-}
-
-/// Whether `fd` is the connection's socket in a process that our table of descriptors may not be true of.
-fn is_socket_of(block: &Block, fd: i32) -> bool {
-    // Not known before the first nomination: nothing can be lost then either.
-    let known = block.cookie.load(Ordering::Relaxed);
-    known == 0 || sys::cookie(fd) == known
-}
-
-/// Before exec(): connections whose descriptors survive it are handed over, on a lane or not yet.
-pub fn before_exec() {
-    for (fd, entry) in table::all() {
-        let Entry::Conn(conn) = entry else { continue };
-        let survives = rustix::io::fcntl_getfd(session::borrowed(fd))
-            .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
-        if survives && is_socket_of(conn.block, fd) {
-            hand_over(conn, fd, Reason::HandedOver);
-        }
-    }
-}
-
-/// Takes every connection off its lane and out of the table. One whose sender had ended its lane stays until it is read.
-pub fn let_go_of_all(reason: Reason) {
-    for (fd, entry) in table::all() {
-        let Entry::Conn(conn) = entry else { continue };
-        hand_over(conn, fd, reason);
-        if ready::modes(conn.block) == (mode::PLAIN, mode::PLAIN) {
-            table::take(fd);
-            drop_end(conn, fd, false);
-        }
-    }
 }
 
 /// At exit: what the peer wants back goes out, unread bytes reset the connection as on TCP, and what a forked
