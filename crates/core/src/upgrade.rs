@@ -51,6 +51,8 @@ struct Handshake {
     registered: Option<Named>,
     /// The peer's DMB.
     peer: Option<Region>,
+    /// Its name.
+    peer_token: DmbToken,
     deadline: u64,
 }
 
@@ -273,6 +275,7 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
                     Some(region) => {
                         if let Some(Some(shake)) = session.handshakes.find(conn) {
                             shake.peer = Some(region);
+                            shake.peer_token = DmbToken(token);
                         } else {
                             device::retire(region, DmbToken(token), device::Owner::Peer);
                         }
@@ -372,8 +375,17 @@ fn matched(
     };
     let deadline = clock::ticks() + clock::from_us(TIMEOUT_US);
     conn.block.retry_at.store(deadline, Ordering::Relaxed);
-    session.handshakes.slots[free] =
-        Some(Handshake { conn, id, fd, machine, own: None, registered: None, peer: None, deadline });
+    session.handshakes.slots[free] = Some(Handshake {
+        conn,
+        id,
+        fd,
+        machine,
+        own: None,
+        registered: None,
+        peer: None,
+        peer_token: DmbToken(0),
+        deadline,
+    });
     if let Some(clc) = proposal.and_then(|clc| ClcBytes::new(clc).ok()) {
         session.send(&ToBroker::Clc { conn: id, clc });
     }
@@ -497,7 +509,10 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
                 conn::withdraw_grant(conn, fd);
             }
             if let Some(region) = shake.own {
-                device::retire(region, fallback.own.unwrap_or(DmbToken(0)), device::Owner::Ours);
+                // The machine has not heard of one whose grant waits for a thread to come out of the kernel.
+                let waiting = shake.registered.map(|named| named.token);
+                let token = fallback.own.or(waiting).unwrap_or(DmbToken(0));
+                device::retire(region, token, device::Owner::Ours);
             }
             session.send(&ToBroker::Withdraw { conn: id });
             link::part(conn.block);
@@ -681,7 +696,7 @@ pub fn forget(session: &mut Session, block: &Block) {
             device::retire(region, token, device::Owner::Ours);
         }
         if let Some(region) = shake.peer {
-            device::retire(region, DmbToken(0), device::Owner::Peer);
+            device::retire(region, shake.peer_token, device::Owner::Peer);
         }
     }
     session.send(&ToBroker::Withdraw { conn: id });
