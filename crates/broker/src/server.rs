@@ -275,10 +275,10 @@ impl Server {
             return;
         }
         for _ in 0..MESSAGES_A_TURN {
-            let Some(session) = self.sessions.get(&id) else { return };
+            let Some(session) = self.sessions.get_mut(&id) else { return };
             let received = match datagram::receive(session.as_fd()) {
                 Ok(Some(received)) => received,
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => return session.caught_up(),
                 Err(Errno::INTR) => continue,
                 Ok(None) | Err(_) => return self.end(id),
             };
@@ -294,6 +294,9 @@ impl Server {
                 return self.end(id);
             }
             self.deliver();
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.is_behind = true;
         }
     }
 

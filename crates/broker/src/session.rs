@@ -93,6 +93,8 @@ pub struct Session {
     pub closing: bool,
     /// Whether the event loop waits for room in the socket.
     pub awaits_room: bool,
+    /// Whether more messages came than one turn handles: the client may have met a full socket.
+    pub is_behind: bool,
     socket: OwnedFd,
     queue: VecDeque<Outgoing>,
 }
@@ -100,7 +102,15 @@ pub struct Session {
 impl Session {
     /// A connection just accepted.
     pub fn new(socket: OwnedFd, peer: Peer) -> Self {
-        Self { peer, kind: Kind::New, closing: false, awaits_room: false, socket, queue: VecDeque::new() }
+        Self {
+            peer,
+            kind: Kind::New,
+            closing: false,
+            awaits_room: false,
+            is_behind: false,
+            socket,
+            queue: VecDeque::new(),
+        }
     }
 
     /// The program, if it is one.
@@ -127,6 +137,16 @@ impl Session {
         self.kind = Kind::Tool;
         self.closing = true;
         self.flush()
+    }
+
+    /// All that the client had sent is read: if it met a full socket, there is room again for what it could not say.
+    pub fn caught_up(&mut self) {
+        if std::mem::take(&mut self.is_behind)
+            && let Kind::Program(program) = &self.kind
+        {
+            // Release: as below; the client looks at its socket, and finds room in it.
+            program.page.page().posted.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// Sends what waits, as far as the socket takes it.

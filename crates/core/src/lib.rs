@@ -23,6 +23,7 @@ pub mod table;
 pub mod tenants;
 pub mod tls;
 pub mod tx;
+mod unsent;
 pub mod upgrade;
 pub mod user;
 pub mod wait;

@@ -20,6 +20,7 @@ use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
 
 use crate::mutex::{Guard, Mutex};
 use crate::process::{self, BELLS};
+use crate::unsent::{Full, Unsent};
 use crate::{clock, eager, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
@@ -40,6 +41,7 @@ pub struct Session {
     /// Set once the broker has welcomed us.
     pub device: Option<LocalDevice>,
     retry_at: u64,
+    unsent: Unsent,
     /// Handshakes under way.
     pub handshakes: upgrade::Handshakes,
     /// Connections to be nominated.
@@ -51,6 +53,7 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     number: 0,
     device: None,
     retry_at: 0,
+    unsent: Unsent::new(),
     handshakes: upgrade::Handshakes::new(),
     later: eager::Later::new(),
 });
@@ -196,13 +199,43 @@ impl Session {
         if sent == Some(true) { Ok(()) } else { Err(Errno::PIPE) }
     }
 
-    /// Sends a message. False when the broker is gone, or so slow that its queue is full.
+    /// Sends a message. False when the broker is gone, or so slow that its queue is full; that something has ended
+    /// is not lost then, but sent later.
     pub fn send(&mut self, message: &ToBroker) -> bool {
         self.send_with(message, &[])
     }
 
     /// Sends a message with descriptors.
     pub fn send_with(&mut self, message: &ToBroker, fds: &[BorrowedFd<'_>]) -> bool {
+        if self.flush() && self.transmit(message, fds) {
+            return true;
+        }
+        if self.socket.is_none() {
+            return false;
+        }
+        match self.unsent.keep(message) {
+            Ok(()) => true,
+            // Only a stopped broker is so far behind. It lets go of all that a session held when that ends.
+            Err(Some(Full)) => {
+                self.close();
+                false
+            }
+            Err(None) => false,
+        }
+    }
+
+    /// Sends what waits; whether nothing does any more.
+    fn flush(&mut self) -> bool {
+        while let Some(message) = self.unsent.first() {
+            if !self.transmit(&message, &[]) {
+                return false;
+            }
+            self.unsent.sent();
+        }
+        true
+    }
+
+    fn transmit(&mut self, message: &ToBroker, fds: &[BorrowedFd<'_>]) -> bool {
         let mut bytes = [0; MAX];
         let (Some(socket), Ok(len)) = (&self.socket, message.encode(&mut bytes)) else { return false };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -232,6 +265,7 @@ impl Session {
         // SAFETY: as in `pump_if_news`.
         let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
         let posted = page.map(|page| page.posted.load(Ordering::Acquire));
+        self.flush();
         for _ in 0..BATCH {
             let Some((message, fds)) = self.receive() else {
                 if let Some(posted) = posted {
@@ -311,6 +345,7 @@ impl Session {
             process::close_internal(socket);
         }
         self.device = None;
+        self.unsent.clear();
         PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
         OPENING.store(false, Ordering::Relaxed);
         upgrade::broker_gone(self);
@@ -343,6 +378,7 @@ pub fn after_fork_in_child() {
     session.later = eager::Later::new();
     session.device = None;
     session.retry_at = 0;
+    session.unsent.clear();
     SOCKET.store(-1, Ordering::Relaxed);
     LATER.store(false, Ordering::Relaxed);
     if let Some(socket) = session.socket.take() {
