@@ -1,6 +1,7 @@
 """What keeps a connection on TCP: each ends in a working connection, a counted reason, and nothing lost."""
 
 import itertools
+import json
 import os
 import random
 import re
@@ -256,6 +257,58 @@ def test_broker_stopped(both, bed):
         assert time.monotonic() - began < 5
     finally:
         accel.broker.proc.signal(signal.SIGCONT)
+
+
+LEAVER = """
+import os, socket, sys, time
+port, count, signs = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+def exchange(connection):
+    connection.sendall(b"x" * 500)
+    left = 500
+    while left:
+        left -= len(connection.recv(left))
+
+def until(name):
+    while not os.path.exists(os.path.join(signs, name)):
+        exchange(connections[0])
+        time.sleep(0.002)
+
+connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+for connection in connections:
+    for _ in range(5):
+        exchange(connection)
+print("open", flush=True)
+until("leave")
+for connection in connections[1:]:
+    connection.close()
+print("left", flush=True)
+until("end")
+"""
+
+
+def test_endings_reach_a_broker_that_was_stopped(both, bed, world):
+    """More connections end than a session's socket holds messages for. The broker hears of each once it goes on: nothing
+    of theirs stays in its tables while the programs live."""
+    accel, signs = both(), world.directory
+    port = start_echo(accel, bed)
+    client = accel.client("client", [sys.executable, "-c", LEAVER, port, 200, signs])
+    until(lambda: client.out == "open\n", "all connections are made", seconds=60)
+    until(lambda: accel.broker.stats().lanes >= 150, lambda: f"most on lanes: {accel.broker.stats()}", seconds=20)
+    accel.broker.proc.signal(signal.SIGSTOP)
+    try:
+        (signs / "leave").touch()
+        until(lambda: client.out == "open\nleft\n", "they are left, without waiting for the broker", seconds=20)
+    finally:
+        accel.broker.proc.signal(signal.SIGCONT)
+
+    def holds():
+        groups = json.loads(accel.broker.tool("linkgroup", "--json"))["link_groups"]
+        return sum(group["conns"] for group in groups), json.loads(accel.broker.tool("info", "--json"))["device"]["dmbs"]
+
+    until(lambda: holds() == (1, 2), lambda: f"the broker holds one connection and its two DMBs; it holds {holds()}", seconds=20)
+    (signs / "end").touch()
+    client.finish()
 
 
 @pytest.mark.parametrize("answer", ["nothing", "noise", "end"])
