@@ -86,7 +86,9 @@ def test_forks_among_threads(world, bed, mode):
     """A server forks all the while, also in the middle of its handshakes; the children close their copies and end."""
     accel, port = Accel.eager(world, mode), free_port()
     server = accel.server("server", [bed / "pingpong", "forking-server", port, 8, 400]).wait_listening(port)
-    out, served = finish_together(accel.client("client", [bed / "pingpong", "client", port, 8, 400]), server)
+    client = accel.client("client", [bed / "pingpong", "client", port, 8, 400])
+    accel.warmed()
+    out, served = finish_together(client, server)
     assert len(set(out.splitlines())) == 9 and served == "done\n"
     accel.verify(lane_bytes=10_000)
 
@@ -96,7 +98,9 @@ def test_small_buffers_bound_what_is_in_flight(world, bed, mode):
     """SO_SNDBUF and SO_RCVBUF, set before the lane opens."""
     accel, port, env = Accel.eager(world, mode), free_port(), fifos(world)
     server = accel.server("server", [bed / "bounded", "server", port], env=env).wait_listening(port)
-    out, received = finish_together(accel.client("client", [bed / "bounded", "client", port], env=env), server)
+    client = accel.client("client", [bed / "bounded", "client", port], env=env)
+    accel.warmed()
+    out, received = finish_together(client, server)
     assert out == "then: EAGAIN, less than 64 KiB: 1\ndone\n" and received == "received some: 1\ndone\n"
     accel.verify(lane_bytes=10_000)
 
