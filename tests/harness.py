@@ -206,10 +206,11 @@ class Accel:
         self.broker = world.broker(*broker_options) if mode != "tcp" else None
 
     @classmethod
-    def eager(cls, world, mode):
-        """For one of EAGER_MODES. Programs of the test-bed that have to earn their lanes warm up until `warmed`."""
+    def eager(cls, world, mode, warms=False):
+        """For one of EAGER_MODES. A program of the test-bed that has to earn its lane warms up for longer; `warms`: until
+        the test calls `warmed`."""
         if mode == "earned":
-            world.env["BED_WARM_UNTIL"] = str(world.directory / "warm")
+            world.env |= {"BED_WARM_UNTIL": str(world.directory / "warm")} if warms else {"BED_WARM_MS": "300"}
         return cls(world, "both" if mode == "earned" else mode, [] if mode in ("tcp", "earned") else ["--eager"])
 
     def server(self, name, argv, **options):

@@ -26,7 +26,7 @@ def ping_pong(accel, bed, server_at, server_netns, client_to, client_netns, port
 def test_two_namespaces(world, bed, mode):
     left, right = namespace(world, "a"), namespace(world, "b")
     address, _ = join(left, right, "10.207.1")
-    accel = Accel.eager(world, mode)
+    accel = Accel.eager(world, mode, warms=True)
     ping_pong(accel, bed, address, left, address, right, free_port())
     accel.verify(lanes=2, lane_bytes=1 << 20)
 
@@ -51,7 +51,7 @@ def test_through_nat(world, bed, mode):
     router_at, _ = join(router, outside, "10.207.3")
     port = free_port()
     nat(router, port, server_at)
-    accel = Accel.eager(world, mode)
+    accel = Accel.eager(world, mode, warms=True)
     ping_pong(accel, bed, server_at, inside, router_at, outside, port)
     accel.verify(lanes=2, lane_bytes=1 << 20)
 
@@ -59,7 +59,7 @@ def test_through_nat(world, bed, mode):
 @each_mode
 def test_equal_addresses_in_two_namespaces(world, bed, mode):
     """127.0.0.1 and the very same ports in both: each connection must find its own other end."""
-    accel, port, source = Accel.eager(world, mode), free_port(), free_port()
+    accel, port, source = Accel.eager(world, mode, warms=True), free_port(), free_port()
     env = {"BED_SOURCE": str(source)}
     pairs = []
     for label in ("a", "b"):

@@ -26,7 +26,7 @@ CASES = {
 
 def run_case(world, mode, bed, program, case):
     """What the two ends print."""
-    accel, port, env = Accel.eager(world, mode), free_port(), fifos(world)
+    accel, port, env = Accel.eager(world, mode, warms=True), free_port(), fifos(world)
     server = accel.server("server", [bed / program, "server", case, port], env=env).wait_listening(port)
     client = accel.client("client", [bed / program, "client", case, port], env=env)
     accel.warmed()
@@ -72,7 +72,7 @@ def test_echo_server(world, bed, mode, how, client):
 @pytest.mark.parametrize("mode", EAGER_MODES)
 def test_ping_pong_in_threads(world, bed, mode):
     """Every read and write call of libc, blocking, random sizes, eight threads at each end."""
-    accel, port = Accel.eager(world, mode), free_port()
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
     server = accel.server("server", [bed / "pingpong", "server", port, 8, 400]).wait_listening(port)
     client = accel.client("client", [bed / "pingpong", "client", port, 8, 400])
     accel.warmed(lanes=8)
@@ -84,7 +84,7 @@ def test_ping_pong_in_threads(world, bed, mode):
 @pytest.mark.parametrize("mode", EAGER_MODES)
 def test_forks_among_threads(world, bed, mode):
     """A server forks all the while, also in the middle of its handshakes; the children close their copies and end."""
-    accel, port = Accel.eager(world, mode), free_port()
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
     server = accel.server("server", [bed / "pingpong", "forking-server", port, 8, 400]).wait_listening(port)
     client = accel.client("client", [bed / "pingpong", "client", port, 8, 400])
     accel.warmed()
@@ -96,7 +96,7 @@ def test_forks_among_threads(world, bed, mode):
 @pytest.mark.parametrize("mode", EAGER_MODES)
 def test_small_buffers_bound_what_is_in_flight(world, bed, mode):
     """SO_SNDBUF and SO_RCVBUF, set before the lane opens."""
-    accel, port, env = Accel.eager(world, mode), free_port(), fifos(world)
+    accel, port, env = Accel.eager(world, mode, warms=True), free_port(), fifos(world)
     server = accel.server("server", [bed / "bounded", "server", port], env=env).wait_listening(port)
     client = accel.client("client", [bed / "bounded", "client", port], env=env)
     accel.warmed()
@@ -108,7 +108,7 @@ def test_small_buffers_bound_what_is_in_flight(world, bed, mode):
 @pytest.mark.parametrize("mode", ["tcp", "both", "earned"])
 @pytest.mark.parametrize("program", [["pingpong", "both"], ["onethread"]], ids="-".join)
 def test_both_ends_in_one_process(world, bed, mode, program):
-    accel, port = Accel.eager(world, mode), free_port()
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
     both = accel.client("both", [bed / program[0], *program[1:], port, 8, 300])
     accel.warmed(lanes=8)
     out = both.finish()

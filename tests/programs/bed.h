@@ -146,10 +146,10 @@ static UNUSED void recv_all(int fd, void *to, size_t count) {
 }
 
 /* Whether a warm-up of `rounds` so far, begun at `began`, is over: when the file that BED_WARM_UNTIL names is there,
- * which tells that the lanes are; else after 200 rounds and 60 ms. */
+ * which tells that the lanes are; else after 200 rounds and BED_WARM_MS (60). */
 static UNUSED int is_warm(int rounds, int64_t began) {
-    const char *file = getenv("BED_WARM_UNTIL");
-    return file ? !access(file, F_OK) : rounds >= 200 && now_ms() >= began + 60;
+    const char *file = getenv("BED_WARM_UNTIL"), *ms = getenv("BED_WARM_MS");
+    return file ? !access(file, F_OK) : rounds >= 200 && now_ms() >= began + (ms ? atoi(ms) : 60);
 }
 
 /* Ping-pong: long enough for a lane to open where one can. */
