@@ -111,18 +111,22 @@ def test_a_user_that_takes_all_it_may_leaves_room_for_others(several, bed):
     """Limits of one user, met by real programs; another user's get lanes meanwhile."""
     accel = several('[limits.user]\ndmbs = 4\n')
     ports = [free_port(), free_port()]
-    greedy = []
-    for (role, seconds) in (("server", None), ("client", None)):
-        proc = accel.start_as(role, user(NOBODY), [bed / "pingpong", role, ports[0], 4, 1_000_000])
-        greedy.append(proc.wait_listening(ports[0]) if role == "server" else proc)
-    until(lambda: "dmb_limit" in [row["reason"] and row["reason"]["key"] for row in accel.broker.connections()],
-          lambda: f"the limit to be met: {accel.broker.connections()}")  # fmt: skip
-    before = accel.broker.stats().lanes
-    server = accel.start_as("modest", user(OTHER), [bed / "pingpong", "server", ports[1], 1, 2000]).wait_listening(ports[1])
-    accel.start_as("modest", user(OTHER), [bed / "pingpong", "client", ports[1], 1, 2000]).finish()
-    server.finish()
-    assert 1 <= before <= 2 and accel.broker.stats().lanes == before + 1
-    for proc in reversed(greedy):
+
+    def pair(name, who, port, conns):
+        argv = lambda role: [bed / "pingpong", role, port, conns, 10_000_000]
+        server = accel.start_as(name, who, argv("server")).wait_listening(port)
+        return accel.start_as(name, who, argv("client")), server
+
+    def ends(procs, what):
+        rows = [row for row in accel.broker.connections() if row["pid"] in [proc.pid for proc in procs]]
+        return sum(what in (row["mode"], row["reason"] and row["reason"]["key"]) for row in rows)
+
+    greedy = pair("greedy", user(NOBODY), ports[0], 4)
+    until(lambda: ends(greedy, "dmb_limit"), lambda: f"the limit to be met: {accel.broker.connections()}", seconds=20)
+    modest = pair("modest", user(OTHER), ports[1], 1)
+    until(lambda: ends(modest, "SMCD") == 2, lambda: f"a lane for another user: {accel.broker.connections()}", seconds=20)
+    assert ends(greedy, "SMCD") <= 4, "four DMBs: both ends of two connections"
+    for proc in (*modest, *greedy):
         proc.stop()
 
 
