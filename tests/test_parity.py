@@ -24,14 +24,14 @@ CASES = {
 }  # fmt: skip
 
 
-def run_case(world, mode, bed, program, case):
+def run_case(world, mode, bed, program, case, lanes=1, lane_bytes=10_000):
     """What the two ends print."""
     accel, port, env = Accel.eager(world, mode, warms=True), free_port(), fifos(world)
     server = accel.server("server", [bed / program, "server", case, port], env=env).wait_listening(port)
     client = accel.client("client", [bed / program, "client", case, port], env=env)
     accel.warmed()
     outputs = finish_together(client, server)
-    accel.verify(lane_bytes=10_000)
+    accel.verify(lanes, lane_bytes)
     return outputs
 
 

@@ -81,5 +81,8 @@ def test_unread_bytes_are_handed_over(world, bed, mode, how):
 def test_out_of_the_hooks_sight(world, bed, mode, case):
     """libc's own calls on a descriptor, a program's end, cancellation, and forks while a lane is being opened."""
     wanted = on_tcp(bed, "unhooked", case)
-    for end, got, should in zip(("client", "server"), run_case(world, mode, bed, "unhooked", case), wanted, strict=True):
+    # While a child holds the connection no lane opens: it is a matter of luck whether one does among so many.
+    expected = {"lanes": 0, "lane_bytes": 0} if case == "shaking" else {}
+    outputs = run_case(world, mode, bed, "unhooked", case, **expected)
+    for end, got, should in zip(("client", "server"), outputs, wanted, strict=True):
         assert got.splitlines() == should.splitlines(), f"the {end} sees something else than on TCP"

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.suites
 ALL = os.environ.get("SHUNPIKE_SUITES") == "all"
 LONGEST = 3600  # a run of one suite, seconds
 AGAIN = 3  # times that a test is run again whose outcome differs
+# Where COMPLIANCE.md says that we differ: an edge that was reported may be reported anew when the lane opens after it.
+ON_PURPOSE = {"test.test_epoll.TestEPoll.test_control_and_wait"}
 
 # CPython's modules: the connection ends on lanes that --eager must bring about (most have both ends in one process), and
 # whether it is quick enough for each run of the tests.
@@ -110,7 +112,7 @@ def compare(world, run, wanted=0):
                 results, _ = outcomes(which, left)
                 for name in left:
                     seen[name][side].add(results.get(name))
-        left = {name: sides for name, sides in seen.items() if not sides[0] & sides[1]}
+        left = {name: sides for name, sides in seen.items() if not sides[0] & sides[1] and name not in ON_PURPOSE}
         assert not left, f"{how}: (plain, under Shunpike): {left}"
         print(f"{how}: {len(plain)} tests, {stats.smc} of {stats.handled} ends on lanes; run again: {timed}")
         if how == "eager":

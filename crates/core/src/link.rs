@@ -44,7 +44,7 @@ impl Link {
 
     fn half(&self, to: usize, cq: u8) -> Option<&'static CqNews> {
         let page = self.page.load(Ordering::Relaxed) as *const LinkPage;
-        // SAFETY: set once, to a verified mapping of a link page that is never unmapped; atomics only.
+        // SAFETY: a verified mapping of a link page, which only ever gives its place to another one; atomics only.
         unsafe { page.as_ref() }?.halves.get(to)?.get(usize::from(cq))
     }
 
@@ -134,7 +134,7 @@ pub fn enter(session: u32, id: u32, side: u8, page: usize, bells: [i32; CQS]) ->
     link.session.store(session, Ordering::Relaxed);
     link.id.store(id, Ordering::Relaxed);
     link.side.store(side, Ordering::Relaxed);
-    link.page.store(page, Ordering::Relaxed);
+    link.page.store(in_place_of(link.page.load(Ordering::Relaxed), page), Ordering::Relaxed);
     for (to, bell) in link.bells.iter().zip(bells) {
         to.store(bell, Ordering::Relaxed);
     }
@@ -145,6 +145,19 @@ pub fn enter(session: u32, id: u32, side: u8, page: usize, bells: [i32; CQS]) ->
     Some(link)
 }
 
+/// Moves the mapping of a page to where the entry's last one is, which goes: who comes late with the old address
+/// posts news to the wrong group, which looks in vain. Returns its address.
+fn in_place_of(old: usize, page: usize) -> usize {
+    use rustix::mm::{MremapFlags, mremap_fixed};
+    if old == 0 || old == page {
+        return page;
+    }
+    let len = size_of::<LinkPage>();
+    // SAFETY: both are whole mappings of link pages; the old one's entry was free, the new one's address is ours alone yet.
+    let moved = unsafe { mremap_fixed(page as *mut _, len, len, MremapFlags::MAYMOVE, old as *mut _) };
+    moved.map_or(page, |at| at as usize)
+}
+
 /// The other side's view of a link group that joins a process to itself.
 pub fn mirror(session: u32, id: u32, side: u8) -> Option<&'static Link> {
     let other = find(session, id, 1 - side)?;
@@ -153,7 +166,7 @@ pub fn mirror(session: u32, id: u32, side: u8) -> Option<&'static Link> {
 }
 
 /// The link group has ended at the broker: its doorbells are closed once no connection is on it. The page
-/// stays mapped; a poster that is late finds a doorbell of -1.
+/// stays mapped until another one takes its place; a poster that is late finds a doorbell of -1.
 pub fn gone(session: u32, id: u32) {
     for side in 0..2 {
         if let Some(link) = find(session, id, side)
@@ -165,6 +178,10 @@ pub fn gone(session: u32, id: u32) {
                 if !mirrored {
                     crate::session::close_raw(bell);
                 }
+            }
+            if mirrored {
+                // The page is the other side's, too.
+                link.page.store(0, Ordering::Relaxed);
             }
             link.used.store(false, Ordering::Release);
         }
