@@ -5,9 +5,9 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 /// Reads a socket option and returns its length; `None` where the kernel has no such option.
 pub fn read(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, to: &mut [u8]) -> Option<usize> {
     let mut len = to.len() as libc::socklen_t;
+    let (fd, at) = (socket.as_raw_fd(), to.as_mut_ptr().cast());
     // SAFETY: `to` is writable for the `len` bytes stated, and the kernel writes no more than that.
-    let rc =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to.as_mut_ptr().cast(), &raw mut len) };
+    let rc = unsafe { libc::getsockopt(fd, level, name, at, &raw mut len) };
     (rc == 0).then_some(len as usize)
 }
 

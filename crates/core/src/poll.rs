@@ -280,9 +280,9 @@ impl Select {
         }
         let nfds = usize::try_from(nfds).ok()?;
         let words = nfds.div_ceil(64);
+        let len = words * size_of::<u64>();
         // SAFETY: the program's sets, given to us to write to.
-        let sound =
-            |set: &FdSet| set.is_null() || unsafe { user::writable(set.cast(), words * size_of::<u64>()) };
+        let sound = |set: &FdSet| set.is_null() || unsafe { user::writable(set.cast(), len) };
         if !sets.iter().all(sound) {
             return None;
         }

@@ -238,8 +238,8 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
 }
 
-/// The DMB as the sender uses it, the producer's word, and how much is unread; all checked. `None`: no sender that keeps to the rules wrote it.
-/// Under the lock.
+/// The DMB as the sender uses it, the producer's word, and how much is unread; all checked. `None`: no sender that
+/// keeps to the rules wrote it. Under the lock.
 ///
 /// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
 /// that does not wait.

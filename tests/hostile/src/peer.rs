@@ -132,16 +132,16 @@ impl Peer {
         session.groups.get(&self.link)
     }
 
+    /// Tells the broker of the connection; says whether it could.
+    fn nominate(&self, session: &Session) -> bool {
+        let (tx, rx) = self.counts;
+        let message = ToBroker::Nominate { conn: self.id, role: Role::Client, tx, rx, answer: false };
+        session.say(&message, &[self.tcp.as_fd()]).is_ok()
+    }
+
     /// Nominates the connection and shakes hands as CLC's client; stops after `most` messages of the broker.
     pub fn shake(&mut self, session: &mut Session, most: u64) -> Result<Stage, String> {
-        let message = ToBroker::Nominate {
-            conn: self.id,
-            role: Role::Client,
-            tx: self.counts.0,
-            rx: self.counts.1,
-            answer: false,
-        };
-        if session.say(&message, &[self.tcp.as_fd()]).is_err() {
+        if !self.nominate(session) {
             return Ok(Stage::Lost);
         }
         let mut machine = None;
@@ -177,14 +177,7 @@ impl Peer {
                     continue;
                 }
                 FromBroker::Again { conn } if conn == self.id => {
-                    let message = ToBroker::Nominate {
-                        conn,
-                        role: Role::Client,
-                        tx: self.counts.0,
-                        rx: self.counts.1,
-                        answer: false,
-                    };
-                    if session.say(&message, &[self.tcp.as_fd()]).is_err() {
+                    if !self.nominate(session) {
                         return Ok(Stage::Lost);
                     }
                     continue;
