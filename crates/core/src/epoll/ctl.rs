@@ -68,13 +68,20 @@ fn change(
                     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
                     remove(&mut control, index, fd);
                 }
+                let added = prepare(&mut control, set, fd, conn, event);
+                // A one-shot is ours from the first: to change it when it has fired already would arm it twice.
+                if let Some((index, reg)) = added.filter(|_| event.events & ONESHOT != 0) {
+                    event = in_kernel(reg, index);
+                }
                 let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
                 if done.is_ok() {
                     // One that we still know was closed behind our back.
                     if let Some(index) = find(set, fd) {
                         remove(&mut control, index, fd);
                     }
-                    add(&mut control, set, fd, conn, event);
+                    add(&mut control, fd, conn, added);
+                } else if let Some((index, _)) = added {
+                    remove(&mut control, index, fd);
                 }
                 done
             }
@@ -137,8 +144,22 @@ fn rearm(set: &'static Set, index: u32, reg: &Reg, event: libc::epoll_event) {
     }
 }
 
-fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, event: libc::epoll_event) {
-    let Some(index) = allocate(control) else {
+/// A registration that is not in the descriptor's list yet; `None` when there are more than we can keep.
+fn prepare(
+    control: &mut Control,
+    set: &'static Set,
+    fd: i32,
+    conn: Option<Conn>,
+    event: libc::epoll_event,
+) -> Option<(u32, &'static Reg)> {
+    let index = allocate(control)?;
+    let reg = reg(index)?;
+    reg.begin(set, fd, conn, event);
+    Some((index, reg))
+}
+
+fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &'static Reg)>) {
+    let Some((index, reg)) = added else {
         // More registrations than we can keep: this connection stays on TCP.
         if let Some(conn) = conn {
             conn.block.phase.store(conn::phase::DONE, Ordering::Relaxed);
@@ -146,13 +167,10 @@ fn add(control: &mut Control, set: &'static Set, fd: i32, conn: Option<Conn>, ev
         }
         return;
     };
-    let (Some(reg), Some(head)) = (reg(index), table::regs(fd)) else { return };
-    reg.begin(set, fd, conn, event);
+    let Some(head) = table::regs(fd) else { return };
     reg.next.set(head.swap(index, Ordering::Relaxed));
     if conn.is_some_and(on_lane) {
         take_over(control, index);
-    } else if event.events & ONESHOT != 0 {
-        let _ = tell_kernel(reg, index);
     }
 }
 
