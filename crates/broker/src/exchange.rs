@@ -18,6 +18,9 @@ use shunpike_wire::{DmbSize, DmbToken, Reason};
 use std::collections::HashMap;
 use std::rc::Rc;
 
+/// So many handshakes at a time are congestion, for `limit_smc_hs`.
+pub const CONGESTED: usize = 64;
+
 /// A message on its way to a session.
 #[derive(Debug)]
 pub struct Post {
@@ -56,6 +59,8 @@ pub struct Exchange {
     pub active: bool,
     /// Connections of one link group, 16 to 256.
     pub max_conns_per_lgr: u32,
+    /// Whether nominations are refused while [`CONGESTED`] handshakes are under way.
+    pub limit_smc_hs: bool,
     /// What is to be sent, in order.
     pub posts: Vec<Post>,
     matching: Matching,
@@ -76,6 +81,7 @@ impl Exchange {
             links: Links::default(),
             active: true,
             max_conns_per_lgr: 255,
+            limit_smc_hs: false,
             posts: Vec::new(),
             matching: Matching::new(across),
             expectations: Expectations::default(),
@@ -151,6 +157,9 @@ impl Exchange {
         let decisions = match proof {
             _ if !self.active => vec![self.matching.refuse(party, Reason::Inactive)],
             Proof::Refused(reason) => vec![self.matching.refuse(party, reason)],
+            _ if self.limit_smc_hs && self.promises.count() >= 2 * CONGESTED => {
+                vec![self.matching.refuse(party, Reason::NominationLimit)]
+            }
             Proof::Moving => vec![self.matching.again(party, Reason::BypassedHooks)],
             Proof::Proved(facts) => self.matching.nominate(party, role, facts),
         };

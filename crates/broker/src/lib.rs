@@ -13,6 +13,7 @@ mod explain;
 pub mod facts;
 mod foreign;
 pub mod ism;
+mod knobs;
 pub mod links;
 pub mod loopback;
 pub mod matching;
@@ -24,12 +25,14 @@ mod runtime;
 pub mod sequence;
 mod server;
 mod session;
+pub mod settings;
 mod sockopt;
 mod stats;
 
 pub use client::{QueryError, query, what};
 use policy::Policy;
 use rustix::fd::BorrowedFd;
+use settings::Setting;
 use shunpike_shm::RegionError;
 use shunpike_wire::{Eid, Gid};
 use std::path::PathBuf;
@@ -44,6 +47,8 @@ pub struct Config {
     pub private: bool,
     /// Who may be a peer of whom, and what each may take.
     pub policy: Policy,
+    /// Settings that differ from the built-in ones, in rising precedence.
+    pub settings: Vec<Setting>,
     /// The device's GID; otherwise a random one, kept for the boot.
     pub gid: Option<Gid>,
     /// UEIDs, at most 8; where there is none, one of this system's own.
@@ -63,6 +68,7 @@ impl Config {
             socket,
             private: true,
             policy: Policy::private(),
+            settings: Vec::new(),
             gid: None,
             ueids: Vec::new(),
             idle_exit: None,

@@ -2,7 +2,7 @@
 
 mod file;
 
-pub use file::{PolicyError, load};
+pub use file::{Configuration, PolicyError, load};
 
 use serde::{Deserialize, Serialize};
 use shunpike_shm::lane::{HEADER, MAX_CLASS};

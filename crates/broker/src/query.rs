@@ -5,20 +5,16 @@ use crate::client::what;
 use crate::connections::{self, Found};
 use crate::explain;
 use crate::ism::{IsmDevice, Party, SessionId};
-use crate::report::{
-    Answer, Connections, Device, Done, Failure, Info, LinkGroup, LinkGroups, Seid, Sysctl, Sysctls, Ueids,
-};
+use crate::report::{Answer, Connections, Device, Done, Failure, Info, LinkGroup, LinkGroups, Seid, Ueids};
 use crate::runtime;
 use crate::server::Server;
 use crate::session::{Peer, Program, Session};
+use crate::settings::Knob;
 use crate::stats::ArenaKey;
 use serde::Serialize;
 use shunpike_shm::arena::ArenaView;
-use shunpike_shm::lane::MAX_CLASS;
-use shunpike_shm::pages::KnobPage;
 use shunpike_wire::session::{ConnId, MAX_UEIDS, VERSION, Welcome};
-use shunpike_wire::{DmbSize, Eid, Gid, PeerId, Seid as WireSeid};
-use std::sync::atomic::{AtomicU32, Ordering};
+use shunpike_wire::{Eid, Gid, PeerId, Seid as WireSeid};
 
 /// What names this system to its peers.
 pub struct System {
@@ -72,7 +68,7 @@ fn own_ueid(gid: Gid) -> Eid {
     Eid::ueid(&format!("SHUNPIKE-{id}")).expect("21 letters, digits and a hyphen")
 }
 
-type Reply = Result<String, Failure>;
+pub(crate) type Reply = Result<String, Failure>;
 
 impl Server {
     /// The answer to a query: JSON text, of a type in `report`.
@@ -102,8 +98,7 @@ impl Server {
             }
             what::DEVICE => Ok(json(&self.device())),
             what::DEVICE_SET => {
-                self.may_change(asker)?;
-                self.set_device(arg)?;
+                self.set_device(asker, arg)?;
                 Ok(json(&self.device()))
             }
             what::INFO => Ok(json(&self.info())),
@@ -138,7 +133,7 @@ impl Server {
 
     /// Whether an asker is root or the broker's own user. A container's root may be root by number only: for
     /// the system-wide broker it has to be in the broker's own pid namespace.
-    fn may_change(&self, asker: SessionId) -> Result<(), Failure> {
+    pub(crate) fn may_change(&self, asker: SessionId) -> Result<(), Failure> {
         let Some(Peer { pid, identity, .. }) = self.sessions.get(&asker).map(|session| &session.peer) else {
             return Err(failure("not permitted", "", "the session has ended"));
         };
@@ -170,15 +165,17 @@ impl Server {
 
     fn device(&self) -> Device {
         let device = self.exchange.device.as_ref();
-        let knobs = self.knobs.page();
+        let on = |knob| self.settings.get(knob) != 0;
         Device {
             name: "loopback-ism".to_owned(),
             gid: device.local_gid().to_string(),
             chid: device.chid().to_string(),
-            active: load(&knobs.active) != 0,
-            dmb_copy: load(&knobs.dmb_copy) != 0,
-            rmem: rmem(knobs),
-            dmbs: device.dmb_count() as u64,
+            active: on(Knob::Active),
+            dmb_copy: on(Knob::DmbCopy),
+            dmb_type: "virtual".to_owned(),
+            xfer_bytes: self.ledger.moved(self.arenas()),
+            rmem: self.settings.get(Knob::Rmem),
+            dmbs_cnt: device.dmb_count() as u64,
             max_dmbs: device.dmb_limit() as u64,
             link_groups: self.exchange.links.view().len() as u64,
             sessions: self.programs().count() as u64,
@@ -201,29 +198,6 @@ impl Server {
             ueids: self.system.report(),
             device: self.device(),
         }
-    }
-
-    fn set_device(&mut self, arg: &str) -> Result<(), Failure> {
-        let hint = "use: active on|off, dmb_copy on|off, rmem BYTES";
-        let wrong = || failure("cannot set the device", arg, hint);
-        let (name, value) = arg.split_once(' ').ok_or_else(wrong)?;
-        let switch = match value {
-            "on" => Some(true),
-            "off" => Some(false),
-            _ => None,
-        };
-        match (name, switch) {
-            ("active", Some(on)) => {
-                // The knob first: a program that is told to close its lanes must not open them again.
-                self.knobs.page().active.store(on.into(), Ordering::Release);
-                self.exchange.set_active(on);
-            }
-            ("dmb_copy", Some(on)) => self.knobs.page().dmb_copy.store(on.into(), Ordering::Relaxed),
-            ("rmem", None) => self.set_rmem(value.parse().map_err(|_| wrong())?)?,
-            _ => return Err(wrong()),
-        }
-        tracing::info!(name, value, "device set");
-        Ok(())
     }
 
     fn ueid(&mut self, arg: &str) -> Reply {
@@ -310,114 +284,6 @@ impl Server {
         }
         Ok(done(&format!("asked {arg} to go back to TCP")))
     }
-
-    fn sysctl(&mut self, asker: SessionId, arg: &str) -> Reply {
-        if !arg.is_empty() {
-            self.may_change(asker)?;
-            let hint = "use: NAME=VALUE; 'sysctl' lists names and ranges";
-            let wrong = || failure("cannot set", arg, hint);
-            let (name, value) = arg.split_once('=').ok_or_else(wrong)?;
-            let value: u64 = value.trim().parse().map_err(|_| wrong())?;
-            let settings = self.sysctls();
-            let setting = settings.iter().find(|setting| setting.name == name.trim()).ok_or_else(wrong)?;
-            if !(setting.min..=setting.max).contains(&value) {
-                let range = format!("{} takes {} to {}", setting.name, setting.min, setting.max);
-                return Err(failure("value out of range", arg, &range));
-            }
-            match setting.name.as_str() {
-                "max_conns_per_lgr" => self.exchange.max_conns_per_lgr = value as u32,
-                "rmem" => self.set_rmem(value)?,
-                name => {
-                    if let Some((_, knob, ..)) = knobs(self.knobs.page()).iter().find(|k| k.0 == name) {
-                        knob.store(value as u32, Ordering::Relaxed);
-                    }
-                }
-            }
-        }
-        Ok(json(&Sysctls { sysctls: self.sysctls() }))
-    }
-
-    fn set_rmem(&mut self, bytes: u64) -> Result<(), Failure> {
-        let size = usize::try_from(bytes).ok().and_then(DmbSize::holding);
-        let size = size.filter(|size| size.class() <= MAX_CLASS).ok_or_else(|| {
-            let range = format!("{} to {} bytes", class_bytes(0), class_bytes(MAX_CLASS));
-            failure("no such ring size", &bytes.to_string(), &range)
-        })?;
-        self.knobs.page().rmem_class.store(size.class().into(), Ordering::Relaxed);
-        self.exchange.expect_rings_of(size);
-        Ok(())
-    }
-
-    fn sysctls(&self) -> Vec<Sysctl> {
-        let page = self.knobs.page();
-        let setting = |name: &str, value, min, max, text: &str| Sysctl {
-            name: name.to_owned(),
-            value,
-            min,
-            max,
-            text: text.to_owned(),
-        };
-        let of_page = knobs(page)
-            .into_iter()
-            .map(|(name, knob, max, text)| setting(name, load(knob).into(), 0, max, text));
-        let largest = class_bytes(MAX_CLASS);
-        let smallest = class_bytes(0);
-        let lgr = u64::from(self.exchange.max_conns_per_lgr);
-        let others = [
-            setting(
-                "rmem",
-                rmem(page),
-                smallest,
-                largest,
-                "ring size of new DMBs, bytes, rounded up to 16 KiB << n",
-            ),
-            setting(
-                "max_conns_per_lgr",
-                lgr,
-                16,
-                255,
-                "connections of one link group; the next opens another",
-            ),
-        ];
-        of_page.chain(others).collect()
-    }
-}
-
-/// Knobs that are plain numbers: name, word, largest value, text.
-fn knobs(page: &KnobPage) -> [(&'static str, &AtomicU32, u64, &'static str); 4] {
-    [
-        (
-            "nominate_calls",
-            &page.nominate_calls,
-            1_000_000,
-            "nominate after this many calls that moved data in the less busy direction",
-        ),
-        (
-            "nominate_bytes",
-            &page.nominate_bytes,
-            1 << 30,
-            "nominate after this many bytes in either direction",
-        ),
-        ("spin_us", &page.spin_us, 10_000, "longest spin before a sleep, microseconds; 0: none"),
-        (
-            "grace_ms",
-            &page.grace_ms,
-            60_000,
-            "how long a writer waits on a full ring whose reader does not move, milliseconds",
-        ),
-    ]
-}
-
-fn load(knob: &AtomicU32) -> u32 {
-    knob.load(Ordering::Relaxed)
-}
-
-fn class_bytes(class: u8) -> u64 {
-    DmbSize::from_class(class).map_or(0, |size| size.bytes() as u64)
-}
-
-fn rmem(page: &KnobPage) -> u64 {
-    class_bytes(load(&page.rmem_class) as u8)
 }
 
 fn pid_and_fd(arg: &str) -> Result<(u32, Option<u32>), Failure> {
@@ -437,6 +303,6 @@ fn done(text: &str) -> String {
     json(&Done { done: text.to_owned() })
 }
 
-fn json(report: &impl Serialize) -> String {
+pub(crate) fn json(report: &impl Serialize) -> String {
     serde_json::to_string(report).expect("reports are structs of text and numbers")
 }

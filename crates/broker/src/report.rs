@@ -217,10 +217,14 @@ pub struct Device {
     pub active: bool,
     /// Whether data is copied through a send buffer.
     pub dmb_copy: bool,
+    /// Memory of DMBs: virtual, always.
+    pub dmb_type: String,
+    /// Bytes moved on lanes since the broker began.
+    pub xfer_bytes: u64,
     /// Ring size of new DMBs, bytes.
     pub rmem: u64,
     /// DMBs registered.
-    pub dmbs: u64,
+    pub dmbs_cnt: u64,
     /// DMBs that there may be.
     pub max_dmbs: u64,
     /// Link groups.
@@ -343,10 +347,16 @@ pub struct Sysctl {
     pub name: String,
     /// Value.
     pub value: u64,
+    /// Value that is built in.
+    pub default: u64,
     /// Smallest value.
     pub min: u64,
     /// Largest value.
     pub max: u64,
+    /// Where the value comes from: default, file, environment, command line, run time.
+    pub source: String,
+    /// Which file or variable, or who set it; empty where there is no more to say.
+    pub from: String,
     /// What it does, with its unit.
     pub text: String,
 }

@@ -12,6 +12,7 @@ use crate::rate::Rates;
 use crate::runtime::Place;
 use crate::sequence::SequenceReader;
 use crate::session::{Kind, Peer, Program, Sent, Session};
+use crate::settings::Settings;
 use crate::sockopt;
 use crate::stats::{ArenaKey, Ledger};
 use crate::{BrokerError, Config};
@@ -24,9 +25,9 @@ use rustix::time::Timespec;
 use shunpike_shm::arena::{ArenaView, BLOCKS, Block};
 use shunpike_shm::pages::{KnobPage, SessionPage};
 use shunpike_shm::published::Published;
+use shunpike_wire::Reason;
 use shunpike_wire::clc;
 use shunpike_wire::session::{self, ConnId, FromBroker, MAX_CQS, Role, ToBroker};
-use shunpike_wire::{DmbSize, Reason};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -62,6 +63,7 @@ pub struct Server {
     pub(crate) knobs: Published<KnobPage>,
     pub(crate) system: System,
     pub(crate) ledger: Ledger,
+    pub(crate) settings: Settings,
     pub(crate) began: Instant,
     /// Nominations of users.
     rates: Rates,
@@ -93,7 +95,8 @@ impl Server {
             None => place.gid()?,
         };
         let device = LoopbackIsm::new(gid, config.max_dmbs);
-        let knobs = default_knobs()?;
+        let knobs = Published::<KnobPage>::create("shunpike-knobs")?;
+        knobs.page().cpus.store(cpus(), Ordering::Relaxed);
         let system_failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
         let knobs_fd =
             knobs.fd().try_clone_to_owned().map_err(|error| BrokerError::System { what: "dup", error })?;
@@ -109,10 +112,8 @@ impl Server {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system_failed("wait for clients"))?;
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
-        let mut exchange = Exchange::new(Box::new(device), config.policy.clone(), config.private);
-        let class = knobs.page().rmem_class.load(Ordering::Relaxed) as u8;
-        exchange.expect_rings_of(DmbSize::from_class(class).unwrap_or(DmbSize::MIN));
-        Ok(Self {
+        let exchange = Exchange::new(Box::new(device), config.policy.clone(), config.private);
+        let mut server = Self {
             exchange,
             sessions: HashMap::new(),
             knobs,
@@ -130,8 +131,11 @@ impl Server {
             patience: VecDeque::new(),
             idle_since: Some(Instant::now()),
             paused_until: None,
+            settings: Settings::default(),
             config,
-        })
+        };
+        server.set_at_first();
+        Ok(server)
     }
 
     /// Serves until `stop` is readable, or idle for as long as configured.
@@ -515,25 +519,11 @@ fn single(fds: Vec<Foreign>) -> Option<Foreign> {
     fds.next().filter(|_| fds.next().is_none())
 }
 
-fn default_knobs() -> Result<Published<KnobPage>, BrokerError> {
-    let knobs = Published::<KnobPage>::create("shunpike-knobs")?;
-    let page = knobs.page();
-    // SAFETY: sysconf only reads a number. Not available_parallelism(): clients may have other affinities.
+/// CPUs online. Not available_parallelism(): clients may have other affinities.
+fn cpus() -> u32 {
+    // SAFETY: sysconf only reads a number.
     let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    let cpus = u32::try_from(cpus).unwrap_or(1).max(1);
-    for (knob, value) in [
-        (&page.active, 1),
-        (&page.dmb_copy, 0),
-        (&page.rmem_class, 9),
-        (&page.nominate_calls, 8),
-        (&page.nominate_bytes, 65536),
-        (&page.spin_us, 30),
-        (&page.grace_ms, 100),
-        (&page.cpus, cpus),
-    ] {
-        knob.store(value, Ordering::Relaxed);
-    }
-    Ok(knobs)
+    u32::try_from(cpus).unwrap_or(1).max(1)
 }
 
 /// A broker holds a few descriptors for each process and one for each DMB.

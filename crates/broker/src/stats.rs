@@ -279,6 +279,11 @@ impl Ledger {
         self.baseline = self.now(arenas);
     }
 
+    /// Bytes moved on lanes since the broker began.
+    pub fn moved<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> u64 {
+        self.now(arenas).tx.bytes
+    }
+
     fn now<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> Sums {
         let mut sums = self.past.clone();
         for arena in arenas.collect::<HashMap<_, _>>().into_values() {

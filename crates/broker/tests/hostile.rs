@@ -121,7 +121,7 @@ fn a_whole_life_leaves_nothing_though_the_sessions_go_on() {
     let mut handshake =
         Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] };
     (0..STEPS).for_each(|n| handshake.step(n));
-    until(|| broker.info().device.dmbs == 0);
+    until(|| broker.info().device.dmbs_cnt == 0);
     assert_eq!((broker.info().waiting, broker.info().sessions), (0, 2));
 }
 

@@ -55,12 +55,12 @@ fn a_whole_handshake() {
     let mut seen = [0; 4];
     rustix::io::pread(&fds[0], &mut seen, 4096).unwrap();
     assert_eq!(&seen, b"lane");
-    assert_eq!(broker.info().device.dmbs, 1);
+    assert_eq!(broker.info().device.dmbs_cnt, 1);
     assert_eq!(broker.info().device.link_groups, 1);
 
     server.say(ToBroker::Unregister { token });
     client.say(ToBroker::Detach { token });
-    until(|| broker.info().device.dmbs == 0);
+    until(|| broker.info().device.dmbs_cnt == 0);
     client.say(ToBroker::Withdraw { conn: CONN });
     assert_eq!(server.hear(), FromBroker::Gone { conn: CONN });
     let link = broker.ask::<LinkGroups>(what::LINKGROUP, "").link_groups[0].id;
@@ -196,7 +196,7 @@ fn a_token_is_worth_nothing_to_others() {
     thief.say(ToBroker::Unregister { token });
     thief.say(ToBroker::Attach { conn: CONN, token: token ^ 1 });
     assert!(matches!(thief.hear(), FromBroker::Attached { reason: 0x0a04_0002, .. }));
-    assert_eq!(broker.info().device.dmbs, 1);
+    assert_eq!(broker.info().device.dmbs_cnt, 1);
 }
 
 #[test]

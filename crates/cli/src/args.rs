@@ -1,6 +1,7 @@
 //! The command line, as help, man pages and completions show it.
 
 use clap::{Args, Parser, Subcommand, ValueHint};
+use shunpike_broker::settings::{Origin, Setting};
 use shunpike_wire::Eid;
 use std::ffi::OsString;
 use std::fmt;
@@ -60,6 +61,37 @@ containers through one socket, /run/shunpike/broker.sock. It joins processes of 
   shunpike broker --ueid MY-CLUSTER
   shunpike broker --config ./broker.toml --socket /run/test/broker.sock";
 
+const SYSCTL_NOTES: &str = "\
+A setting is the broker's, for all programs that it serves. It takes effect at once, without a restart of any \
+program; connections take it up as they go. Names and ranges are SMC's (net.smc.*) where the kernel has them too; \
+'sysctl NAME' of one that only SMC has says why it is not here. Numbers may end in K or M.
+
+Where a value comes from, each over those before it:
+  default        built in
+  file           [sysctl] in /etc/shunpike/broker.toml, or for a private broker in ~/.config/shunpike/broker.toml
+  environment    SHUNPIKE_<NAME> of the broker, as SHUNPIKE_SPIN_US=0
+  command line   shunpike broker --set NAME=VALUE
+  run time       shunpike sysctl -w NAME=VALUE; lost when the broker ends
+
+Examples:
+  shunpike sysctl -a
+  shunpike sysctl rmem
+  shunpike sysctl -w rmem=256K spin_us=0";
+
+const DEVICE_NOTES: &str = "\
+Keys, as loopback-ism's in sysfs:
+  active      on|off    off: no new lanes, open ones go back to TCP, at once and without a restart
+  dmb_copy    on|off    on: new lanes are written through a send buffer, as hardware ISM is
+  dmb_type    virtual   DMBs are virtual memory of processes; there is no other type
+  rmem        BYTES     ring size of new DMBs; the same as 'sysctl -w rmem=BYTES'
+  xfer_bytes            bytes moved on lanes since the broker began; to read
+  dmbs_cnt              DMBs registered; to read
+
+Examples:
+  shunpike device set active off
+  shunpike device set loopback-ism dmb_copy on
+  shunpike device get xfer_bytes";
+
 /// Carries TCP connections between two programs of one host through shared memory.
 #[derive(Parser)]
 #[command(name = "shunpike", version, long_about = OVERVIEW, after_help = EXAMPLES, propagate_version = true)]
@@ -96,6 +128,7 @@ pub enum Command {
         target: Target,
     },
     /// Show the emulated ISM device, or turn its knobs
+    #[command(after_help = DEVICE_NOTES)]
     Device {
         /// Default: show.
         #[command(subcommand)]
@@ -117,15 +150,9 @@ pub enum Command {
     },
     /// List link groups: pairs of processes, and what their connections share
     Linkgroup(Format),
-    /// List the settings, with their ranges, or change one: at once and for all programs
-    Sysctl {
-        /// The setting and its new value
-        #[arg(value_name = "NAME=VALUE")]
-        change: Option<Setting>,
-        /// How to print.
-        #[command(flatten)]
-        format: Format,
-    },
+    /// Show the settings, or change them: at once, for all programs of the broker
+    #[command(after_help = SYSCTL_NOTES)]
+    Sysctl(Sysctl),
     /// Print the completions of a shell (bash, zsh, fish, elvish, powershell)
     Completions {
         /// The shell
@@ -146,6 +173,10 @@ pub struct Run {
     /// Ask for a lane at connect and accept, and let the first data call wait for it, a second or two at most
     #[arg(long)]
     pub eager: bool,
+    /// A setting for the private broker that this starts; may be repeated. Where one answers already, it is refused:
+    /// settings are for all programs of a broker ('shunpike sysctl -w' changes them there)
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
+    pub set: Vec<String>,
     /// The program and its arguments
     #[arg(
         value_name = "CMD",
@@ -170,6 +201,9 @@ pub struct Broker {
     /// --private of $XDG_CONFIG_HOME/shunpike/broker.toml
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
+    /// A setting, over those of file and environment; may be repeated ('shunpike sysctl' lists them)
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
+    pub set: Vec<String>,
     /// Fix the device's GID (128 bits, hexadecimal): fault injection only, it is random otherwise
     #[arg(long, value_name = "HEX", value_parser = gid)]
     pub gid: Option<u128>,
@@ -230,6 +264,23 @@ pub enum StatsAction {
     Reset,
 }
 
+/// `sysctl`.
+#[derive(Args)]
+pub struct Sysctl {
+    /// All settings, with where each value comes from
+    #[arg(short, long, conflicts_with = "words")]
+    pub all: bool,
+    /// Change: NAME=VALUE is what you want
+    #[arg(short, long, requires = "words")]
+    pub write: bool,
+    /// Names to show, NAME=VALUE to change; without any, all names with their ranges
+    #[arg(value_name = "NAME[=VALUE]")]
+    pub words: Vec<String>,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
 /// `explain`.
 #[derive(Args)]
 pub struct Explain {
@@ -249,12 +300,19 @@ pub struct Explain {
 pub enum DeviceAction {
     /// The device's identity, knobs and counters
     Show(Format),
-    /// Turn a knob, at once and for all programs: active on|off, dmb_copy on|off, rmem BYTES
+    /// Turn a knob, at once and for all programs: active on|off, dmb_copy on|off, dmb_type virtual, rmem BYTES
+    #[command(after_help = DEVICE_NOTES)]
     Set {
-        /// The knob
-        key: String,
-        /// Its new value
-        value: String,
+        /// The device, if you like: loopback-ism; the knob; its new value
+        #[arg(value_names = ["[DEVICE] KEY", "VALUE"], num_args = 2..=3, required = true)]
+        words: Vec<String>,
+    },
+    /// Print one value of the device, for scripts
+    #[command(after_help = DEVICE_NOTES)]
+    Get {
+        /// The device, if you like: loopback-ism; the key
+        #[arg(value_names = ["[DEVICE] KEY"], num_args = 1..=2, required = true)]
+        words: Vec<String>,
     },
 }
 
@@ -330,25 +388,9 @@ impl fmt::Display for Target {
     }
 }
 
-/// A setting's name and new value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Setting(String);
-
-impl FromStr for Setting {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('=') {
-            Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok(Self(text.into())),
-            _ => Err("write NAME=VALUE, as rmem=262144".into()),
-        }
-    }
-}
-
-impl AsRef<str> for Setting {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
+/// Checks `NAME=VALUE` as early as possible.
+fn setting(text: &str) -> Result<String, String> {
+    Setting::parse(text, Origin::CommandLine).map(|_| text.to_owned()).map_err(|failure| failure.to_string())
 }
 
 fn gid(text: &str) -> Result<u128, String> {
@@ -376,10 +418,10 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_has_a_name_and_a_value() {
-        assert_eq!("rmem=1".parse(), Ok(Setting("rmem=1".into())));
-        for wrong in ["rmem", "=1", "rmem="] {
-            assert!(wrong.parse::<Setting>().is_err(), "{wrong}");
+    fn a_setting_is_checked_before_anything_is_done() {
+        assert_eq!(setting("rmem=64K"), Ok("rmem=64K".into()));
+        for wrong in ["rmem", "=1", "rmem=", "rmem=1", "speed=1"] {
+            assert!(setting(wrong).is_err(), "{wrong}");
         }
     }
 

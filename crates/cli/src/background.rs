@@ -19,10 +19,11 @@ const RIVAL: Duration = Duration::from_millis(300);
 /// Starts the user's private broker at `path`, for `run`; returns when it answers. Errors: one line.
 ///
 /// A process of its own does it, so that CMD, which this process becomes, has no child that it does not know.
-pub fn private(path: &Path) -> Result<(), String> {
+pub fn private(path: &Path, settings: &[String]) -> Result<(), String> {
     let output = Command::new(own_program()?)
         .args(["broker", "--private", "--background", "--idle-exit", &IDLE_EXIT.to_string(), "--socket"])
         .arg(path)
+        .args(settings.iter().map(|setting| format!("--set={setting}")))
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("no private broker could be started: {error}"))?;

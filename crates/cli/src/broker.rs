@@ -5,6 +5,8 @@ use crate::error::Error;
 use crate::socket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunpike_broker::policy::{self, Policy};
+use shunpike_broker::report::Failure;
+use shunpike_broker::settings::{Knob, Origin, Setting};
 use shunpike_broker::{BrokerError, Config};
 use shunpike_wire::Gid;
 use std::env;
@@ -34,8 +36,12 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
         }
     }
     if let Some(path) = policy_file(args.config, args.private) {
-        config.policy = policy::load(&path, args.private, config.policy).map_err(Error::Policy)?;
+        let file = policy::load(&path, args.private, config.policy).map_err(Error::Policy)?;
+        (config.policy, config.settings) = (file.policy, file.settings);
     }
+    config.settings.extend(environment().map_err(Error::Refused)?);
+    let set = args.set.iter().map(|text| Setting::parse(text, Origin::CommandLine));
+    config.settings.extend(set.collect::<Result<Vec<_>, _>>().map_err(Error::Refused)?);
     config.gid = args.gid.map(Gid);
     config.ueids = args.ueids;
     config.idle_exit = args.idle_exit.map(|seconds| Duration::from_secs(seconds.into()));
@@ -53,6 +59,20 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// What the environment says of settings.
+fn environment() -> Result<Vec<Setting>, Failure> {
+    let named = |knob: Knob| Some((knob, env::var(knob.variable()).ok().filter(|value| !value.is_empty())?));
+    Knob::ALL
+        .into_iter()
+        .filter_map(named)
+        .map(|(knob, value)| {
+            let (text, variable) = (format!("{}={value}", knob.name()), knob.variable());
+            Setting::parse(&text, Origin::Environment(variable.clone()))
+                .map_err(|failure| Failure { on: format!("{variable}={value}"), ..failure })
+        })
+        .collect()
 }
 
 /// The policy's file: the one named, else the one at the usual place if there is one.

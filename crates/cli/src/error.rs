@@ -31,6 +31,11 @@ pub enum Error {
         /// Where it was looked for.
         tried: Vec<PathBuf>,
     },
+    /// `run --set`, and a broker is there whose settings are for others, too.
+    SettingsOfOthers {
+        /// Its socket.
+        socket: PathBuf,
+    },
     /// The library is somewhere where ld.so cannot be pointed at.
     LibraryPath(PathBuf),
     /// CMD could not be executed.
@@ -70,7 +75,7 @@ impl Error {
         match self {
             Error::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Error::Exec { .. } => 126,
-            Error::NoLibrary { .. } | Error::LibraryPath(_) => 125,
+            Error::NoLibrary { .. } | Error::LibraryPath(_) | Error::SettingsOfOthers { .. } => 125,
             _ => 1,
         }
     }
@@ -97,6 +102,12 @@ impl fmt::Display for Error {
                 f,
                 "libshunpike.so is not at {}; install it there or set SHUNPIKE_LIB to its path",
                 list(tried)
+            ),
+            Error::SettingsOfOthers { socket } => write!(
+                f,
+                "'--set' is for a broker that 'run' starts, and one serves at {} already: its settings are for all its \
+                 programs; change them with 'shunpike sysctl -w NAME=VALUE'",
+                socket.display()
             ),
             Error::LibraryPath(path) => write!(
                 f,

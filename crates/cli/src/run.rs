@@ -29,7 +29,7 @@ pub fn run(args: &Run, socket: Option<PathBuf>) -> Result<Infallible, Error> {
                 warn(command, obstacle, "the programs that it starts may still be accelerated; it");
             }
             environment.preload(&library);
-            environment.set(socket::VARIABLE, broker_for(socket).into_os_string());
+            environment.set(socket::VARIABLE, broker_for(socket, &args.set)?.into_os_string());
             if args.eager {
                 environment.set("SHUNPIKE_EAGER", "1".into());
             }
@@ -64,21 +64,23 @@ fn library() -> Result<PathBuf, Error> {
 }
 
 /// The socket for CMD to use: where a broker answers, or soon may.
-fn broker_for(named: Option<PathBuf>) -> PathBuf {
+/// Errors: `settings` are wished for, and a broker with settings of its own is there.
+fn broker_for(named: Option<PathBuf>, settings: &[String]) -> Result<PathBuf, Error> {
     let is_named = named.is_some();
     let mut wanted = named.clone().unwrap_or_else(socket::private);
-    socket::answering(named).unwrap_or_else(|_| {
-        // Who names a socket has a certain broker in mind: another one there would hide that it is missing.
-        let missing = || Err(format!("no broker answers at {}", wanted.display()));
-        let started = if is_named { missing() } else { background::private(&wanted) };
-        if let Err(reason) = started {
-            eprintln!("shunpike: {reason} (connections stay on TCP until a broker serves there)");
-            if !is_named && !socket::owned_by_us(&wanted) {
-                wanted = socket::SYSTEM.into();
-            }
+    if let Ok(socket) = socket::answering(named) {
+        return if settings.is_empty() { Ok(socket) } else { Err(Error::SettingsOfOthers { socket }) };
+    }
+    // Who names a socket has a certain broker in mind: another one there would hide that it is missing.
+    let missing = || Err(format!("no broker answers at {}", wanted.display()));
+    let started = if is_named { missing() } else { background::private(&wanted, settings) };
+    if let Err(reason) = started {
+        eprintln!("shunpike: {reason} (connections stay on TCP until a broker serves there)");
+        if !is_named && !socket::owned_by_us(&wanted) {
+            wanted = socket::SYSTEM.into();
         }
-        wanted
-    })
+    }
+    Ok(wanted)
 }
 
 /// The variables that CMD gets.

@@ -43,7 +43,8 @@ fn wrong_usage_is_status_2_and_says_what_is_right() {
     for (arguments, hint) in [
         (&["frobnicate"][..], "--help"),
         (&["run"], "CMD"),
-        (&["sysctl", "rmem"], "NAME=VALUE"),
+        (&["sysctl", "-w"], "NAME"),
+        (&["run", "--set", "speed=1", "true"], "no such setting"),
         (&["explain", "abc"], "PID:FD"),
         (&["revoke"], "PID[:FD]"),
         (&["broker", "--gid", "xyz"], "hexadecimal"),

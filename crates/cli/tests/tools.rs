@@ -60,6 +60,113 @@ fn knobs_are_turned_and_shown() {
     let settings = json::<Sysctls>(&bed, &["sysctl"]).sysctls;
     assert!(settings.iter().any(|setting| setting.name == "rmem" && setting.value == 131072));
     assert!(shown(&bed, &["sysctl"]).contains("131072"));
+    assert_eq!(
+        shown(&bed, &["sysctl", "-w", "spin_us=0", "net.smc.limit_smc_hs=on"]),
+        "spin_us = 0\nlimit_smc_hs = 1\n"
+    );
+    assert_eq!(shown(&bed, &["sysctl", "net.smc.rmem", "spin_us"]), "rmem = 131072\nspin_us = 0\n");
+    // The first is not changed where the second is wrong.
+    assert_eq!(ask(&bed, &["sysctl", "-w", "spin_us=9", "grace_ms=-1"]).status.code(), Some(1));
+    assert_eq!(shown(&bed, &["sysctl", "spin_us"]), "spin_us = 0\n");
+}
+
+#[test]
+fn the_device_has_the_knobs_of_sysfs() {
+    let bed = bed_with_broker();
+    let get = |key: &str| shown(&bed, &["device", "get", "loopback-ism", key]);
+    shown(&bed, &["device", "set", "loopback-ism", "dmb_copy", "1"]);
+    assert_eq!(get("dmb_copy"), "1\n");
+    shown(&bed, &["device", "set", "dmb_copy", "off"]);
+    assert_eq!((get("dmb_copy"), get("active")), ("0\n".into(), "1\n".into()));
+    shown(&bed, &["device", "set", "dmb_type", "virtual"]);
+    assert_eq!(get("dmb_type"), "virtual\n");
+    assert_eq!((get("xfer_bytes"), get("dmbs_cnt")), ("0\n".into(), "0\n".into()));
+    for (arguments, hint) in [
+        (&["device", "set", "ism0", "active", "on"][..], "loopback-ism"),
+        (&["device", "set", "dmb_type", "physical"], "virtual"),
+        (&["device", "set", "xfer_bytes", "0"], "get"),
+        (&["device", "set", "active", "maybe"], "off, on"),
+        (&["device", "get", "speed"], "xfer_bytes"),
+        (&["device", "get", "ism0", "active"], "loopback-ism"),
+    ] {
+        let output = ask(&bed, arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(errors(&output).contains(hint), "{arguments:?}: {}", errors(&output));
+    }
+}
+
+#[test]
+fn a_value_knows_where_it_comes_from() {
+    let bed = Bed::new();
+    let file = bed.path("shunpike.toml");
+    std::fs::write(&file, "[sysctl]\nspin_us = 1\ngrace_ms = 1\nnominate_calls = 1\nlimit_smc_hs = true\n")
+        .expect("file");
+    let mut broker = bed.shunpike();
+    broker.args([
+        "broker",
+        "--private",
+        "--background",
+        "--idle-exit",
+        "60",
+        "--config",
+        &file.display().to_string(),
+    ]);
+    broker.args(["--set", "grace_ms=3", "--set=nominate_calls=3"]);
+    broker
+        .env("SHUNPIKE_GRACE_MS", "2")
+        .env("SHUNPIKE_NOMINATE_CALLS", "2")
+        .env("SHUNPIKE_NOMINATE_BYTES", "64K");
+    let started = broker.output().expect("shunpike");
+    assert!(started.status.success(), "{}", errors(&started));
+    shown(&bed, &["sysctl", "-w", "nominate_calls=4"]);
+    let all = json::<Sysctls>(&bed, &["sysctl", "-a"]).sysctls;
+    let uid = format!("uid {}", rustix::process::getuid().as_raw());
+    for (name, value, source, from) in [
+        ("wmem", 16 << 20, "default", ""),
+        ("spin_us", 1, "file", file.to_str().expect("UTF-8")),
+        ("limit_smc_hs", 1, "file", file.to_str().expect("UTF-8")),
+        ("nominate_bytes", 65536, "environment", "SHUNPIKE_NOMINATE_BYTES"),
+        ("grace_ms", 3, "command line", ""),
+        ("nominate_calls", 4, "run time", &uid),
+    ] {
+        let setting = all.iter().find(|setting| setting.name == name).expect(name);
+        assert_eq!(
+            (setting.value, setting.source.as_str(), setting.from.as_str()),
+            (value, source, from),
+            "{name}"
+        );
+    }
+    let table = shown(&bed, &["sysctl", "-a"]);
+    assert!(table.contains("run time") && table.contains("SHUNPIKE_NOMINATE_BYTES"), "{table}");
+}
+
+#[test]
+fn a_broker_does_not_start_with_a_wrong_setting() {
+    let bed = Bed::new();
+    let mut broker = bed.shunpike();
+    broker.args(["broker", "--private"]).env("SHUNPIKE_SPIN_US", "much");
+    let output = broker.output().expect("shunpike");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        errors(&output).contains("SHUNPIKE_SPIN_US=much") && errors(&output).contains("0 to 10000"),
+        "{output:?}"
+    );
+    let output = bed.output(&["broker", "--private", "--set", "max_conns_per_lgr=8"]);
+    assert_eq!(output.status.code(), Some(2), "before anything is done");
+    assert!(errors(&output).contains("16 to 255"), "{}", errors(&output));
+}
+
+#[test]
+fn run_sets_for_the_broker_that_it_starts_and_for_no_other() {
+    let bed = Bed::new();
+    let ran = bed.output(&["run", "--set", "spin_us=7", "--", "true"]);
+    assert!(ran.status.success(), "{}", errors(&ran));
+    let setting = &json::<Sysctls>(&bed, &["sysctl", "spin_us"]).sysctls[0];
+    assert_eq!((setting.value, setting.source.as_str()), (7, "command line"));
+    let again = bed.output(&["run", "--set", "spin_us=8", "--", "true"]);
+    assert_eq!(again.status.code(), Some(125));
+    assert!(errors(&again).contains("sysctl -w"), "{}", errors(&again));
+    assert_eq!(shown(&bed, &["sysctl", "spin_us"]), "spin_us = 7\n");
 }
 
 #[test]
@@ -114,7 +221,10 @@ fn what_the_broker_refuses_is_status_1_in_one_line_that_says_what_to_do() {
         (&["ueid", "add", "no_underscore"], "no_underscore", "A-Z"),
         (&["ueid", "del", "NONE"], "NONE", "show"),
         (&["seid", "enable"], "SEID", "UEID"),
-        (&["sysctl", "wmem=3"], "wmem", "lists"),
+        (&["sysctl", "-w", "wmem=3"], "wmem=3", "16384 to 16777216"),
+        (&["sysctl", "speed=3"], "speed", "lists"),
+        (&["sysctl", "-w", "spin_us"], "spin_us", "NAME=VALUE"),
+        (&["sysctl", "net.smc.autocorking_size"], "autocorking_size", "held back"),
         (&["explain", "1"], "1", "shunpike run"),
         (&["revoke", "1:5"], "PID 1, descriptor 5", "shunpike ss"),
     ] {

@@ -48,6 +48,7 @@ static DEFAULTS: KnobPage = KnobPage {
     spin_us: AtomicU32::new(30),
     grace_ms: AtomicU32::new(100),
     cpus: AtomicU32::new(1),
+    wmem: AtomicU32::new(0),
 };
 
 /// What the environment asks for.

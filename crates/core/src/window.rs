@@ -43,6 +43,11 @@ pub fn fit(half: &Half, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
 
 fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
     let window = dmb.window();
+    // wmem: what the program may have under way. 0 is a broker that does not say.
+    let wmem = u64::from(process::knobs().wmem.load(Ordering::Relaxed));
+    if wmem != 0 && window >= wmem {
+        return false;
+    }
     if window < FREE && window.saturating_sub(unread) < left.min(FREE) {
         return true;
     }

@@ -36,6 +36,8 @@ pub struct KnobPage {
     pub grace_ms: AtomicU32,
     /// CPUs online.
     pub cpus: AtomicU32,
+    /// Most bytes of a ring that a sender uses; 0 (an older broker): no limit.
+    pub wmem: AtomicU32,
 }
 
 /// News for one completion queue of one side, in a link page (models/cq.pml).

@@ -79,6 +79,11 @@ impl Promises {
         if fits { Ok(()) } else { Err(Reason::DmbLimit) }
     }
 
+    /// How many are promised: two for each handshake that has not come to its DMBs.
+    pub fn count(&self) -> usize {
+        self.all
+    }
+
     /// Whether nothing is promised.
     pub fn is_empty(&self) -> bool {
         self.all == 0 && self.sessions.is_empty() && self.users.is_empty()

@@ -212,6 +212,36 @@ fn room_that_is_not_used_is_given_to_others() {
 }
 
 #[test]
+fn under_congestion_no_handshake_begins_if_so_wished() {
+    let mut exchange =
+        Exchange::new(Box::new(LoopbackIsm::new(Gid(7), 4096)), Policy::system_wide(8, 8192), false);
+    for session in [1, 2] {
+        exchange.begin_session(SessionId(session), Identity::of_user(1000), vec![bell()]);
+    }
+    let mut next = 0;
+    let mut refused = |exchange: &mut Exchange| {
+        next += 1;
+        join(exchange, party(1, next), party(2, next), next as u16);
+        posts_to(exchange, 2);
+        let refused = |post: &FromBroker| match post {
+            FromBroker::Refused { reason, .. } => Reason::from_code(*reason),
+            _ => None,
+        };
+        posts_to(exchange, 1).iter().find_map(refused)
+    };
+    for _ in 0..CONGESTED {
+        assert_eq!(refused(&mut exchange), None);
+    }
+    assert_eq!(refused(&mut exchange), None, "it is not wished for");
+    exchange.limit_smc_hs = true;
+    assert_eq!(refused(&mut exchange), Some(Reason::NominationLimit));
+    // Two handshakes come to their end.
+    exchange.withdraw(party(1, 1));
+    exchange.withdraw(party(1, 2));
+    assert_eq!(refused(&mut exchange), None);
+}
+
+#[test]
 fn a_slot_is_free_when_both_ends_have_left() {
     let mut exchange = exchange();
     for session in [1, 2] {

@@ -1,7 +1,9 @@
 //! The policy's file: TOML, every key optional, nothing unknown taken.
 
 use super::{Group, LEAST_BYTES, Limits, Peers, Policy};
+use crate::settings::{Origin, Setting};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read};
@@ -40,6 +42,25 @@ struct Document {
     peers: Option<Spanned<PeersTable>>,
     socket: Option<Spanned<SocketTable>>,
     limits: LimitsTables,
+    sysctl: BTreeMap<String, Spanned<Scalar>>,
+}
+
+/// A setting's value: `30`, `"256K"`, `true`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Scalar {
+    Number(i64),
+    Switch(bool),
+    Text(String),
+}
+
+/// What a file says.
+#[derive(Debug)]
+pub struct Configuration {
+    /// Who may be a peer of whom, and limits.
+    pub policy: Policy,
+    /// Settings.
+    pub settings: Vec<Setting>,
 }
 
 #[derive(Deserialize)]
@@ -82,7 +103,7 @@ struct LimitsTable {
 
 /// Reads `path` over `built_in`, for a broker that is `private` or not.
 /// Errors: a file that others could write to, a key that there is not, a value that is not allowed.
-pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Policy, PolicyError> {
+pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Configuration, PolicyError> {
     let whole = |what: String| PolicyError { path: path.to_owned(), line: None, what };
     let text = read(path).map_err(|error| whole(error.to_string()))?;
     let source = Source { path, text: &text };
@@ -99,7 +120,7 @@ pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Policy, Poli
         ];
         if let Some(span) = spans.into_iter().flatten().next() {
             let what = "a private broker serves one user, at a socket of that user's alone; only \
-                        [limits.process] is for it";
+                        [limits.process] and [sysctl] are for it";
             return Err(source.error(span, what.to_owned()));
         }
     }
@@ -113,7 +134,8 @@ pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Policy, Poli
     if let Some(user) = document.limits.user {
         source.limits(user.into_inner(), &mut policy.user)?;
     }
-    Ok(policy)
+    let settings = source.settings(document.sysctl)?;
+    Ok(Configuration { policy, settings })
 }
 
 /// Who may write to the file decides who is joined with whom.
@@ -176,6 +198,20 @@ impl Source<'_> {
             policy.socket_group = Some(self.group(group)?);
         }
         Ok(())
+    }
+
+    fn settings(&self, table: BTreeMap<String, Spanned<Scalar>>) -> Result<Vec<Setting>, PolicyError> {
+        let origin = Origin::File(self.path.display().to_string());
+        let one = |(name, value): (String, Spanned<Scalar>)| {
+            let text = match value.get_ref() {
+                Scalar::Number(number) => number.to_string(),
+                Scalar::Switch(on) => u8::from(*on).to_string(),
+                Scalar::Text(text) => text.clone(),
+            };
+            Setting::parse(&format!("{name}={text}"), origin.clone())
+                .map_err(|failure| self.error(value.span(), format!("{}; {}", failure.what, failure.hint)))
+        };
+        table.into_iter().map(one).collect()
     }
 
     fn limits(&self, table: LimitsTable, limits: &mut Limits) -> Result<(), PolicyError> {
@@ -242,6 +278,7 @@ mod tests {
         let path = directory.path().join("broker.toml");
         std::fs::write(&path, text).unwrap();
         load(&path, private, Policy::system_wide(100, 1000))
+            .map(|file| file.policy)
             .map_err(|error| error.to_string().replace(&format!("{}", path.display()), "FILE"))
     }
 
@@ -306,6 +343,36 @@ mod tests {
         ] {
             let error = loaded(text, false).unwrap_err();
             assert!(error.starts_with(wanted), "{text}\n{error}\n{wanted}");
+        }
+    }
+
+    #[test]
+    fn settings_are_read_and_know_their_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.toml");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            load(&path, true, Policy::private()).map(|file| file.settings)
+        };
+        let settings = read("[sysctl]\nspin_us = 0\nrmem = \"256K\"\nactive = false\n").unwrap();
+        let found: Vec<_> = settings.iter().map(|setting| (setting.knob.name(), setting.value)).collect();
+        assert_eq!(found, [("active", 0), ("rmem", 256 << 10), ("spin_us", 0)]);
+        assert_eq!(settings[0].origin, Origin::File(path.display().to_string()));
+        for (text, wanted) in [
+            (
+                "[sysctl]\nspin_us = 10001\n",
+                "line 2 (spin_us = 10001): value out of range; spin_us takes 0 to 10000",
+            ),
+            ("[sysctl]\nspeed = 1\n", "line 2 (speed = 1): no such setting"),
+            (
+                "[sysctl]\nautocorking_size = 0\n",
+                "SMC has this setting, Shunpike has not; nothing is held back",
+            ),
+            ("[sysctl]\nspin_us = -1\n", "not a number; spin_us takes"),
+            ("[sysctl]\nspin_us = [1]\n", "line 2 (spin_us = [1]): "),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{text}\n{error}\n{wanted}");
         }
     }
 

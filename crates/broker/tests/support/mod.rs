@@ -81,7 +81,10 @@ impl TestBroker {
     pub fn until_empty(&self) {
         until(|| {
             let info = self.info();
-            info.sessions == 0 && info.waiting == 0 && info.device.dmbs == 0 && info.device.link_groups == 0
+            info.sessions == 0
+                && info.waiting == 0
+                && info.device.dmbs_cnt == 0
+                && info.device.link_groups == 0
         });
     }
 }

@@ -3,7 +3,7 @@
 use super::table::{Table, print};
 use crate::error::Error;
 use shunpike_broker::policy;
-use shunpike_broker::report::{Device, Info, Seid, Sysctls, Ueids};
+use shunpike_broker::report::{Device, Failure, Info, Seid, Sysctls, Ueids};
 
 /// The emulated ISM device.
 pub fn show(device: &Device) -> Result<(), Error> {
@@ -44,8 +44,41 @@ pub fn seid(answer: &Seid) -> Result<(), Error> {
     print(&format!("{name} [{}]", if answer.enabled { "enabled" } else { "disabled" }))
 }
 
-/// Settings with their ranges.
-pub fn sysctls(answer: Sysctls) -> Result<(), Error> {
+/// One value, for scripts, as sysfs would print it.
+pub fn get(device: &Device, words: &[String]) -> Result<(), Error> {
+    let (named, key) = match words {
+        [named, key] => (named.as_str(), key.as_str()),
+        [key] => (device.name.as_str(), key.as_str()),
+        _ => ("", ""),
+    };
+    let value = match key {
+        _ if named != device.name => None,
+        "active" => Some(u64::from(device.active).to_string()),
+        "dmb_copy" => Some(u64::from(device.dmb_copy).to_string()),
+        "dmb_type" => Some(device.dmb_type.clone()),
+        "rmem" => Some(device.rmem.to_string()),
+        "xfer_bytes" => Some(device.xfer_bytes.to_string()),
+        "dmbs_cnt" => Some(device.dmbs_cnt.to_string()),
+        _ => None,
+    };
+    let value = value.ok_or_else(|| Failure {
+        what: "no such value of a device".into(),
+        on: words.join(" "),
+        hint: format!("use: [{}] active, dmb_copy, dmb_type, rmem, xfer_bytes or dmbs_cnt", device.name),
+    });
+    print(&value.map_err(Error::Refused)?)
+}
+
+/// Settings with their ranges, or with where they come from.
+pub fn sysctls(answer: &Sysctls, with_sources: bool) -> Result<(), Error> {
+    if with_sources {
+        let mut table = Table::new(&["Name", "Value", "Default", "Source"]);
+        for setting in &answer.sysctls {
+            let source = format!("{} {}", setting.source, setting.from);
+            table.row([&setting.name, &setting.value.to_string(), &setting.default.to_string(), &source]);
+        }
+        return table.print();
+    }
     let mut table = Table::new(&["Name", "Value", "Least", "Most", "Meaning"]);
     for setting in &answer.sysctls {
         let [value, min, max] = [setting.value, setting.min, setting.max].map(|number| number.to_string());
@@ -83,6 +116,8 @@ fn rows(table: &mut Table, device: &Device) {
     table.row(["active", on(device.active)]);
     table.row(["dmb_copy", on(device.dmb_copy)]);
     table.row(["rmem (bytes)", &device.rmem.to_string()]);
-    table.row(["DMBs", &format!("{} of {}", device.dmbs, device.max_dmbs)]);
+    table.row(["dmb_type", &device.dmb_type]);
+    table.row(["xfer_bytes", &device.xfer_bytes.to_string()]);
+    table.row(["dmbs_cnt", &format!("{} of {}", device.dmbs_cnt, device.max_dmbs)]);
     table.row(["Link groups", &device.link_groups.to_string()]);
 }

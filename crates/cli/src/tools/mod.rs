@@ -6,11 +6,13 @@ mod explain;
 mod stats;
 pub mod table;
 
-use crate::args::{Command, DeviceAction, Format, SeidAction, StatsAction, UeidAction};
+use crate::args::{Command, DeviceAction, Format, SeidAction, StatsAction, Sysctl, UeidAction};
 use crate::error::Error;
 use crate::socket;
 use serde::de::DeserializeOwned;
-use shunpike_broker::report::{Device, Done, Seid, Stats, Ueids};
+use serde_json::json;
+use shunpike_broker::report::{Device, Done, Failure, Seid, Stats, Sysctls, Ueids};
+use shunpike_broker::settings::Knob;
 use shunpike_broker::{QueryError, query, what};
 use std::path::PathBuf;
 
@@ -40,11 +42,14 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
             DeviceAction::Show(format) => {
                 broker.show(what::DEVICE, "", &format, |answer: Device| device::show(&answer))
             }
-            DeviceAction::Set { key, value } => {
-                let change = format!("{key} {value}");
-                broker.show(what::DEVICE_SET, &change, &Format::default(), |answer: Device| {
+            DeviceAction::Set { words } => {
+                broker.show(what::DEVICE_SET, &words.join(" "), &Format::default(), |answer: Device| {
                     device::show(&answer)
                 })
+            }
+            DeviceAction::Get { words } => {
+                broker
+                    .show(what::DEVICE, "", &Format::default(), |answer: Device| device::get(&answer, &words))
             }
         },
         Command::Info(format) => broker.show(what::INFO, "", &format, device::info),
@@ -66,14 +71,39 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
             broker.show(what::SEID, change, &format, |answer: Seid| device::seid(&answer))
         }
         Command::Linkgroup(format) => broker.show(what::LINKGROUP, "", &format, connections::link_groups),
-        Command::Sysctl { change, format } => {
-            let change = change.as_ref().map_or("", AsRef::as_ref);
-            broker.show(what::SYSCTL, change, &format, device::sysctls)
-        }
+        Command::Sysctl(args) => sysctl(&broker, &args),
         Command::Run(_) | Command::Broker(_) | Command::Completions { .. } | Command::Man { .. } => {
             unreachable!("asks no broker")
         }
     }
+}
+
+fn sysctl(broker: &Broker, args: &Sysctl) -> Result<(), Error> {
+    if args.words.is_empty() {
+        return broker
+            .show(what::SYSCTL, "", &args.format, |answer: Sysctls| device::sysctls(&answer, args.all));
+    }
+    // All are looked at before the first is changed.
+    for word in &args.words {
+        match word.split_once('=') {
+            Some((name, value)) => Knob::of(name).and_then(|knob| knob.value(value)).map(drop),
+            None if args.write => Err(Failure {
+                what: "nothing to write".into(),
+                on: word.clone(),
+                hint: "-w takes NAME=VALUE".into(),
+            }),
+            None => Knob::of(word).map(drop),
+        }
+        .map_err(Error::Refused)?;
+    }
+    let mut sysctls = Vec::new();
+    for word in &args.words {
+        sysctls.extend(broker.answer::<Sysctls>(what::SYSCTL, word)?.sysctls);
+    }
+    if args.format.json {
+        return table::print_json(&json!({ "sysctls": sysctls }));
+    }
+    sysctls.iter().try_for_each(|setting| table::print(&format!("{} = {}", setting.name, setting.value)))
 }
 
 /// A broker that answers.
@@ -102,8 +132,16 @@ impl Broker {
         if format.json {
             return table::print(&text);
         }
-        let answer = serde_json::from_str(&text)
-            .map_err(|error| Error::Answer { socket: self.socket.clone(), reason: error.to_string() })?;
-        people(answer)
+        people(self.parse(&text)?)
+    }
+
+    /// The answer, for a tool that makes something else of it.
+    fn answer<Answer: DeserializeOwned>(&self, what: u16, argument: &str) -> Result<Answer, Error> {
+        self.parse(&self.ask(what, argument)?)
+    }
+
+    fn parse<Answer: DeserializeOwned>(&self, text: &str) -> Result<Answer, Error> {
+        serde_json::from_str(text)
+            .map_err(|error| Error::Answer { socket: self.socket.clone(), reason: error.to_string() })
     }
 }
