@@ -263,18 +263,19 @@ pub(crate) fn attend() {
     }
 }
 
-/// The session's socket for a sleeping call to watch beside its own descriptors, and for how long at most,
-/// nanoseconds.
-pub fn attention() -> Option<(i32, u64)> {
+/// The session's socket and the events for a sleeping call to watch beside its own descriptors, and for how long at
+/// most, nanoseconds.
+pub fn attention() -> Option<(libc::pollfd, u64)> {
     let until = ATTENTIVE_UNTIL.load(Ordering::Relaxed);
-    if until == 0 {
-        return None;
-    }
-    if clock::ticks() >= until {
+    let is_attentive = until != 0 && clock::ticks() < until;
+    if until != 0 && !is_attentive {
         ATTENTIVE_UNTIL.store(0, Ordering::Relaxed);
-        return None;
     }
-    session::socket().map(|fd| (fd, ATTENTION_US * 1000))
+    // A full socket is everybody's affair: no call of the program may come for a long time.
+    let events = if session::has_unsent() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+    (is_attentive || session::has_unsent())
+        .then(session::socket)?
+        .map(|fd| (libc::pollfd { fd, events, revents: 0 }, ATTENTION_US * 1000))
 }
 
 /// What a data call waits for.

@@ -102,14 +102,14 @@ fn poll_with(
         let shortest = [left, bound, unrung].into_iter().flatten().min();
         let (session, shortest) = match eager::attention() {
             Some((session, most)) => (session, Some(shortest.map_or(most, |ns| ns.min(most)))),
-            None => (-1, shortest),
+            None => (libc::pollfd { fd: -1, events: 0, revents: 0 }, shortest),
         };
-        kernel[fds.len() + 1] = libc::pollfd { fd: session, events: libc::POLLIN, revents: 0 };
+        kernel[fds.len() + 1] = session;
         if lanes {
             process::count_sleep();
         }
         // The kernel refuses more entries than a process may have descriptors.
-        let ours = if session >= 0 { 2 } else { usize::from(sleeper >= 0) };
+        let ours = if session.fd >= 0 { 2 } else { usize::from(sleeper >= 0) };
         sys::sleep_in_poll(&mut kernel[..fds.len() + ours], shortest, mask)?;
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);

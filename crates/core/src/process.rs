@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use shunpike_shm::arena::{Arena, Block, Header};
 use shunpike_shm::pages::{CQS, KnobPage};
@@ -221,15 +221,17 @@ pub fn next_cq() -> u8 {
 
 /// Moves a descriptor of ours to a high number, CLOEXEC, and marks it as not the program's.
 pub fn internal(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    internal_copy(fd.as_fd()).or_else(|_| {
+        table::set(fd.as_raw_fd(), Entry::Internal);
+        Ok(fd)
+    })
+}
+
+/// A copy of a descriptor, as `internal` makes them.
+pub fn internal_copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
     let floor = (limit.min(1 << 16) * 3 / 4) as i32;
-    let high = match rustix::io::fcntl_dupfd_cloexec(&fd, floor) {
-        Ok(high) => {
-            drop(fd);
-            high
-        }
-        Err(_) => fd,
-    };
+    let high = rustix::io::fcntl_dupfd_cloexec(fd, floor)?;
     table::set(high.as_raw_fd(), Entry::Internal);
     Ok(high)
 }

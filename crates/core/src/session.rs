@@ -4,7 +4,7 @@
 //! calls compare it (one load) and read the socket when it moved.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -19,8 +19,8 @@ use shunpike_wire::clc::handshake::LocalDevice;
 use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
 
 use crate::mutex::{Guard, Mutex};
+use crate::outbox::Outbox;
 use crate::process::{self, BELLS};
-use crate::unsent::{Full, Unsent};
 use crate::{clock, eager, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
@@ -41,7 +41,7 @@ pub struct Session {
     /// Set once the broker has welcomed us.
     pub device: Option<LocalDevice>,
     retry_at: u64,
-    unsent: Unsent,
+    outbox: Outbox,
     /// Handshakes under way.
     pub handshakes: upgrade::Handshakes,
     /// Connections to be nominated.
@@ -53,7 +53,7 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     number: 0,
     device: None,
     retry_at: 0,
-    unsent: Unsent::new(),
+    outbox: Outbox::new(),
     handshakes: upgrade::Handshakes::new(),
     later: eager::Later::new(),
 });
@@ -65,6 +65,13 @@ static SEEN: AtomicU32 = AtomicU32::new(0);
 static OPENING: AtomicBool = AtomicBool::new(false);
 /// There are connections to be nominated later.
 static LATER: AtomicBool = AtomicBool::new(false);
+/// Messages wait for room in the socket.
+static UNSENT: AtomicBool = AtomicBool::new(false);
+/// When a socket that may have nothing for us is looked at again, ticks, and how long after that, microseconds.
+static LOOK_AT: AtomicU64 = AtomicU64::new(0);
+static LOOK_PAUSE_US: AtomicU32 = AtomicU32::new(0);
+/// The longest such pause: a stopped broker costs a busy program a hundred looks a second.
+const LOOK_MOST_US: u32 = 10_000;
 
 static PATH_LEN: AtomicUsize = AtomicUsize::new(0);
 static PATH: Mutex<[u8; 108]> = Mutex::new([0; 108]);
@@ -94,9 +101,26 @@ pub fn pump_if_news() {
     let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
     // Acquire pairs with the broker's Release: the message is in the socket.
     let moved = page.is_some_and(|page| page.posted.load(Ordering::Acquire) != SEEN.load(Ordering::Relaxed));
-    if moved || OPENING.load(Ordering::Relaxed) || LATER.load(Ordering::Relaxed) {
+    if moved {
         pump();
+    } else if has_affairs() && clock::ticks() >= LOOK_AT.load(Ordering::Relaxed) {
+        look_unasked();
     }
+}
+
+/// Whether there is something to attend to that the broker's counter does not tell of.
+#[inline(always)]
+fn has_affairs() -> bool {
+    OPENING.load(Ordering::Relaxed) || LATER.load(Ordering::Relaxed) || UNSENT.load(Ordering::Relaxed)
+}
+
+/// Attends to it, ever more seldom while that changes nothing.
+#[cold]
+fn look_unasked() {
+    pump();
+    let pause = if has_affairs() { LOOK_PAUSE_US.load(Ordering::Relaxed).max(1) } else { 0 };
+    LOOK_PAUSE_US.store((2 * pause).min(LOOK_MOST_US), Ordering::Relaxed);
+    LOOK_AT.store(clock::ticks() + clock::from_us(u64::from(pause)), Ordering::Relaxed);
 }
 
 /// Reads the session's socket.
@@ -139,6 +163,13 @@ pub fn is_opening() -> bool {
 /// There is something that the next call of any kind should attend to.
 pub(crate) fn look_soon() {
     LATER.store(true, Ordering::Relaxed);
+    LOOK_PAUSE_US.store(0, Ordering::Relaxed);
+    LOOK_AT.store(0, Ordering::Relaxed);
+}
+
+/// Whether messages wait for room in the socket.
+pub fn has_unsent() -> bool {
+    UNSENT.load(Ordering::Relaxed)
 }
 
 impl Session {
@@ -193,65 +224,69 @@ impl Session {
                 // SAFETY: our own doorbells, open for the life of the process.
                 *to = unsafe { BorrowedFd::borrow_raw(bell) };
             }
-            self.send_with(&hello, &fds)
+            self.offer(&hello, &fds)
         });
         OPENING.store(true, Ordering::Relaxed);
         if sent == Some(true) { Ok(()) } else { Err(Errno::PIPE) }
     }
 
-    /// Sends a message. False when the broker is gone, or so slow that its queue is full; that something has ended
-    /// is not lost then, but sent later.
+    /// Sends a message, now or when the broker's socket has room again. False when the broker is gone, or so far behind
+    /// that its session is ended.
     pub fn send(&mut self, message: &ToBroker) -> bool {
-        self.send_with(message, &[])
+        self.send_with(message, None)
     }
 
-    /// Sends a message with descriptors.
-    pub fn send_with(&mut self, message: &ToBroker, fds: &[BorrowedFd<'_>]) -> bool {
-        if self.flush() && self.transmit(message, fds) {
+    /// Sends a message with a descriptor.
+    pub fn send_with(&mut self, message: &ToBroker, fd: Option<BorrowedFd<'_>>) -> bool {
+        if self.offer(message, fd.as_slice()) {
             return true;
         }
         if self.socket.is_none() {
             return false;
         }
-        match self.unsent.keep(message) {
-            Ok(()) => true,
-            // Only a stopped broker is so far behind. It lets go of all that a session held when that ends.
-            Err(Some(Full)) => {
-                self.close();
-                false
-            }
-            Err(None) => false,
+        // Only a stopped broker is so far behind. It lets go of all that a session held when that ends.
+        let kept = self.outbox.keep(message, fd).is_ok();
+        UNSENT.store(kept, Ordering::Relaxed);
+        if !kept {
+            self.close();
         }
+        kept
+    }
+
+    /// Sends a message if that is possible at once and nothing waits before it.
+    pub fn offer(&mut self, message: &ToBroker, fds: &[BorrowedFd<'_>]) -> bool {
+        let mut bytes = [0; MAX];
+        let Ok(len) = message.encode(&mut bytes) else { return false };
+        self.flush() && self.transmit(&bytes[..len], fds)
     }
 
     /// Sends what waits; whether nothing does any more.
     fn flush(&mut self) -> bool {
-        while let Some(message) = self.unsent.first() {
-            if !self.transmit(&message, &[]) {
-                return false;
+        let mut bytes = [0; MAX];
+        while let Some((len, fd)) = self.outbox.first(&mut bytes) {
+            let Some(socket) = &self.socket else { return false };
+            match transmit(socket.as_fd(), &bytes[..len], fd.as_slice()) {
+                Sent::Yes => {
+                    self.outbox.sent();
+                    UNSENT.store(!self.outbox.is_empty(), Ordering::Relaxed);
+                }
+                Sent::Later => return false,
+                Sent::Never => {
+                    self.close();
+                    return false;
+                }
             }
-            self.unsent.sent();
         }
         true
     }
 
-    fn transmit(&mut self, message: &ToBroker, fds: &[BorrowedFd<'_>]) -> bool {
-        let mut bytes = [0; MAX];
-        let (Some(socket), Ok(len)) = (&self.socket, message.encode(&mut bytes)) else { return false };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return false;
+    fn transmit(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        let sent = transmit(socket.as_fd(), bytes, fds);
+        if sent == Sent::Never {
+            self.close();
         }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match rustix::net::sendmsg(socket, &[IoSlice::new(&bytes[..len])], &mut control, flags) {
-            Ok(_) => true,
-            Err(Errno::AGAIN | Errno::INTR) => false,
-            Err(_) => {
-                self.close();
-                false
-            }
-        }
+        sent == Sent::Yes
     }
 
     fn read(&mut self) {
@@ -345,10 +380,36 @@ impl Session {
             process::close_internal(socket);
         }
         self.device = None;
-        self.unsent.clear();
+        self.outbox.clear();
+        UNSENT.store(false, Ordering::Relaxed);
         PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
         OPENING.store(false, Ordering::Relaxed);
         upgrade::broker_gone(self);
+    }
+}
+
+/// What came of an attempt to send.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Sent {
+    Yes,
+    /// There is no room in the socket.
+    Later,
+    /// The socket failed: the broker is gone.
+    Never,
+}
+
+fn transmit(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Sent {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Sent::Never;
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+        Ok(_) => Sent::Yes,
+        // The last one: more descriptors of this user are on their way than it may have open.
+        Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Sent::Later,
+        Err(_) => Sent::Never,
     }
 }
 
@@ -378,7 +439,10 @@ pub fn after_fork_in_child() {
     session.later = eager::Later::new();
     session.device = None;
     session.retry_at = 0;
-    session.unsent.clear();
+    session.outbox.clear();
+    UNSENT.store(false, Ordering::Relaxed);
+    LOOK_PAUSE_US.store(0, Ordering::Relaxed);
+    LOOK_AT.store(0, Ordering::Relaxed);
     SOCKET.store(-1, Ordering::Relaxed);
     LATER.store(false, Ordering::Relaxed);
     if let Some(socket) = session.socket.take() {

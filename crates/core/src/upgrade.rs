@@ -143,7 +143,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     // Before the first copy on a lane.
     user::arm();
     block.lent.store(1, Ordering::Relaxed);
-    if session.send_with(&message, &[borrowed(fd)]) {
+    if session.offer(&message, &[borrowed(fd)]) {
         eager::nominated(session, block, fd);
         block.fd.store(fd as u32, Ordering::Relaxed);
         go_on(block, phase::NOMINATED);
@@ -534,7 +534,7 @@ fn register(session: &mut Session, id: ConnId) {
         if let Some(Some(shake)) = session.handshakes.find(id) {
             shake.own = Some(region);
         }
-        session.send_with(&ToBroker::Register { conn: id, class }, &[fd.as_fd()]);
+        session.send_with(&ToBroker::Register { conn: id, class }, Some(fd.as_fd()));
         return;
     }
     step(session, id, Input::Refused(Reason::MemoryRefused));

@@ -251,10 +251,10 @@ fn attentive(
     set: &'static Set,
     epfd: i32,
     out: &mut [libc::epoll_event],
-    (left, (session, most)): (Option<u64>, (i32, u64)),
+    (left, (session, most)): (Option<u64>, (libc::pollfd, u64)),
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    let mut fds = [epfd, session].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    let mut fds = [libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 }, session];
     sys::sleep_in_poll(&mut fds, Some(left.map_or(most, |left| left.min(most))), mask)?;
     if fds[1].revents != 0 {
         crate::session::pump();

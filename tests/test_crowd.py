@@ -1,0 +1,62 @@
+"""Many connections at once: each gets its lane, whatever fits into a session's socket at a time."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from harness import Accel
+from procs import free_port, until
+
+CROWD = """
+import os, select, socket, sys
+port, count, sign = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+connections = []
+for _ in range(count):
+    connections.append(socket.create_connection(("127.0.0.1", port)))
+print("open", flush=True)
+message = os.urandom(600)
+rounds = 0
+while not os.path.exists(sign):
+    for connection in connections:
+        connection.sendall(message)
+    for connection in connections:
+        left = len(message)
+        got = b""
+        while len(got) < len(message):
+            part = connection.recv(len(message) - len(got))
+            assert part, "the server has closed"
+            got += part
+        assert got == message
+    rounds += 1
+print("rounds", rounds > 0, flush=True)
+"""
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["earned", "eager"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "broker-stops"])
+def test_each_of_a_crowd_gets_its_lane(world, bed, eager, stopped):
+    """All ask at once, more of them than a session's socket holds messages for; none is lost to a step that was."""
+    accel = Accel(world, "both", ["--eager"] if eager else [])
+    port, sign, count = free_port(), world.directory / "enough", 240
+    accel.server("echo", [bed / "echo", "server", "lt", port, 1_000_000]).wait_listening(port)
+    client = accel.client("crowd", [sys.executable, "-c", CROWD, port, count, sign])
+    if stopped:
+        # In the middle of their handshakes.
+        until(lambda: accel.broker.stats().handled > 8, lambda: f"the first connections: {accel.broker.stats()}", seconds=30)
+        accel.broker.proc.signal(signal.SIGSTOP)
+        until(lambda: os.path.exists(f"/proc/{accel.broker.proc.pid}") and is_stopped(accel.broker.proc.pid), "stopped")
+        until(lambda: client.out == "open\n", "all are open", seconds=60)
+        accel.broker.proc.signal(signal.SIGCONT)
+    until(lambda: accel.broker.stats().lanes >= count, lambda: f"{count} lanes: {accel.broker.stats()}", seconds=60)
+    ends = json.loads(accel.broker.tool("stats", "--json"))["connections"]
+    assert ends.get("handshake_errors", 0) == 0, ends
+    sign.touch()
+    client.finish()
+
+
+def is_stopped(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0] == "T"
