@@ -32,14 +32,7 @@ pub struct Full;
 impl Outbox {
     /// An empty one.
     pub const fn new() -> Self {
-        Self {
-            bytes: [0; ROOM],
-            first: 0,
-            len: 0,
-            fds: [const { None }; MOST_FDS],
-            first_fd: 0,
-            fd_count: 0,
-        }
+        Self { bytes: [0; ROOM], first: 0, len: 0, fds: [const { None }; MOST_FDS], first_fd: 0, fd_count: 0 }
     }
 
     /// Whether nothing waits.

@@ -3,34 +3,35 @@
 //! Everything here runs under the session's lock, inside some hooked call of the program, and waits for
 //! nothing. Order of locks: session, then receive half, then send half.
 
-use core::net::SocketAddr;
+mod lanes;
+mod nomination;
+
 use std::sync::atomic::Ordering;
 
 use rustix::fd::AsFd;
 use shunpike_shm::arena::{Block, mode};
-use shunpike_shm::lane::{Dmb, HEADER, MAX_CLASS, MIN_WINDOW};
+use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_shm::pages::{CQS, PAGE};
 use shunpike_shm::{Region, region};
 use shunpike_wire::clc::Message;
-use shunpike_wire::clc::handshake::{Client, Dmb as Named, Input, Next, Opened, Outbox, Server, Step};
-use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role, ToBroker};
+use shunpike_wire::clc::handshake::{Client, Dmb as Named, Input, Next, Outbox, Server, Step};
+use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 
+use lanes::{begin, grant, map_dmb, open, wished_class};
+pub use nomination::nominate;
+pub(crate) use nomination::nominate_in;
+use nomination::postpone;
+
 use crate::conn::{self, phase};
-use crate::session::{Fds, Session, borrowed, keep};
+use crate::session::{Fds, Session, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, epoll, link, process, sys, tenants, user};
+use crate::{clock, device, eager, link, process, tenants};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
 /// How long the peer may take for each answer, as in the kernel (CLC_WAIT_TIME, net/smc/smc_clc.h).
 const TIMEOUT_US: u64 = 6_000_000;
-/// A connection that got no lane is nominated again after this long, doubled with each try.
-const BACKOFF_US: u64 = 50_000;
-/// ... and after this many tries no more.
-const TRIES: u32 = 12;
-/// What will pass by itself is asked for again at least this often: doublings of the pause.
-const PASSING: u32 = 4;
 
 #[derive(Copy, Clone)]
 enum Machine {
@@ -89,132 +90,11 @@ fn conn_of(id: ConnId) -> Option<(Conn, i32)> {
     core::ptr::eq(conn.block, block).then_some((conn, fd))
 }
 
-/// Asks the broker for a lane, if the time has come.
-pub fn nominate(conn: Conn, fd: i32) {
-    let block = conn.block;
-    if clock::ticks() < block.retry_at.load(Ordering::Relaxed) {
-        return;
-    }
-    if let Some(mut session) = crate::session::try_lock() {
-        nominate_in(&mut session, conn, fd);
-    }
-}
-
-/// ... under the session's lock.
-pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
-    let block = conn.block;
-    if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
-        return;
-    }
-    if process::knobs().active.load(Ordering::Relaxed) == 0 {
-        return postpone(block, Reason::Inactive);
-    }
-    if !tenants::alone(block) {
-        return postpone(block, Reason::Shared);
-    }
-    let Some(conn) = conn::made_ours(conn, fd) else { return postpone(block, Reason::Memory) };
-    let block = conn.block;
-    if session.ready().is_none() {
-        conn::note(block, Reason::NoBroker);
-        return;
-    }
-    if let Some(reason) = epoll::bars(fd) {
-        block.phase.store(phase::DONE, Ordering::Relaxed);
-        return conn::note(block, reason);
-    }
-    let Some(id) = id_of(block) else { return postpone(block, Reason::Shared) };
-    match proved(block, fd) {
-        Proof::Equal => {}
-        Proof::Moving => return,
-        // connect() that does not wait: nominated when it has succeeded.
-        Proof::Connecting if eager::is_possible(block) => return,
-        Proof::Connecting | Proof::NotEstablished => return postpone(block, Reason::NotEstablished),
-        // Asked again later: should the counts ever be equal, that is the proof.
-        Proof::Bypassed => return postpone(block, Reason::BypassedHooks),
-    }
-    let message = ToBroker::Nominate {
-        conn: id,
-        role: if conn::opener(block) { Role::Client } else { Role::Server },
-        tx: block.tx.tcp_bytes.load(Ordering::Relaxed),
-        rx: block.rx.tcp_bytes.load(Ordering::Relaxed),
-        answer: true,
-    };
-    describe(block, fd);
-    // Before the first copy on a lane.
-    user::arm();
-    block.lent.store(1, Ordering::Relaxed);
-    if session.offer(&message, &[borrowed(fd)]) {
-        eager::nominated(session, block, fd);
-        block.fd.store(fd as u32, Ordering::Relaxed);
-        go_on(block, phase::NOMINATED);
-        conn::note(block, Reason::AwaitingPeer);
-    }
-}
-
-/// Writes down addresses for the tools, the socket's cookie, and whether it blocks.
-fn describe(block: &Block, fd: i32) {
-    block.cookie.store(sys::cookie(fd), Ordering::Relaxed);
-    let socket = borrowed(fd);
-    let local = rustix::net::getsockname(socket).ok().and_then(|any| SocketAddr::try_from(any).ok());
-    let remote =
-        rustix::net::getpeername(socket).ok().flatten().and_then(|any| SocketAddr::try_from(any).ok());
-    if let (Some(local), Some(remote)) = (local, remote) {
-        block.set_addresses(local, remote);
-    }
-    if let Ok(flags) = rustix::fs::fcntl_getfl(socket) {
-        block.nonblock.store(u8::from(flags.contains(rustix::fs::OFlags::NONBLOCK)), Ordering::Relaxed);
-    }
-}
-
-/// What the kernel's counts say of ours.
-enum Proof {
-    Equal,
-    /// Somebody is in a call just now.
-    Moving,
-    /// connect() is under way.
-    Connecting,
-    NotEstablished,
-    Bypassed,
-}
-
-fn proved(block: &Block, fd: i32) -> Proof {
-    let ours = || (block.tx.tcp_bytes.load(Ordering::Relaxed), block.rx.tcp_bytes.load(Ordering::Relaxed));
-    let busy =
-        || block.tx.inflight.load(Ordering::SeqCst) != 0 || block.rx.inflight.load(Ordering::SeqCst) != 0;
-    let before = ours();
-    let busy_before = busy();
-    let Some(counts) = sys::counts(fd, conn::opener(block)) else { return Proof::Moving };
-    if !counts.established {
-        return if counts.connecting { Proof::Connecting } else { Proof::NotEstablished };
-    }
-    if (counts.sent, counts.received) == before {
-        return Proof::Equal;
-    }
-    if busy_before || busy() || ours() != before { Proof::Moving } else { Proof::Bypassed }
-}
-
 /// The next phase, unless the connection was given away meanwhile: a child does that without our session's lock, and it
 /// is final. Says whether it was not.
 fn go_on(block: &Block, next: u8) -> bool {
     let unless_done = |at| (at != phase::DONE).then_some(next);
     block.phase.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unless_done).is_ok()
-}
-
-/// Not now; perhaps later.
-fn postpone(block: &Block, reason: Reason) {
-    conn::note(block, reason);
-    let tries = block.attempts.fetch_add(1, Ordering::Relaxed);
-    let most = if will_pass(reason) { PASSING } else { TRIES };
-    let pause = clock::from_us(BACKOFF_US << tries.min(most));
-    block.retry_at.store(clock::ticks() + pause, Ordering::Relaxed);
-    let next = if tries >= TRIES && !will_pass(reason) { phase::DONE } else { phase::WATCHED };
-    go_on(block, next);
-}
-
-/// Whether the reason lies outside of the connection, so that it says nothing of the next try.
-fn will_pass(reason: Reason) -> bool {
-    use Reason::{BrokerGone, DmbLimit, Inactive, MaxDmb, MemoryRefused, NoDescriptors, Shared};
-    matches!(reason, BrokerGone | DmbLimit | Inactive | MaxDmb | MemoryRefused | NoDescriptors | Shared)
 }
 
 /// A message of the broker.
@@ -321,16 +201,6 @@ fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
     let shake = session.handshakes.find(id)?.as_ref()?;
     let ring = shake.own?.len().checked_sub(HEADER)?;
     DmbSize::holding(ring)
-}
-
-/// Maps a peer's DMB after checking that it cannot change its size under us.
-fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
-    if class > MAX_CLASS {
-        return None;
-    }
-    let len = Dmb::len(class);
-    region::verify(fd, len).ok()?;
-    Region::map(fd, len).ok()
 }
 
 /// The broker has matched the two ends: join the link group, begin the handshake.
@@ -538,122 +408,6 @@ fn register(session: &mut Session, id: ConnId) {
         return;
     }
     step(session, id, Input::Refused(Reason::MemoryRefused));
-}
-
-/// Size class for our DMB: the knob's, and as the kernel does (smc_buf_create), no more than the program itself lets
-/// TCP hold for it.
-fn wished_class(fd: i32) -> u8 {
-    /// SOCK_RCVBUF_LOCK (include/uapi/linux/socket.h): SO_RCVBUF is the program's word, not the kernel's tuning.
-    const RCVBUF_LOCK: i32 = 2;
-    let most = process::knobs().rmem_class.load(Ordering::Relaxed).min(u32::from(MAX_CLASS)) as u8;
-    let option = |name| sys::option::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(0);
-    if option(libc::SO_BUF_LOCK) & RCVBUF_LOCK == 0 {
-        return most;
-    }
-    // The kernel says twice what was asked for: half is for its own bookkeeping.
-    DmbSize::holding(option(libc::SO_RCVBUF) as usize / 2).map_or(most, |size| size.class().min(most))
-}
-
-/// Offers `region` to the peer as the lane towards us. False when a thread is inside the kernel.
-fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> bool {
-    let half = &conn.block.rx;
-    {
-        let _guard = half.lock.lock();
-        if half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0 {
-            return false;
-        }
-        let Some(dmb) = Dmb::new(region) else { return false };
-        half.generation.store(1, Ordering::Relaxed);
-        half.cursor.store(0, Ordering::Relaxed);
-        half.other.store(0, Ordering::Relaxed);
-        half.peeked.store(0, Ordering::Relaxed);
-        half.ring.store(dmb.capacity(), Ordering::Relaxed);
-        half.token.store(token.0, Ordering::Relaxed);
-        half.dmb.store(region.base() as usize, Ordering::Relaxed);
-        dmb.words().grant(1);
-        half.mode.store(mode::GRANTED, Ordering::SeqCst);
-        // Who came in before the store is counted; who comes after sees it.
-        if half.inflight.load(Ordering::SeqCst) != 0 {
-            half.mode.store(mode::PLAIN, Ordering::SeqCst);
-            half.dmb.store(0, Ordering::Relaxed);
-            return false;
-        }
-        // From here on the kernel's count is ours to compare with the start word.
-        let proved = sys::counts(fd, conn::opener(conn.block));
-        if proved.is_none_or(|counts| counts.received != half.tcp_bytes.load(Ordering::Relaxed)) {
-            half.mode.store(mode::PLAIN, Ordering::SeqCst);
-            half.dmb.store(0, Ordering::Relaxed);
-            return false;
-        }
-    }
-    epoll::manage(conn, fd);
-    // A thread that waits in poll() for this connection has TCP in view only.
-    conn::wake_ourselves();
-    true
-}
-
-/// Both DMBs are known: open.
-fn open(session: &mut Session, id: ConnId, opened: Opened) {
-    let Some(shake) = session.handshakes.find(id).and_then(Option::take) else { return };
-    let (conn, fd) = (shake.conn, shake.fd);
-    let Some(region) = shake.peer else { return };
-    let half = &conn.block.tx;
-    if handed_over(conn.block) {
-        // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
-        device::retire(region, opened.peer.token, device::Owner::Peer);
-        conn::withdraw_grant(conn, fd);
-        session.send(&ToBroker::Withdraw { conn: id });
-        return link::part(conn.block);
-    }
-    {
-        let _guard = half.lock.lock();
-        let capacity = (region.len() - HEADER) as u32;
-        half.ring.store(capacity, Ordering::Relaxed);
-        half.window.store(capacity.min(MIN_WINDOW), Ordering::Relaxed);
-        half.crowded.store(0, Ordering::Relaxed);
-        half.token.store(opened.peer.token.0, Ordering::Relaxed);
-        half.generation.store(1, Ordering::Relaxed);
-        // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
-        let alone = tenants::alone(conn.block);
-        if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
-            half.sndbuf.store(device::sndbuf(capacity), Ordering::Relaxed);
-        }
-        half.dmb.store(region.base() as usize, Ordering::Relaxed);
-    }
-    go_on(conn.block, phase::OPEN);
-    conn.block.opened.store(1, Ordering::Relaxed);
-    conn.block.carried.store(conn.block.lane_bytes(), Ordering::Relaxed);
-    conn.block.reason.store(0, Ordering::Relaxed);
-    if let Some(header) = process::header() {
-        header.upgraded[usize::from(!conn::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
-    }
-    epoll::manage(conn, fd);
-    begin(conn, fd);
-}
-
-/// Switches sending to the lane at the byte where TCP stands, if nobody is inside the kernel just now.
-fn begin(conn: Conn, fd: i32) {
-    let half = &conn.block.tx;
-    let _guard = half.lock.lock();
-    let Some(dmb) = crate::tx::dmb(half) else { return };
-    if half.mode.load(Ordering::Relaxed) != mode::PLAIN || handed_over(conn.block) {
-        return;
-    }
-    half.mode.store(mode::LANE, Ordering::SeqCst);
-    let sent = half.tcp_bytes.load(Ordering::Relaxed);
-    let proved = half.inflight.load(Ordering::SeqCst) == 0
-        && sys::counts(fd, conn::opener(conn.block)).is_some_and(|counts| counts.sent == sent);
-    if !proved {
-        half.mode.store(mode::PLAIN, Ordering::SeqCst);
-        return;
-    }
-    half.cursor.store(0, Ordering::Relaxed);
-    half.other.store(0, Ordering::Relaxed);
-    half.start.store(sent, Ordering::Relaxed);
-    if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
-        half.mode.store(mode::PLAIN, Ordering::SeqCst);
-        conn::lane_closed(conn, fd, half);
-    }
 }
 
 /// An input for a handshake that is over: a Decline after our Open takes the connection back to TCP, what

@@ -1,0 +1,143 @@
+//! The two halves of a connection get their lanes: the receive side is granted, the send side opened and begun.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::Region;
+use shunpike_shm::arena::mode;
+use shunpike_shm::lane::{Dmb, HEADER, MAX_CLASS, MIN_WINDOW};
+use shunpike_shm::region;
+use shunpike_wire::clc::handshake::Opened;
+use shunpike_wire::session::{ConnId, ToBroker};
+use shunpike_wire::{DmbSize, DmbToken};
+
+use super::{go_on, handed_over};
+use crate::conn::{self, phase};
+use crate::session::Session;
+use crate::table::Conn;
+use crate::{device, epoll, link, process, sys, tenants};
+
+/// Maps a peer's DMB after checking that it cannot change its size under us.
+pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
+    if class > MAX_CLASS {
+        return None;
+    }
+    let len = Dmb::len(class);
+    region::verify(fd, len).ok()?;
+    Region::map(fd, len).ok()
+}
+
+/// Size class for our DMB: the knob's, and as the kernel does (smc_buf_create), no more than the program itself lets
+/// TCP hold for it.
+pub(super) fn wished_class(fd: i32) -> u8 {
+    /// SOCK_RCVBUF_LOCK (include/uapi/linux/socket.h): SO_RCVBUF is the program's word, not the kernel's tuning.
+    const RCVBUF_LOCK: i32 = 2;
+    let most = process::knobs().rmem_class.load(Ordering::Relaxed).min(u32::from(MAX_CLASS)) as u8;
+    let option = |name| sys::option::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(0);
+    if option(libc::SO_BUF_LOCK) & RCVBUF_LOCK == 0 {
+        return most;
+    }
+    // The kernel says twice what was asked for: half is for its own bookkeeping.
+    DmbSize::holding(option(libc::SO_RCVBUF) as usize / 2).map_or(most, |size| size.class().min(most))
+}
+
+/// Offers `region` to the peer as the lane towards us. False when a thread is inside the kernel.
+pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> bool {
+    let half = &conn.block.rx;
+    {
+        let _guard = half.lock.lock();
+        if half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0 {
+            return false;
+        }
+        let Some(dmb) = Dmb::new(region) else { return false };
+        half.generation.store(1, Ordering::Relaxed);
+        half.cursor.store(0, Ordering::Relaxed);
+        half.other.store(0, Ordering::Relaxed);
+        half.peeked.store(0, Ordering::Relaxed);
+        half.ring.store(dmb.capacity(), Ordering::Relaxed);
+        half.token.store(token.0, Ordering::Relaxed);
+        half.dmb.store(region.base() as usize, Ordering::Relaxed);
+        dmb.words().grant(1);
+        half.mode.store(mode::GRANTED, Ordering::SeqCst);
+        // Who came in before the store is counted; who comes after sees it.
+        if half.inflight.load(Ordering::SeqCst) != 0 {
+            half.mode.store(mode::PLAIN, Ordering::SeqCst);
+            half.dmb.store(0, Ordering::Relaxed);
+            return false;
+        }
+        // From here on the kernel's count is ours to compare with the start word.
+        let proved = sys::counts(fd, conn::opener(conn.block));
+        if proved.is_none_or(|counts| counts.received != half.tcp_bytes.load(Ordering::Relaxed)) {
+            half.mode.store(mode::PLAIN, Ordering::SeqCst);
+            half.dmb.store(0, Ordering::Relaxed);
+            return false;
+        }
+    }
+    epoll::manage(conn, fd);
+    // A thread that waits in poll() for this connection has TCP in view only.
+    conn::wake_ourselves();
+    true
+}
+
+/// Both DMBs are known: open.
+pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
+    let Some(shake) = session.handshakes.find(id).and_then(Option::take) else { return };
+    let (conn, fd) = (shake.conn, shake.fd);
+    let Some(region) = shake.peer else { return };
+    let half = &conn.block.tx;
+    if handed_over(conn.block) {
+        // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
+        device::retire(region, opened.peer.token, device::Owner::Peer);
+        conn::withdraw_grant(conn, fd);
+        session.send(&ToBroker::Withdraw { conn: id });
+        return link::part(conn.block);
+    }
+    {
+        let _guard = half.lock.lock();
+        let capacity = (region.len() - HEADER) as u32;
+        half.ring.store(capacity, Ordering::Relaxed);
+        half.window.store(capacity.min(MIN_WINDOW), Ordering::Relaxed);
+        half.crowded.store(0, Ordering::Relaxed);
+        half.token.store(opened.peer.token.0, Ordering::Relaxed);
+        half.generation.store(1, Ordering::Relaxed);
+        // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
+        let alone = tenants::alone(conn.block);
+        if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
+            half.sndbuf.store(device::sndbuf(capacity), Ordering::Relaxed);
+        }
+        half.dmb.store(region.base() as usize, Ordering::Relaxed);
+    }
+    go_on(conn.block, phase::OPEN);
+    conn.block.opened.store(1, Ordering::Relaxed);
+    conn.block.carried.store(conn.block.lane_bytes(), Ordering::Relaxed);
+    conn.block.reason.store(0, Ordering::Relaxed);
+    if let Some(header) = process::header() {
+        header.upgraded[usize::from(!conn::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
+    }
+    epoll::manage(conn, fd);
+    begin(conn, fd);
+}
+
+/// Switches sending to the lane at the byte where TCP stands, if nobody is inside the kernel just now.
+pub(super) fn begin(conn: Conn, fd: i32) {
+    let half = &conn.block.tx;
+    let _guard = half.lock.lock();
+    let Some(dmb) = crate::tx::dmb(half) else { return };
+    if half.mode.load(Ordering::Relaxed) != mode::PLAIN || handed_over(conn.block) {
+        return;
+    }
+    half.mode.store(mode::LANE, Ordering::SeqCst);
+    let sent = half.tcp_bytes.load(Ordering::Relaxed);
+    let proved = half.inflight.load(Ordering::SeqCst) == 0
+        && sys::counts(fd, conn::opener(conn.block)).is_some_and(|counts| counts.sent == sent);
+    if !proved {
+        half.mode.store(mode::PLAIN, Ordering::SeqCst);
+        return;
+    }
+    half.cursor.store(0, Ordering::Relaxed);
+    half.other.store(0, Ordering::Relaxed);
+    half.start.store(sent, Ordering::Relaxed);
+    if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
+        half.mode.store(mode::PLAIN, Ordering::SeqCst);
+        conn::lane_closed(conn, fd, half);
+    }
+}

@@ -1,0 +1,142 @@
+//! Asking the broker for a lane: the byte-count proof, and when to ask again.
+
+use core::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::Block;
+use shunpike_wire::Reason;
+use shunpike_wire::session::{Role, ToBroker};
+
+use super::{go_on, id_of};
+use crate::conn::{self, phase};
+use crate::session::{Session, borrowed};
+use crate::table::Conn;
+use crate::{clock, eager, epoll, process, sys, tenants, user};
+
+/// A connection that got no lane is nominated again after this long, doubled with each try.
+const BACKOFF_US: u64 = 50_000;
+/// ... and after this many tries no more.
+const TRIES: u32 = 12;
+/// What will pass by itself is asked for again at least this often: doublings of the pause.
+const PASSING: u32 = 4;
+
+/// Asks the broker for a lane, if the time has come.
+pub fn nominate(conn: Conn, fd: i32) {
+    let block = conn.block;
+    if clock::ticks() < block.retry_at.load(Ordering::Relaxed) {
+        return;
+    }
+    if let Some(mut session) = crate::session::try_lock() {
+        nominate_in(&mut session, conn, fd);
+    }
+}
+
+/// ... under the session's lock.
+pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
+    let block = conn.block;
+    if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
+        return;
+    }
+    if process::knobs().active.load(Ordering::Relaxed) == 0 {
+        return postpone(block, Reason::Inactive);
+    }
+    if !tenants::alone(block) {
+        return postpone(block, Reason::Shared);
+    }
+    let Some(conn) = conn::made_ours(conn, fd) else { return postpone(block, Reason::Memory) };
+    let block = conn.block;
+    if session.ready().is_none() {
+        conn::note(block, Reason::NoBroker);
+        return;
+    }
+    if let Some(reason) = epoll::bars(fd) {
+        block.phase.store(phase::DONE, Ordering::Relaxed);
+        return conn::note(block, reason);
+    }
+    let Some(id) = id_of(block) else { return postpone(block, Reason::Shared) };
+    match proved(block, fd) {
+        Proof::Equal => {}
+        Proof::Moving => return,
+        // connect() that does not wait: nominated when it has succeeded.
+        Proof::Connecting if eager::is_possible(block) => return,
+        Proof::Connecting | Proof::NotEstablished => return postpone(block, Reason::NotEstablished),
+        // Asked again later: should the counts ever be equal, that is the proof.
+        Proof::Bypassed => return postpone(block, Reason::BypassedHooks),
+    }
+    let message = ToBroker::Nominate {
+        conn: id,
+        role: if conn::opener(block) { Role::Client } else { Role::Server },
+        tx: block.tx.tcp_bytes.load(Ordering::Relaxed),
+        rx: block.rx.tcp_bytes.load(Ordering::Relaxed),
+        answer: true,
+    };
+    describe(block, fd);
+    // Before the first copy on a lane.
+    user::arm();
+    block.lent.store(1, Ordering::Relaxed);
+    if session.offer(&message, &[borrowed(fd)]) {
+        eager::nominated(session, block, fd);
+        block.fd.store(fd as u32, Ordering::Relaxed);
+        go_on(block, phase::NOMINATED);
+        conn::note(block, Reason::AwaitingPeer);
+    }
+}
+
+/// Writes down addresses for the tools, the socket's cookie, and whether it blocks.
+fn describe(block: &Block, fd: i32) {
+    block.cookie.store(sys::cookie(fd), Ordering::Relaxed);
+    let socket = borrowed(fd);
+    let local = rustix::net::getsockname(socket).ok().and_then(|any| SocketAddr::try_from(any).ok());
+    let remote =
+        rustix::net::getpeername(socket).ok().flatten().and_then(|any| SocketAddr::try_from(any).ok());
+    if let (Some(local), Some(remote)) = (local, remote) {
+        block.set_addresses(local, remote);
+    }
+    if let Ok(flags) = rustix::fs::fcntl_getfl(socket) {
+        block.nonblock.store(u8::from(flags.contains(rustix::fs::OFlags::NONBLOCK)), Ordering::Relaxed);
+    }
+}
+
+/// What the kernel's counts say of ours.
+enum Proof {
+    Equal,
+    /// Somebody is in a call just now.
+    Moving,
+    /// connect() is under way.
+    Connecting,
+    NotEstablished,
+    Bypassed,
+}
+
+fn proved(block: &Block, fd: i32) -> Proof {
+    let ours = || (block.tx.tcp_bytes.load(Ordering::Relaxed), block.rx.tcp_bytes.load(Ordering::Relaxed));
+    let busy =
+        || block.tx.inflight.load(Ordering::SeqCst) != 0 || block.rx.inflight.load(Ordering::SeqCst) != 0;
+    let before = ours();
+    let busy_before = busy();
+    let Some(counts) = sys::counts(fd, conn::opener(block)) else { return Proof::Moving };
+    if !counts.established {
+        return if counts.connecting { Proof::Connecting } else { Proof::NotEstablished };
+    }
+    if (counts.sent, counts.received) == before {
+        return Proof::Equal;
+    }
+    if busy_before || busy() || ours() != before { Proof::Moving } else { Proof::Bypassed }
+}
+
+/// Not now; perhaps later.
+pub(super) fn postpone(block: &Block, reason: Reason) {
+    conn::note(block, reason);
+    let tries = block.attempts.fetch_add(1, Ordering::Relaxed);
+    let most = if will_pass(reason) { PASSING } else { TRIES };
+    let pause = clock::from_us(BACKOFF_US << tries.min(most));
+    block.retry_at.store(clock::ticks() + pause, Ordering::Relaxed);
+    let next = if tries >= TRIES && !will_pass(reason) { phase::DONE } else { phase::WATCHED };
+    go_on(block, next);
+}
+
+/// Whether the reason lies outside of the connection, so that it says nothing of the next try.
+fn will_pass(reason: Reason) -> bool {
+    use Reason::{BrokerGone, DmbLimit, Inactive, MaxDmb, MemoryRefused, NoDescriptors, Shared};
+    matches!(reason, BrokerGone | DmbLimit | Inactive | MaxDmb | MemoryRefused | NoDescriptors | Shared)
+}
