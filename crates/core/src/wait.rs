@@ -1,6 +1,6 @@
 //! Waiting: a bounded, adaptive spin, then a sleep by the rules of models/wake.pml and models/cq.pml.
 //!
-//! The sleeper's doorbell (an eventfd that nobody reads) sits edge-triggered in an epoll instance of its own;
+//! The sleeper's doorbell (an eventfd, see [`new_doorbell`]) sits edge-triggered in an epoll instance of its own;
 //! beside it the TCP fd tells of death and of bytes of a revoked lane.
 
 use std::sync::atomic::Ordering;
@@ -20,6 +20,9 @@ pub const SHARED_BOUND_NS: u64 = 20_000_000;
 
 /// Spins that a thread counts by itself before it touches the counter that all threads share.
 const SPINS_A_LINE: u32 = 1024;
+
+/// What a doorbell's count begins with: 290 years of a ring each nanosecond.
+const RINGS: u64 = 1 << 63;
 
 /// How a sleep ended.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -167,7 +170,9 @@ pub fn on_first_sleep(mark: fn()) {
 /// Adds doorbell `cq`, edge-triggered, to an epoll instance; its events carry `data`.
 pub fn add_doorbell(epfd: i32, cq: u8, data: u64) -> Result<(), Errno> {
     let bell = process::doorbell(cq).ok_or(Errno::BADF)?;
-    let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+    // A ring gives an edge of EPOLLOUT; EPOLLIN stands by the count, for when that is as full as can be.
+    let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;
+    let mut event = libc::epoll_event { events: events as u32, u64: data };
     sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, bell, Some(&mut event)).map(drop)
 }
 
@@ -230,22 +235,31 @@ pub fn consume_edge(sleeper: i32) {
     let _ = sys::epoll_wait(sleeper, &mut event, 0, core::ptr::null());
 }
 
-/// A new doorbell.
+/// A new doorbell: an eventfd with a count that no number of rings uses up.
+///
+/// Peers have it too, with all its file's flags. A ring is a read that takes one from the count: it gives an edge as a
+/// write does, and cannot be made to wait, as a write could by who fills the count and takes O_NONBLOCK away. The count
+/// cannot be taken whole (EFD_SEMAPHORE), so it always shows EPOLLIN, and nobody takes another's edge away.
 pub fn new_doorbell() -> Result<rustix::fd::OwnedFd, Errno> {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+    let bell =
+        rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE)?;
+    rustix::io::write(&bell, &RINGS.to_ne_bytes())?;
+    Ok(bell)
 }
 
-/// Rings `bell`. A full counter (somebody wrote the most it holds) is emptied first: only a write that
-/// succeeds gives the edge.
+/// Rings `bell`.
 pub fn ring(bell: i32) {
     if bell < 0 {
         return;
     }
     // SAFETY: a descriptor of ours, or a number that is closed, which the kernel refuses; not -1.
     let bell = unsafe { BorrowedFd::borrow_raw(bell) };
-    let one = 1u64.to_ne_bytes();
-    if rustix::io::write(bell, &one) == Err(Errno::AGAIN) {
-        let _ = rustix::io::read(bell, &mut [0u8; 8]);
-        let _ = rustix::io::write(bell, &one);
+    let mut taken = [0; 8];
+    let one = &mut [rustix::io::IoSliceMut::new(&mut taken)];
+    // Not at a position (-1), and without waiting whatever the owner, who made it, did to it.
+    let rung = rustix::io::preadv2(bell, one, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT);
+    if matches!(rung, Err(Errno::OPNOTSUPP | Errno::NOSYS)) {
+        // Before Linux 5.8 an eventfd knows no RWF_NOWAIT.
+        let _ = rustix::io::read(bell, &mut taken);
     }
 }

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::fd::AsFd;
-use rustix::fs::{FallocateFlags, SealFlags};
+use rustix::fs::{FallocateFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use shunpike_shm::lane::{Cursor, MAX_OFFSET};
 use shunpike_shm::{Region, region};
 use shunpike_wire::session::{ClcBytes, ToBroker};
 
 use crate::dice::Dice;
-use crate::peer::{CONS, Memory, PROD, Peer, RWAIT, START, WINDOW, WWAIT, add};
+use crate::peer::{CONS, Memory, PROD, Peer, RWAIT, START, WINDOW, WWAIT, add, take};
 use crate::session::Session;
 
 /// One thing to do.
@@ -38,7 +38,7 @@ pub enum Attack {
     News,
     /// Doorbells rung often.
     Bells,
-    /// Doorbells full, or shut.
+    /// Doorbells full, emptied, or made to wait; ours among them.
     BellState,
     /// Sizes and seals of all memory that is shared; a hole in it.
     Seals,
@@ -275,14 +275,31 @@ fn news(peer: &Peer, session: &Session, dice: &mut Dice) {
     }
 }
 
-fn bell_state(peer: &Peer, session: &Session, dice: &mut Dice) {
+/// Every doorbell, ours too, full, emptied, or one that waits; and the victim given cause to ring ours.
+fn bell_state(peer: &mut Peer, session: &Session, dice: &mut Dice) {
     let Some(group) = peer.group(session) else { return };
-    for bell in &group.bells {
-        match dice.below(2) {
-            0 => add(bell, u64::MAX - 1),
-            _ => drop(rustix::net::shutdown(bell, rustix::net::Shutdown::Both)),
+    for bell in group.bells.iter().chain([&session.bell]) {
+        match dice.below(3) {
+            0 => (0..64).rev().for_each(|bit| add(bell, 1 << bit)),
+            1 => take(bell, dice.pick(&[1, 1000])),
+            _ => {}
+        }
+        if dice.one_in(2) {
+            let flags = rustix::fs::fcntl_getfl(bell).unwrap_or(OFlags::empty());
+            let _ = rustix::fs::fcntl_setfl(bell, flags ^ OFlags::NONBLOCK);
         }
     }
+    for cq in 0..8 {
+        let at = usize::from(peer.side & 1) * 0x400 + cq * 0x80 + 0x20;
+        // SAFETY: an atomic inside of the page, which stays mapped.
+        if let Some(sleeps) = unsafe { group.page.at::<std::sync::atomic::AtomicU64>(at) } {
+            sleeps.store(u64::MAX, Ordering::SeqCst);
+        }
+    }
+    if let Some(own) = &peer.own {
+        own.word(RWAIT).store(u64::MAX, Ordering::SeqCst);
+    }
+    peer.publish(session, &[3; 100]);
 }
 
 /// Whatever is shared cannot change its size, and what we may only read we cannot write.

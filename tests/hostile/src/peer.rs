@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::OFlags;
 use shunpike_shm::lane::{Cursor, Dmb};
 use shunpike_shm::{Region, region};
 use shunpike_wire::clc::handshake::{Client, Dmb as Named, Input, Next, Outbox, Step};
@@ -258,7 +258,7 @@ impl Peer {
                 news.fetch_or(1 << (self.slot % 64), Ordering::SeqCst);
             }
         }
-        group.bells.iter().for_each(|bell| add(bell, 1));
+        group.bells.iter().for_each(|bell| take(bell, 1));
     }
 
     /// Puts `bytes` on the lane as an honest sender does. False: there is no lane (any more), or no room.
@@ -341,16 +341,27 @@ impl Peer {
     }
 }
 
-/// Adds `n` to a doorbell that may be full, and may wait for room since we changed its flags.
+/// Adds `n` to a doorbell that may be full.
 pub fn add(bell: &OwnedFd, n: u64) {
-    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-    if poll(&mut [PollFd::new(bell, PollFlags::OUT)], Some(&now)) == Ok(1) {
-        let _ = rustix::fs::fcntl_getfl(bell).and_then(|flags| {
-            rustix::fs::fcntl_setfl(bell, flags | rustix::fs::OFlags::NONBLOCK)?;
-            let _ = rustix::io::write(bell, &n.to_ne_bytes());
-            rustix::fs::fcntl_setfl(bell, flags)
-        });
-    }
+    at_once(bell, || {
+        let _ = rustix::io::write(bell, &n.to_ne_bytes());
+    });
+}
+
+/// Takes from a doorbell `times` over, or until it is empty.
+pub fn take(bell: &OwnedFd, times: usize) {
+    at_once(bell, || {
+        let mut count = [0; 8];
+        let _ = (0..times).try_for_each(|_| rustix::io::read(bell, &mut count).map(drop));
+    });
+}
+
+/// Does something with a doorbell that may wait since we changed its flags.
+fn at_once(bell: &OwnedFd, act: impl FnOnce()) {
+    let Ok(flags) = rustix::fs::fcntl_getfl(bell) else { return };
+    let _ = rustix::fs::fcntl_setfl(bell, flags | OFlags::NONBLOCK);
+    act();
+    let _ = rustix::fs::fcntl_setfl(bell, flags);
 }
 
 fn named(token: u64, class: u8) -> Named {

@@ -32,7 +32,8 @@ pub struct Group {
 pub struct Session {
     socket: OwnedFd,
     _arena: Arena,
-    _bell: OwnedFd,
+    /// Our doorbell, which the victim rings.
+    pub bell: OwnedFd,
     /// Session page and knob page.
     pub pages: Vec<OwnedFd>,
     /// The device, as the broker announced it.
@@ -58,7 +59,7 @@ impl Session {
         let FromBroker::Welcome(welcome) = message else { return Err(format!("no welcome: {message:?}")) };
         let device = LocalDevice::new(&welcome, rustix::system::uname().nodename().to_bytes());
         let groups = HashMap::new();
-        Ok(Self { socket, _arena: arena, _bell: bell, pages, device, groups, next: 0 })
+        Ok(Self { socket, _arena: arena, bell, pages, device, groups, next: 0 })
     }
 
     /// An id for a new connection.
