@@ -8,10 +8,10 @@ from harness import MODES, Accel
 from procs import finish_together, free_port
 
 CALLS = ["memfd_create", "eventfd2", "membarrier", "sendmsg", "recvmsg", "getsockopt", "epoll_create1", "epoll_ctl", "ioctl",
-         "sched_getaffinity", "gettid", "rt_tgsigqueueinfo", "sched_yield", "uname"]  # fmt: skip
+         "sched_getaffinity", "preadv2", "gettid", "rt_tgsigqueueinfo", "sched_yield", "uname"]  # fmt: skip
 HOW = ["plain", "system-service", "unix", "nofile", "memory", "proc", *(f"no-{call}" for call in CALLS)]
 # What takes nothing away that a lane needs.
-FREE = ["plain", "system-service", "no-membarrier", "no-sched_getaffinity", "no-sched_yield", "no-rt_tgsigqueueinfo"]
+FREE = ["plain", "system-service", "no-membarrier", "no-sched_getaffinity", "no-sched_yield", "no-preadv2", "no-rt_tgsigqueueinfo"]
 
 
 def dialogue(world, bed, mode, how, when, confined):

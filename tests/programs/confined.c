@@ -23,7 +23,7 @@ static const struct {
     {"sendmsg", SYS_sendmsg},           {"recvmsg", SYS_recvmsg},         {"getsockopt", SYS_getsockopt},
     {"epoll_create1", SYS_epoll_create1}, {"epoll_ctl", SYS_epoll_ctl},   {"ioctl", SYS_ioctl},
     {"sched_getaffinity", SYS_sched_getaffinity}, {"gettid", SYS_gettid},
-    {"rt_tgsigqueueinfo", SYS_rt_tgsigqueueinfo}, {"sched_yield", SYS_sched_yield}, {"uname", SYS_uname},
+    {"rt_tgsigqueueinfo", SYS_rt_tgsigqueueinfo}, {"sched_yield", SYS_sched_yield}, {"preadv2", SYS_preadv2}, {"uname", SYS_uname},
 };
 
 /* What systemd's @system-service leaves out, as far as it could concern a library: all of these are refused. */
