@@ -63,6 +63,10 @@ install: | $(RELEASE)/shunpike
 	$(RELEASE)/shunpike completions zsh > $(SHARE)/zsh/site-functions/_shunpike
 	$(RELEASE)/shunpike completions fish > $(SHARE)/fish/vendor_completions.d/shunpike.fish
 
+	# For fingers that know smc-tools: put this directory into PATH.
+	install -d $(DESTDIR)$(PREFIX)/lib/shunpike/smc-tools
+	for name in smc_run smcss smcd smc_chk smc_dbg; do \
+	    ln -sfn ../../../bin/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike/smc-tools/$$name; done
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/doc/shunpike
 	sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
 	install -m 644 dist/broker.toml $(SHARE)/doc/shunpike/broker.toml
@@ -76,7 +80,7 @@ uninstall:
 	rm -f $(SHARE)/bash-completion/completions/shunpike $(SHARE)/zsh/site-functions/_shunpike
 	rm -f $(SHARE)/fish/vendor_completions.d/shunpike.fish
 	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
-	rm -rf $(SHARE)/doc/shunpike
+	rm -rf $(SHARE)/doc/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike
 
 clean:
 	$(CARGO) clean

@@ -33,6 +33,8 @@ pub mod what {
     pub const REVOKE: u16 = 11;
     /// Nothing, or `name=value`: [`crate::report::Sysctls`].
     pub const SYSCTL: u16 = 12;
+    /// `PID UID`: [`crate::report::Check`].
+    pub const CHECK: u16 = 13;
 }
 
 /// Why there is no answer.

@@ -8,7 +8,7 @@ use crate::session::{Program, Session};
 use crate::stats::{ArenaKey, direction};
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_wire::session::ConnId;
-use shunpike_wire::{DmbToken, Reason};
+use shunpike_wire::{DmbToken, Reason, cdc};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
@@ -94,11 +94,13 @@ fn show(
         mode::LANE => exchange.device.cursors(DmbToken(half.token.load(Ordering::Relaxed))),
         _ => None,
     };
-    if let Some(Cursors { produced, consumed, window }) = cursors(&block.tx) {
-        (tx.own_cursor, tx.peer_cursor, tx.window) = (produced, consumed, window);
+    if let Some(seen) = cursors(&block.tx) {
+        (tx.own_cursor, tx.peer_cursor, tx.window) = (seen.produced, seen.consumed, seen.window);
+        (tx.prod_flags, tx.state_flags) = cdc_flags(seen);
     }
-    if let Some(Cursors { produced, consumed, window }) = cursors(&block.rx) {
-        (rx.own_cursor, rx.peer_cursor, rx.window) = (consumed, produced, window);
+    if let Some(seen) = cursors(&block.rx) {
+        (rx.own_cursor, rx.peer_cursor, rx.window) = (seen.consumed, seen.produced, seen.window);
+        (rx.prod_flags, rx.state_flags) = cdc_flags(seen);
     }
     let connection = Connection {
         state: "ACTIVE".to_owned(),
@@ -124,6 +126,12 @@ fn show(
         slot: seat.map(|seat| seat.slot),
     };
     Some(Found { party, connection })
+}
+
+/// What the sender would say in a CDC message: producer flags, state flags.
+fn cdc_flags(seen: Cursors) -> (u8, u8) {
+    let prod = if seen.blocked { cdc::WRITE_BLOCKED | cdc::CONS_UPDATE_REQUESTED } else { 0 };
+    (prod, if seen.ended { cdc::DONE_WRITING } else { 0 })
 }
 
 fn reason_text(code: u32) -> ReasonText {

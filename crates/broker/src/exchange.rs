@@ -299,6 +299,11 @@ impl Exchange {
         self.ends.get(&party).map(|end| end.seat)
     }
 
+    /// Completion queues of a session's process.
+    pub fn cqs(&self, session: SessionId) -> usize {
+        self.members.get(&session).map_or(0, |member| member.doorbells.len())
+    }
+
     /// The other end of a match.
     pub fn peer(&self, party: Party) -> Option<Party> {
         self.ends.get(&party)?.peer

@@ -120,6 +120,8 @@ mod tests {
             window: 0,
             own_cursor: 0,
             peer_cursor: 0,
+            prod_flags: 0,
+            state_flags: 0,
         };
         let text = |reason: Reason| ReasonText {
             code: reason.code(),

@@ -119,6 +119,10 @@ pub struct Cursors {
     pub consumed: u64,
     /// Bytes of the ring in use.
     pub window: u64,
+    /// The sender publishes no more.
+    pub ended: bool,
+    /// A sender sleeps until there is room.
+    pub blocked: bool,
 }
 
 /// An ISM device.

@@ -37,6 +37,8 @@ pub struct LinkView {
     pub server: SessionId,
     /// Connections in it.
     pub conns: u32,
+    /// Whether both processes have been told of it.
+    pub known: bool,
 }
 
 struct Link {
@@ -130,7 +132,13 @@ impl Links {
         let mut views: Vec<_> = self
             .links
             .iter()
-            .map(|(id, l)| LinkView { id: *id, client: l.client, server: l.server, conns: l.conns })
+            .map(|(id, l)| LinkView {
+                id: *id,
+                client: l.client,
+                server: l.server,
+                conns: l.conns,
+                known: l.known == [true; 2],
+            })
             .collect();
         views.sort_by_key(|view| view.id);
         views

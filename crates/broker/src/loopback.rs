@@ -3,7 +3,7 @@
 use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
-use shunpike_shm::lane::{self, Cursor, MAX_CLASS, Words};
+use shunpike_shm::lane::{self, Cursor, MAX_CLASS, Wait, Words};
 use shunpike_shm::region;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
 use std::collections::HashMap;
@@ -194,11 +194,13 @@ impl IsmDevice for LoopbackIsm {
             let n = rustix::io::pread(memory, &mut word, at as u64).ok()?;
             (n == word.len()).then(|| u64::from_ne_bytes(word))
         };
-        let offset = |at| word(at).map(|word| Cursor(word).offset());
+        let (produced, consumed) = (Cursor(word(Words::PROD_AT)?), Cursor(word(Words::CONS_AT)?));
         Some(Cursors {
-            produced: offset(Words::PROD_AT)?,
-            consumed: offset(Words::CONS_AT)?,
+            produced: produced.offset(),
+            consumed: consumed.offset(),
             window: word(Words::WINDOW_AT)?,
+            ended: produced.has(Cursor::END),
+            blocked: Wait(word(Words::WWAIT_AT)?).declared(),
         })
     }
 
@@ -294,7 +296,13 @@ mod tests {
         let consumed = Cursor::new(3, 500).with(Cursor::TAKEN);
         rustix::io::pwrite(memory, &consumed.0.to_ne_bytes(), Words::CONS_AT as u64).unwrap();
         rustix::io::pwrite(memory, &16384u64.to_ne_bytes(), Words::WINDOW_AT as u64).unwrap();
-        assert_eq!(device.cursors(token), Some(Cursors { produced: 700, consumed: 500, window: 16384 }));
+        let quiet = Cursors { produced: 700, consumed: 500, window: 16384, ended: false, blocked: false };
+        assert_eq!(device.cursors(token), Some(quiet));
+        let ended = Cursor::new(3, 700).with(Cursor::END);
+        let memory = &device.dmbs[&token].memory;
+        rustix::io::pwrite(memory, &ended.0.to_ne_bytes(), 0).unwrap();
+        rustix::io::pwrite(memory, &(1u64 << 32 | 1).to_ne_bytes(), Words::WWAIT_AT as u64).unwrap();
+        assert_eq!(device.cursors(token), Some(Cursors { ended: true, blocked: true, ..quiet }));
         assert_eq!(device.cursors(DmbToken(token.0 ^ 1)), None);
     }
 

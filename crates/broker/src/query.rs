@@ -5,7 +5,11 @@ use crate::client::what;
 use crate::connections::{self, Found};
 use crate::explain;
 use crate::ism::{IsmDevice, Party, SessionId};
-use crate::report::{Answer, Connections, Device, Done, Failure, Info, LinkGroup, LinkGroups, Seid, Ueids};
+use crate::loopback::random_gid;
+use crate::policy::Identity;
+use crate::report::{
+    Answer, Check, Connections, Device, Done, Failure, Info, LinkGroup, LinkGroups, Seid, Stats, Ueids,
+};
 use crate::runtime;
 use crate::server::Server;
 use crate::session::{Peer, Program, Session};
@@ -20,6 +24,8 @@ use shunpike_wire::{Eid, Gid, PeerId, Seid as WireSeid};
 pub struct System {
     ueids: Vec<Eid>,
     seid: WireSeid,
+    /// Tells this broker's life from another's.
+    life: String,
 }
 
 impl System {
@@ -30,7 +36,8 @@ impl System {
         if ueids.is_empty() {
             ueids.push(own_ueid(gid));
         }
-        Self { ueids, seid: WireSeid::NONE }
+        let life = format!("{:032x}", random_gid().0);
+        Self { ueids, seid: WireSeid::NONE, life }
     }
 
     /// The welcome of a new session.
@@ -88,7 +95,7 @@ impl Server {
                 let shown = all.filter(|found| is_shown(self, found.party.session));
                 Ok(json(&Connections { connections: shown.map(|found| found.connection).collect() }))
             }
-            what::STATS => Ok(json(&self.ledger.report(self.arenas()))),
+            what::STATS => Ok(json(&self.stats())),
             what::STATS_RESET => {
                 self.may_change(asker)?;
                 let mut ledger = std::mem::take(&mut self.ledger);
@@ -117,6 +124,7 @@ impl Server {
             }
             what::LINKGROUP => Ok(json(&self.link_groups(asker))),
             what::REVOKE => self.revoke(asker, arg),
+            what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
         }
@@ -163,7 +171,33 @@ impl Server {
         move |server, id| all || own.is_some() && who(server, id) == own
     }
 
-    fn device(&self) -> Device {
+    pub(crate) fn stats(&self) -> Stats {
+        Stats { broker: self.system.life.clone(), ..self.ledger.report(self.arenas()) }
+    }
+
+    /// Whether a lane between the asker and a process would be allowed. The user is the tool's word: it only
+    /// decides what the tool says.
+    fn check(&self, asker: SessionId, arg: &str) -> Reply {
+        let wrong = || failure("not a process", arg, "use: PID UID");
+        let (pid, uid) = arg.split_once(' ').ok_or_else(wrong)?;
+        let pid: u32 = pid.parse().map_err(|_| wrong())?;
+        let uid: u32 = uid.parse().map_err(|_| wrong())?;
+        let asking = self.sessions.get(&asker).map(|session| &session.peer.identity).ok_or_else(wrong)?;
+        let found = self.programs().find(|(_, session, _)| session.peer.pid == pid);
+        let of_user = Identity::of_user(uid);
+        let other = found.map_or(&of_user, |(_, session, _)| &session.peer.identity);
+        let policy = &self.config.policy;
+        let permitted = policy.permits(asking, other);
+        let may_know = permitted || found.is_some_and(|(id, ..)| self.is_shown(asker)(self, id));
+        Ok(json(&Check {
+            active: self.settings.get(Knob::Active) != 0,
+            session: may_know.then_some(found.is_some()),
+            permitted,
+            peers: policy.report().peers,
+        }))
+    }
+
+    pub(crate) fn device(&self) -> Device {
         let device = self.exchange.device.as_ref();
         let on = |knob| self.settings.get(knob) != 0;
         Device {
@@ -261,8 +295,19 @@ impl Server {
         let link_groups = link_groups.map(|view| {
             let ((client_pid, client_comm), (server_pid, server_comm)) = (who(view.client), who(view.server));
             let max_conns = self.exchange.max_conns_per_lgr;
-            let (id, conns) = (view.id.0, view.conns);
-            LinkGroup { id, conns, max_conns, client_pid, client_comm, server_pid, server_comm }
+            let cqs = |session| self.exchange.cqs(session) as u32;
+            LinkGroup {
+                id: view.id.0,
+                conns: view.conns,
+                max_conns,
+                client_pid,
+                client_comm,
+                server_pid,
+                server_comm,
+                state: if view.known { "LINK_ACTIVE" } else { "LINK_ACTIVATING" }.to_owned(),
+                client_cqs: cqs(view.client),
+                server_cqs: cqs(view.server),
+            }
         });
         LinkGroups { link_groups: link_groups.collect() }
     }

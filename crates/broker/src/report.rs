@@ -109,6 +109,10 @@ pub struct Direction {
     pub own_cursor: u64,
     /// The peer's cursor as last seen: consumed (tx) or produced (rx).
     pub peer_cursor: u64,
+    /// The sender's producer flags in CDC's terms: 0x80 it waits for room, 0x10 it asks for the consumer's cursor.
+    pub prod_flags: u8,
+    /// The sender's state flags in CDC's terms: 0x80 it sends no more on this lane.
+    pub state_flags: u8,
 }
 
 impl Direction {
@@ -132,6 +136,8 @@ pub struct Stats {
     pub sleeps: u64,
     /// Waits that a spin satisfied.
     pub spins: u64,
+    /// Names the broker's life: counts of another one are not to be compared.
+    pub broker: String,
 }
 
 /// Connection ends by what became of them.
@@ -307,6 +313,19 @@ pub struct LinkGroups {
     pub link_groups: Vec<LinkGroup>,
 }
 
+/// May a lane be opened to a process: `chk`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Check {
+    /// Whether new lanes are opened at all.
+    pub active: bool,
+    /// Whether the process has a session; `None` where the asker has no right to know.
+    pub session: Option<bool>,
+    /// Whether policy lets the asker and the process's user be peers.
+    pub permitted: bool,
+    /// What policy asks for, in words.
+    pub peers: String,
+}
+
 /// One link group.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LinkGroup {
@@ -324,6 +343,12 @@ pub struct LinkGroup {
     pub server_pid: u32,
     /// Its name.
     pub server_comm: String,
+    /// As smc-tools says it: LINK_ACTIVE once both processes have been told, else LINK_ACTIVATING.
+    pub state: String,
+    /// Completion queues of the process that connected.
+    pub client_cqs: u32,
+    /// Completion queues of the process that accepted.
+    pub server_cqs: u32,
 }
 
 /// A query that changes something, done.

@@ -165,6 +165,7 @@ impl Sums {
             rx: self.rx.report(),
             sleeps: self.sleeps,
             spins: self.spins,
+            broker: String::new(),
         }
     }
 }
@@ -217,6 +218,8 @@ pub fn direction(half: &Half) -> Direction {
         window: 0,
         own_cursor: long(&half.cursor),
         peer_cursor: long(&half.other),
+        prod_flags: 0,
+        state_flags: 0,
     }
 }
 

@@ -61,6 +61,22 @@ containers through one socket, /run/shunpike/broker.sock. It joins processes of 
   shunpike broker --ueid MY-CLUSTER
   shunpike broker --config ./broker.toml --socket /run/test/broker.sock";
 
+const CHK_NOTES: &str = "\
+Looks at what decides, from where it is called: is HOST this host, who listens at PORT, is that process under Shunpike, \
+does it use the broker that you use, is the device active, does policy join the two users. A question mark stands \
+before what cannot be seen from here (another user's process, without root).
+
+Exit status: 0 a lane, 1 TCP.
+
+Examples:
+  shunpike chk 127.0.0.1:6379
+  shunpike chk --json '[::1]:5432'";
+
+const DBG_NOTES: &str = "\
+In it: versions, kernel, CPUs and memory; the broker's settings, policy, statistics, connections, link groups; for each \
+process with a connection its limits and where the library is mapped. Not in it: bytes of connections, command lines, \
+environments (but for SHUNPIKE_* and LD_PRELOAD). Tokens are replaced by numbers. Only you can read the file.";
+
 const SYSCTL_NOTES: &str = "\
 A setting is the broker's, for all programs that it serves. It takes effect at once, without a restart of any \
 program; connections take it up as they go. Names and ranges are SMC's (net.smc.*) where the kernel has them too; \
@@ -149,7 +165,32 @@ pub enum Command {
         action: Option<SeidAction>,
     },
     /// List link groups: pairs of processes, and what their connections share
-    Linkgroup(Format),
+    #[command(args_conflicts_with_subcommands = true)]
+    Linkgroup {
+        /// Default: show.
+        #[command(subcommand)]
+        action: Option<LinkgroupAction>,
+        /// Which.
+        #[command(flatten)]
+        which: Groups,
+    },
+    /// Would a connection to HOST:PORT get a lane, and if not, why? Connects nowhere
+    #[command(after_help = CHK_NOTES)]
+    Chk {
+        /// Where a program would connect to
+        #[arg(value_name = "HOST:PORT")]
+        target: String,
+        /// How to print.
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Collect everything for a bug report into one archive, without payload or secrets
+    #[command(after_help = DBG_NOTES)]
+    Dbg {
+        /// The archive, in place of ./shunpike-dbg-TIME.tar.gz; must not be there yet
+        #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        output: Option<PathBuf>,
+    },
     /// Show the settings, or change them: at once, for all programs of the broker
     #[command(after_help = SYSCTL_NOTES)]
     Sysctl(Sysctl),
@@ -231,12 +272,18 @@ pub struct Ss {
     /// Listening sockets only: none
     #[arg(short, long, conflicts_with = "all")]
     pub listening: bool,
-    /// Add buffer sizes, cursors and flags
-    #[arg(short, long)]
+    /// Add buffer sizes, cursors and flags, process and descriptor
+    #[arg(short, long, visible_short_alias = 'e', visible_alias = "extended")]
     pub debug: bool,
     /// Add GIDs, tokens and link groups; connections on lanes only
     #[arg(short = 'D', long)]
     pub smcd: bool,
+    /// Connections on SMC-R only: there are none
+    #[arg(short = 'R', long, conflicts_with = "smcd")]
+    pub smcr: bool,
+    /// Nothing is cut off, so that this changes nothing; smcss has it
+    #[arg(short = 'W', long, hide = true)]
+    pub wide: bool,
     /// How to print.
     #[command(flatten)]
     pub format: Format,
@@ -249,9 +296,12 @@ pub struct Stats {
     /// Default: show.
     #[command(subcommand)]
     pub action: Option<StatsAction>,
-    /// Split by client and server, with the fallback reasons of each
+    /// Split by client and server, with the most frequent fallback reasons of each
     #[arg(short, long)]
     pub details: bool,
+    /// All since the broker began, whatever you have reset
+    #[arg(short, long)]
+    pub absolute: bool,
     /// How to print.
     #[command(flatten)]
     pub format: Format,
@@ -260,8 +310,14 @@ pub struct Stats {
 /// What `stats` can do besides showing.
 #[derive(Subcommand)]
 pub enum StatsAction {
-    /// Count from zero again
-    Reset,
+    /// Count from zero again, for you alone
+    Reset {
+        /// For everybody: the broker's own counts (its operator only)
+        #[arg(long)]
+        all: bool,
+    },
+    /// What smcd stats json prints, with its key names, as far as it is counted here
+    Json,
 }
 
 /// `sysctl`.
@@ -295,11 +351,33 @@ pub struct Explain {
     pub format: Format,
 }
 
+/// Which link groups.
+#[derive(Args)]
+pub struct Groups {
+    /// One group, by its LG-ID
+    #[arg(value_name = "LG-ID", value_parser = link_id)]
+    pub id: Option<u32>,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// What `linkgroup` can do.
+#[derive(Subcommand)]
+pub enum LinkgroupAction {
+    /// The groups, their connections and processes
+    Show(Groups),
+    /// Both sides of each group's link, with their completion queues
+    LinkShow(Groups),
+}
+
 /// What `device` can do.
 #[derive(Subcommand)]
 pub enum DeviceAction {
     /// The device's identity, knobs and counters
     Show(Format),
+    /// One line, as smcd device prints it
+    List,
     /// Turn a knob, at once and for all programs: active on|off, dmb_copy on|off, dmb_type virtual, rmem BYTES
     #[command(after_help = DEVICE_NOTES)]
     Set {
@@ -391,6 +469,11 @@ impl fmt::Display for Target {
 /// Checks `NAME=VALUE` as early as possible.
 fn setting(text: &str) -> Result<String, String> {
     Setting::parse(text, Origin::CommandLine).map(|_| text.to_owned()).map_err(|failure| failure.to_string())
+}
+
+fn link_id(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 16)
+        .map_err(|_| "write an LG-ID as 'shunpike linkgroup' shows it, as 00000001".into())
 }
 
 fn gid(text: &str) -> Result<u128, String> {

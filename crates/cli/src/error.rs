@@ -52,6 +52,13 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// `chk` cannot make an address of what it was given.
+    Target {
+        /// As given.
+        target: String,
+        /// Why.
+        why: String,
+    },
     /// Standard output could not be written.
     Output(io::Error),
     /// The broker's policy cannot be used.
@@ -122,6 +129,9 @@ impl fmt::Display for Error {
                 write!(f, "cannot run '{command}': {source}; is it an executable program?")
             }
             Error::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
+            Error::Target { target, why } => {
+                write!(f, "cannot find '{target}': {why}; write HOST:PORT, as localhost:80 or [::1]:80")
+            }
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
             Error::Policy(error) => write!(f, "cannot use the policy {error}"),
             Error::Broker(error) => error.fmt(f),

@@ -7,6 +7,7 @@ mod background;
 mod broker;
 mod codes;
 mod error;
+mod names;
 mod pages;
 mod program;
 mod run;
@@ -19,8 +20,17 @@ use error::Error;
 
 /// Does what the process's arguments say and returns its exit status. `run` does not return if it succeeds.
 pub fn command_line() -> u8 {
-    match dispatch(Cli::parse()) {
-        Ok(()) => 0,
+    let arguments = match names::translated(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(message) => {
+            eprintln!("{message}");
+            return 2;
+        }
+    };
+    match dispatch(Cli::parse_from(arguments)) {
+        Ok(true) => 0,
+        // What was asked about is not so, and has been said.
+        Ok(false) => 1,
         Err(error) => {
             eprintln!("shunpike: {error}");
             error.exit_status()
@@ -28,7 +38,8 @@ pub fn command_line() -> u8 {
     }
 }
 
-fn dispatch(cli: Cli) -> Result<(), Error> {
+/// Whether what was asked about is so; true for what asks nothing.
+fn dispatch(cli: Cli) -> Result<bool, Error> {
     let socket = socket::named(cli.socket);
     match cli.command {
         Command::Run(args) => match run::run(&args, socket)? {},
@@ -37,6 +48,9 @@ fn dispatch(cli: Cli) -> Result<(), Error> {
         Command::Explain(args) if args.codes => codes::print(&args.format),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { directory } => pages::man(&directory),
+        Command::Chk { target, format } => return tools::check(&target, socket, &format),
+        Command::Dbg { output } => tools::collect(socket, output),
         question => tools::ask(question, socket),
     }
+    .map(|()| true)
 }

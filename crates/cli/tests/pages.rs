@@ -6,7 +6,7 @@ use bed::{Bed, errors, text};
 use shunpike_wire::Reason;
 use std::fs;
 
-const SUBCOMMANDS: [&str; 13] = [
+const SUBCOMMANDS: [&str; 15] = [
     "run",
     "broker",
     "ss",
@@ -18,6 +18,8 @@ const SUBCOMMANDS: [&str; 13] = [
     "ueid",
     "seid",
     "linkgroup",
+    "chk",
+    "dbg",
     "sysctl",
     "completions",
 ];
@@ -51,6 +53,8 @@ fn wrong_usage_is_status_2_and_says_what_is_right() {
         (&["broker", "--idle-exit", "0"], "0"),
         (&["ss", "-a", "-l"], "cannot be used with"),
         (&["device", "set", "active"], "VALUE"),
+        (&["linkgroup", "show", "xyz"], "LG-ID"),
+        (&["ss", "-D", "-R"], "cannot be used with"),
     ] {
         let output = bed.output(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

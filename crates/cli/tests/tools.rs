@@ -192,9 +192,18 @@ fn lists_have_smc_tools_columns_even_when_empty() {
     let smcss = "State UID Inode Local-Address Peer-Address Intf Mode";
     assert_eq!(columns(&["ss"]), smcss);
     assert_eq!(columns(&["ss", "-a"]), smcss);
-    assert!(columns(&["ss", "-d"]).contains("rxprod-Cursor rxcons-Cursor"));
-    assert_eq!(columns(&["ss", "-D"]), format!("{smcss} GID Token Peer-Token Linkid"));
-    assert!(columns(&["linkgroup"]).starts_with("LG-ID #Conns"));
+    let details = "Shutd Token Sndbuf Rcvbuf Peerbuf rxprod-Cursor rxcons-Cursor rxFlags txprod-Cursor txcons-Cursor \
+                   txFlags txprep-Cursor txsent-Cursor txfin-Cursor";
+    assert!(columns(&["ss", "-d"]).starts_with(&format!("{smcss} {details}")));
+    assert_eq!(columns(&["ss", "-D"]), format!("{smcss} GID Token Peer-GID Peer-Token Linkid"));
+    assert!(columns(&["linkgroup"]).starts_with("LG-ID VLAN #Conns PNET-ID"));
+    assert!(
+        columns(&["linkgroup", "link-show"]).starts_with("LG-ID LG-Role LG-Type Net-Dev Link-State #Conns")
+    );
+    let device = shown(&bed, &["device", "list"]);
+    let device: Vec<Vec<&str>> = device.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(device[0], ["FID", "Type", "PCI-ID", "PCHID", "InUse", "#LGs", "PNET-ID"]);
+    assert_eq!(device[1], ["0000", "0", "loopback-ism", "ffff", "No", "0"]);
     assert!(json::<Connections>(&bed, &["ss"]).connections.is_empty());
     assert!(json::<LinkGroups>(&bed, &["linkgroup"]).link_groups.is_empty());
 }
@@ -210,7 +219,14 @@ fn stats_have_smcd_stats_sections() {
     }
     assert!(shown(&bed, &["stats", "-d"]).contains("client"));
     assert_eq!(json::<Stats>(&bed, &["stats"]).connections.handled, 0);
-    assert_eq!(shown(&bed, &["stats", "reset"]), "");
+    assert_eq!(shown(&bed, &["stats", "reset", "--all"]), "");
+    // Neither HOME nor XDG_STATE_HOME is set here.
+    let output = ask(&bed, &["stats", "reset"]);
+    assert!(!output.status.success() && errors(&output).contains("--all"), "{}", errors(&output));
+    let smcd = shown(&bed, &["stats", "json"]);
+    for key in ["\"SMCD\"", "\"SMC_USR_TX_BUF_8K\":0", "\"SMC_USR_RX_BUF_1024K\":0", "\"SMC_RX_BYTES\":0"] {
+        assert!(smcd.contains(key), "{key} in {smcd}");
+    }
 }
 
 #[test]

@@ -136,6 +136,8 @@ impl Words {
     pub const CONS_AT: usize = core::mem::offset_of!(Words, cons);
     /// Where the window is.
     pub const WINDOW_AT: usize = Self::PROD_AT + size_of::<AtomicU64>();
+    /// Where the writers' wait word is.
+    pub const WWAIT_AT: usize = core::mem::offset_of!(Words, wwait);
 }
 
 impl Words {

@@ -1,5 +1,6 @@
-//! `ss` and `linkgroup`.
+//! `ss` and `linkgroup`, in the columns of smc-tools.
 
+use super::kernel::States;
 use super::table::Table;
 use crate::args::Ss;
 use crate::error::Error;
@@ -13,18 +14,37 @@ const NONE: &str = "-";
 pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
     let mut heading = vec!["State", "UID", "Inode", "Local-Address", "Peer-Address", "Intf", "Mode"];
     if args.debug {
-        heading.extend(["Token", "Rcvbuf", "Peerbuf", "rxprod-Cursor", "rxcons-Cursor", "rxLane"]);
-        heading.extend(["txprod-Cursor", "txcons-Cursor", "txLane", "PID", "FD", "Command"]);
+        heading.extend([
+            "Shutd",
+            "Token",
+            "Sndbuf",
+            "Rcvbuf",
+            "Peerbuf",
+            "rxprod-Cursor",
+            "rxcons-Cursor",
+            "rxFlags",
+        ]);
+        heading.extend([
+            "txprod-Cursor",
+            "txcons-Cursor",
+            "txFlags",
+            "txprep-Cursor",
+            "txsent-Cursor",
+            "txfin-Cursor",
+        ]);
+        heading.extend(["rxLane", "txLane", "PID", "FD", "Command"]);
     }
     if args.smcd {
-        heading.extend(["GID", "Token", "Peer-Token", "Linkid"]);
+        heading.extend(["GID", "Token", "Peer-GID", "Peer-Token", "Linkid"]);
     }
     let mut table = Table::new(&heading);
+    let mut states = States::default();
     for connection in answer.connections.iter().filter(|connection| is_wanted(connection, args)) {
+        let inode = inode(connection);
         let mut row = vec![
             connection.state.clone(),
             connection.uid.to_string(),
-            inode(connection).unwrap_or_else(|| NONE.into()),
+            inode.map_or(NONE.into(), |inode| inode.to_string()),
             connection.local.clone(),
             connection.remote.clone(),
             // loopback-ism has no network interface.
@@ -32,12 +52,16 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
             connection.mode.clone(),
         ];
         if args.debug {
+            let state = inode.and_then(|inode| states.of(connection.pid, inode));
+            row.push(state.map_or(NONE, shutdown).into());
             row.extend(debug_columns(connection));
         }
         if args.smcd {
             let gid = connection.gid.clone().unwrap_or_else(|| NONE.into());
             let link = connection.link.map_or(NONE.into(), |link| format!("{link:08x}"));
-            row.extend([gid, connection.rx.token.clone(), connection.tx.token.clone(), link]);
+            let (own, peer) = (connection.rx.token.clone(), connection.tx.token.clone());
+            // One broker is one device: the peer's GID is the own one.
+            row.extend([gid.clone(), own, gid, peer, link]);
         }
         table.row(row);
     }
@@ -47,7 +71,20 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
 fn is_wanted(connection: &Connection, args: &Ss) -> bool {
     let is_listening = connection.state == "LISTEN";
     let is_lane = connection.mode == "SMCD";
-    (args.all || args.listening == is_listening) && (is_lane || !args.smcd)
+    (args.all || args.listening == is_listening) && (is_lane || !args.smcd) && !args.smcr
+}
+
+/// Which directions the program or its peer has shut down, by TCP's state, as smcss writes it.
+fn shutdown(state: u8) -> &'static str {
+    match state {
+        // FIN_WAIT1, FIN_WAIT2, TIME_WAIT
+        4..=6 => "<-W",
+        // CLOSE_WAIT
+        8 => "R->",
+        // CLOSE, LAST_ACK, CLOSING
+        7 | 9 | 11 => "R-W",
+        _ => "<->",
+    }
 }
 
 /// Cursors as seen from this end, in smcss's order: produced, then consumed.
@@ -56,16 +93,25 @@ fn debug_columns(connection: &Connection) -> Vec<String> {
         let (wraps, count) = direction.wrap_count(at);
         format!("{wraps:04x}:{count:08x}")
     };
+    let flags = |direction: &Direction| format!("{:02x}:{:02x}", direction.prod_flags, direction.state_flags);
     let (rx, tx) = (&connection.rx, &connection.tx);
     vec![
         rx.token.clone(),
-        rx.ring.to_string(),
-        tx.ring.to_string(),
+        // Without a copy the send buffer is the part of the peer's ring that is in use.
+        format!("{:08x}", tx.window),
+        format!("{:08x}", rx.ring),
+        format!("{:08x}", tx.ring),
         cursor(rx, rx.peer_cursor),
         cursor(rx, rx.own_cursor),
-        format!("{}/{}", rx.mode, rx.generation),
+        flags(rx),
         cursor(tx, tx.own_cursor),
         cursor(tx, tx.peer_cursor),
+        flags(tx),
+        // What is prepared is sent at once; what the peer has consumed is finished.
+        cursor(tx, tx.own_cursor),
+        cursor(tx, tx.own_cursor),
+        cursor(tx, tx.peer_cursor),
+        format!("{}/{}", rx.mode, rx.generation),
         format!("{}/{}", tx.mode, tx.generation),
         connection.pid.to_string(),
         connection.fd.to_string(),
@@ -74,23 +120,75 @@ fn debug_columns(connection: &Connection) -> Vec<String> {
 }
 
 /// The socket's inode, where this process may look into the other one.
-fn inode(connection: &Connection) -> Option<String> {
+fn inode(connection: &Connection) -> Option<u64> {
     let link = fs::read_link(format!("/proc/{}/fd/{}", connection.pid, connection.fd)).ok()?;
-    let name = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
-    Some(name.to_owned())
+    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Only the groups that `wanted` names, in hexadecimal as they are shown.
+pub fn only(answer: &mut LinkGroups, wanted: Option<u32>) {
+    answer.link_groups.retain(|group| wanted.is_none_or(|id| id == group.id));
 }
 
 /// Lists link groups, with the two processes that each joins.
-pub fn link_groups(answer: LinkGroups) -> Result<(), Error> {
-    let mut table = Table::new(&["LG-ID", "#Conns", "Max", "Client", "Server"]);
+pub fn link_groups(answer: &LinkGroups) -> Result<(), Error> {
+    let mut table = Table::new(&["LG-ID", "VLAN", "#Conns", "PNET-ID", "Max", "Client", "Server"]);
     for group in &answer.link_groups {
         table.row([
             format!("{:08x}", group.id),
+            // loopback-ism knows no VLAN and no physical network.
+            "0x0".into(),
             group.conns.to_string(),
+            NONE.into(),
             group.max_conns.to_string(),
             format!("{}/{}", group.client_pid, group.client_comm),
             format!("{}/{}", group.server_pid, group.server_comm),
         ]);
     }
     table.print()
+}
+
+/// Lists the two sides of each link group: a group has one link, a page of memory that both processes share.
+pub fn links(answer: &LinkGroups) -> Result<(), Error> {
+    let mut table = Table::new(&[
+        "LG-ID",
+        "LG-Role",
+        "LG-Type",
+        "Net-Dev",
+        "Link-State",
+        "#Conns",
+        "CQs",
+        "PID",
+        "Command",
+    ]);
+    for group in &answer.link_groups {
+        for (role, pid, comm, cqs) in [
+            ("CLNT", group.client_pid, &group.client_comm, group.client_cqs),
+            ("SERV", group.server_pid, &group.server_comm, group.server_cqs),
+        ] {
+            table.row([
+                &*format!("{:08x}", group.id),
+                role,
+                "SINGLE",
+                NONE,
+                &group.state,
+                &group.conns.to_string(),
+                &cqs.to_string(),
+                &pid.to_string(),
+                comm,
+            ]);
+        }
+    }
+    table.print()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shutdowns_are_written_as_smcss_does() {
+        let states = [(1, "<->"), (5, "<-W"), (8, "R->"), (9, "R-W"), (11, "R-W")];
+        assert!(states.iter().all(|(state, text)| shutdown(*state) == *text));
+    }
 }

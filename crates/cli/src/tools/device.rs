@@ -44,6 +44,15 @@ pub fn seid(answer: &Seid) -> Result<(), Error> {
     print(&format!("{name} [{}]", if answer.enabled { "enabled" } else { "disabled" }))
 }
 
+/// The device as `smcd device` lists it.
+pub fn list(device: &Device) -> Result<(), Error> {
+    let mut table = Table::new(&["FID", "Type", "PCI-ID", "PCHID", "InUse", "#LGs", "PNET-ID"]);
+    let in_use = if device.link_groups > 0 { "Yes" } else { "No" };
+    let groups = device.link_groups.to_string();
+    table.row(["0000", "0", &device.name, &device.chid, in_use, &groups, ""]);
+    table.print()
+}
+
 /// One value, for scripts, as sysfs would print it.
 pub fn get(device: &Device, words: &[String]) -> Result<(), Error> {
     let (named, key) = match words {

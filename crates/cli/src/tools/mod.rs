@@ -1,32 +1,49 @@
 //! The tools: each asks the broker one question and shows its answer.
 
+mod baseline;
+mod chk;
 mod connections;
+mod dbg;
 mod device;
 mod explain;
+mod kernel;
 mod stats;
 pub mod table;
 
-use crate::args::{Command, DeviceAction, Format, SeidAction, StatsAction, Sysctl, UeidAction};
+use crate::args::{
+    Command, DeviceAction, Format, LinkgroupAction, SeidAction, StatsAction, Sysctl, UeidAction,
+};
 use crate::error::Error;
 use crate::socket;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use shunpike_broker::report::{Device, Done, Failure, Seid, Stats, Sysctls, Ueids};
+use shunpike_broker::report::{Device, Done, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids};
 use shunpike_broker::settings::Knob;
 use shunpike_broker::{QueryError, query, what};
 use std::path::PathBuf;
 
 /// Asks the broker what `command` asks for, and shows the answer.
 pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
-    let broker = Broker { socket: socket::answering(named)? };
+    let broker = Broker::answering(named)?;
     match command {
         Command::Ss(args) => {
             broker.show(what::SS, "", &args.format, |answer| connections::list(answer, &args))
         }
         Command::Stats(args) => match args.action {
-            Some(StatsAction::Reset) => broker.ask(what::STATS_RESET, "").map(drop),
-            None => {
-                broker.show(what::STATS, "", &args.format, |answer: Stats| stats::show(&answer, args.details))
+            Some(StatsAction::Reset { all: true }) => broker.ask(what::STATS_RESET, "").map(drop),
+            Some(StatsAction::Reset { all: false }) => {
+                baseline::remember(&broker.socket, &broker.answer(what::STATS, "")?)
+            }
+            action => {
+                let mut counts: Stats = broker.answer(what::STATS, "")?;
+                if !args.absolute {
+                    baseline::since(&broker.socket, &mut counts);
+                }
+                match action {
+                    Some(_) => stats::as_smcd(&counts),
+                    None if args.format.json => table::print_json(&json!(counts)),
+                    None => stats::show(&counts, args.details),
+                }
             }
         },
         Command::Explain(args) => {
@@ -41,6 +58,9 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
         Command::Device { action } => match action.unwrap_or(DeviceAction::Show(Format::default())) {
             DeviceAction::Show(format) => {
                 broker.show(what::DEVICE, "", &format, |answer: Device| device::show(&answer))
+            }
+            DeviceAction::List => {
+                broker.show(what::DEVICE, "", &Format::default(), |answer: Device| device::list(&answer))
             }
             DeviceAction::Set { words } => {
                 broker.show(what::DEVICE_SET, &words.join(" "), &Format::default(), |answer: Device| {
@@ -70,12 +90,29 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
             };
             broker.show(what::SEID, change, &format, |answer: Seid| device::seid(&answer))
         }
-        Command::Linkgroup(format) => broker.show(what::LINKGROUP, "", &format, connections::link_groups),
-        Command::Sysctl(args) => sysctl(&broker, &args),
-        Command::Run(_) | Command::Broker(_) | Command::Completions { .. } | Command::Man { .. } => {
-            unreachable!("asks no broker")
+        Command::Linkgroup { action, which } => {
+            let (which, show): (_, fn(&LinkGroups) -> _) = match action {
+                Some(LinkgroupAction::LinkShow(which)) => (which, connections::links),
+                Some(LinkgroupAction::Show(which)) => (which, connections::link_groups),
+                None => (which, connections::link_groups),
+            };
+            let mut answer: LinkGroups = broker.answer(what::LINKGROUP, "")?;
+            connections::only(&mut answer, which.id);
+            if which.format.json { table::print_json(&json!(answer)) } else { show(&answer) }
         }
+        Command::Sysctl(args) => sysctl(&broker, &args),
+        _ => unreachable!("asks no broker"),
     }
+}
+
+/// `chk`: whether a connection to `target` would get a lane.
+pub fn check(target: &str, named: Option<PathBuf>, format: &Format) -> Result<bool, Error> {
+    chk::check(target, Broker::answering(named), format)
+}
+
+/// `dbg`, with or without a broker.
+pub fn collect(named: Option<PathBuf>, output: Option<PathBuf>) -> Result<(), Error> {
+    dbg::collect(Broker::answering(named), output)
 }
 
 fn sysctl(broker: &Broker, args: &Sysctl) -> Result<(), Error> {
@@ -112,6 +149,10 @@ struct Broker {
 }
 
 impl Broker {
+    fn answering(named: Option<PathBuf>) -> Result<Self, Error> {
+        Ok(Self { socket: socket::answering(named)? })
+    }
+
     fn ask(&self, what: u16, argument: &str) -> Result<String, Error> {
         query(&self.socket, what, argument).map_err(|error| match error {
             QueryError::NoBroker { socket, .. } => Error::NoBroker { tried: vec![socket] },

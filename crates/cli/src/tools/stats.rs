@@ -2,7 +2,7 @@
 
 use super::table::{Table, print};
 use crate::error::Error;
-use shunpike_broker::report::{RoleCounts, Stats, Traffic};
+use shunpike_broker::report::{FallbackCount, RoleCounts, Stats, Traffic};
 
 /// The sums; with `details`, by role too.
 pub fn show(stats: &Stats, details: bool) -> Result<(), Error> {
@@ -57,26 +57,54 @@ fn show_traffic(traffic: &Traffic) -> Result<(), Error> {
     histogram.print()
 }
 
-/// The reasons, the most frequent first.
+/// The reasons, the most frequent first; with `details` those of each side.
 fn show_fallbacks(stats: &Stats, details: bool) -> Result<(), Error> {
-    let mut reasons: Vec<_> = stats.connections.reasons.iter().collect();
-    if reasons.is_empty() {
-        return Ok(());
+    type Count = fn(&FallbackCount) -> u64;
+    let both: Count = |reason| reason.client + reason.server;
+    let sides: &[(&str, Count)] = if details {
+        &[
+            ("\nTCP fallback by reason, client", |reason| reason.client),
+            ("\nTCP fallback by reason, server", |reason| reason.server),
+        ]
+    } else {
+        &[("\nTCP fallback by reason", both)]
+    };
+    for (title, count) in sides {
+        let mut reasons: Vec<_> =
+            stats.connections.reasons.iter().filter(|reason| count(reason) > 0).collect();
+        if reasons.is_empty() {
+            continue;
+        }
+        reasons.sort_by_key(|reason| std::cmp::Reverse(count(reason)));
+        print(title)?;
+        let mut table = Table::new(&["  Code", "Count", "Reason"]);
+        for reason in reasons {
+            table.row([format!("  0x{:08x}", reason.code), count(reason).to_string(), reason.text.clone()]);
+        }
+        table.print()?;
     }
-    reasons.sort_by_key(|reason| std::cmp::Reverse(reason.client + reason.server));
-    print("\nTCP fallback by reason")?;
-    let by_role = if details { &["Client", "Server"][..] } else { &["Count"] };
-    let mut table = Table::new(&[&["  Code"], by_role, &["Reason"]].concat());
-    for reason in reasons {
-        let counts = if details {
-            vec![reason.client.to_string(), reason.server.to_string()]
-        } else {
-            vec![(reason.client + reason.server).to_string()]
-        };
-        let code = vec![format!("  0x{:08x}", reason.code)];
-        table.row([code, counts, vec![reason.text.clone()]].concat());
+    Ok(())
+}
+
+/// What `smcd stats json` prints, with its key names. What is not counted here is left out, not zero.
+pub fn as_smcd(stats: &Stats) -> Result<(), Error> {
+    let mut keys = serde_json::Map::new();
+    for (direction, traffic) in [("TX", &stats.tx), ("RX", &stats.rx)] {
+        for class in &traffic.histogram {
+            // smcd's column ">512KB" is the sum of its two largest classes; here it is one.
+            let size = match class.size.strip_suffix("KB") {
+                Some(">512") => "1024K".to_owned(),
+                Some(size) => format!("{size}K"),
+                None => continue,
+            };
+            keys.insert(format!("SMC_USR_{direction}_BUF_{size}"), class.calls.into());
+        }
+        keys.insert(format!("SMC_{direction}_BYTES"), traffic.bytes.into());
+        keys.insert(format!("SMC_{direction}_CNT"), traffic.calls.into());
     }
-    table.print()
+    keys.insert("SMC_CLNT_V2_SUCC_CNT".into(), stats.connections.client.smc.into());
+    keys.insert("SMC_SRV_V2_SUCC_CNT".into(), stats.connections.server.smc.into());
+    print(&serde_json::json!({ "SMCD": keys }).to_string())
 }
 
 fn ratio(a: u64, b: u64) -> String {

@@ -1,0 +1,144 @@
+//! The names of smc-tools: links to this program that are called as those tools are.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// The arguments as this program's own, whatever name it was called by. Errors: what that name cannot do.
+pub fn translated(arguments: impl Iterator<Item = OsString>) -> Result<Vec<OsString>, String> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    let called = arguments.first().map(|name| Path::new(name).file_name().unwrap_or_default().to_owned());
+    let called = called.as_deref().and_then(OsStr::to_str).unwrap_or_default().to_owned();
+    let given = arguments.split_off(arguments.len().min(1));
+    let own: Vec<OsString> = match called.as_str() {
+        "smc_run" => run(given),
+        "smcss" => with("ss", given),
+        "smcd" => smcd(given),
+        "smc_chk" => check(given)?,
+        "smc_dbg" => with("dbg", given),
+        _ => given,
+    };
+    arguments.extend(own);
+    Ok(arguments)
+}
+
+fn with(subcommand: &str, given: Vec<OsString>) -> Vec<OsString> {
+    [OsString::from(subcommand)].into_iter().chain(given).collect()
+}
+
+/// `smc_run [-d] [-r SIZE] [-t SIZE] CMD`: sizes are as large as a program needs, so they say nothing here.
+fn run(given: Vec<OsString>) -> Vec<OsString> {
+    let mut rest = given.as_slice();
+    while let [option, others @ ..] = rest {
+        rest = match option.as_bytes() {
+            b"-d" => others,
+            b"-r" | b"-t" => others.get(1..).unwrap_or(&[]),
+            [b'-', b'r' | b't', _, ..] => others,
+            b"-h" | b"--help" | b"-v" | b"--version" => return with("run", vec![option.clone()]),
+            _ => break,
+        };
+    }
+    [&["run".into(), "--".into()], rest].concat()
+}
+
+/// `smcd [-d] [-a] OBJECT [COMMAND]`, each as short as you like.
+fn smcd(given: Vec<OsString>) -> Vec<OsString> {
+    const OBJECTS: [&str; 6] = ["device", "linkgroup", "info", "ueid", "seid", "stats"];
+    let (options, words): (Vec<OsString>, Vec<OsString>) =
+        given.into_iter().partition(|word| word.as_bytes().starts_with(b"-"));
+    let Some((object, rest)) = words.split_first() else {
+        return if options.is_empty() { vec!["--help".into()] } else { options };
+    };
+    let full = |word: &OsStr, of: &[&'static str]| -> OsString {
+        let whole = word.to_str().filter(|word| !word.is_empty());
+        let whole = whole.and_then(|word| of.iter().find(|name| name.starts_with(word)));
+        whole.map_or(word.to_owned(), OsString::from)
+    };
+    let object = full(object, &OBJECTS);
+    let mut own = vec![object.clone()];
+    let commands: &[&'static str] = match object.to_str() {
+        // smc-tools prints the device and its groups as a table; 'show' is what it does without a word.
+        Some("device") => {
+            own.push("list".into());
+            return own.into_iter().chain(options.into_iter().filter(|option| option != "-d")).collect();
+        }
+        Some("stats") => &["show", "reset", "json"],
+        Some("linkgroup") => &["show", "link-show"],
+        Some("ueid") => &["show", "add", "del", "flush"],
+        Some("seid") => &["show", "enable", "disable"],
+        _ => &[],
+    };
+    if let Some((command, rest)) = rest.split_first() {
+        let command = full(command, commands);
+        let is_default = command == "show" && !matches!(object.to_str(), Some("linkgroup" | "ueid" | "seid"));
+        if !is_default {
+            own.push(command);
+        }
+        own.extend(rest.iter().filter(|word| *word != "all").cloned());
+    }
+    own.extend(options);
+    own
+}
+
+/// `smc_chk -C IP [-p PORT]`.
+fn check(given: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    const WANTED: &str =
+        "smc_chk: only '-C HOST -p PORT' is here, or '-C HOST:PORT'; it looks, and connects nowhere";
+    let (mut host, mut port) = (None, None);
+    let mut words = given.iter().map(|word| word.to_string_lossy().into_owned());
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "-C" | "--connect" => host = words.next(),
+            "-p" | "--port" => port = words.next(),
+            "-h" | "--help" => return Ok(vec!["chk".into(), "--help".into()]),
+            _ => return Err(WANTED.into()),
+        }
+    }
+    let target = match (host, port) {
+        (Some(host), Some(port)) if host.contains(':') => format!("[{host}]:{port}"),
+        (Some(host), Some(port)) => format!("{host}:{port}"),
+        (Some(target), None) => target,
+        (None, _) => return Err(WANTED.into()),
+    };
+    Ok(vec!["chk".into(), target.into()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> String {
+        let words =
+            translated(line.split(' ').map(OsString::from)).unwrap_or_else(|error| vec![error.into()]);
+        words.join(OsStr::new(" ")).to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn smc_tools_lines_are_ours() {
+        for (line, own) in [
+            ("shunpike ss -d", "shunpike ss -d"),
+            ("/usr/bin/smcss -a -D", "/usr/bin/smcss ss -a -D"),
+            ("smc_run -d -r 64K -t64K nc -l 80", "smc_run run -- nc -l 80"),
+            ("smc_run redis-server -d", "smc_run run -- redis-server -d"),
+            ("smc_run --help", "smc_run run --help"),
+            ("smcd d", "smcd device list"),
+            ("smcd -d linkgroup", "smcd linkgroup -d"),
+            ("smcd linkg show all", "smcd linkgroup show"),
+            ("smcd linkgroup link-show 00000001", "smcd linkgroup link-show 00000001"),
+            ("smcd -d stats show", "smcd stats -d"),
+            ("smcd st reset", "smcd stats reset"),
+            ("smcd stats json", "smcd stats json"),
+            ("smcd -a stats", "smcd stats -a"),
+            ("smcd ueid add MY-EID", "smcd ueid add MY-EID"),
+            ("smcd se", "smcd seid"),
+            ("smcd i", "smcd info"),
+            ("smcd", "smcd --help"),
+            ("smc_chk -C ::1 -p 80", "smc_chk chk [::1]:80"),
+            ("smc_chk -C localhost:80", "smc_chk chk localhost:80"),
+            ("smc_dbg", "smc_dbg dbg"),
+        ] {
+            assert_eq!(of(line), own, "{line}");
+        }
+        assert!(of("smc_chk -S").contains("only '-C"));
+    }
+}

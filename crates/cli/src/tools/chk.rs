@@ -1,0 +1,263 @@
+//! `chk HOST:PORT`: whether a connection there would get a lane, without making one.
+
+use super::Broker;
+use super::kernel::{self, LISTEN, Socket};
+use super::table::{Table, print, print_json};
+use crate::args::Format;
+use crate::error::Error;
+use serde_json::json;
+use shunpike_broker::report::Check;
+use shunpike_broker::what;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
+
+/// One thing that has to be so.
+struct Finding {
+    name: &'static str,
+    /// `None`: cannot be seen from here.
+    is_so: Option<bool>,
+    /// What was found.
+    text: String,
+    /// What to do where it is not so.
+    advice: &'static str,
+}
+
+/// Looks at everything that decides, and says it. Whether there would be a lane is the exit status.
+pub fn check(target: &str, broker: Result<Broker, Error>, format: &Format) -> Result<bool, Error> {
+    let addresses = resolve(target)?;
+    // The one of several addresses at which somebody listens is the one that a program gets to.
+    let sockets = kernel::sockets("self");
+    let address =
+        addresses.iter().find(|address| listener(&sockets, **address).is_some()).or(addresses.first());
+    let Some(address) = address.copied() else { return Err(unknown(target, "it has no address")) };
+    let findings = findings(address, &sockets, broker);
+    let verdict = findings.iter().all(|finding| finding.is_so != Some(false));
+    show(target, address, &findings, verdict, format)?;
+    Ok(verdict)
+}
+
+fn resolve(target: &str) -> Result<Vec<SocketAddr>, Error> {
+    let found = target.to_socket_addrs().map_err(|error| unknown(target, &error.to_string()))?;
+    Ok(found.map(|address| SocketAddr::new(address.ip().to_canonical(), address.port())).collect())
+}
+
+fn unknown(target: &str, why: &str) -> Error {
+    Error::Target { target: target.to_owned(), why: why.to_owned() }
+}
+
+fn findings(address: SocketAddr, sockets: &[Socket], broker: Result<Broker, Error>) -> Vec<Finding> {
+    let mut findings = vec![this_host(address.ip())];
+    if findings[0].is_so == Some(false) {
+        return findings;
+    }
+    let (socket, holders) = match listener(sockets, address) {
+        Some(socket) => (socket, kernel::holders(socket.inode)),
+        None => {
+            findings.push(Finding {
+                name: "listener",
+                is_so: Some(false),
+                text: format!("nobody listens at {address} in this network namespace"),
+                advice: "start the server; a port forwarded into a container is not seen from here: look there",
+            });
+            return findings;
+        }
+    };
+    let server = holders.first();
+    findings.push(Finding {
+        name: "listener",
+        is_so: Some(true),
+        text: match server {
+            Some((pid, name)) => {
+                let more = if holders.len() > 1 {
+                    format!(" and {} more", holders.len() - 1)
+                } else {
+                    String::new()
+                };
+                format!("{name} (PID {pid}, uid {}){more}", socket.uid)
+            }
+            None => format!("a process of uid {}", socket.uid),
+        },
+        advice: "",
+    });
+    findings.push(library(server.map(|(pid, _)| *pid)));
+    match broker {
+        Ok(broker) => findings.extend(of_broker(&broker, server.map(|(pid, _)| *pid), socket.uid)),
+        Err(_) => findings.push(Finding {
+            name: "broker",
+            is_so: Some(false),
+            text: "no broker answers".into(),
+            advice: "'shunpike run' starts one; 'shunpike info' says where it is looked for",
+        }),
+    }
+    findings
+}
+
+/// Whether an address is one of this network namespace: only then can the peer be on this host.
+fn this_host(ip: IpAddr) -> Finding {
+    let any: SocketAddr = if ip.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
+    // The kernel chooses its own address for a way to itself; nothing is sent.
+    let own = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect((ip, 9))?;
+        socket.local_addr()
+    });
+    let is_own = ip.is_loopback() || ip.is_unspecified() || own.is_ok_and(|own| own.ip() == ip);
+    Finding {
+        name: "this host",
+        is_so: Some(is_own),
+        text: if is_own {
+            format!("{ip} is an address of this host")
+        } else {
+            format!("{ip} is no address of this host")
+        },
+        advice: "other hosts are reached by TCP only; a container of this host is, where both ends' broker is privileged: \
+                 'shunpike ss' shows it when connected",
+    }
+}
+
+/// Who listens where a connection to `address` ends up: the exact address before the wildcard.
+fn listener(sockets: &[Socket], address: SocketAddr) -> Option<Socket> {
+    let at = |wanted: &dyn Fn(IpAddr) -> bool| {
+        let is_it = |socket: &&Socket| {
+            socket.state == LISTEN
+                && socket.local.port() == address.port()
+                && wanted(socket.local.ip().to_canonical())
+        };
+        sockets.iter().find(is_it).copied()
+    };
+    let target = if address.ip().is_unspecified() { [127, 0, 0, 1].into() } else { address.ip() };
+    at(&|ip| ip == target).or_else(|| at(&|ip| ip.is_unspecified()))
+}
+
+fn library(pid: Option<u32>) -> Finding {
+    let is_so = pid.and_then(kernel::has_library);
+    Finding {
+        name: "library",
+        is_so,
+        text: match is_so {
+            Some(true) => "libshunpike.so is loaded in it".into(),
+            Some(false) => "libshunpike.so is not loaded in it".into(),
+            None => "whether libshunpike.so is loaded in it cannot be seen: it is another user's".into(),
+        },
+        advice: "start it with 'shunpike run'; static, setuid and musl programs stay on TCP",
+    }
+}
+
+fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
+    let mut findings = vec![same_broker(&broker.socket, pid)];
+    match broker.answer::<Check>(what::CHECK, &format!("{} {uid}", pid.unwrap_or(0))) {
+        Ok(check) => {
+            findings.push(Finding {
+                name: "device",
+                is_so: Some(check.active),
+                text: format!("loopback-ism is {}active", if check.active { "" } else { "not " }),
+                advice: "'shunpike device set active on'",
+            });
+            let own = rustix::process::getuid().as_raw();
+            let may = if check.permitted { "may" } else { "may not" };
+            findings.push(Finding {
+                name: "policy",
+                is_so: Some(check.permitted),
+                text: format!("you (uid {own}) and uid {uid} {may} be peers: {}", check.peers),
+                advice: "run both as one user, or let policy join them (docs/policy.md)",
+            });
+            let text = match check.session {
+                Some(true) => "the process has a session with the broker",
+                Some(false) => {
+                    "the process has had nothing to say to the broker yet; its first busy connection will"
+                }
+                None => "whether the process has a session is not yours to know",
+            };
+            findings.push(Finding {
+                name: "session",
+                is_so: check.session.filter(|has| *has),
+                text: text.into(),
+                advice: "",
+            });
+        }
+        Err(error) => findings.push(Finding {
+            name: "broker",
+            is_so: Some(false),
+            text: error.to_string(),
+            advice: "restart the broker with this version",
+        }),
+    }
+    findings
+}
+
+fn same_broker(ours: &Path, pid: Option<u32>) -> Finding {
+    let theirs = pid.and_then(|pid| kernel::variables(pid, crate::socket::VARIABLE)).map(|variables| {
+        variables
+            .into_iter()
+            .find(|(name, _)| name == crate::socket::VARIABLE)
+            .map(|(_, path)| PathBuf::from(path))
+    });
+    let is_so = theirs.as_ref().map(|theirs| theirs.as_deref() == Some(ours));
+    let text = match &theirs {
+        Some(Some(path)) if is_so == Some(true) => format!("both ends use the broker at {}", path.display()),
+        Some(Some(path)) => {
+            format!("it uses the broker at {}, you the one at {}", path.display(), ours.display())
+        }
+        Some(None) => format!("it names no broker; yours is at {}", ours.display()),
+        None => format!("which broker it uses cannot be seen; yours is at {}", ours.display()),
+    };
+    Finding { name: "broker", is_so, text, advice: "start both with the same SHUNPIKE_SOCKET (or --socket)" }
+}
+
+fn show(
+    target: &str,
+    address: SocketAddr,
+    findings: &[Finding],
+    verdict: bool,
+    format: &Format,
+) -> Result<(), Error> {
+    if format.json {
+        let one = |finding: &Finding| json!({ "name": finding.name, "is_so": finding.is_so, "text": finding.text, "advice": finding.advice });
+        let findings: Vec<_> = findings.iter().map(one).collect();
+        return print_json(&json!({
+            "target": target, "address": address.to_string(), "lane": verdict, "findings": findings,
+        }));
+    }
+    let mut table = Table::headless();
+    for finding in findings {
+        let mark = finding.is_so.map_or("?", |is_so| if is_so { "yes" } else { "no" });
+        table.row([mark, finding.name, &finding.text]);
+    }
+    table.print()?;
+    if verdict {
+        return print(
+            "\nSuccess, using SMC-D: a program that you start with 'shunpike run' gets a lane there, once it is busy",
+        );
+    }
+    print("\nFailed (TCP fallback), reasons:")?;
+    let failed = findings.iter().filter(|finding| finding.is_so == Some(false));
+    failed.into_iter().try_for_each(|finding| print(&format!("  {}: {}", finding.text, finding.advice)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listening(local: &str) -> Socket {
+        Socket { local: local.parse().expect("an address"), state: LISTEN, uid: 0, inode: 1 }
+    }
+
+    #[test]
+    fn the_exact_address_comes_before_the_wildcard() {
+        let sockets = [listening("0.0.0.0:80"), listening("127.0.0.1:80"), listening("[::]:81")];
+        let at = |address: &str| {
+            listener(&sockets, address.parse().expect("an address")).map(|s| s.local.to_string())
+        };
+        assert_eq!(at("127.0.0.1:80").as_deref(), Some("127.0.0.1:80"));
+        assert_eq!(at("127.0.0.2:80").as_deref(), Some("0.0.0.0:80"));
+        assert_eq!(at("127.0.0.1:81").as_deref(), Some("[::]:81"), "both families");
+        assert_eq!(at("127.0.0.1:82"), None);
+        let established = Socket { state: 1, ..sockets[1] };
+        assert!(listener(&[established], established.local).is_none());
+    }
+
+    #[test]
+    fn loopback_is_here_and_the_documentation_is_not() {
+        assert_eq!(this_host([127, 9, 9, 9].into()).is_so, Some(true));
+        assert_eq!(this_host([192, 0, 2, 1].into()).is_so, Some(false));
+    }
+}

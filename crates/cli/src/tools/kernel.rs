@@ -1,0 +1,143 @@
+//! What /proc says of other processes and their sockets, as far as the caller may look.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// A row of /proc/PID/net/tcp.
+#[derive(Copy, Clone, Debug)]
+pub struct Socket {
+    /// Own address.
+    pub local: SocketAddr,
+    /// The kernel's state: 1 established, 10 listening, ...
+    pub state: u8,
+    /// Owner.
+    pub uid: u32,
+    /// Names the socket; 0 without one.
+    pub inode: u64,
+}
+
+/// TCP's number of a listening socket's state.
+pub const LISTEN: u8 = 10;
+
+/// All TCP sockets of the network namespace that a process (`self`) is in.
+pub fn sockets(process: &str) -> Vec<Socket> {
+    let table = |name: &str| fs::read_to_string(format!("/proc/{process}/net/{name}")).unwrap_or_default();
+    ["tcp", "tcp6"]
+        .iter()
+        .flat_map(|name| table(name).lines().skip(1).filter_map(socket).collect::<Vec<_>>())
+        .collect()
+}
+
+fn socket(line: &str) -> Option<Socket> {
+    let mut fields = line.split_whitespace();
+    let local = address(fields.nth(1)?)?;
+    let state = u8::from_str_radix(fields.nth(1)?, 16).ok()?;
+    let uid = fields.nth(3)?.parse().ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
+    Some(Socket { local, state, uid, inode })
+}
+
+/// `0100007F:1F90`: words of four bytes in the host's order, and a port.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let words: Option<Vec<[u8; 4]>> = ip
+        .as_bytes()
+        .chunks(8)
+        .map(|word| u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok().map(u32::to_ne_bytes))
+        .collect();
+    let ip = match words?.as_slice() {
+        [word] => IpAddr::V4(Ipv4Addr::from(*word)),
+        [a, b, c, d] => {
+            let bytes: [u8; 16] = [*a, *b, *c, *d].concat().try_into().ok()?;
+            IpAddr::V6(Ipv6Addr::from(bytes))
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+}
+
+/// The processes that have the socket `inode`, as far as we may look: pid and name.
+pub fn holders(inode: u64) -> Vec<(u32, String)> {
+    let wanted = format!("socket:[{inode}]");
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let has = |pid: u32| {
+        let Ok(mut fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        fds.any(|fd| {
+            fd.is_ok_and(|fd| fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == &*wanted))
+        })
+    };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut found: Vec<(u32, String)> = pids.filter(|pid| has(*pid)).map(|pid| (pid, name(pid))).collect();
+    found.sort();
+    found
+}
+
+/// A process's name.
+pub fn name(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+/// Whether the library is loaded in a process; `None` where we may not look.
+pub fn has_library(pid: u32) -> Option<bool> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    Some(maps.lines().any(|line| line.contains("libshunpike")))
+}
+
+/// The variables of a process that it was started with and that begin with `prefix`; `None` where we may not look.
+pub fn variables(pid: u32, prefix: &str) -> Option<Vec<(String, String)>> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let variables = environment.split(|byte| *byte == 0).filter_map(|variable| {
+        let (name, value) = std::str::from_utf8(variable).ok()?.split_once('=')?;
+        name.starts_with(prefix).then(|| (name.to_owned(), value.to_owned()))
+    });
+    Some(variables.collect())
+}
+
+/// States of sockets by process, each namespace's table read once for each process.
+#[derive(Default)]
+pub struct States(HashMap<u32, HashMap<u64, u8>>);
+
+impl States {
+    /// What the kernel says of a process's socket.
+    pub fn of(&mut self, pid: u32, inode: u64) -> Option<u8> {
+        let table = self.0.entry(pid).or_insert_with(|| {
+            sockets(&pid.to_string()).into_iter().map(|socket| (socket.inode, socket.state)).collect()
+        });
+        table.get(&inode).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn our_own_listener_is_found_and_known_as_ours() {
+        for bound in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(bound) else { continue };
+            let address = listener.local_addr().expect("bound");
+            let found =
+                sockets("self").into_iter().find(|s| s.local == address && s.state == LISTEN).expect(bound);
+            assert_eq!(found.uid, rustix::process::getuid().as_raw());
+            let ours = std::process::id();
+            assert!(holders(found.inode).iter().any(|(pid, _)| *pid == ours), "{bound}");
+            let link = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).expect("a link");
+            assert_eq!(link.to_str(), Some(&*format!("socket:[{}]", found.inode)));
+            assert_eq!(States::default().of(ours, found.inode), Some(LISTEN));
+        }
+    }
+
+    #[test]
+    fn addresses_are_in_the_hosts_order() {
+        let of = |text: &str| address(text).map(|address| address.to_string());
+        if cfg!(target_endian = "little") {
+            assert_eq!(of("0100007F:1F90").as_deref(), Some("127.0.0.1:8080"));
+            assert_eq!(of("00000000000000000000000001000000:0050").as_deref(), Some("[::1]:80"));
+        }
+        assert_eq!(of("0100007F"), None);
+        assert_eq!(of("01:xx"), None);
+    }
+}
