@@ -6,7 +6,7 @@
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
 # make suites     CPython's, libevent's and redis's own test suites, with and without Shunpike: two hours
-# make bench      measures lanes against TCP in one run, and compares with the floors
+# make bench      measures lanes beside TCP and UNIX sockets, a quarter of an hour; BENCH="--quick" or names of workloads
 # make lint       formatting, clippy, and a reason for every unsafe block
 # make install    PREFIX=/usr/local DESTDIR=
 
@@ -45,7 +45,8 @@ soak: build
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),600) SOAK_CONNECTIONS=$(or $(SOAK_CONNECTIONS),2000) python3 -m pytest tests/test_soak.py -v -s
 
 bench: build
-	ci/bench
+	ci/deps sockperf iperf3 nginx wrk redis-server redis-benchmark openssl strace
+	$(RELEASE)/shunpike bench --check --json bench.json --chart bench.svg $(BENCH)
 
 lint:
 	$(CARGO) fmt --all --check

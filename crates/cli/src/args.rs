@@ -108,6 +108,19 @@ Examples:
   shunpike device set loopback-ism dmb_copy on
   shunpike device get xfer_bytes";
 
+const BENCH_NOTES: &str = "\
+Runs each workload on kernel TCP, on UNIX stream sockets where its programs know them, and on lanes in copy and \
+no-copy mode, in turn, and shows medians side by side, with the ratio that the kernel's own SMC-D had in its \
+published tables and what Shunpike is to reach. A row says so where lanes did not carry its bytes. A program that is \
+missing is named with the package that brings it. Each measurement has a broker of its own; yours is left alone.
+
+Both ends want a CPU each, and nobody else on the machine: look at the load averages beneath the heading.
+
+Examples:
+  shunpike bench --quick                  a first look, under a minute
+  shunpike bench redis nginx-100          some workloads, by the beginnings of their names
+  shunpike bench --chart speed.svg        a quarter of an hour, and a picture of it";
+
 /// Carries TCP connections between two programs of one host through shared memory.
 #[derive(Parser)]
 #[command(name = "shunpike", version, long_about = OVERVIEW, after_help = EXAMPLES, propagate_version = true)]
@@ -194,6 +207,16 @@ pub enum Command {
     /// Show the settings, or change them: at once, for all programs of the broker
     #[command(after_help = SYSCTL_NOTES)]
     Sysctl(Sysctl),
+    /// Measure lanes beside kernel TCP and UNIX sockets, on this machine
+    #[command(after_help = BENCH_NOTES)]
+    Bench(shunpike_bench::Options),
+    /// A load program of `bench`
+    #[command(hide = true)]
+    BenchLoad {
+        /// Which
+        #[command(subcommand)]
+        load: shunpike_bench::load::Load,
+    },
     /// Print the completions of a shell (bash, zsh, fish, elvish, powershell)
     Completions {
         /// The shell

@@ -72,6 +72,12 @@ pub enum Error {
         /// What is wrong, and what to do.
         reason: String,
     },
+    /// The bench has no result.
+    Bench(shunpike_bench::Error),
+    /// A load program of the bench ended early.
+    Load(io::Error),
+    /// The path of this program cannot be found out.
+    Itself(io::Error),
     /// The broker could not arrange to be told to end.
     Signals(io::Error),
 }
@@ -138,6 +144,9 @@ impl fmt::Display for Error {
             Error::Background { socket, reason } => {
                 write!(f, "no broker could be started at {}: {reason}", socket.display())
             }
+            Error::Bench(error) => error.fmt(f),
+            Error::Load(source) => source.fmt(f),
+            Error::Itself(source) => write!(f, "cannot find out the path of this program: {source}"),
             Error::Signals(source) => write!(f, "cannot set up the broker's signals: {source}"),
         }
     }

@@ -17,6 +17,7 @@ mod tools;
 use args::{Cli, Command};
 use clap::Parser;
 use error::Error;
+use std::env;
 
 /// Does what the process's arguments say and returns its exit status. `run` does not return if it succeeds.
 pub fn command_line() -> u8 {
@@ -46,6 +47,8 @@ fn dispatch(cli: Cli) -> Result<bool, Error> {
         Command::Broker(args) if args.background => background::start(&args, socket),
         Command::Broker(args) => broker::serve(args, socket),
         Command::Explain(args) if args.codes => codes::print(&args.format),
+        Command::Bench(options) => bench(&options),
+        Command::BenchLoad { load } => shunpike_bench::load::run(load).map_err(Error::Load),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { directory } => pages::man(&directory),
         Command::Chk { target, format } => return tools::check(&target, socket, &format),
@@ -53,4 +56,10 @@ fn dispatch(cli: Cli) -> Result<bool, Error> {
         question => tools::ask(question, socket),
     }
     .map(|()| true)
+}
+
+fn bench(options: &shunpike_bench::Options) -> Result<(), Error> {
+    // Itself again: brokers, `run` and the load programs are its subcommands.
+    let shunpike = env::current_exe().map_err(Error::Itself)?;
+    shunpike_bench::bench(options, &shunpike_bench::Programs { shunpike }).map_err(Error::Bench)
 }

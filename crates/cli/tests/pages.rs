@@ -6,7 +6,7 @@ use bed::{Bed, errors, text};
 use shunpike_wire::Reason;
 use std::fs;
 
-const SUBCOMMANDS: [&str; 15] = [
+const SUBCOMMANDS: [&str; 16] = [
     "run",
     "broker",
     "ss",
@@ -21,6 +21,7 @@ const SUBCOMMANDS: [&str; 15] = [
     "chk",
     "dbg",
     "sysctl",
+    "bench",
     "completions",
 ];
 
@@ -34,7 +35,7 @@ fn help_teaches() {
         assert!(output.status.success() && text(&output).contains("Usage:"), "{name}");
     }
     assert!(help.contains("Examples:") && help.contains("Exit status:"));
-    assert!(!help.contains("\n  man "), "for the build only");
+    assert!(!help.contains("\n  man ") && !help.contains("bench-load"), "not for people");
     assert!(text(&bed.output(&["ss", "--help"])).contains("TCP 0xOWN/0xPEER"));
     assert!(text(&bed.output(&["run", "--help"])).contains("127"));
 }

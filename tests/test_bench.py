@@ -1,0 +1,94 @@
+"""`shunpike bench`: what it prints, writes and draws holds together, and each side is what it says."""
+
+import json
+import os
+import re
+import signal
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from harness import BINARY
+from procs import until
+
+pytestmark = [pytest.mark.cost, pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="both ends want a CPU")]
+
+PINGPONG = {"tcp", "unix", "copy", "nocopy"}
+
+
+def bench(world, *arguments, prefix=(), **options):
+    return world.start("bench", [*prefix, BINARY, "bench", *arguments], **options)
+
+
+def test_a_quick_run(world):
+    """Table, JSON and picture of a few cheap rows."""
+    report, picture = world.directory / "report.json", world.directory / "picture.svg"
+    out = bench(world, "--quick", "line", "pingpong", "connect", "calls", "--json", report, "--chart", picture).finish(120)
+
+    rows = {row["name"]: row for row in json.loads(report.read_text())["rows"]}
+    assert set(rows) == {"line", "pingpong", "connect", "calls"}
+    assert 0 < rows["line"]["sides"]["machine"]["median"] < 0.1, "seconds of a cache line's hand-over"
+    sides = rows["pingpong"]["sides"]
+    assert set(sides) == PINGPONG, rows["pingpong"]["notes"]
+    for name, side in sides.items():
+        assert side["min"] <= side["median"] <= side["max"] and side["values"] and side["median"] > 100, (name, side)
+    for name in ("tcp", "unix"):
+        assert sides[name]["lanes"] == sides[name]["lane_bytes"] == 0, f"{name} on lanes: {sides[name]}"
+    for name in ("copy", "nocopy"):
+        assert sides[name]["lanes"] == 1, sides[name]
+        assert sides[name]["lane_bytes"] >= sides[name]["sent_bytes"] / 2, sides[name]
+    ratio = sides["nocopy"]["median"] / sides["tcp"]["median"]
+    assert rows["pingpong"]["ratio"] == pytest.approx(ratio)
+    assert rows["pingpong"]["goals"][0]["reached"] is (ratio >= 20)
+    assert all(side["lanes"] == 0 for side in rows["connect"]["sides"].values()), "short connections get none"
+    assert rows["calls"]["sides"]["tcp"]["median"] > 1.9, "TCP makes two for each message"
+
+    heading = next(line for line in out.splitlines() if line.startswith("Workload"))
+    assert heading.split()[:5] == ["Workload", "TCP", "UNIX", "copy", "no-copy"], heading
+    line = next(line for line in out.splitlines() if line.startswith("ping-pong"))
+    assert len(re.findall(r"[\d.]+ [kM]?/s", line)) == 4, f"a rate for each side: {line}"
+
+    root = ElementTree.parse(picture).getroot()
+    namespace = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{namespace}svg" and root.get("viewBox")
+    bars = [title.text for title in root.iter(f"{namespace}title")]
+    assert len(bars) == 6, f"UNIX, copy and no-copy of two rows of speed: {bars}"
+    assert any("".join(text.itertext()).strip().startswith("ping-pong") for text in root.iter(f"{namespace}text"))
+
+
+def test_its_tcp_rows_are_tcp_also_under_shunpike(world):
+    """Run by `shunpike run` it would pass the library on to the programs of its TCP side."""
+    broker, report = world.broker(), world.directory / "report.json"
+    prefix = [BINARY, "run", "--"]
+    env = {"SHUNPIKE_SOCKET": str(broker.socket), "SHUNPIKE_EAGER": "1"}
+    bench(world, "--quick", "pingpong", "--json", report, prefix=prefix, env=env).finish(60)
+    row = json.loads(report.read_text())["rows"][0]
+    assert set(row["sides"]) == PINGPONG, row["notes"]
+    assert broker.stats().lanes == 0, "its lanes are at brokers of its own"
+    assert row["sides"]["tcp"]["lanes"] == 0 and row["sides"]["nocopy"]["lanes"] == 1, row
+
+
+def test_a_missing_program_is_named_with_its_package(world):
+    env = {"PATH": "/nonexistent"}
+    out = bench(world, "sockperf-pp", "short", env=env).finish(30)
+    assert "skipped sockperf-pp: no sockperf here; the package sockperf brings it" in out
+    assert "skipped short: no wrk here; the package wrk brings it" in out
+
+
+def test_it_lists_and_refuses(world):
+    listed = bench(world, "--list").finish(10)
+    names = [line.split()[0] for line in listed.splitlines()[1:]]
+    assert len(names) >= 26 and len(set(names)) == len(names), names
+    for seeds in ("pingpong", "sockperf-pp", "sockperf-tp", "iperf3", "nginx-1000", "file-100", "redis-c200"):
+        assert seeds in names
+    refused = bench(world, "nothing")
+    assert refused.popen.wait(10) == 1 and "'nothing'" in refused.err and "--list" in refused.err
+
+
+def test_told_to_end_it_shows_what_it_has_and_leaves_nothing(world):
+    """The world fails the test where a process or file is left."""
+    running = bench(world, "pingpong", "--runs", "50")
+    until(lambda: "on no-copy" in running.err, "it gets to lanes")
+    running.popen.send_signal(signal.SIGINT)
+    assert running.popen.wait(20) == 0, running.describe()
+    assert "interrupted: the rounds are not complete" in running.out, running.describe()
