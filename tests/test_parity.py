@@ -20,6 +20,7 @@ CASES = {
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "elapsing", "shared", "twice"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw"],
+    "waits": ["thousands", "masks", "timers", "flood"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ use crate::{clock, conn, link, process, ready, sys, tenants, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
-/// Events taken from the kernel in one call.
+/// Events taken from the kernel in one call, where the program asks for no more.
 const BATCH: usize = 128;
 
 /// epoll_wait and its kin. `None`: no lane in this set, libc's business. `timeout` in nanoseconds.
@@ -74,23 +74,24 @@ fn wake_others(set: &'static Set) {
 fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: bool) -> usize {
     news(set);
     let now = clock::ticks();
-    let due = {
-        let mut list = set.list.lock();
-        // Where the kernel had enough for the whole of `out` last time, it is the lanes' turn.
-        let due =
-            !list.kernel_filled && (complete || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US));
-        list.kernel_filled = false;
-        if due {
-            list.kernel_at = now;
-        }
-        due
-    };
-    let mut n = if due { kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0) } else { 0 };
+    let mut list = set.list.lock();
+    let due = complete || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
+    // Where the kernel had enough for the whole of `out` last time, it is the lanes' turn.
+    let lanes_first = core::mem::take(&mut list.kernel_filled);
+    if due {
+        list.kernel_at = now;
+    }
+    drop(list);
+    let of_kernel = |out: &mut [libc::epoll_event]| kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0);
+    let mut n = if due && !lanes_first { of_kernel(out) } else { 0 };
     let list = set.list.lock();
     n += scan(set, list, &mut out[n..]);
-    settle_unsettled(set);
-    if n == 0 && complete && !due {
-        n = kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0);
+    if due && lanes_first && n < out.len() {
+        n += of_kernel(&mut out[n..]);
+    }
+    // Last: what goes back to the kernel may be told of already, and the kernel would tell of it a second time.
+    if settle_unsettled(set) && n == 0 && complete {
+        n = of_kernel(out);
     }
     n
 }
@@ -103,20 +104,24 @@ fn kernel(
     timeout: i32,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    // Not into the program's array, which beyond its events must stay as it is.
+    // Not into the program's array, which beyond its events must stay as it is; a large one serves itself, as the kernel
+    // tells of what is level-triggered once in a call only.
     let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
     let (mut n, mut timeout, mut mask) = (0, timeout, mask);
     while n < out.len() {
-        let room = (out.len() - n).min(BATCH);
-        let got = match sys::sleep_in_epoll(epfd, &mut batch[..room], timeout, mask) {
+        let (first, room) = (n, out.len() - n);
+        let direct = room > BATCH;
+        let into = if direct { &mut out[first..] } else { &mut batch[..room] };
+        let got = match sys::sleep_in_epoll(epfd, into, timeout, mask) {
             Ok(got) => got,
             Err(_) if n > 0 => break,
             Err(errno) => return Err(errno),
         };
-        for event in &batch[..got] {
+        for at in 0..got {
+            let event = if direct { out[first + at] } else { batch[at] };
             match untag(event.u64) {
                 None => {
-                    out[n] = *event;
+                    out[n] = event;
                     n += 1;
                 }
                 Some(BELL) => {}
@@ -262,8 +267,10 @@ fn attentive(
     if fds[0].revents != 0 { kernel(set, epfd, out, 0, core::ptr::null()) } else { Ok(0) }
 }
 
-/// Connections whose lanes closed under a look go back to the kernel, now that no lock is held.
-fn settle_unsettled(set: &'static Set) {
+/// Connections whose lanes closed under a look go back to the kernel, now that no lock is held. Says whether there were
+/// such.
+fn settle_unsettled(set: &'static Set) -> bool {
+    let mut any = false;
     loop {
         let found = {
             let list = set.list.lock();
@@ -283,8 +290,9 @@ fn settle_unsettled(set: &'static Set) {
         match found {
             Some((conn, _)) if is_left(conn) => restore_left(set, conn),
             Some((conn, fd)) => conn::settle(conn, fd),
-            None => return,
+            None => return any,
         }
+        any = true;
     }
 }
 
