@@ -24,12 +24,15 @@ def namespace(world, label):
     return name
 
 
-def join(left, right, subnet):
-    """Joins two namespaces: `left` becomes SUBNET.1, `right` SUBNET.2. The pair goes with its namespaces."""
+def join(left, right, subnet, subnet6=None):
+    """Joins two namespaces: `left` becomes SUBNET.1, `right` SUBNET.2, and SUBNET6::1 and ::2. The pair goes with its
+    namespaces."""
     ends = [unique("sp"), unique("sp")]
     ip("link", "add", ends[0], "netns", left, "type", "veth", "peer", "name", ends[1], "netns", right)
     for number, (netns, end) in enumerate(zip((left, right), ends, strict=True), 1):
         ip("addr", "add", f"{subnet}.{number}/24", "dev", end, netns=netns)
+        if subnet6:
+            ip("addr", "add", f"{subnet6}::{number}/64", "dev", end, "nodad", netns=netns)
         ip("link", "set", end, "up", netns=netns)
     return f"{subnet}.1", f"{subnet}.2"
 

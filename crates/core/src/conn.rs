@@ -12,6 +12,7 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
 use crate::{
     clock, device, eager, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait, window,
+    zerocopy,
 };
 
 mod handover;
@@ -99,6 +100,7 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
         to.tcp_bytes.store(from.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
         to.tcp_calls.store(from.tcp_calls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
+    block.notices.move_from(&old.notices);
     if let Some(header) = process::header() {
         header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
     }
@@ -192,6 +194,9 @@ fn settle_slowly(conn: Conn, fd: i32) {
     if !plain(&block.rx) || !plain(&block.tx) || !over() || link::of(block).is_none() {
         return;
     }
+    if zerocopy::keeps(conn, fd) {
+        return;
+    }
     epoll::restore(conn);
     let mut session = session::lock();
     if !over() || link::of(block).is_none() {
@@ -201,7 +206,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
     device::sweep(&mut session);
     link::part(block);
     // A lane that ends because its connection does is not revoked.
-    if sys::poll_now(fd, libc::POLLRDHUP) == 0
+    if sys::tcp_shows(fd, libc::POLLRDHUP) == 0
         && let Some(header) = process::header()
     {
         header.revoked.fetch_add(1, Ordering::Relaxed);
@@ -385,10 +390,10 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     let server = usize::from(!opener(block));
     if let Some(header) = process::header() {
         let reason = Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal);
-        if block.opened.load(Ordering::Relaxed) == 0 || reason == Reason::PeerViolation {
-            if let Some(count) = header.fallback[server].get(reason.index()) {
-                count.fetch_add(1, Ordering::Relaxed);
-            }
+        if (block.opened.load(Ordering::Relaxed) == 0 || reason == Reason::PeerViolation)
+            && let Some(count) = header.fallback[server].get(reason.index())
+        {
+            count.fetch_add(1, Ordering::Relaxed);
         }
         let halves = [(&block.rx, &header.rx), (&block.tx, &header.tx)];
         for (half, totals) in halves.into_iter().filter(|(half, _)| half.calls.load(Ordering::Relaxed) != 0) {

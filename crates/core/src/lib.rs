@@ -28,6 +28,7 @@ pub mod upgrade;
 pub mod user;
 pub mod wait;
 pub mod window;
+pub mod zerocopy;
 
 pub use rustix::io::Errno;
 pub use shunpike_wire as wire;

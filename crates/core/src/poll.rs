@@ -174,6 +174,8 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
         }
         armed = true;
         let block = conn.block;
+        // Whatever it waits for: POLLERR is always told.
+        block.notices.sleep(cq);
         let mut events = libc::POLLRDHUP;
         if one.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
             events |= libc::POLLIN;

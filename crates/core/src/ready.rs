@@ -12,6 +12,7 @@ use crate::{clock, conn, rx, tx};
 pub const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 /// Bits of a writable one.
 pub const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+const ERR: u32 = libc::EPOLLERR as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 const TCP_NEWS: i16 = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
 
@@ -38,15 +39,17 @@ pub struct Seen {
     produced: u64,
     /// Calls that have found no room.
     starved: u32,
+    /// Number of the next call with a notice.
+    noticed: u32,
 }
 
 impl Seen {
     /// Nothing was reported yet.
-    pub const NOTHING: Self = Self { produced: u64::MAX, starved: 0 };
+    pub const NOTHING: Self = Self { produced: u64::MAX, starved: 0, noticed: 0 };
 
     fn of(block: &Block) -> Self {
         let produced = rx::dmb(&block.rx).map_or(u64::MAX, |dmb| dmb.words().prod().offset());
-        Self { produced, starved: block.tx.starved.load(Ordering::Relaxed) }
+        Self { produced, starved: block.tx.starved.load(Ordering::Relaxed), noticed: block.notices.next() }
     }
 }
 
@@ -55,6 +58,7 @@ impl Level {
     pub fn is_fresh(&self, wanted: u32, seen: &Seen) -> bool {
         wanted & IN != 0 && self.seen.produced != seen.produced
             || wanted & self.events & OUT != 0 && self.seen.starved != seen.starved
+            || self.events & ERR != 0 && self.seen.noticed != seen.noticed
     }
 
     /// Writes down that `events` were reported.
@@ -63,6 +67,9 @@ impl Level {
         seen.produced = self.seen.produced;
         if events & OUT != 0 {
             seen.starved = self.seen.starved;
+        }
+        if events & ERR != 0 {
+            seen.noticed = self.seen.noticed;
         }
     }
 }
@@ -75,6 +82,11 @@ pub fn modes(block: &Block) -> (u32, u32) {
 /// Whether a registration for `wanted` waits until the peer makes room.
 pub fn waits_for_room(block: &Block, wanted: u32, seen: &Seen) -> bool {
     wanted & OUT != 0 && (wanted & EDGE == 0 || block.tx.starved.load(Ordering::Relaxed) != seen.starved)
+}
+
+/// Whether notices of ours are unread. Elsewhere than on a lane and just after it, the kernel's are all there are.
+fn has_notices(block: &Block) -> bool {
+    block.notices.are_ours() && block.notices.pending()
 }
 
 /// Looks at a connection. `wanted`: only those costs are paid; `tcp`: the socket may have news.
@@ -90,7 +102,8 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     let on_tcp = |half: &shunpike_shm::arena::Half| half.mode.load(Ordering::Acquire) != mode::LANE;
     if tcp || on_tcp(&block.rx) || (on_tcp(&block.tx) && wanted & OUT != 0) {
         let mut shows = crate::sys::poll_now(fd, TCP_NEWS | libc::POLLOUT);
-        let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+        // Not POLLERR alone: see `sys::tcp_shows`.
+        let over = libc::POLLRDHUP | libc::POLLHUP;
         if shows & (TCP_NEWS | over) != 0 && !on_tcp(&block.rx) && !readable {
             rx::tcp_news(conn, fd);
             readable = rx::readable(conn, fd);
@@ -99,7 +112,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
             tx::revoke(conn, fd);
             shows = crate::sys::poll_now(fd, TCP_NEWS | libc::POLLOUT);
         }
-        let passed = libc::POLLPRI | over;
+        let passed = libc::POLLPRI | libc::POLLERR | over;
         events |= (shows & passed) as u16 as u32;
         if on_tcp(&block.rx) {
             events |= (shows & libc::POLLIN) as u32;
@@ -107,10 +120,13 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
         if on_tcp(&block.tx) {
             events |= (shows & libc::POLLOUT) as u32;
         }
-        keep_looking = shows & (TCP_NEWS | over) != 0;
+        keep_looking = shows & (TCP_NEWS | libc::POLLERR | over) != 0;
     }
     if readable {
         events |= libc::EPOLLIN as u32;
+    }
+    if has_notices(block) {
+        events |= ERR;
     }
     let room = tx::has_room(&block.tx);
     let mut full = false;
@@ -155,7 +171,8 @@ pub fn changed(conn: Conn, wanted: u32, seen: &Seen) -> bool {
     let writable = waits_for_room(block, wanted, seen)
         && block.tx.mode.load(Ordering::Acquire) == mode::LANE
         && tx::has_room(&block.tx);
-    readable || writable || tx::asked_to_leave(&block.tx)
+    let noticed = has_notices(block) && (wanted & EDGE == 0 || now.noticed != seen.noticed);
+    readable || writable || noticed || tx::asked_to_leave(&block.tx)
 }
 
 /// Whether the connection is answered from here.
@@ -163,4 +180,5 @@ pub fn on_lane(conn: Conn) -> bool {
     conn.block.rx.mode.load(Ordering::Acquire) != mode::PLAIN
         || conn.block.tx.mode.load(Ordering::Acquire) != mode::PLAIN
         || conn.block.phase.load(Ordering::Relaxed) == conn::phase::OPEN
+        || conn.block.notices.are_ours()
 }

@@ -284,7 +284,7 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     // First what TCP has, only then the start word: bytes counted now were written before it.
     let Ok(queued) = sys::queue(fd, sys::SIOCINQ) else { return Step::Plain };
-    let shows = if queued == 0 { sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP) } else { 0 };
+    let shows = if queued == 0 { sys::tcp_shows(fd, libc::POLLIN | libc::POLLRDHUP) } else { 0 };
     let over = shows & !libc::POLLIN != 0;
     let queued = if shows != 0 { sys::queue(fd, sys::SIOCINQ).unwrap_or(0) } else { queued };
     if queued == 0 && shows == libc::POLLIN {
@@ -480,8 +480,8 @@ pub fn tcp_news(conn: Conn, fd: i32) {
         return;
     }
     let Some(dmb) = dmb(half) else { return };
-    let shows = sys::poll_now(fd, NEWS);
-    if shows & (NEWS | libc::POLLERR | libc::POLLHUP) != 0 && !has_news(half) {
+    let shows = sys::tcp_shows(fd, NEWS);
+    if shows & (NEWS | libc::POLLHUP) != 0 && !has_news(half) {
         // No publish after this: the next look is the second and last one that rule 5 asks for.
         let generation = half.generation.load(Ordering::Relaxed);
         if dmb.words().flag(generation, Cursor::STOP, 0).is_ok() && shows & libc::POLLIN != 0 {
@@ -519,7 +519,7 @@ impl Wait {
             let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
             if since > clock::from_us(tcp_check_us(fd)) {
                 half.checked.store(now, Ordering::Relaxed);
-                if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::poll_now(fd, NEWS) != 0 {
+                if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::tcp_shows(fd, NEWS) != 0 {
                     tcp_news(conn, fd);
                     return Ok(());
                 }
@@ -568,7 +568,7 @@ impl Wait {
                 let _critical = critical();
                 tx::asked_to_leave(&block.tx) || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
             };
-            if !asked && self.sleep(conn, fd)? == Woken::Tcp && sys::poll_now(fd, NEWS) != 0 {
+            if !asked && self.sleep(conn, fd)? == Woken::Tcp && sys::tcp_shows(fd, NEWS) != 0 {
                 return Ok(());
             }
         }

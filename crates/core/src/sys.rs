@@ -33,6 +33,16 @@ pub fn recv(fd: i32, iov: &mut [libc::iovec], flags: i32) -> Res {
     unsafe { call(libc::SYS_recvmsg, fd as usize, &raw mut msg as usize, flags as usize, 0, 0, 0) }
 }
 
+/// recvmsg(2) as it stands.
+///
+/// # Safety
+/// What `message` names is the caller's or the program's to be written to.
+pub unsafe fn recv_message(fd: i32, message: &mut libc::msghdr, flags: i32) -> Res {
+    let at = core::ptr::from_mut(message) as usize;
+    // SAFETY: the message lives through the call; the rest is the caller's word.
+    unsafe { call(libc::SYS_recvmsg, fd as usize, at, flags as usize, 0, 0, 0) }
+}
+
 /// sendmsg(2) from the program's buffers; never raises SIGPIPE (the hook does, if the program wants it).
 pub fn send(fd: i32, iov: &[libc::iovec], flags: i32) -> Res {
     // SAFETY: an all-zero msghdr is valid.
@@ -173,6 +183,12 @@ pub fn poll_now(fd: i32, events: i16) -> i16 {
     }
 }
 
+/// What TCP itself shows of a connection, among `events` and POLLHUP. Not POLLERR: with the connection's end it never comes
+/// alone, and alone it tells of something in the error queue (notices, time stamps), which the program is to read.
+pub fn tcp_shows(fd: i32, events: i16) -> i16 {
+    poll_now(fd, events) & !libc::POLLERR
+}
+
 /// epoll_pwait2(2)-like wait with milliseconds; `timeout` -1 for ever.
 pub fn epoll_wait(
     fd: i32,
@@ -241,6 +257,19 @@ pub fn requeue_signal(signal: i32, info: *mut u8) {
 /// getpid(2), from the kernel.
 pub fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
+}
+
+/// Whether RLIMIT_MEMLOCK does not bind this thread: CAP_IPC_LOCK (capget(2)).
+pub fn may_lock_memory() -> bool {
+    const VERSION_3: u32 = 0x2008_0522;
+    const IPC_LOCK: u32 = 14;
+    let header = [VERSION_3, 0];
+    // Effective, permitted, inheritable: the low 32 capabilities, then the high ones.
+    let mut sets = [0u32; 6];
+    // SAFETY: both live through the call, and have the sizes of version 3.
+    let asked =
+        unsafe { call(libc::SYS_capget, header.as_ptr() as usize, sets.as_mut_ptr() as usize, 0, 0, 0, 0) };
+    asked.is_ok() && sets[0] >> IPC_LOCK & 1 != 0
 }
 
 /// Threads of this process; 1 where /proc does not tell.

@@ -13,7 +13,7 @@ use crate::rx::{tcp_check_us, writable_at};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Woken};
-use crate::{clock, eager, process, session, sys, window};
+use crate::{clock, eager, process, session, sys, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -92,9 +92,12 @@ impl Source<'_> {
     }
 }
 
-/// send and its kin. `real` is libc's call for the very same arguments, for a connection on plain TCP.
-pub fn send(conn: Conn, fd: i32, source: Source<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
-    let outcome = attempt(conn, fd, source, flags, real);
+/// send and its kin. `real` is libc's call for the very same arguments but the flags, which it is given, for a connection
+/// on plain TCP.
+pub fn send(conn: Conn, fd: i32, source: Source<'_>, flags: i32, real: impl FnOnce(i32) -> isize) -> Outcome {
+    let mut call = zerocopy::Call::new(flags);
+    let outcome = attempt(conn, fd, source, flags, &mut call, real);
+    call.end(fd, &outcome);
     conn::settle(conn, fd);
     outcome
 }
@@ -104,13 +107,14 @@ fn attempt(
     fd: i32,
     mut source: Source<'_>,
     flags: i32,
-    real: impl FnOnce() -> isize,
+    call: &mut zerocopy::Call,
+    real: impl FnOnce(i32) -> isize,
 ) -> Outcome {
     session::pump_if_news();
     if flags & libc::MSG_OOB != 0 {
         // The urgent pointer counts TCP bytes: back to TCP for good.
         conn::revoke_for_good(conn, fd, Reason::UrgentData);
-        return Outcome::Libc(real());
+        return call.by_tcp(conn, fd, source.left(), real);
     }
     if process::eager() {
         conn = eager::await_lane(conn, fd, None).unwrap_or(conn);
@@ -118,9 +122,9 @@ fn attempt(
     let mut wait = Wait::new(flags);
     loop {
         if conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.tx.enter() {
-            return plain(conn, fd, &mut source, flags, real);
+            return plain(conn, fd, &mut source, call, real);
         }
-        match step(conn, fd, &source) {
+        match step(conn, fd, &source, call) {
             Step::Sent(n) => {
                 source.advance(n);
                 if source.left() == 0 || n == 0 {
@@ -142,15 +146,21 @@ fn ended(source: &Source<'_>, errno: Errno) -> Outcome {
 }
 
 /// On plain TCP, inside (see `enter`): counts what libc's call took.
-fn plain(conn: Conn, fd: i32, source: &mut Source<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+fn plain(
+    conn: Conn,
+    fd: i32,
+    source: &mut Source<'_>,
+    call: &mut zerocopy::Call,
+    real: impl FnOnce(i32) -> isize,
+) -> Outcome {
     let half = &conn.block.tx;
     let before = source.done();
     let (n, outcome) = if before > 0 {
-        rest(fd, source, flags);
+        rest(fd, source, call.plain_flags());
         (source.done() - before, Outcome::Ours(Ok(source.done())))
     } else {
-        let n = real();
-        (usize::try_from(n).unwrap_or(0), Outcome::Libc(n))
+        let outcome = call.by_tcp(conn, fd, source.left(), real);
+        (if let Outcome::Libc(n @ 1..) = outcome { n as usize } else { 0 }, outcome)
     };
     if n > 0 {
         half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
@@ -203,7 +213,7 @@ pub fn dmb(half: &Half) -> Option<Dmb> {
 }
 
 /// One attempt, under the send lock.
-fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
+fn step(conn: Conn, fd: i32, source: &Source<'_>, call: &mut zerocopy::Call) -> Step {
     let _critical = critical();
     let half = &conn.block.tx;
     let guard = half.lock.lock();
@@ -215,6 +225,9 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>) -> Step {
         mode::LANE => {}
         mode::DEBT if !pay(conn, fd, &dmb, guard.inherited) => return Step::Full,
         _ => return Step::Again,
+    }
+    if let Err(errno) = call.by_lane(conn, fd, source.left()) {
+        return Step::Failed(errno);
     }
     let words = dmb.words();
     let generation = half.generation.load(Ordering::Relaxed);
@@ -332,7 +345,7 @@ fn peer_is_gone(half: &Half, fd: i32) -> bool {
         return false;
     }
     half.checked.store(now, Ordering::Relaxed);
-    sys::poll_now(fd, libc::POLLRDHUP) != 0
+    sys::tcp_shows(fd, libc::POLLRDHUP) != 0
 }
 
 /// Ends the lane in peace: the receiver drains the ring, then goes on with TCP. Under the send lock.

@@ -18,6 +18,9 @@ use crate::{clock, link, process, sys, tenants};
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
 pub const SHARED_BOUND_NS: u64 = 20_000_000;
 
+/// Longest sleep without TCP in view, while the program leaves the kernel's notices unread.
+const UNREAD_NS: u64 = 1_000_000;
+
 /// Spins that a thread counts by itself before it touches the counter that all threads share.
 const SPINS_A_LINE: u32 = 1024;
 
@@ -216,8 +219,17 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         libc::pollfd { fd, events, revents: 0 },
         libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 },
     ];
-    match sys::sleep_in_poll(&mut fds, shortest, core::ptr::null()) {
-        Ok(0) if shortest == timeout => Woken::Timeout,
+    let mut slept = sys::sleep_in_poll(&mut fds, shortest, core::ptr::null());
+    let mut beyond = false;
+    if slept.is_ok() && fds[0].revents == libc::POLLERR && fds[1].revents == 0 {
+        // What stands in the error queue is the program's to take away, and would end each sleep at once.
+        fds[0].fd = -1;
+        let nap = shortest.map_or(UNREAD_NS, |ns| ns.min(UNREAD_NS));
+        beyond = shortest != Some(nap);
+        slept = sys::sleep_in_poll(&mut fds, Some(nap), core::ptr::null());
+    }
+    match slept {
+        Ok(0) if shortest == timeout && !beyond => Woken::Timeout,
         Ok(_) => {
             if fds[1].revents != 0 {
                 consume_edge(sleeper);

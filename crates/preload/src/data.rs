@@ -8,7 +8,7 @@ use shunpike_core::rx::receive;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::{Source, send as transmit};
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, sys, user};
+use shunpike_core::{Errno, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
@@ -69,12 +69,14 @@ fn address_taken(to: *const c_void, size: socklen_t) -> bool {
         || size as usize <= size_of::<libc::sockaddr_storage>() && user::readable(to.cast(), size as usize)
 }
 
-fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl FnOnce() -> isize) -> isize {
+fn write_through(
+    conn: Conn,
+    fd: c_int,
+    iov: &[iovec],
+    flags: c_int,
+    real: impl FnOnce(c_int) -> isize,
+) -> isize {
     let quiet = flags & libc::MSG_NOSIGNAL != 0;
-    if flags & libc::MSG_ZEROCOPY != 0 {
-        // Completion notifications are the kernel's.
-        conn::revoke_for_good(conn, fd, Reason::OptionUnsupported);
-    }
     answer(transmit(conn, fd, Source::Memory(Bufs::new(iov)), flags, real), !quiet)
 }
 
@@ -98,7 +100,7 @@ hooks! {
     /// write(2)
     fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
         match ours_for(fd, buf, len).filter(|_| isize::try_from(len).is_ok()) {
-            Some(conn) => write_through(conn, fd, &one(buf, len), 0, || covered::write(fd, buf, len)),
+            Some(conn) => write_through(conn, fd, &one(buf, len), 0, |_| covered::write(fd, buf, len)),
             None => covered::write(fd, buf, len),
         }
     }
@@ -116,7 +118,7 @@ hooks! {
     /// writev(2)
     fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
         match ours(fd).zip(vector(iov, count)) {
-            Some((conn, bufs)) => write_through(conn, fd, bufs, 0, || covered::writev(fd, iov, count)),
+            Some((conn, bufs)) => write_through(conn, fd, bufs, 0, |_| covered::writev(fd, iov, count)),
             None => covered::writev(fd, iov, count),
         }
     }
@@ -138,7 +140,7 @@ hooks! {
     /// pwritev2(2): with offset -1 a socket writes as by writev
     fn pwritev2(fd: c_int, iov: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t {
         match ours(fd).filter(|_| at == -1 && flags == libc::RWF_NOWAIT).zip(vector(iov, count)) {
-            Some((conn, bufs)) => write_through(conn, fd, bufs, libc::MSG_DONTWAIT, || {
+            Some((conn, bufs)) => write_through(conn, fd, bufs, libc::MSG_DONTWAIT, |_| {
                 covered::pwritev2(fd, iov, count, at, flags)
             }),
             _ if at == -1 && flags == 0 => writev(fd, iov, count),
@@ -152,6 +154,10 @@ hooks! {
     /// recv(2)
     fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
         match ours_for(fd, buf, len) {
+            Some(conn) if flags & libc::MSG_ERRQUEUE != 0 => {
+                let [room] = one(buf, len);
+                answer(zerocopy::read_bare(conn, fd, room, flags, || covered::recv(fd, buf, len, flags)), false)
+            }
             Some(conn) => {
                 answer(receive(conn, fd, &one(buf, len), flags, || covered::recv(fd, buf, len, flags)), false)
             }
@@ -172,7 +178,12 @@ hooks! {
             return covered::recvfrom(fd, buf, len, flags, from, size);
         };
         let real = || covered::recvfrom(fd, buf, len, flags, from, size);
-        let mut outcome = receive(conn, fd, &one(buf, len), flags, real);
+        let [room] = one(buf, len);
+        let mut outcome = if flags & libc::MSG_ERRQUEUE != 0 {
+            zerocopy::read_bare(conn, fd, room, flags, real)
+        } else {
+            receive(conn, fd, &[room], flags, real)
+        };
         if let (Outcome::Ours(Ok(_)), false) = (&outcome, from.is_null()) {
             // TCP names no sender. The bytes are gone, even where that cannot be said.
             match user::fetch(size) {
@@ -201,6 +212,10 @@ hooks! {
         else {
             return covered::recvmsg(fd, msg, flags);
         };
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            let real = || covered::recvmsg(fd, msg, flags);
+            return answer(zerocopy::read(conn, fd, (msg, header), flags, real), false);
+        }
         let mut outcome = receive(conn, fd, bufs, flags, || covered::recvmsg(fd, msg, flags));
         if let Outcome::Ours(Ok(_)) = outcome {
             if !header.msg_name.is_null() {
@@ -247,21 +262,21 @@ hooks! {
     }
     /// send(2)
     fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-        match ours_for(fd, buf, len) {
+        match ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0) {
             Some(conn) => {
-                write_through(conn, fd, &one(buf, len), flags, || covered::send(fd, buf, len, flags))
+                write_through(conn, fd, &one(buf, len), flags, |flags| covered::send(fd, buf, len, flags))
             }
             None => covered::send(fd, buf, len, flags),
         }
     }
     /// send(2), glibc's internal name
     fn __send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t { send(fd, buf, len, flags) }
-    /// sendto(2): TCP ignores the address of a connected socket
+    /// sendto(2): TCP ignores the address of a connected socket, and refuses MSG_FASTOPEN
     fn sendto(
         fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, size: socklen_t,
     ) -> ssize_t {
         match ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0 && address_taken(to.cast(), size)) {
-            Some(conn) => write_through(conn, fd, &one(buf, len), flags, || {
+            Some(conn) => write_through(conn, fd, &one(buf, len), flags, |flags| {
                 covered::sendto(fd, buf, len, flags, to, size)
             }),
             None => covered::sendto(fd, buf, len, flags, to, size),
@@ -274,7 +289,7 @@ hooks! {
             return covered::sendmsg(fd, msg, flags);
         };
         let Some((header, bufs)) = user::fetch(msg)
-            .filter(|header| address_taken(header.msg_name, header.msg_namelen))
+            .filter(|header| flags & libc::MSG_FASTOPEN == 0 && address_taken(header.msg_name, header.msg_namelen))
             .and_then(|header| Some((header, message(&header)?)))
         else {
             return covered::sendmsg(fd, msg, flags);
@@ -283,7 +298,7 @@ hooks! {
             // Marks, priorities and time stamps of segments.
             conn::revoke_for_good(conn, fd, Reason::OptionUnsupported);
         }
-        write_through(conn, fd, bufs, flags, || covered::sendmsg(fd, msg, flags))
+        write_through(conn, fd, bufs, flags, |flags| covered::sendmsg(fd, msg, flags))
     }
     /// sendmmsg(2)
     fn sendmmsg(fd: c_int, vec: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
@@ -317,7 +332,7 @@ hooks! {
             return covered::sendfile(out, file, offset, count);
         };
         let source = Source::File { fd: file, offset: at, left: count.min(user::MOST), done: 0 };
-        let mut outcome = transmit(conn, out, source, 0, || covered::sendfile(out, file, offset, count));
+        let mut outcome = transmit(conn, out, source, 0, |_| covered::sendfile(out, file, offset, count));
         if let (Outcome::Ours(Ok(n)), Some(at)) = (&outcome, at)
             && !user::store(offset, at + *n as off_t)
         {

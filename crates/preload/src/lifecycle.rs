@@ -5,7 +5,7 @@ use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{FILE, sockaddr, socklen_t};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, eager, process, ready, sys, user};
+use shunpike_core::{conn, eager, process, ready, sys, user, zerocopy};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -232,13 +232,19 @@ hooks! {
                 (libc::IPPROTO_TCP, libc::TCP_ULP) => stdlike(fd, Reason::Ktls),
                 (libc::IPPROTO_TCP, libc::TCP_REPAIR) => stdlike(fd, Reason::TcpRepair),
                 (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) if process::eager() => eager::deferring(fd),
-                (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE | libc::SO_ZEROCOPY) => {
+                (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) => {
                     leaves(fd, Reason::OptionUnsupported);
                 }
                 _ => {}
             }
         }
-        covered::setsockopt(fd, level, name, value, len)
+        let rc = covered::setsockopt(fd, level, name, value, len);
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY)
+            && let Some(conn) = table::conn(fd)
+        {
+            zerocopy::option_changed(conn);
+        }
+        rc
     }
     /// fdopen(3)
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {

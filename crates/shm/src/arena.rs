@@ -5,13 +5,14 @@
 //! only by the process that made the arena, with a compare-and-swap; any process of the tree may free one.
 
 use crate::lock::RobustLock;
+use crate::notices::Notices;
 use crate::region::{self, Region, RegionError};
 use rustix::fd::{AsFd, OwnedFd};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Identifies an arena, and its layout's version.
-pub const MAGIC: u64 = 0x5348_554e_5049_4b32;
+pub const MAGIC: u64 = 0x5348_554e_5049_4b33;
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.
 pub const BLOCKS: usize = 32 * 1024;
 /// Blocks that are looked at for a free one before a new one is touched.
@@ -87,6 +88,7 @@ pub struct Header {
 }
 
 const _: () = assert!(size_of::<Header>() <= HEADER && size_of::<Block>() == 1024);
+const _: () = assert!(core::mem::offset_of!(Block, notices) == 0x80);
 
 /// Where a direction of a connection runs.
 pub mod mode {
@@ -216,6 +218,8 @@ pub struct Block {
     pub asked: AtomicU64,
     /// How far its nomination has come, and with `--eager` the waiting for it; see core.
     pub nomination: AtomicU8,
+    /// What MSG_ZEROCOPY has to tell of.
+    pub notices: Notices,
     /// Receiving direction.
     pub rx: Half,
     /// Sending direction.
@@ -394,6 +398,7 @@ impl Block {
         self.attempts.store(0, Ordering::Relaxed);
         self.cookie.store(0, Ordering::Relaxed);
         self.slot.store(0, Ordering::Relaxed);
+        self.notices.reset();
     }
 
     /// Notes the connection's addresses, for the tools.

@@ -7,6 +7,7 @@ pub mod arena;
 pub mod grace;
 pub mod lane;
 pub mod lock;
+pub mod notices;
 pub mod pages;
 mod primitive;
 pub mod published;

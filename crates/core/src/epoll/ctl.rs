@@ -177,6 +177,7 @@ fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &
 fn on_lane(conn: Conn) -> bool {
     conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
         || conn.block.phase.load(Ordering::Relaxed) == conn::phase::OPEN
+        || conn.block.notices.are_ours() && link::of(conn.block).is_some()
 }
 
 /// Whether an epoll set watches TCP on behalf of `fd`, so that nobody else must ask how it is.

@@ -133,6 +133,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
         return;
     }
+    conn.block.notices.begin();
     half.cursor.store(0, Ordering::Relaxed);
     half.other.store(0, Ordering::Relaxed);
     half.start.store(sent, Ordering::Relaxed);

@@ -1,0 +1,166 @@
+//! MSG_ZEROCOPY: calls that ask for a notice, by whichever way their bytes go.
+//!
+//! A lane copies, and says so in each notice (SO_EE_CODE_ZEROCOPY_COPIED). The kernel does the same for every peer on
+//! this host (skb_orphan_frags_rx, net/core/dev.c), and only such a peer has a lane: so it is no loss that calls are
+//! still ours for a while after a lane has gone (see shm's `notices` for who numbers them, and when).
+//!
+//! Here: a call, its notice, and who is woken by it. `errqueue`: how the program reads them.
+
+mod errqueue;
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::{Block, mode};
+use shunpike_wire::Reason;
+
+use crate::conn::{self, Outcome};
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::{epoll, link, process, ready, sys, wait};
+
+pub use errqueue::{read, read_bare};
+
+/// A send call, as far as MSG_ZEROCOPY is concerned.
+pub struct Call {
+    flags: i32,
+    /// Whether it asks for a notice; known once it has been looked at.
+    asks: Option<bool>,
+    /// Where it is entered as ours.
+    entered: Option<Conn>,
+}
+
+/// Whose a call on TCP is.
+enum Teller {
+    Nobody,
+    Kernel,
+    Ours,
+}
+
+impl Call {
+    /// A call with these flags.
+    #[inline]
+    pub fn new(flags: i32) -> Self {
+        Self { flags, asks: None, entered: None }
+    }
+
+    /// The flags for a call of the kernel that is made in its course.
+    pub fn plain_flags(&self) -> i32 {
+        self.flags & !libc::MSG_ZEROCOPY
+    }
+
+    /// Whether it asks for a notice: the flag is ignored without the option, and without bytes.
+    fn asks(&mut self, block: &Block, fd: i32, size: usize) -> bool {
+        *self.asks.get_or_insert_with(|| {
+            let option = || sys::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY) == Ok(1i32);
+            self.flags & libc::MSG_ZEROCOPY != 0 && size > 0 && block.notices.is_on(option)
+        })
+    }
+
+    /// Its bytes are about to go by the lane. Under the send lock. Errors: ENOBUFS.
+    #[inline]
+    pub fn by_lane(&mut self, conn: Conn, fd: i32, size: usize) -> Result<(), Errno> {
+        if self.flags & libc::MSG_ZEROCOPY == 0 || self.entered.is_some() || !self.asks(conn.block, fd, size)
+        {
+            return Ok(());
+        }
+        admit(conn.block, size)?;
+        // On a lane it is our turn.
+        self.entered = conn.block.notices.enter().then_some(conn);
+        Ok(())
+    }
+
+    /// The call as a whole goes by TCP. `real` is libc's, with the flags that it is given.
+    pub fn by_tcp(&mut self, conn: Conn, fd: i32, size: usize, real: impl FnOnce(i32) -> isize) -> Outcome {
+        let notices = &conn.block.notices;
+        let teller = match self.asks(conn.block, fd, size) {
+            false => Teller::Nobody,
+            // The lane took nothing of it.
+            true if self.entered.is_some() => Teller::Ours,
+            true if notices.enter() => {
+                self.entered = Some(conn);
+                Teller::Ours
+            }
+            true => Teller::Kernel,
+        };
+        match teller {
+            Teller::Nobody => Outcome::Libc(real(self.flags)),
+            Teller::Kernel => {
+                let n = real(self.flags);
+                if n > 0 {
+                    notices.kernel_counted();
+                }
+                Outcome::Libc(n)
+            }
+            Teller::Ours => match admit(conn.block, size) {
+                Ok(()) => Outcome::Libc(real(self.plain_flags())),
+                Err(errno) => Outcome::Ours(Err(errno)),
+            },
+        }
+    }
+
+    /// What it came to. With no lock held.
+    #[inline]
+    pub fn end(self, fd: i32, outcome: &Outcome) {
+        if let Some(conn) = self.entered {
+            let moved = matches!(outcome, Outcome::Libc(1..) | Outcome::Ours(Ok(1..)));
+            conn.block.notices.leave(moved);
+            if moved {
+                tell(conn);
+            }
+            end_turn(conn, fd);
+        }
+    }
+}
+
+/// Whether a call of `size` bytes may be made, by the rule that the kernel has for the pages that it would pin
+/// (mm_account_pinned_pages, net/core/skbuff.c). Nothing is outstanding here from earlier calls. Errors: ENOBUFS.
+fn admit(block: &Block, size: usize) -> Result<(), Errno> {
+    use rustix::process::{Resource, getrlimit};
+    let pages = (size as u64 >> 12) + 2;
+    let refused = getrlimit(Resource::Memlock).current.is_some_and(|limit| pages > limit >> 12);
+    if block.notices.are_full() || refused && !sys::may_lock_memory() { Err(Errno::NOBUFS) } else { Ok(()) }
+}
+
+/// There is a new notice: whoever sleeps for it looks.
+fn tell(conn: Conn) {
+    let queues = conn.block.notices.wake();
+    for bell in (0..process::BELLS as u8).filter(|cq| queues >> cq & 1 != 0).filter_map(process::doorbell) {
+        wait::ring(bell);
+    }
+    if link::registrations(conn.block).is_some_and(|first| first.load(Ordering::Relaxed) != 0) {
+        epoll::touch(conn);
+    }
+}
+
+/// The calls of the connection are the kernel's to number from now on, if they can be. Says whether they are. With no
+/// lock held.
+fn hand_back(conn: Conn) -> bool {
+    if !conn.block.notices.are_ours() {
+        return true;
+    }
+    let _critical = critical();
+    let _guard = conn.block.tx.lock.lock();
+    conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.notices.end()
+}
+
+/// Whether a connection that is back on TCP must still be answered from here: notices of ours are unread, which the
+/// kernel knows nothing of. Not where that would cost more than a notice.
+pub fn keeps(conn: Conn, fd: i32) -> bool {
+    let nested = || epoll::watches(fd) && epoll::bars(fd) == Some(Reason::EpollSets);
+    !(hand_back(conn) || process::confined() || nested())
+}
+
+/// Something that kept our turn from ending is gone.
+fn end_turn(conn: Conn, fd: i32) {
+    let block = conn.block;
+    if block.notices.are_ours() && ready::modes(block) == (mode::PLAIN, mode::PLAIN) && hand_back(conn) {
+        block.unsettled.store(1, Ordering::Release);
+        conn::settle(conn, fd);
+    }
+}
+
+/// setsockopt(2) has set or cleared SO_ZEROCOPY.
+pub fn option_changed(conn: Conn) {
+    conn.block.notices.option_changed();
+}

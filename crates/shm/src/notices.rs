@@ -1,0 +1,337 @@
+//! MSG_ZEROCOPY: who numbers a connection's calls, and which notices of them are unread.
+//!
+//! The program sees one sequence of numbers. The kernel counts its own calls from 0; calls that a lane has had a part in
+//! are counted here. So the two take *turns*. It is the kernel's until the first lane begins to send; then it is *ours*,
+//! on the lane and also by TCP after it, until every notice has been read and the connection is the kernel's
+//! again. What we have counted is then added to each of the kernel's numbers.
+//!
+//! A call of ours copies, so it is complete when it returns: what is unread is always one range, and all of it says
+//! COPIED. No lock: each word changes by one compare-and-swap, and a process killed between two leaves no gap.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// In `turn`: it is ours. Beside it how often calls have entered (31 bits), and how many are inside (32 bits).
+const OURS: u64 = 1 << 63;
+const ENTERED: u64 = 1 << 32;
+const INSIDE: u64 = ENTERED - 1;
+
+/// State of SO_ZEROCOPY as last asked of the kernel, in the low bits of `option`; above them a count of its changes.
+const UNKNOWN: u32 = 0;
+const OFF: u32 = 1;
+const ON: u32 = 2;
+const STATE: u32 = 3;
+
+/// The notices of a connection end. See the module.
+#[repr(C, align(64))]
+pub struct Notices {
+    /// Numbers of ours that are unread: the first, and in the low half the one that the next call gets.
+    unread: AtomicU64,
+    /// Whose turn it is.
+    turn: AtomicU64,
+    /// Calls that the kernel has counted.
+    kernel: AtomicU32,
+    /// ... of them, those whose notices the program has read.
+    kernel_read: AtomicU32,
+    /// What is added to the kernel's numbers.
+    ahead: AtomicU32,
+    option: AtomicU32,
+    /// Completion queues of threads that sleep until there is a notice.
+    sleepers: AtomicU32,
+}
+
+impl Notices {
+    /// As for a new socket.
+    pub fn reset(&self) {
+        self.unread.store(0, Ordering::Relaxed);
+        self.turn.store(0, Ordering::Relaxed);
+        for word in [&self.kernel, &self.kernel_read, &self.ahead, &self.option, &self.sleepers] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Goes on with another block's. Nobody uses this one yet.
+    pub fn move_from(&self, other: &Self) {
+        self.unread.store(other.unread.load(Ordering::Acquire), Ordering::Relaxed);
+        self.turn.store(other.turn.load(Ordering::Relaxed) & OURS, Ordering::Relaxed);
+        for (to, from) in [
+            (&self.kernel, &other.kernel),
+            (&self.kernel_read, &other.kernel_read),
+            (&self.ahead, &other.ahead),
+        ] {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the kernel alone has to do with the connection's notices: it never had a call to count, nor we.
+    pub fn untouched(&self) -> bool {
+        self.kernel.load(Ordering::Relaxed) == 0
+            && !self.are_ours()
+            && self.ahead.load(Ordering::Relaxed) == 0
+    }
+
+    /// What is known of SO_ZEROCOPY; if nothing, `ask` asks the kernel.
+    #[inline]
+    pub fn is_on(&self, ask: impl FnOnce() -> bool) -> bool {
+        let seen = self.option.load(Ordering::Relaxed);
+        if seen & STATE != UNKNOWN {
+            return seen & STATE == ON;
+        }
+        let on = ask();
+        // Not over a change that came meanwhile.
+        let known = seen | if on { ON } else { OFF };
+        let _ = self.option.compare_exchange(seen, known, Ordering::Relaxed, Ordering::Relaxed);
+        on
+    }
+
+    /// SO_ZEROCOPY was set or cleared just now.
+    pub fn option_changed(&self) {
+        let forgotten = |seen: u32| Some((seen & !STATE).wrapping_add(STATE + 1));
+        let _ = self.option.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forgotten);
+    }
+
+    /// Whether it is our turn.
+    #[inline]
+    pub fn are_ours(&self) -> bool {
+        self.turn.load(Ordering::Acquire) & OURS != 0
+    }
+
+    /// A lane begins to send: our turn. Under the send lock, with no call inside the kernel.
+    pub fn begin(&self) {
+        if self.are_ours() {
+            return;
+        }
+        let next = self.kernel.load(Ordering::Relaxed).wrapping_add(self.ahead.load(Ordering::Relaxed));
+        self.unread.store(u64::from(next) << 32 | u64::from(next), Ordering::Relaxed);
+        // Release pairs with the Acquire in `enter`: who finds it our turn finds the numbers.
+        let entered = self.turn.load(Ordering::Relaxed);
+        self.turn.store(entered | OURS, Ordering::Release);
+    }
+
+    /// The connection is the kernel's again, if nothing is left of our turn: no call inside, no notice unread, of the
+    /// kernel's neither. Says whether it is. Under the send lock, on TCP.
+    #[must_use]
+    pub fn end(&self) -> bool {
+        let turn = self.turn.load(Ordering::SeqCst);
+        if turn & OURS == 0 {
+            return true;
+        }
+        let kernel = self.kernel.load(Ordering::Relaxed);
+        if turn & INSIDE != 0 || self.pending() || kernel != self.kernel_read.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Nobody translates a number of the kernel's now, as all that it gave were read.
+        self.ahead.store(self.next().wrapping_sub(kernel), Ordering::Relaxed);
+        // A call that came and went since the first look has left its trace in the word.
+        let after = turn & !OURS;
+        self.turn.compare_exchange(turn, after, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// A call that asks for a notice, while it is our turn: it stays so until `leave`. False: the kernel's turn.
+    #[must_use]
+    pub fn enter(&self) -> bool {
+        let enter = |turn: u64| {
+            let entered = (turn & !OURS).wrapping_add(ENTERED) & !OURS;
+            (turn & OURS != 0).then_some(OURS | (entered + 1))
+        };
+        self.turn.fetch_update(Ordering::SeqCst, Ordering::Relaxed, enter).is_ok()
+    }
+
+    /// The end of such a call. `moved`: it moved bytes, so it has a number and a notice.
+    pub fn leave(&self, moved: bool) {
+        if moved {
+            let counted = |unread: u64| Some(unread & !INSIDE | u64::from((unread as u32).wrapping_add(1)));
+            // SeqCst, as in `sleep` and its look after: one of the two sees the other.
+            let _ = self.unread.fetch_update(Ordering::SeqCst, Ordering::Relaxed, counted);
+        }
+        self.turn.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether so many notices are unread that one more could not be told from none.
+    pub fn are_full(&self) -> bool {
+        let unread = self.unread.load(Ordering::Relaxed);
+        (unread as u32).wrapping_add(1) == (unread >> 32) as u32
+    }
+
+    /// Whether notices of ours are unread.
+    #[inline]
+    pub fn pending(&self) -> bool {
+        let unread = self.unread.load(Ordering::SeqCst);
+        unread >> 32 != unread & INSIDE
+    }
+
+    /// The number that the next call of ours gets: changes with each.
+    #[inline]
+    pub fn next(&self) -> u32 {
+        self.unread.load(Ordering::Relaxed) as u32
+    }
+
+    /// The unread notices of ours, first and last; they are read now.
+    pub fn take(&self) -> Option<(u32, u32)> {
+        let all = |unread: u64| {
+            let next = unread & INSIDE;
+            (unread >> 32 != next).then_some(next << 32 | next)
+        };
+        let unread = self.unread.fetch_update(Ordering::SeqCst, Ordering::Relaxed, all).ok()?;
+        Some(((unread >> 32) as u32, (unread as u32).wrapping_sub(1)))
+    }
+
+    /// The kernel has counted a call.
+    pub fn kernel_counted(&self) {
+        self.kernel.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel has, or will have, a notice that the program has not read.
+    pub fn kernel_owes(&self) -> bool {
+        self.kernel.load(Ordering::Relaxed) != self.kernel_read.load(Ordering::Relaxed)
+    }
+
+    /// A notice of the kernel's, first and last, was taken from its queue: the numbers that the program is to see.
+    pub fn translate(&self, (first, last): (u32, u32)) -> (u32, u32) {
+        let ahead = self.ahead.load(Ordering::Relaxed);
+        self.kernel_read.fetch_add(last.wrapping_sub(first).wrapping_add(1), Ordering::Relaxed);
+        (first.wrapping_add(ahead), last.wrapping_add(ahead))
+    }
+
+    /// A thread of queue `cq` is about to sleep until there is a notice. It looks once more after this.
+    pub fn sleep(&self, cq: u8) {
+        self.sleepers.fetch_or(1 << cq, Ordering::SeqCst);
+    }
+
+    /// After `leave`: the queues to ring for, a bit each. They are told once.
+    #[inline]
+    pub fn wake(&self) -> u32 {
+        if self.sleepers.load(Ordering::SeqCst) == 0 { 0 } else { self.sleepers.swap(0, Ordering::SeqCst) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh() -> Notices {
+        // SAFETY: atomics only, valid when zero, as a new block is.
+        unsafe { core::mem::zeroed() }
+    }
+
+    fn sends(notices: &Notices, n: u32) {
+        for _ in 0..n {
+            assert!(notices.enter());
+            notices.leave(true);
+        }
+    }
+
+    #[test]
+    fn one_sequence_over_the_turns() {
+        let notices = fresh();
+        assert!(notices.untouched() && !notices.enter(), "a new socket's calls are the kernel's");
+        (0..3).for_each(|_| notices.kernel_counted());
+        notices.begin();
+        assert!(!notices.pending());
+        sends(&notices, 2);
+        assert_eq!((notices.take(), notices.take()), (Some((3, 4)), None));
+        assert!(!notices.end(), "the kernel still has notices of its first turn");
+        assert_eq!(notices.translate((0, 2)), (0, 2));
+        assert!(notices.end() && !notices.enter());
+        notices.kernel_counted();
+        assert_eq!(notices.translate((3, 3)), (5, 5));
+        notices.begin();
+        sends(&notices, 1);
+        assert_eq!(notices.take(), Some((6, 6)));
+    }
+
+    #[test]
+    fn calls_that_move_nothing_leave_no_gap() {
+        let notices = fresh();
+        notices.begin();
+        assert!(notices.enter());
+        notices.leave(false);
+        sends(&notices, 1);
+        assert_eq!(notices.take(), Some((0, 0)));
+    }
+
+    #[test]
+    fn a_turn_does_not_end_under_a_call_nor_over_its_notice() {
+        let notices = fresh();
+        notices.begin();
+        assert!(notices.enter());
+        assert!(!notices.end());
+        notices.leave(true);
+        assert!(!notices.end());
+        assert_eq!(notices.take(), Some((0, 0)));
+        assert!(notices.end() && notices.end(), "and stays ended");
+    }
+
+    #[test]
+    fn numbers_wrap_and_there_is_an_end_to_what_is_unread() {
+        let notices = fresh();
+        notices.kernel.store(u32::MAX, Ordering::Relaxed);
+        notices.begin();
+        sends(&notices, 2);
+        assert_eq!(notices.take(), Some((u32::MAX, 0)));
+        notices.unread.store(7 << 32 | 5, Ordering::Relaxed);
+        assert!(!notices.are_full());
+        sends(&notices, 1);
+        assert!(notices.are_full() && notices.pending());
+        assert_eq!(notices.take(), Some((7, 5)));
+    }
+
+    #[test]
+    fn many_entries_do_not_reach_the_mark_of_the_turn() {
+        let notices = fresh();
+        notices.begin();
+        notices.turn.store(OURS | (OURS - ENTERED), Ordering::Relaxed);
+        sends(&notices, 1);
+        assert!(notices.are_ours());
+        assert_eq!(notices.turn.load(Ordering::Relaxed) & INSIDE, 0);
+    }
+
+    #[test]
+    fn the_option_is_asked_for_once_until_it_changes() {
+        let notices = fresh();
+        assert!(notices.is_on(|| true) && notices.is_on(|| unreachable!()));
+        notices.option_changed();
+        let overtaken = || {
+            notices.option_changed();
+            true
+        };
+        assert!(
+            notices.is_on(overtaken) && !notices.is_on(|| false),
+            "an answer from before a change is not kept"
+        );
+        assert!(!notices.is_on(|| unreachable!()));
+    }
+
+    #[test]
+    fn each_number_comes_once_whoever_sends_and_reads() {
+        let notices = fresh();
+        notices.begin();
+        let seen = std::sync::Mutex::new(Vec::new());
+        let done = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    sends(&notices, 5000);
+                    done.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            scope.spawn(|| {
+                loop {
+                    let over = done.load(Ordering::SeqCst) == 3;
+                    match notices.take() {
+                        Some(range) => seen.lock().expect("whole").push(range),
+                        None if over => break,
+                        None => std::hint::spin_loop(),
+                    }
+                }
+            });
+        });
+        let seen = seen.into_inner().expect("whole");
+        let ends = seen.iter().scan(0, |next, &(first, last)| {
+            assert_eq!(first, *next);
+            *next = last + 1;
+            Some(*next)
+        });
+        assert_eq!(ends.last(), Some(15000));
+        assert!(notices.end());
+    }
+}

@@ -1,0 +1,139 @@
+"""MSG_ZEROCOPY: on lanes a program sees the options, numbers, notices and events that it sees on TCP; elsewhere the kernel's own."""
+
+import functools
+import threading
+
+import pytest
+
+from harness import EAGER_MODES, Accel, World, fifos
+from netns import join, namespace, needs_root
+from procs import finish_together, free_port, until
+
+pytestmark = pytest.mark.parity
+
+CASES = ["option", "counting", "reading", "waiting", "edges", "threads", "partial", "inherited", "forked", "limit"]
+
+
+def run_case(world, mode, bed, case, family="4"):
+    """What the two ends print."""
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
+    env = fifos(world) | {"BED_FAMILY": family}
+    server = accel.server("server", [bed / "zerocopy", "server", case, port], env=env).wait_listening(port)
+    client = accel.client("client", [bed / "zerocopy", "client", case, port], env=env)
+    accel.warmed()
+    outputs = finish_together(client, server)
+    accel.verify(lane_bytes=5000)
+    return outputs
+
+
+@functools.cache
+def on_tcp(bed, case, family):
+    world = World()
+    try:
+        return run_case(world, "tcp", bed, case, family)
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_same_as_on_tcp(world, bed, case, mode):
+    expected = on_tcp(bed, case, "4")
+    assert run_case(world, mode, bed, case) == expected
+
+
+@pytest.mark.parametrize("mode", ["tcp", "client", "both"])
+@pytest.mark.parametrize("family", ["6", "mapped"])
+@pytest.mark.parametrize("case", ["reading", "waiting"])
+def test_ipv6_and_mapped_addresses(world, bed, case, family, mode):
+    expected = on_tcp(bed, case, family)
+    outputs = run_case(world, mode, bed, case, family)
+    assert outputs == expected
+    # IPV6_RECVERR of SOL_IPV6, in a message of 60 bytes: by the socket's family, not by what its addresses stand for.
+    assert case != "reading" or f"{60:016x} {25 << 32 | 41:016x}" in outputs[0]
+
+
+def test_one_sequence_while_lanes_come_and_go(world, bed):
+    """Numbers go on over the beginning and the end of lanes, whoever counts."""
+    accel, port = Accel.eager(world, "earned", warms=True), free_port()
+    env = fifos(world)
+    server = accel.server("server", [bed / "zerocopy", "server", "turns", port], env=env).wait_listening(port)
+    client = accel.client("client", [bed / "zerocopy", "client", "turns", port], env=env)
+    for turn in range(1, 9):
+        opened = lambda: accel.broker.stats().smc >= 2 * turn or client.popen.poll() is not None
+        until(opened, lambda: f"lane {turn}; have {accel.broker.stats()}; {client.describe()}", seconds=20)
+        accel.broker.tool("revoke", str((client, server)[turn % 2].pid))
+    accel.warmed()
+    assert finish_together(client, server) == ["none left: EAGAIN, poll 0\ndone\n", "done\n"]
+    accel.verify(lane_bytes=100_000)
+
+
+def sockets_of(mode, bed, kind, address, settings):
+    """What senders and receivers print of sockets of one kind, under Shunpike or not, in two namespaces."""
+    world = World()
+    try:
+        left, right = namespace(world, "a"), namespace(world, "b")
+        join(left, right, "10.207.9", "fd00:207")
+        accel, outputs, env = Accel.eager(world, mode), [], fifos(world)
+        for option, corked in settings:
+            arguments = [kind, option, corked, address, free_port()]
+            receiver = accel.server("receiver", [bed / "zerocopy_kinds", "receive", *arguments], env=env, netns=left)
+            sender = accel.client("sender", [bed / "zerocopy_kinds", "send", *arguments], env=env, netns=right)
+            outputs.append(finish_together(sender, receiver))
+        if kind == "tcp":
+            accel.verify(lanes=len(settings), lane_bytes=12_000)
+        return outputs
+    finally:
+        world.close()
+
+
+@needs_root
+@pytest.mark.namespaces
+@pytest.mark.parametrize("address", ["10.207.9.1", "fd00:207::1"])
+@pytest.mark.parametrize("kind", ["tcp", "udp", "raw"])
+def test_sockets_of_each_kind_between_two_hosts(bed, kind, address):
+    """As the kernel's own selftest. Notices are those that the kernel gives, also of TCP that gets a lane."""
+    settings = [(0, 0), (1, 0), (1, 1)]
+    on_tcp = sockets_of("tcp", bed, kind, address, settings)
+    for (option, corked), (sent, received) in zip(settings, on_tcp, strict=True):
+        told = 0 if kind == "raw" else 12 * (4 if corked else 1) * option
+        assert f"{told} calls told of" in sent and received == "received 12000\n"
+    for mode in ("client", "both"):
+        assert sockets_of(mode, bed, kind, address, settings) == on_tcp
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_unix_sockets_have_none(world, bed, mode):
+    accel, env = Accel.eager(world, mode), fifos(world)
+    out = accel.client("pair", [bed / "zerocopy_kinds", "send", "unix", 1, 0, "-", 0], env=env).finish()
+    assert out.splitlines() == ["SO_ZEROCOPY: EOPNOTSUPP", "received 12000", "no notice: EAGAIN"]
+
+
+SINK = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+connection, _ = listener.accept()
+total = 0
+while data := connection.recv(1 << 20):
+    total += len(data)
+print(total)
+"""
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("language", ["c", "rust"])
+def test_the_examples(world, language, mode):
+    """They ask for notices until they see that all was copied, as it is on one host, and lose no byte."""
+    program = HOSTILE.with_name("zerocopy-client")
+    if language == "c":
+        program = world.directory / "zerocopy-client"
+        command = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-Wextra", "-Werror", "-o", program]
+        subprocess.run([*command, ROOT / "examples" / "zerocopy.c"], check=True)
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [sys.executable, "-c", SINK, port]).wait_listening(port)
+    client = accel.client("client", [program, "127.0.0.1", port, 64])
+    out, received = finish_together(client, server)
+    assert received == f"{64 << 20}\n"
+    told = re.search(r"the last (\d+) calls were copied.*\n67108864 bytes sent, (\d+) calls told of, (\d+) of them copied", out)
+    assert told and int(told[1]) >= 16 and told[2] == told[3], out
+    accel.verify(lane_bytes=1 << 20)
