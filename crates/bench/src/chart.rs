@@ -91,7 +91,7 @@ fn bars(row: &Row) -> Vec<(Side, &'static str, f64)> {
 
 fn legend() -> Group {
     let mut group = Group::new();
-    let mut x = LEFT;
+    let mut x = LEFT - 150.0;
     for (side, colour) in SIDES {
         let name = match side {
             Side::Unix => "UNIX sockets",
@@ -193,17 +193,14 @@ fn group(row: &Row, top: f64, scale: &Scale) -> Group {
 /// What the machine itself can do, in the last line.
 fn limits(report: &Report, y: f64) -> Text {
     let limits = report.rows.iter().filter_map(|row| {
-        let value = row.unit.show(row.sides.get(&Side::Machine)?.median);
-        Some(format!("{} {value}", row.title.trim_start_matches("memcpy ring between two processes, ")))
+        row.sides.get(&Side::Machine).map(|values| format!("{} {}", row.name, row.unit.show(values.median)))
     });
     let all: Vec<String> = limits.collect();
+    let what = "a cache line from core to core, a memcpy ring between two processes";
     let said = if all.is_empty() {
         String::new()
     } else {
-        format!(
-            "The machine's limits (the sizes are a memcpy ring's between two processes): {}",
-            all.join(", ")
-        )
+        format!("The machine's limits ({what}): {}", all.join(", "))
     };
     text(24.0, y, &said).set("fill", FAINT).set("font-size", 10)
 }

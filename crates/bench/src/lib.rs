@@ -54,9 +54,9 @@ pub struct Options {
     pub check: bool,
 }
 
-/// The binary whose subcommands the bench runs, and the library to preload where it is not beside it.
+/// What the bench runs beside the workloads' own programs.
 pub struct Programs {
-    /// `shunpike`.
+    /// `shunpike`: broker, `run` and the load programs are its subcommands.
     pub shunpike: PathBuf,
 }
 
