@@ -13,6 +13,7 @@ use serde::Serialize;
 use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// The seeds' number of requests is for runs of this length.
 const USUAL_SECONDS: u32 = 2;
@@ -79,7 +80,7 @@ pub fn all(
     'rounds: for round in 0..settings.runs {
         for workload in &runnable {
             for side in workload.sides {
-                progress.next(workload, *side, round + 1, settings.runs);
+                progress.begin(workload, *side, round + 1, settings.runs);
                 let place = directory.path().join(format!("{}-{}-{round}", workload.name, side.title()));
                 let result = std::fs::create_dir(&place)
                     .map_err(Failed::from)
@@ -88,6 +89,7 @@ pub fn all(
                     break 'rounds;
                 }
                 taken.push(Taken { workload, side: *side, result });
+                progress.bar.inc(1);
             }
         }
     }
@@ -122,24 +124,23 @@ impl Progress {
         let target = if lines { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
         if let Ok(style) =
-            ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} of about {duration}  {msg}")
+            ProgressStyle::with_template("{bar:20} {pos}/{len}  {elapsed} of about {duration}  {wide_msg}")
         {
             bar.set_style(style);
+        }
+        if !lines {
+            // Seldom: it wants no CPU of those who are measured.
+            bar.enable_steady_tick(Duration::from_secs(1));
         }
         Self { bar, lines }
     }
 
-    fn next(&self, workload: &Workload, side: Side, round: u32, rounds: u32) {
+    fn begin(&self, workload: &Workload, side: Side, round: u32, rounds: u32) {
         let message = format!("round {round} of {rounds}: {} on {}", workload.name, side.title());
         if self.lines {
             eprintln!("{}/{} {message}", self.bar.position() + 1, self.bar.length().unwrap_or(0));
         }
-        // The first one is under way, none is done.
-        if self.bar.message().is_empty() {
-            self.bar.tick();
-        }
         self.bar.set_message(message);
-        self.bar.inc(1);
     }
 
     fn finish(&self) {

@@ -43,7 +43,9 @@ pub fn show(report: &Report) -> io::Result<()> {
         cells.push(right(row.floor.iter().map(|floor| judged(floor, row.better)).collect::<String>()));
         table.add_row(cells);
     }
-    writeln!(out, "{}", text(&table))?;
+    if !table.is_empty() {
+        writeln!(out, "{}", text(&table))?;
+    }
     for row in report.rows.iter().filter(|row| !row.notes.is_empty()) {
         writeln!(out, "* {}: {}", row.name, row.notes.join("; "))?;
     }
