@@ -68,6 +68,22 @@ def test_its_tcp_rows_are_tcp_also_under_shunpike(world):
     assert row["sides"]["tcp"]["lanes"] == 0 and row["sides"]["nocopy"]["lanes"] == 1, row
 
 
+def test_a_row_says_so_where_lanes_did_not_carry_it(world):
+    """A setting from the environment is the bench's brokers': here no connection is ever nominated."""
+    report = world.directory / "report.json"
+    env = {"SHUNPIKE_ACTIVE": "0"}
+    out = bench(world, "--quick", "pingpong", "--json", report, env=env).finish(60)
+    for row in json.loads(report.read_text())["rows"]:
+        assert row["sides"]["nocopy"]["lanes"] == 0
+        assert "no-copy: lanes carried 0 % of the bytes (0 connections)" in row["notes"], row
+    assert "* pingpong: copy: lanes carried 0 %" in out
+
+
+def test_a_broker_that_cannot_start_is_told_of(world):
+    out = bench(world, "--quick", "pingpong", env={"SHUNPIKE_SPIN_US": "many"}).finish(60)
+    assert re.search(r"\* pingpong: copy: its broker ended: .*SHUNPIKE_SPIN_US", out), out
+
+
 def test_a_missing_program_is_named_with_its_package(world):
     env = {"PATH": "/nonexistent"}
     out = bench(world, "sockperf-pp", "short", env=env).finish(30)

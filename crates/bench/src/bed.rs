@@ -389,7 +389,8 @@ fn maps_library(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libshunpike.so"))
 }
 
-fn last_line(file: &Path) -> String {
+/// What a program said last.
+pub fn last_line(file: &Path) -> String {
     let text = fs::read(file).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing").to_owned()

@@ -1,6 +1,6 @@
 //! The broker of one measurement, and what it says of the lanes.
 
-use crate::bed::{Child, Failed, wait_for};
+use crate::bed::{Child, Failed, last_line, wait_for};
 use shunpike_broker::report::Stats;
 use shunpike_broker::{query, what};
 use std::path::{Path, PathBuf};
@@ -29,10 +29,14 @@ impl Broker {
         command.args(["broker", "--private", "--socket"]).arg(&socket);
         // A policy of the user's for other brokers is not part of the measurement.
         command.env("XDG_CONFIG_HOME", directory);
-        let child = Child::start(command, &directory.join("broker.log"), None)?;
-        let broker = Self { socket, child };
-        wait_for(Duration::from_secs(10), || broker.ask(what::INFO, "").is_ok().then_some(()))
-            .ok_or_else(|| Failed::new("its broker does not answer"))?;
+        let log = directory.join("broker.log");
+        let child = Child::start(command, &log, None)?;
+        let mut broker = Self { socket, child };
+        let answers = wait_for(Duration::from_secs(10), || match broker.child.ended() {
+            Some(_) => Some(Err(Failed::new(format!("its broker ended: {}", last_line(&log))))),
+            None => broker.ask(what::INFO, "").is_ok().then_some(Ok(())),
+        });
+        answers.unwrap_or_else(|| Err(Failed::new("its broker does not answer")))?;
         broker.ask(what::DEVICE_SET, if copy { "dmb_copy on" } else { "dmb_copy off" })?;
         Ok(broker)
     }
