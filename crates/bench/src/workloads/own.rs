@@ -17,7 +17,14 @@ pub const ROWS: &[Workload] = &[
             goals: &[Goal::OfTcp(20.0)],
             ..RATE
         }],
-        measure: ping_pong,
+        measure: |bed| ping_pong(bed, None),
+        ..OWN
+    },
+    Workload {
+        name: "pingpong-pinned",
+        title: "ping-pong, 100 B, pinned",
+        metrics: &[RATE],
+        measure: |bed| ping_pong(bed, Some((Pin::Server, Pin::Client))),
         ..OWN
     },
     Workload {
@@ -33,10 +40,12 @@ pub const ROWS: &[Workload] = &[
     },
 ];
 
-fn ping_pong(bed: &mut Bed) -> Result<Sample, Failed> {
-    let server = bed.serve_load(&["pong", "100"], None)?;
+/// Without pins the scheduler may put both ends on one CPU, where each must sleep for the other to run.
+fn ping_pong(bed: &mut Bed, pins: Option<(Pin, Pin)>) -> Result<Sample, Failed> {
+    let (server_pin, client_pin) = pins.unzip();
+    let server = bed.serve_load(&["pong", "100"], server_pin)?;
     let seconds = bed.seconds().to_string();
-    let pings: Pings = bed.run_load(&["ping", &server, "100", &seconds], None)?;
+    let pings: Pings = bed.run_load(&["ping", &server, "100", &seconds], client_pin)?;
     bed.finish_servers()?;
     Ok(Sample::new(vec![pings.messages as f64 / pings.seconds], 200.0 * pings.messages as f64))
 }
