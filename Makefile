@@ -3,6 +3,7 @@
 # make test       builds and runs every test
 # make stress     10 GB of checked bytes over lanes that come and go, ends stopped and killed: minutes (SEED=N repeats)
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
+# make fuzz       every fuzz target for ten minutes; FUZZ_SECONDS=, then ci/fuzz keep TARGET
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
 # make suites     CPython's, libevent's and redis's own test suites, with and without Shunpike: two hours
@@ -17,7 +18,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile crash soak stress suites bench lint install uninstall clean
+.PHONY: build demo test hostile fuzz crash soak stress suites bench lint install uninstall clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -33,6 +34,9 @@ stress: build
 
 hostile: build
 	HOSTILE_ROUNDS=$(or $(HOSTILE_ROUNDS),2000) python3 -m pytest tests/test_hostile.py -v
+
+fuzz:
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),600) ci/fuzz
 
 suites: build
 	ci/deps

@@ -1,18 +1,3 @@
-//! Bytes from the other side of a session, read as the broker and as the client library would.
-
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use shunpike_wire::session::{FromBroker, MAX, ToBroker};
-
-fuzz_target!(|bytes: &[u8]| {
-    let mut again = [0; MAX];
-    if let Ok(message) = ToBroker::decode(bytes) {
-        let len = message.encode(&mut again).unwrap();
-        assert_eq!(ToBroker::decode(&again[..len]), Ok(message));
-    }
-    if let Ok(message) = FromBroker::decode(bytes) {
-        let len = message.encode(&mut again).unwrap();
-        assert_eq!(FromBroker::decode(&again[..len]), Ok(message));
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| shunpike_fuzzed::session::run(bytes));

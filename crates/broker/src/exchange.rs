@@ -3,10 +3,11 @@
 //! A call changes the tables and appends to [`Exchange::posts`] what is to be sent. Whoever calls sees to
 //! the sending; a session that cannot be sent to is ended by [`Exchange::end_session`].
 
+mod audit;
 mod room;
 
 use crate::expectations::Expectations;
-use crate::facts::{Endpoint, Proof};
+use crate::facts::{Endpoint, Facts, Proof};
 use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId};
 use crate::links::{LinkId, Links, Seat};
 use crate::matching::{Decision, Matching};
@@ -146,6 +147,19 @@ impl Exchange {
             let expected = self.expectations.other_end(party.session, role, facts.tuple, permitted);
             tracing::debug!(%party, ?expected, "waits");
             self.post(party.session, FromBroker::Waiting { conn: party.conn, expected });
+        }
+    }
+
+    /// Before a nomination is entered: whether the one that waits for it still is what it was, by `holds`. Where that is not
+    /// known, that end is asked again, and the two meet then.
+    pub fn confront(&mut self, party: Party, facts: &Facts, holds: impl FnOnce(&Facts) -> bool) {
+        let Some((early, known)) = self.matching.opposite(facts) else { return };
+        if early == party || self.matching.is_vindicated(party, facts, early) || holds(&known) {
+            return;
+        }
+        match self.matching.doubt(early, party) {
+            Decision::Refused(end, reason) => self.refuse(end, reason),
+            _ => self.post(early.session, FromBroker::Again { conn: early.conn }),
         }
     }
 

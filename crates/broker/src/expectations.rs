@@ -79,6 +79,11 @@ impl Expectations {
         }
     }
 
+    /// Who expects something.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionId> {
+        self.of.keys().copied()
+    }
+
     /// Whether nothing is expected.
     pub fn is_empty(&self) -> bool {
         self.of.is_empty() && self.at.is_empty()

@@ -7,6 +7,7 @@ mod client;
 mod conformance;
 mod connections;
 mod datagram;
+mod diag;
 pub mod exchange;
 mod expectations;
 mod explain;
@@ -32,6 +33,7 @@ mod stats;
 pub use client::{QueryError, query, what};
 use policy::Policy;
 use rustix::fd::BorrowedFd;
+pub use server::Server;
 use settings::Setting;
 use shunpike_shm::RegionError;
 use shunpike_wire::{Eid, Gid};
@@ -160,5 +162,5 @@ impl From<RegionError> for BrokerError {
 /// Serves until `stop` becomes readable, or until idle. Then the socket is removed and sessions end;
 /// open lanes go on without a broker.
 pub fn run(config: Config, stop: Option<BorrowedFd<'_>>) -> Result<(), BrokerError> {
-    server::Server::new(config)?.serve(stop)
+    Server::new(config)?.serve(stop)
 }

@@ -1,7 +1,8 @@
 //! Which two nominated sockets are the two ends of one connection. No I/O, no clock.
 //!
 //! Sequence numbers, where a privileged broker may look at them, are the match whatever lies between. Else,
-//! in one network namespace, a connection's addresses name it: mirrored addresses are the match. Between
+//! in one network namespace, a connection's addresses name it: mirrored addresses are the match, where both sockets
+//! hold them at one moment (the earlier nomination's may be closed by now: [`Matching::opposite`]). Between
 //! namespaces they may be anybody's, so that an exact mirror image of everything known is asked for, twice
 //! and with bytes in between, and where two could be meant, neither is taken.
 
@@ -49,6 +50,8 @@ struct Entry {
     tries: u8,
     /// The end in another namespace that mirrored it once, and how many bytes had gone then.
     image: Option<(Party, u64)>,
+    /// The end that came while this one, with this cookie, had been proved before, and is to be proved once more.
+    doubted: Option<(Party, u64)>,
 }
 
 /// Who the other end of a nomination is.
@@ -208,6 +211,28 @@ impl Matching {
         if entry.tries > MAX_TRIES { self.refuse(party, reason) } else { Decision::Again(party) }
     }
 
+    /// The nomination that `facts` would be matched with by nothing but its addresses, and what was known of it when it
+    /// was made. Its socket may have been closed since, and its addresses be another's.
+    pub fn opposite(&self, facts: &Facts) -> Option<(Party, Facts)> {
+        let numbered = |c: &Seen| facts.sequences.is_some() && c.facts.sequences.is_some();
+        let candidates = self.at(facts.tuple.mirrored()).into_iter();
+        let near = |(_, c): &(Party, Seen)| c.waiting && same_netns(&c.facts, facts) && !numbered(c);
+        candidates.filter(near).map(|(party, seen)| (party, seen.facts)).next()
+    }
+
+    /// Asks `early` again, now that `late` has come: proved before and after, its socket held the addresses in between.
+    pub fn doubt(&mut self, early: Party, late: Party) -> Decision {
+        if let Some(entry) = self.entries.get_mut(&early) {
+            entry.doubted = entry.seen.map(|seen| (late, seen.facts.cookie));
+        }
+        self.again(early, Reason::Sync)
+    }
+
+    /// Whether `party`, proved just now, had been asked again for the sake of `other`, and its socket is the same.
+    pub fn is_vindicated(&self, party: Party, facts: &Facts, other: Party) -> bool {
+        self.entries.get(&party).is_some_and(|entry| entry.doubted == Some((other, facts.cookie)))
+    }
+
     /// Refuses an end and forgets it.
     pub fn refuse(&mut self, party: Party, reason: Reason) -> Decision {
         self.withdraw(party);
@@ -253,6 +278,24 @@ impl Matching {
     /// Whether nothing is remembered of any end.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.tuples.is_empty() && self.sequences.is_empty()
+    }
+
+    /// Everybody of whom something is remembered.
+    pub fn parties(&self) -> impl Iterator<Item = Party> {
+        self.entries.keys().copied()
+    }
+
+    /// Whether each nomination is found by its addresses and numbers, once, and nothing else is.
+    pub fn is_consistent(&self) -> bool {
+        let once = |parties: Option<&Vec<Party>>, party: &Party| {
+            parties.is_some_and(|parties| parties.iter().filter(|other| *other == party).count() == 1)
+        };
+        let seen = || self.entries.iter().filter_map(|(party, entry)| Some((party, entry.seen?.facts)));
+        let numbered = || seen().filter_map(|(party, facts)| Some((party, facts.sequences?)));
+        seen().all(|(party, facts)| once(self.tuples.get(&facts.tuple), party))
+            && numbered().all(|(party, numbers)| once(self.sequences.get(&numbers), party))
+            && seen().count() == self.tuples.values().map(Vec::len).sum::<usize>()
+            && numbered().count() == self.sequences.values().map(Vec::len).sum::<usize>()
     }
 
     fn seen(&self, party: Party) -> Option<Seen> {

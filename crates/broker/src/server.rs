@@ -1,6 +1,7 @@
 //! The event loop: one thread, nothing that blocks, a bounded amount of work for each client and turn.
 
 use crate::datagram::{self, Received};
+use crate::diag::Diag;
 use crate::exchange::{Exchange, Post};
 use crate::facts::{self, Counts, Endpoint, Proof};
 use crate::foreign::Foreign;
@@ -71,6 +72,8 @@ pub struct Server {
     unmapped: (u32, u32),
     /// Where we are privileged.
     sequences: Option<SequenceReader>,
+    /// Where the kernel can be asked.
+    diag: Option<Diag>,
     knobs_fd: Rc<OwnedFd>,
     place: Place,
     listener: OwnedFd,
@@ -80,6 +83,10 @@ pub struct Server {
     patience: VecDeque<(Instant, SessionId)>,
     idle_since: Option<Instant>,
     paused_until: Option<Instant>,
+    /// Room for what one turn finds.
+    events: Vec<epoll::Event>,
+    /// Turns since the nominations that are to be answered were heard.
+    looks: u32,
 }
 
 /// The client broke the protocol, or is gone: its session ends.
@@ -123,6 +130,7 @@ impl Server {
             rates: Rates::default(),
             unmapped: policy::unmapped(),
             sequences: sequences.ok(),
+            diag: Diag::new(),
             knobs_fd: Rc::new(knobs_fd),
             place,
             listener,
@@ -131,6 +139,8 @@ impl Server {
             patience: VecDeque::new(),
             idle_since: Some(Instant::now()),
             paused_until: None,
+            events: Vec::with_capacity(256),
+            looks: 0,
             settings: Settings::default(),
             config,
         };
@@ -140,51 +150,79 @@ impl Server {
 
     /// Serves until `stop` is readable, or idle for as long as configured.
     pub fn serve(mut self, stop: Option<BorrowedFd<'_>>) -> Result<(), BrokerError> {
-        let failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
         if let Some(stop) = stop {
-            epoll::add(&self.epoll, stop, EventData::new_u64(STOP), EventFlags::IN)
-                .map_err(failed("wait for the stop signal"))?;
+            epoll::add(&self.epoll, stop, EventData::new_u64(STOP), EventFlags::IN).map_err(|errno| {
+                BrokerError::System { what: "wait for the stop signal", error: errno.into() }
+            })?;
         }
-        let mut events = Vec::with_capacity(256);
-        let mut looks = 0;
-        loop {
-            events.clear();
-            let unanswered = self.exchange.unanswered();
-            let timeout = if unanswered > 0 { Some(Timespec::default()) } else { self.timeout() };
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed("wait for events")(errno)),
-            }
-            for event in &events {
-                match event.data.u64() {
-                    LISTENER => self.accept(),
-                    STOP => {
-                        self.place.leave();
-                        return Ok(());
-                    }
-                    id => self.serve_session(SessionId(id), event.flags),
-                }
-                self.deliver();
-            }
-            if unanswered > 0 {
-                looks += 1;
-                if events.is_empty() || looks >= LOOKS {
-                    self.exchange.answer(unanswered);
-                    self.deliver();
-                    looks = 0;
-                }
-            }
-            if self.keep_time() {
-                return Ok(());
-            }
-        }
+        while self.turn(Duration::MAX)?.is_some() {}
+        Ok(())
     }
 
-    fn timeout(&self) -> Option<Timespec> {
-        self.next_deadline().map(|deadline| {
-            let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
-        })
+    /// One turn of the loop: waits no longer than `patience` for somebody who has something to say, and serves all who
+    /// have. Returns how many those were; `None` when the broker has left.
+    pub fn turn(&mut self, patience: Duration) -> Result<Option<usize>, BrokerError> {
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        let unanswered = self.exchange.unanswered();
+        let timeout = if unanswered > 0 { Some(Timespec::default()) } else { self.timeout(patience) };
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => {
+                return Err(BrokerError::System { what: "wait for events", error: errno.into() });
+            }
+        }
+        for event in &events {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                STOP => {
+                    self.place.leave();
+                    return Ok(None);
+                }
+                id => self.serve_session(SessionId(id), event.flags),
+            }
+            self.deliver();
+        }
+        if unanswered > 0 {
+            self.looks += 1;
+            if events.is_empty() || self.looks >= LOOKS {
+                self.exchange.answer(unanswered);
+                self.deliver();
+                self.looks = 0;
+            }
+        }
+        let served = events.len();
+        self.events = events;
+        Ok((!self.keep_time()).then_some(served))
+    }
+
+    fn timeout(&self, patience: Duration) -> Option<Timespec> {
+        let due = self
+            .next_deadline()
+            .map(|deadline| deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
+        let left = due.unwrap_or(Duration::MAX).min(patience);
+        (left != Duration::MAX)
+            .then(|| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
+    }
+
+    /// Whether no session, and nothing of any, is left.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty() && self.exchange.is_empty()
+    }
+
+    /// Whether all tables agree with one another, for tests. Errors: which do not.
+    pub fn audit(&self) -> Result<(), String> {
+        let greeted =
+            self.sessions.iter().filter(|(_, session)| session.program().is_some() && !session.closing);
+        let mut greeted: Vec<SessionId> = greeted.map(|(id, _)| *id).collect();
+        greeted.sort();
+        if greeted != self.exchange.members() {
+            return Err(format!("programs {greeted:?}, members {:?}", self.exchange.members()));
+        }
+        if !self.exchange.posts.is_empty() {
+            return Err(format!("not delivered: {:?}", self.exchange.posts));
+        }
+        self.exchange.audit()
     }
 
     /// Whether sequence numbers can be looked at.
@@ -328,6 +366,11 @@ impl Server {
                 } else {
                     Proof::Refused(Reason::NominationLimit)
                 };
+                if let Proof::Proved(facts) = &proof {
+                    let holds =
+                        |known: &facts::Facts| self.diag.as_ref().is_some_and(|diag| diag.holds(known));
+                    self.exchange.confront(party(conn), facts, holds);
+                }
                 self.exchange.nominate(party(conn), role, proof, answer);
             }
             ToBroker::Expect { conn, role, ip, port } => {

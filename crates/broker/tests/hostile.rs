@@ -4,10 +4,11 @@ mod support;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use shunpike_shm::arena::Arena;
 use shunpike_wire::Reason;
 use shunpike_wire::session::{ConnId, FromBroker, Role, ToBroker, VERSION};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use support::*;
 
@@ -254,6 +255,80 @@ fn a_socket_of_somebody_elses_gains_nothing() {
     assert!(matches!(victim.hear(), FromBroker::Matched { .. }));
     assert!(matches!(peer.hear(), FromBroker::Matched { .. }));
     assert!(thief.silent());
+}
+
+/// Connects from a port of our choice, so that two connections can have the same addresses one after the other.
+fn connect_from(port: u16, to: &TcpListener) -> (TcpStream, TcpStream) {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
+    let address = |port| std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    let client = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_reuseaddr(&client, true).unwrap();
+    bind(&client, &address(port)).unwrap();
+    connect(&client, &address(to.local_addr().unwrap().port())).unwrap();
+    (client.into(), to.accept().unwrap().0)
+}
+
+/// Ends a connection without a trace: its addresses are free at once.
+fn reset(connection: (TcpStream, TcpStream)) {
+    rustix::net::sockopt::set_socket_linger(&connection.0, Some(Duration::ZERO)).unwrap();
+    drop(connection);
+}
+
+#[test]
+fn a_nomination_that_outlived_its_socket_is_nobodys_peer() {
+    // With sequence numbers there would be nothing to find out: the broker's thread inherits what this one has left.
+    let unprivileged = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, unprivileged).unwrap();
+    for stale_is_client in [true, false] {
+        let broker = TestBroker::start();
+        assert!(!broker.info().privileged);
+        let [stale, client, server] = [(); 3].map(|()| Client::connect(&broker));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let before = connect_from(0, &listener);
+        let port = before.0.local_addr().unwrap().port();
+        let (role, socket) =
+            if stale_is_client { (Role::Client, &before.0) } else { (Role::Server, &before.1) };
+        stale.nominate(CONN, role, (0, 0), socket);
+        until(|| broker.info().waiting == 1);
+        reset(before);
+        let after = connect_from(port, &listener);
+        let ends = [(&client, Role::Client, &after.0), (&server, Role::Server, &after.1)];
+        // The end that the stale nomination waits for comes first.
+        let order = if stale_is_client { [1, 0] } else { [0, 1] };
+        for (session, role, socket) in order.map(|n| ends[n]) {
+            session.nominate(CONN, role, (0, 0), socket);
+        }
+        for session in [&client, &server] {
+            let heard = hear_until(session, |message| !matches!(message, FromBroker::Again { .. }));
+            assert!(matches!(heard, FromBroker::Matched { .. }), "{heard:?}");
+        }
+        while !stale.silent() {
+            let heard = stale.hear();
+            assert!(matches!(heard, FromBroker::Again { .. } | FromBroker::Refused { .. }), "{heard:?}");
+        }
+    }
+}
+
+#[test]
+fn bytes_that_go_between_two_nominations_do_no_harm() {
+    let broker = TestBroker::start();
+    let (client, server) = (Client::connect(&broker), Client::connect(&broker));
+    let (mut a, mut b) = tcp_pair();
+    client.nominate(CONN, Role::Client, (0, 0), &a);
+    until(|| broker.info().waiting == 1);
+    transfer(&mut a, &mut b, 1000);
+    transfer(&mut b, &mut a, 10);
+    // Counts of before the bytes went are proved wrong, and the connection is asked again.
+    server.nominate(CONN, Role::Server, (0, 0), &b);
+    assert_eq!(server.hear(), FromBroker::Again { conn: CONN });
+    server.nominate(CONN, Role::Server, (10, 1000), &b);
+    for session in [&client, &server] {
+        assert!(matches!(session.hear(), FromBroker::Matched { .. }));
+    }
 }
 
 #[test]

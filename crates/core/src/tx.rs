@@ -248,6 +248,10 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, call: &mut zerocopy::Call) -> 
         dmb = window::shrink(half, dmb, offset);
     }
     let wish = (source.left() as u64).min(CHUNK as u64);
+    if wish == 0 {
+        // Nothing needs no room, and nobody would look for any.
+        return Step::Sent(0);
+    }
     let mut free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
     if free < wish {
         let cons = words.cons();

@@ -20,7 +20,7 @@
 //! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Whatever is read here is
 //! one copy, checked by the caller against its private cursor before use.
 
-use crate::primitive::{AtomicU64, Ordering, full_fence_after_rmw};
+use crate::primitive::{Ordering, SharedU64, full_fence_after_rmw};
 use crate::region::Region;
 
 /// Bytes before the ring in a DMB.
@@ -89,7 +89,7 @@ impl Cursor {
 
 /// A word alone on its pair of cache lines; but for prod, which the window follows.
 #[repr(C, align(128))]
-struct Line(AtomicU64, AtomicU64);
+struct Line(SharedU64, SharedU64);
 
 /// The words at the start of a DMB.
 #[repr(C)]
@@ -135,7 +135,7 @@ impl Words {
     /// Where the consumer's is.
     pub const CONS_AT: usize = core::mem::offset_of!(Words, cons);
     /// Where the window is.
-    pub const WINDOW_AT: usize = Self::PROD_AT + size_of::<AtomicU64>();
+    pub const WINDOW_AT: usize = Self::PROD_AT + size_of::<SharedU64>();
     /// Where the writers' wait word is.
     pub const WWAIT_AT: usize = core::mem::offset_of!(Words, wwait);
 }
@@ -143,7 +143,7 @@ impl Words {
 impl Words {
     /// Words of a DMB never granted.
     pub fn new() -> Self {
-        let line = || Line(AtomicU64::new(0), AtomicU64::new(0));
+        let line = || Line(SharedU64::new(0), SharedU64::new(0));
         Self { prod: line(), cons: line(), start: line(), rwait: line(), wwait: line() }
     }
 
@@ -271,7 +271,7 @@ impl Words {
         }
     }
 
-    fn wait_word(&self, side: Side) -> &AtomicU64 {
+    fn wait_word(&self, side: Side) -> &SharedU64 {
         match side {
             Side::Readers => &self.rwait.0,
             Side::Writers => &self.wwait.0,

@@ -13,4 +13,6 @@ mod primitive;
 pub mod published;
 pub mod region;
 
+#[cfg(fuzzing)]
+pub use primitive::hostile;
 pub use region::{Region, RegionError};

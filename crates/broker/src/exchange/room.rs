@@ -84,6 +84,18 @@ impl Promises {
         self.all
     }
 
+    /// Whether these are the holders of all that is promised, each as often as it is.
+    pub fn are(&self, holders: impl Iterator<Item = Holder>) -> bool {
+        let mut counted = Self::new(self.ring);
+        for Holder { session, uid } in holders {
+            counted.all += 1;
+            *counted.sessions.entry(session).or_default() += 1;
+            *counted.users.entry(uid).or_default() += 1;
+        }
+        (counted.all, counted.sessions, counted.users)
+            == (self.all, self.sessions.clone(), self.users.clone())
+    }
+
     /// Whether nothing is promised.
     pub fn is_empty(&self) -> bool {
         self.all == 0 && self.sessions.is_empty() && self.users.is_empty()
