@@ -2,39 +2,16 @@
 
 import hashlib
 import os
-import re
 import sys
 import time
-
 
 import pytest
 
 from harness import programs
 from procs import free_port
+from web import Nginx, requests_of
 
 pytestmark = pytest.mark.programs
-
-NGINX = """
-worker_processes 2;
-daemon off;
-pid {dir}/nginx.pid;
-error_log {dir}/error.log notice;
-{user}
-events {{ worker_connections 512; }}
-http {{
-    access_log off;
-    sendfile on;
-    client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fcgi;
-    uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
-    keepalive_requests 1000000;
-    server {{
-        listen 127.0.0.1:{port};
-        location = /hello {{ return 200 "hello from nginx\\n"; }}
-        location / {{ root {dir}/www; }}
-    }}
-}}
-"""
-
 
 @pytest.fixture
 def site(world):
@@ -48,26 +25,13 @@ def site(world):
 
 @pytest.fixture
 def nginx(accel, world):
-    port, conf = free_port(), world.directory / "nginx.conf"
-    user = "user root;" if os.getuid() == 0 else ""
-    conf.write_text(NGINX.format(dir=world.directory, port=port, user=user))
-    server = accel.server("nginx", ["nginx", "-c", conf, "-p", world.directory]).wait_listening(port)
-    server.port, server.log = port, world.directory / "error.log"
+    server = Nginx(accel, world)
     yield server
-    # A worker that dies is replaced by the master: only the log knows.
-    assert "exited on signal" not in server.log.read_text(), server.log.read_text()
-
-
-def requests_of(report):
-    """(requests, bad answers) of a wrk report."""
-    requests = int(re.search(r"(\d+) requests in", report).group(1))
-    errors = re.search(r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)", report)
-    bad = re.search(r"Non-2xx or 3xx responses: (\d+)", report)
-    return requests, sum(map(int, errors.groups())) if errors else 0, int(bad.group(1)) if bad else 0
+    server.check()
 
 
 def test_wrk_on_nginx(accel, nginx):
-    report = accel.client("wrk", ["wrk", "-t2", "-c20", "-d2s", f"http://127.0.0.1:{nginx.port}/hello"]).finish()
+    report = accel.client("wrk", ["wrk", "-t2", "-c20", "-d2s", nginx.url("hello")]).finish()
     requests, errors, bad = requests_of(report)
     assert requests > 1000 and errors == 0 and bad == 0, report
     accel.verify(lanes=20, lane_bytes=100_000)
@@ -75,11 +39,11 @@ def test_wrk_on_nginx(accel, nginx):
 
 def test_nginx_reloads_under_load(accel, world, nginx):
     """The old workers finish what they have; the new ones serve: no request fails."""
-    load = accel.client("wrk", ["wrk", "-t2", "-c20", "-d4s", f"http://127.0.0.1:{nginx.port}/hello"])
+    load = accel.client("wrk", ["wrk", "-t2", "-c20", "-d4s", nginx.url("hello")])
     reloads = 0
     while load.popen.poll() is None:
         time.sleep(0.5)  # the reload's rate, not a wait for anything
-        world.start("reload", ["nginx", "-s", "reload", "-c", world.directory / "nginx.conf", "-p", world.directory]).finish()
+        world.start("reload", [*nginx.argv, "-s", "reload"]).finish()
         reloads += 1
     requests, errors, bad = requests_of(load.finish())
     assert requests > 1000 and bad == 0 and reloads >= 4, load.out
@@ -131,5 +95,5 @@ def test_curl_uploads_to_nginx_are_refused_alike(accel, world, nginx):
     body = world.directory / "upload"
     body.write_bytes(os.urandom(3_000_000))
     argv = ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "-H", "Expect:", "--data-binary", f"@{body}"]
-    out = accel.client("curl", [*argv, f"http://127.0.0.1:{nginx.port}/random"]).finish()
+    out = accel.client("curl", [*argv, nginx.url("random")]).finish()
     assert out in ("405", "413"), out

@@ -18,7 +18,7 @@ import pytest
 
 from harness import Accel, programs
 from procs import finish_together, free_port, until
-from test_http import requests_of
+from web import Nginx, requests_of
 
 pytestmark = pytest.mark.programs
 HARD_MODES = ("client", "server", "both", "eager")
@@ -58,44 +58,18 @@ def curl(accel, world, url, name="got"):
 # nginx: one request for each connection, as a keep-alive connection that the old worker closes while a request is on its
 # way is HTTP's own race, on TCP too.
 
-NGINX = """
-worker_processes 2;
-daemon off;
-pid {dir}/nginx.pid;
-error_log {dir}/error.log notice;
-{user}
-events {{ worker_connections 512; }}
-http {{
-    access_log off;
-    sendfile on;
-    client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fcgi;
-    uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
-    server {{
-        listen 127.0.0.1:{port};
-        location = /hello {{ return 200 "hello from nginx\\n"; }}
-        location / {{ root {dir}/www; }}
-    }}
-}}
-"""
-
-
 def test_nginx_reloaded_under_load_fails_no_request(hard, world, content):
-    port, conf = free_port(), world.directory / "nginx.conf"
-    conf.write_text(NGINX.format(dir=world.directory, port=port, user="user root;" if os.getuid() == 0 else ""))
-    argv = ["nginx", "-c", conf, "-p", world.directory]
-    hard.server("nginx", argv).wait_listening(port)
-    short = ["wrk", "-t2", "-c16", "-d60s", "-H", "Connection: close", f"http://127.0.0.1:{port}/hello"]
-    load = hard.client("wrk", short)
+    nginx = Nginx(hard, world)
+    load = hard.client("wrk", ["wrk", "-t2", "-c16", "-d60s", "-H", "Connection: close", nginx.url("hello")])
     for _ in range(3):
-        assert curl(hard, world, f"http://127.0.0.1:{port}/random") == content[1]
-        world.start("reload", [*argv, "-s", "reload"]).finish()
+        assert curl(hard, world, nginx.url("random")) == content[1]
+        world.start("reload", [*nginx.argv, "-s", "reload"]).finish()
         time.sleep(1)  # the reload's rate, not a wait for anything
     load.signal(signal.SIGINT)  # wrk ends early, with its report
     requests, errors, bad = requests_of(load.finish())
     assert requests > 100 and errors == 0 and bad == 0, load.out
-    log = (world.directory / "error.log").read_text()
-    assert "exited on signal" not in log, log
-    hard.verify()
+    nginx.check()
+    hard.verify(more=lambda: curl(hard, world, nginx.url("random")) and None)
 
 
 # redis

@@ -62,6 +62,15 @@ pub(super) fn pop(list: &mut List, index: u32) {
     list.len -= 1;
 }
 
+/// Takes the first registration off the list, if it is one that can report: on a lane, and armed where it is a one-shot.
+pub(super) fn next(list: &mut List) -> Option<(u32, &'static Reg, Conn)> {
+    let index = list.head;
+    let reg = reg(index)?;
+    pop(list, index);
+    let conn = reg.conn.get().filter(|_| reg.managed.get() && !reg.disarmed.get())?;
+    Some((index, reg, conn))
+}
+
 /// Something changed on a connection outside of its peer's posts: its sets look at it.
 pub fn touch(conn: Conn) {
     let _control = CONTROL.lock();
@@ -133,12 +142,7 @@ pub(super) fn scan(
         if n == out.len() {
             break;
         }
-        let index = list.head;
-        let Some(reg) = reg(index) else { break };
-        pop(&mut list, index);
-        let Some(conn) = reg.conn.get().filter(|_| reg.managed.get() && !reg.disarmed.get()) else {
-            continue;
-        };
+        let Some((index, reg, conn)) = next(&mut list) else { continue };
         let level = look(reg, conn);
         match report(reg, &level) {
             Some(event) => {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
-use super::active::{arm, hot, look, news, pop, push, scan};
+use super::active::{arm, hot, look, news, next, push, scan};
 use super::ctl::restore_left;
 use super::regs::{BELL, CONTROL, index_and_turn, reg, untag};
 use super::{EDGE, Set, has_lanes, own, ring};
@@ -184,12 +184,7 @@ fn sleep(
         let mut list = set.list.lock();
         let mut news = false;
         for _ in 0..list.len {
-            let index = list.head;
-            let Some(reg) = reg(index) else { break };
-            pop(&mut list, index);
-            let Some(conn) = reg.conn.get().filter(|_| reg.managed.get() && !reg.disarmed.get()) else {
-                continue;
-            };
+            let Some((index, reg, conn)) = next(&mut list) else { continue };
             let level = look(reg, conn);
             let stays = arm(set, reg, conn, &level);
             let wanted = reg.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
