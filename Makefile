@@ -10,6 +10,7 @@
 # make bench      measures lanes beside TCP and UNIX sockets, a quarter of an hour; BENCH="--quick" or names of workloads
 # make lint       formatting, clippy, and a reason for every unsafe block
 # make install    PREFIX=/usr/local DESTDIR=
+# make deb        a Debian package of what is built, in OUT=target/; make tarball: an archive to unpack anywhere
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -18,7 +19,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz crash soak stress suites bench lint install uninstall clean
+.PHONY: build demo test hostile fuzz crash soak stress suites bench lint install uninstall deb tarball clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -86,6 +87,14 @@ uninstall:
 	rm -f $(SHARE)/fish/vendor_completions.d/shunpike.fish
 	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
 	rm -rf $(SHARE)/doc/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike
+
+OUT ?= $(TARGET)
+
+deb: | $(RELEASE)/shunpike
+	dist/deb/build $(RELEASE) $(OUT)
+
+tarball: | $(RELEASE)/shunpike
+	dist/deb/build --tarball $(RELEASE) $(OUT)
 
 clean:
 	$(CARGO) clean

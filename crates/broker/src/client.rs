@@ -35,6 +35,8 @@ pub mod what {
     pub const SYSCTL: u16 = 12;
     /// `PID UID`: [`crate::report::Check`].
     pub const CHECK: u16 = 13;
+    /// What each process has done: [`crate::report::Processes`]. No argument.
+    pub const PROCESSES: u16 = 14;
 }
 
 /// Why there is no answer.

@@ -18,6 +18,7 @@ mod knobs;
 pub mod links;
 pub mod loopback;
 pub mod matching;
+pub mod metrics;
 pub mod policy;
 mod query;
 mod rate;
@@ -51,6 +52,8 @@ pub struct Config {
     pub policy: Policy,
     /// Settings that differ from the built-in ones, in rising precedence.
     pub settings: Vec<Setting>,
+    /// Where metrics are served; nowhere otherwise.
+    pub metrics: Option<metrics::Address>,
     /// The device's GID; otherwise a random one, kept for the boot.
     pub gid: Option<Gid>,
     /// UEIDs, at most 8; where there is none, one of this system's own.
@@ -71,6 +74,7 @@ impl Config {
             private: true,
             policy: Policy::private(),
             settings: Vec::new(),
+            metrics: None,
             gid: None,
             ueids: Vec::new(),
             idle_exit: None,
@@ -121,6 +125,13 @@ pub enum BrokerError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// Metrics cannot be served.
+    Metrics {
+        /// Where.
+        address: String,
+        /// What the system said.
+        error: std::io::Error,
+    },
     /// No memory for the knob page.
     Region(RegionError),
 }
@@ -146,6 +157,9 @@ impl core::fmt::Display for BrokerError {
             }
             BrokerError::Io { what, path, error } => write!(f, "cannot {what} {}: {error}", path.display()),
             BrokerError::System { what, error } => write!(f, "cannot {what}: {error}"),
+            BrokerError::Metrics { address, error } => {
+                write!(f, "cannot serve metrics at {address}: {error}; choose another --metrics")
+            }
             BrokerError::Region(error) => error.fmt(f),
         }
     }

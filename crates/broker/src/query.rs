@@ -6,19 +6,22 @@ use crate::connections::{self, Found};
 use crate::explain;
 use crate::ism::{IsmDevice, Party, SessionId};
 use crate::loopback::random_gid;
+use crate::metrics::Figures;
 use crate::policy::Identity;
 use crate::report::{
-    Answer, Check, Connections, Device, Done, Failure, Info, LinkGroup, LinkGroups, Seid, Stats, Ueids,
+    Answer, Check, Connections, Device, Done, Failure, Info, LinkGroup, LinkGroups, Process, Processes, Seid,
+    Stats, Ueids,
 };
 use crate::runtime;
 use crate::server::Server;
 use crate::session::{Peer, Program, Session};
 use crate::settings::Knob;
-use crate::stats::ArenaKey;
+use crate::stats::{self, ArenaKey};
 use serde::Serialize;
 use shunpike_shm::arena::ArenaView;
 use shunpike_wire::session::{ConnId, MAX_UEIDS, VERSION, Welcome};
 use shunpike_wire::{Eid, Gid, PeerId, Seid as WireSeid};
+use std::collections::{HashMap, HashSet};
 
 /// What names this system to its peers.
 pub struct System {
@@ -124,6 +127,7 @@ impl Server {
             }
             what::LINKGROUP => Ok(json(&self.link_groups(asker))),
             what::REVOKE => self.revoke(asker, arg),
+            what::PROCESSES => Ok(json(&self.processes(asker))),
             what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
@@ -173,6 +177,34 @@ impl Server {
 
     pub(crate) fn stats(&self) -> Stats {
         Stats { broker: self.system.life.clone(), ..self.ledger.report(self.arenas()) }
+    }
+
+    /// What metrics are made of: counts since the broker began, whatever was reset.
+    pub(crate) fn figures(&self) -> Figures {
+        let views: HashMap<ArenaKey, &ArenaView> = self.arenas().collect();
+        let open = views.values().map(|view| stats::open(view));
+        Figures {
+            info: self.info(),
+            stats: self.ledger.total(self.arenas()),
+            settings: Knob::ALL.into_iter().map(|knob| self.settings.report(knob)).collect(),
+            open: open.fold([0; 2], |[lanes, plain], [more, others]| [lanes + more, plain + others]),
+        }
+    }
+
+    /// A process that shares its arena with the one that made it is counted there.
+    fn processes(&self, asker: SessionId) -> Processes {
+        let is_shown = self.is_shown(asker);
+        let mut seen = HashSet::new();
+        let mut programs: Vec<_> = self.programs().filter(|(id, ..)| is_shown(self, *id)).collect();
+        programs.sort_by_key(|(id, ..)| *id);
+        let processes = programs.into_iter().filter(|(_, _, program)| seen.insert(program.key));
+        let process = |session: &Session, program: &Program| Process {
+            pid: session.peer.pid,
+            uid: session.peer.uid(),
+            comm: program.comm.clone(),
+            ..stats::process(&program.arena)
+        };
+        Processes { processes: processes.map(|(_, session, program)| process(session, program)).collect() }
     }
 
     /// Whether a lane between the asker and a process would be allowed. The user is the tool's word: it only

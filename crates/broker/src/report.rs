@@ -313,6 +313,44 @@ pub struct LinkGroups {
     pub link_groups: Vec<LinkGroup>,
 }
 
+/// `top`: what each process has done.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Processes {
+    /// One entry for each process that the asker may look into.
+    pub processes: Vec<Process>,
+}
+
+/// What one process has done since it opened its session, over all its connections.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Process {
+    /// Process, as the broker sees it; 0 in a pid namespace that it cannot see.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its name.
+    pub comm: String,
+    /// Connection ends that are open and watched.
+    pub connections: u64,
+    /// Of these, those with a lane in one direction at least.
+    pub lanes: u64,
+    /// Bytes sent on lanes.
+    pub tx_bytes: u64,
+    /// Calls that sent them.
+    pub tx_calls: u64,
+    /// Bytes received on lanes.
+    pub rx_bytes: u64,
+    /// Calls that received them.
+    pub rx_calls: u64,
+    /// Ends on TCP with a reason: those that ended there and those that are.
+    pub fallback: u64,
+    /// Lanes closed with the connection going on on TCP.
+    pub revoked: u64,
+    /// Sleeps for news.
+    pub sleeps: u64,
+    /// Waits that a spin satisfied.
+    pub spins: u64,
+}
+
 /// May a lane be opened to a process: `chk`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Check {

@@ -7,6 +7,7 @@ use crate::facts::{self, Counts, Endpoint, Proof};
 use crate::foreign::Foreign;
 use crate::ism::{Party, SessionId};
 use crate::loopback::LoopbackIsm;
+use crate::metrics::{self, Metrics};
 use crate::policy::{self, Identity, Policy};
 use crate::query::System;
 use crate::rate::Rates;
@@ -66,6 +67,8 @@ pub struct Server {
     pub(crate) ledger: Ledger,
     pub(crate) settings: Settings,
     pub(crate) began: Instant,
+    /// Where the operator wants them.
+    metrics: Option<Metrics>,
     /// Nominations of users.
     rates: Rates,
     /// What the kernel says in the place of users and groups that have no name here.
@@ -113,6 +116,7 @@ impl Server {
         if let Err(error) = &sequences {
             tracing::info!(%error, "no sequence numbers: nothing is matched through NAT");
         }
+        let metrics = config.metrics.clone().map(|address| Metrics::new(address, &epoll)).transpose()?;
         // Last: whoever finds the socket finds a broker that is ready.
         let listener = place
             .listen(config.policy.socket_mode, config.policy.socket_group.as_ref().map(|group| group.gid))?;
@@ -127,6 +131,7 @@ impl Server {
             system: System::new(&config, gid),
             ledger: Ledger::default(),
             began: Instant::now(),
+            metrics,
             rates: Rates::default(),
             unmapped: policy::unmapped(),
             sequences: sequences.ok(),
@@ -179,6 +184,7 @@ impl Server {
                     self.place.leave();
                     return Ok(None);
                 }
+                id if id & metrics::LISTENER != 0 => self.serve_metrics(id),
                 id => self.serve_session(SessionId(id), event.flags),
             }
             self.deliver();
@@ -505,7 +511,8 @@ impl Server {
     fn next_deadline(&self) -> Option<Instant> {
         let idle = self.config.idle_exit.zip(self.idle_since).map(|(after, since)| since + after);
         let silent = self.patience.front().map(|(until, _)| *until);
-        idle.into_iter().chain(self.paused_until).chain(silent).min()
+        let scraper = self.metrics.as_ref().and_then(Metrics::deadline);
+        idle.into_iter().chain(self.paused_until).chain(silent).chain(scraper).min()
     }
 
     /// Does what is due; returns whether the broker has to go.
@@ -514,6 +521,9 @@ impl Server {
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
             self.listen_for(EventFlags::IN);
+        }
+        if let Some(metrics) = &mut self.metrics {
+            metrics.keep_time(now, &self.epoll);
         }
         while let Some((until, id)) = self.patience.front().copied() {
             let waits = self.sessions.get(&id).is_some_and(|session| session.program().is_none());
@@ -542,6 +552,12 @@ impl Server {
             self.place.stay();
             false
         }
+    }
+
+    fn serve_metrics(&mut self, id: u64) {
+        let Some(mut metrics) = self.metrics.take() else { return };
+        metrics.serve(id, &self.epoll, || self.figures());
+        self.metrics = Some(metrics);
     }
 
     fn listen_for(&self, flags: EventFlags) {

@@ -3,11 +3,11 @@
 //! Arenas are written by the clients at will: what is read here is shown, never acted upon.
 
 use crate::report::{
-    Calls, ConnectionCounts, Direction, FallbackCount, HISTOGRAM, RoleCounts, Stats, Traffic,
+    Calls, ConnectionCounts, Direction, FallbackCount, HISTOGRAM, Process, RoleCounts, Stats, Traffic,
 };
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use shunpike_shm::arena::{ArenaView, BUCKETS, Half, Header, REASONS, Totals, mode};
+use shunpike_shm::arena::{ArenaView, BUCKETS, Block, Half, Header, REASONS, Totals, mode};
 use shunpike_wire::Reason;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -70,8 +70,7 @@ impl Sums {
             sums.tx.add_half(&block.tx);
             sums.rx.add_half(&block.rx);
             let role = usize::from(block.role.load(Ordering::Relaxed) & 1);
-            let on_lane = [&block.tx, &block.rx].iter().any(|half| word(&half.mode) == mode::LANE);
-            if let (false, Some(reason)) = (on_lane, Reason::from_code(word(&block.reason)))
+            if let (false, Some(reason)) = (is_on_lane(block), Reason::from_code(word(&block.reason)))
                 && let Some(count) = sums.fallback[role].get_mut(reason.index())
             {
                 *count = count.saturating_add(1);
@@ -197,6 +196,38 @@ impl Flow {
     }
 }
 
+/// What the process of an arena has done, but for its name.
+pub fn process(arena: &ArenaView) -> Process {
+    let sums = Sums::of(arena);
+    let [lanes, plain] = open(arena);
+    Process {
+        connections: lanes + plain,
+        lanes,
+        tx_bytes: sums.tx.bytes,
+        tx_calls: sums.tx.calls,
+        rx_bytes: sums.rx.bytes,
+        rx_calls: sums.rx.calls,
+        fallback: sums.fallback.iter().flatten().fold(0, |sum, count| sum.saturating_add(*count)),
+        revoked: sums.revoked,
+        sleeps: sums.sleeps,
+        spins: sums.spins,
+        ..Process::default()
+    }
+}
+
+/// Connection ends that are open now: with a lane, and without.
+pub fn open(arena: &ArenaView) -> [u64; 2] {
+    let mut count = [0; 2];
+    for block in arena.blocks().filter(|block| block.holders.load(Ordering::Relaxed) != 0) {
+        count[usize::from(!is_on_lane(block))] += 1;
+    }
+    count
+}
+
+fn is_on_lane(block: &Block) -> bool {
+    [&block.tx, &block.rx].iter().any(|half| word(&half.mode) == mode::LANE)
+}
+
 /// Direction of a half, for a tool.
 pub fn direction(half: &Half) -> Direction {
     let ring = u64::from(word(&half.ring));
@@ -282,6 +313,11 @@ impl Ledger {
         self.baseline = self.now(arenas);
     }
 
+    /// The sums since the broker began.
+    pub fn total<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> Stats {
+        self.now(arenas).report()
+    }
+
     /// Bytes moved on lanes since the broker began.
     pub fn moved<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> u64 {
         self.now(arenas).tx.bytes
@@ -308,7 +344,7 @@ fn long(atomic: &AtomicU64) -> u64 {
 mod tests {
     use super::*;
     use rustix::fd::AsFd;
-    use shunpike_shm::arena::{Arena, Block};
+    use shunpike_shm::arena::Arena;
 
     fn arena() -> (Arena, ArenaKey, ArenaView) {
         let arena = Arena::create(7).unwrap();
@@ -332,6 +368,9 @@ mod tests {
         assert_eq!((stats.connections.handled, stats.connections.client.fallback), (3, 1));
         block.rx.mode.store(mode::LANE, Ordering::Relaxed);
         assert_eq!(Sums::of(&view).report().connections.fallback, 0, "half a lane is a lane");
+        assert_eq!(open(&view), [1, 0]);
+        let process = process(&view);
+        assert_eq!((process.connections, process.lanes, process.tx_bytes), (1, 1, 20_100));
         block.free();
         assert_eq!(Sums::of(&view).report().tx.bytes, 100);
     }

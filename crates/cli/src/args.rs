@@ -1,6 +1,8 @@
 //! The command line, as help, man pages and completions show it.
 
+use crate::tools::top::Sort;
 use clap::{Args, Parser, Subcommand, ValueHint};
+use shunpike_broker::metrics::Address;
 use shunpike_broker::settings::{Origin, Setting};
 use shunpike_wire::Eid;
 use std::ffi::OsString;
@@ -71,6 +73,23 @@ Exit status: 0 a lane, 1 TCP.
 Examples:
   shunpike chk 127.0.0.1:6379
   shunpike chk --json '[::1]:5432'";
+
+const TOP_NOTES: &str = "\
+Columns:
+  CONN, LANE     watched connections of the process, and those on lanes
+  TX/s, RX/s     bytes in a second: of a process on lanes, of a connection whichever way they go
+  CALL/s         calls that moved them
+  SPIN/s         waits that ended while spinning: no wake-up was needed
+  SLEEP/s        waits that ended in a sleep: each costs the peer a wake-up
+  FALL           connections that stayed on TCP so far
+Processes that share their connections with the one that forked them are counted there.
+
+Keys: c or Tab processes/connections, s next order, r reverse, p or space pause, arrows scroll, q leave.
+
+Examples:
+  shunpike top -s tx
+  shunpike top --once --connections
+  shunpike top -b 10 -i 5 >log";
 
 const DBG_NOTES: &str = "\
 In it: versions, kernel, CPUs and memory; the broker's settings, policy, statistics, connections, link groups; for each \
@@ -197,6 +216,9 @@ pub enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Watch processes and connections live: rates, lanes, fallbacks, spinning
+    #[command(after_help = TOP_NOTES)]
+    Top(Top),
     /// Collect everything for a bug report into one archive, without payload or secrets
     #[command(after_help = DBG_NOTES)]
     Dbg {
@@ -268,6 +290,10 @@ pub struct Broker {
     /// A setting, over those of file and environment; may be repeated ('shunpike sysctl' lists them)
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
     pub set: Vec<String>,
+    /// Serve metrics (OpenMetrics over HTTP, GET /metrics) at this address, as 127.0.0.1:9477 or unix:/PATH; off
+    /// otherwise
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<Address>,
     /// Fix the device's GID (128 bits, hexadecimal): fault injection only, it is random otherwise
     #[arg(long, value_name = "HEX", value_parser = gid)]
     pub gid: Option<u128>,
@@ -358,6 +384,29 @@ pub struct Sysctl {
     /// How to print.
     #[command(flatten)]
     pub format: Format,
+}
+
+/// `top`.
+#[derive(Args)]
+pub struct Top {
+    /// Begin with connections in place of processes
+    #[arg(short, long)]
+    pub connections: bool,
+    /// What to sort by
+    #[arg(short, long, value_enum, default_value = "calls")]
+    pub sort: Sort,
+    /// The other way round
+    #[arg(short, long)]
+    pub reverse: bool,
+    /// Seconds between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub interval: f64,
+    /// Print one look as text and leave
+    #[arg(long, conflicts_with = "batch")]
+    pub once: bool,
+    /// Print N looks as text and leave
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch: Option<u32>,
 }
 
 /// `explain`.
@@ -492,6 +541,11 @@ impl fmt::Display for Target {
 /// Checks `NAME=VALUE` as early as possible.
 fn setting(text: &str) -> Result<String, String> {
     Setting::parse(text, Origin::CommandLine).map(|_| text.to_owned()).map_err(|failure| failure.to_string())
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "write seconds, 0.1 to 3600".into())
 }
 
 fn link_id(text: &str) -> Result<u32, String> {

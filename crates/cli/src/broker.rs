@@ -37,11 +37,12 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     }
     if let Some(path) = policy_file(args.config, args.private) {
         let file = policy::load(&path, args.private, config.policy).map_err(Error::Policy)?;
-        (config.policy, config.settings) = (file.policy, file.settings);
+        (config.policy, config.settings, config.metrics) = (file.policy, file.settings, file.metrics);
     }
     config.settings.extend(environment().map_err(Error::Refused)?);
     let set = args.set.iter().map(|text| Setting::parse(text, Origin::CommandLine));
     config.settings.extend(set.collect::<Result<Vec<_>, _>>().map_err(Error::Refused)?);
+    config.metrics = args.metrics.or(config.metrics);
     config.gid = args.gid.map(Gid);
     config.ueids = args.ueids;
     config.idle_exit = args.idle_exit.map(|seconds| Duration::from_secs(seconds.into()));

@@ -59,6 +59,8 @@ pub enum Error {
         /// Why.
         why: String,
     },
+    /// `top` has no terminal to draw on.
+    NoTerminal,
     /// Standard output could not be written.
     Output(io::Error),
     /// The broker's policy cannot be used.
@@ -138,6 +140,7 @@ impl fmt::Display for Error {
             Error::Target { target, why } => {
                 write!(f, "cannot find '{target}': {why}; write HOST:PORT, as localhost:80 or [::1]:80")
             }
+            Error::NoTerminal => write!(f, "'top' needs a terminal; without one use --once, or --batch N"),
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
             Error::Policy(error) => write!(f, "cannot use the policy {error}"),
             Error::Broker(error) => error.fmt(f),

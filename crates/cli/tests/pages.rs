@@ -6,7 +6,7 @@ use bed::{Bed, errors, text};
 use shunpike_wire::Reason;
 use std::fs;
 
-const SUBCOMMANDS: [&str; 16] = [
+const SUBCOMMANDS: [&str; 17] = [
     "run",
     "broker",
     "ss",
@@ -19,6 +19,7 @@ const SUBCOMMANDS: [&str; 16] = [
     "seid",
     "linkgroup",
     "chk",
+    "top",
     "dbg",
     "sysctl",
     "bench",

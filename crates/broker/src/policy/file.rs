@@ -1,6 +1,7 @@
 //! The policy's file: TOML, every key optional, nothing unknown taken.
 
 use super::{Group, LEAST_BYTES, Limits, Peers, Policy};
+use crate::metrics::Address;
 use crate::settings::{Origin, Setting};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -43,6 +44,13 @@ struct Document {
     socket: Option<Spanned<SocketTable>>,
     limits: LimitsTables,
     sysctl: BTreeMap<String, Spanned<Scalar>>,
+    metrics: MetricsTable,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct MetricsTable {
+    listen: Option<Spanned<String>>,
 }
 
 /// A setting's value: `30`, `"256K"`, `true`.
@@ -61,6 +69,8 @@ pub struct Configuration {
     pub policy: Policy,
     /// Settings.
     pub settings: Vec<Setting>,
+    /// Where metrics are served.
+    pub metrics: Option<Address>,
 }
 
 #[derive(Deserialize)]
@@ -135,7 +145,11 @@ pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Configuratio
         source.limits(user.into_inner(), &mut policy.user)?;
     }
     let settings = source.settings(document.sysctl)?;
-    Ok(Configuration { policy, settings })
+    let address = |listen: Spanned<String>| {
+        listen.get_ref().parse::<Address>().map_err(|what| source.error(listen.span(), what))
+    };
+    let metrics = document.metrics.listen.map(address).transpose()?;
+    Ok(Configuration { policy, settings, metrics })
 }
 
 /// Who may write to the file decides who is joined with whom.
@@ -374,6 +388,21 @@ mod tests {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(wanted), "{text}\n{error}\n{wanted}");
         }
+    }
+
+    #[test]
+    fn metrics_are_served_where_the_file_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.toml");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            load(&path, false, Policy::private()).map(|file| file.metrics)
+        };
+        assert_eq!(read("").unwrap(), None);
+        let address = read("[metrics]\nlisten = \"127.0.0.1:9477\"\n").unwrap();
+        assert_eq!(address, Some(Address::Tcp(([127, 0, 0, 1], 9477).into())));
+        let error = read("[metrics]\nlisten = \"9477\"\n").unwrap_err().to_string();
+        assert!(error.contains("line 2 (listen = \"9477\"): write ADDRESS:PORT"), "{error}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod explain;
 mod kernel;
 mod stats;
 pub mod table;
+pub mod top;
 
 use crate::args::{
     Command, DeviceAction, Format, LinkgroupAction, SeidAction, StatsAction, Sysctl, UeidAction,
@@ -101,6 +102,7 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
             if which.format.json { table::print_json(&json!(answer)) } else { show(&answer) }
         }
         Command::Sysctl(args) => sysctl(&broker, &args),
+        Command::Top(args) => top::run(&broker, &args),
         _ => unreachable!("asks no broker"),
     }
 }

@@ -1,0 +1,143 @@
+//! `top`: processes and connections, live.
+
+mod draw;
+mod model;
+
+use super::Broker;
+use crate::args::Top;
+use crate::error::Error;
+pub use model::Sort;
+use model::{Sample, View};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use shunpike_broker::what;
+use std::io::{self, IsTerminal};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Which table.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Tab {
+    /// A line for each process.
+    Processes,
+    /// A line for each connection end.
+    Connections,
+}
+
+/// What the keys have changed.
+pub struct State {
+    tab: Tab,
+    sort: Sort,
+    reverse: bool,
+    paused: bool,
+    scroll: usize,
+    /// Why there is nothing new, for the status line.
+    trouble: String,
+}
+
+/// Shows it until somebody has seen enough, or as often as asked.
+pub(super) fn run(broker: &Broker, args: &Top) -> Result<(), Error> {
+    let state = State {
+        tab: if args.connections { Tab::Connections } else { Tab::Processes },
+        sort: args.sort,
+        reverse: args.reverse,
+        paused: false,
+        scroll: 0,
+        trouble: String::new(),
+    };
+    let interval = Duration::from_secs_f64(args.interval);
+    match if args.once { Some(1) } else { args.batch } {
+        Some(times) => batch(broker, &state, interval, times),
+        None if !io::stdout().is_terminal() || !io::stdin().is_terminal() => Err(Error::NoTerminal),
+        None => live(broker, state, interval),
+    }
+}
+
+fn sample(broker: &Broker) -> Result<Sample, Error> {
+    Ok(Sample {
+        at: Instant::now(),
+        info: broker.answer(what::INFO, "")?,
+        stats: broker.answer(what::STATS, "")?,
+        processes: broker.answer(what::PROCESSES, "")?,
+        connections: broker.answer(what::SS, "")?,
+    })
+}
+
+fn batch(broker: &Broker, state: &State, interval: Duration, times: u32) -> Result<(), Error> {
+    let mut before = sample(broker)?;
+    for number in 0..times {
+        sleep(interval);
+        let now = sample(broker)?;
+        if number > 0 {
+            super::table::print("")?;
+        }
+        draw::text(&View::between(&before, &now, state.sort, state.reverse), state.tab)?;
+        before = now;
+    }
+    Ok(())
+}
+
+fn live(broker: &Broker, mut state: State, interval: Duration) -> Result<(), Error> {
+    let (mut before, mut now) = (sample(broker)?, sample(broker)?);
+    // Restores the terminal when it is dropped, and before a panic is told.
+    let mut terminal = Restored(ratatui::try_init().map_err(Error::Output)?);
+    let mut due = Instant::now() + interval;
+    loop {
+        let view = View::between(&before, &now, state.sort, state.reverse);
+        state.scroll = state.scroll.min(view.processes.len().max(view.connections.len()));
+        terminal.0.draw(|frame| draw::screen(frame, &state, &view)).map_err(Error::Output)?;
+        let left = due.saturating_duration_since(Instant::now());
+        if event::poll(left).map_err(Error::Output)? {
+            if let Event::Key(key) = event::read().map_err(Error::Output)?
+                && key.kind != KeyEventKind::Release
+                && !state.press(key)
+            {
+                return Ok(());
+            }
+            continue;
+        }
+        due = Instant::now() + interval;
+        if !state.paused {
+            match sample(broker) {
+                Ok(next) => {
+                    before = std::mem::replace(&mut now, next);
+                    state.trouble.clear();
+                }
+                // It may come back: programs go on meanwhile, and so do we.
+                Err(error) => state.trouble = error.to_string(),
+            }
+        }
+    }
+}
+
+struct Restored(ratatui::DefaultTerminal);
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+impl State {
+    /// Does what a key asks for; false: leave.
+    fn press(&mut self, key: KeyEvent) -> bool {
+        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return false,
+            KeyCode::Char('c') if control => return false,
+            KeyCode::Char('c') | KeyCode::Tab => {
+                self.tab = if self.tab == Tab::Processes { Tab::Connections } else { Tab::Processes };
+                self.scroll = 0;
+            }
+            KeyCode::Char('s') => self.sort = self.sort.next(),
+            KeyCode::Char('r') => self.reverse = !self.reverse,
+            KeyCode::Char('p') | KeyCode::Char(' ') => self.paused = !self.paused,
+            KeyCode::Up => self.scroll = self.scroll.saturating_sub(1),
+            KeyCode::Down => self.scroll = self.scroll.saturating_add(1),
+            KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(10),
+            KeyCode::PageDown => self.scroll = self.scroll.saturating_add(10),
+            KeyCode::Home => self.scroll = 0,
+            _ => {}
+        }
+        true
+    }
+}

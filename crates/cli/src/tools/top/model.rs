@@ -1,0 +1,293 @@
+//! What `top` shows: rates between two samples, sorted.
+
+use shunpike_broker::report::{Connections, Info, Process, Processes, Stats};
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// All that the broker says at one time.
+#[derive(Clone)]
+pub struct Sample {
+    /// When.
+    pub at: Instant,
+    /// The broker and its device.
+    pub info: Info,
+    /// Sums since the broker began.
+    pub stats: Stats,
+    /// By process.
+    pub processes: Processes,
+    /// By connection.
+    pub connections: Connections,
+}
+
+/// One line of either table. What a table does not have is zero.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    /// Process.
+    pub pid: u32,
+    /// Its name.
+    pub command: String,
+    /// Its user.
+    pub uid: u32,
+    /// A process's watched connections.
+    pub connections: u64,
+    /// ... and those on lanes.
+    pub lanes: u64,
+    /// Of a connection: its descriptor.
+    pub fd: u32,
+    /// Of a connection: the other end.
+    pub peer: String,
+    /// Of a connection: SMCD, or TCP and why.
+    pub mode: String,
+    /// Bytes sent in a second.
+    pub tx: f64,
+    /// Bytes received in a second.
+    pub rx: f64,
+    /// Calls that moved them, in a second.
+    pub calls: f64,
+    /// Waits that a spin ended, in a second.
+    pub spins: f64,
+    /// Sleeps, in a second.
+    pub sleeps: f64,
+    /// Connections that stayed on TCP, so far.
+    pub fallbacks: u64,
+}
+
+/// What a table is sorted by.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sort {
+    /// Calls in a second, the busiest first.
+    Calls,
+    /// Bytes sent.
+    Tx,
+    /// Bytes received.
+    Rx,
+    /// Connections.
+    Conns,
+    /// Waits ended by spinning.
+    Spins,
+    /// Sleeps.
+    Sleeps,
+    /// Fallbacks.
+    Fallbacks,
+    /// Process id, the lowest first.
+    Pid,
+    /// Name.
+    Command,
+}
+
+impl Sort {
+    /// The next one, for a key that goes round.
+    pub fn next(self) -> Self {
+        use Sort::*;
+        match self {
+            Calls => Tx,
+            Tx => Rx,
+            Rx => Conns,
+            Conns => Spins,
+            Spins => Sleeps,
+            Sleeps => Fallbacks,
+            Fallbacks => Pid,
+            Pid => Command,
+            Command => Calls,
+        }
+    }
+
+    fn order(self, a: &Row, b: &Row) -> Ordering {
+        let by = |value: fn(&Row) -> f64| value(b).total_cmp(&value(a));
+        let first = match self {
+            Sort::Calls => by(|row| row.calls),
+            Sort::Tx => by(|row| row.tx),
+            Sort::Rx => by(|row| row.rx),
+            Sort::Conns => b.connections.cmp(&a.connections),
+            Sort::Spins => by(|row| row.spins),
+            Sort::Sleeps => by(|row| row.sleeps),
+            Sort::Fallbacks => b.fallbacks.cmp(&a.fallbacks),
+            Sort::Pid => Ordering::Equal,
+            Sort::Command => a.command.cmp(&b.command),
+        };
+        first.then_with(|| (a.pid, a.fd).cmp(&(b.pid, b.fd)))
+    }
+}
+
+/// What the two lines above the table say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// Seconds since the broker began.
+    pub uptime: u64,
+    /// Whether the device opens lanes.
+    pub active: bool,
+    /// Processes.
+    pub processes: u64,
+    /// Watched connection ends, and those on lanes.
+    pub ends: [u64; 2],
+    /// Bytes on lanes in a second, sent.
+    pub bytes: f64,
+    /// Calls on lanes in a second, both directions.
+    pub calls: f64,
+    /// Waits that a spin ended, in a second.
+    pub spins: f64,
+    /// Sleeps in a second.
+    pub sleeps: f64,
+    /// Ends that stayed on TCP so far.
+    pub fallbacks: u64,
+    /// Their most frequent reason.
+    pub reason: String,
+    /// Lanes closed with the connection going on.
+    pub revoked: u64,
+    /// DMBs, and how many there may be.
+    pub dmbs: [u64; 2],
+}
+
+/// Rows and totals between two samples.
+pub struct View {
+    /// Sums.
+    pub totals: Totals,
+    /// By process.
+    pub processes: Vec<Row>,
+    /// By connection.
+    pub connections: Vec<Row>,
+}
+
+impl View {
+    /// What happened from `before` to `now`, sorted. A broker that was restarted meanwhile counts from zero.
+    pub fn between(before: &Sample, now: &Sample, sort: Sort, reverse: bool) -> Self {
+        let nothing = before.stats.broker != now.stats.broker;
+        let seconds = now.at.saturating_duration_since(before.at).max(Duration::from_millis(1)).as_secs_f64();
+        let rate =
+            |then: u64, now: u64| now.saturating_sub(if nothing { now } else { then }) as f64 / seconds;
+        let mut view = Self {
+            totals: totals(before, now, rate),
+            processes: processes(before, now, rate),
+            connections: connections(before, now, rate),
+        };
+        for rows in [&mut view.processes, &mut view.connections] {
+            rows.sort_by(|a, b| if reverse { sort.order(b, a) } else { sort.order(a, b) });
+        }
+        view
+    }
+}
+
+fn totals(before: &Sample, now: &Sample, rate: impl Fn(u64, u64) -> f64) -> Totals {
+    let (then, stats) = (&before.stats, &now.stats);
+    let reasons = stats.connections.reasons.iter();
+    let on_lanes =
+        |sample: &Sample| sample.connections.connections.iter().filter(|c| c.mode == "SMCD").count();
+    Totals {
+        uptime: now.info.uptime,
+        active: now.info.device.active,
+        processes: now.processes.processes.len() as u64,
+        ends: [now.connections.connections.len() as u64, on_lanes(now) as u64],
+        bytes: rate(then.tx.bytes, stats.tx.bytes),
+        calls: rate(then.tx.calls + then.rx.calls, stats.tx.calls + stats.rx.calls),
+        spins: rate(then.spins, stats.spins),
+        sleeps: rate(then.sleeps, stats.sleeps),
+        fallbacks: stats.connections.fallback,
+        reason: reasons.max_by_key(|r| r.client + r.server).map_or(String::new(), |r| r.key.clone()),
+        revoked: stats.connections.revoked,
+        dmbs: [now.info.device.dmbs_cnt, now.info.device.max_dmbs],
+    }
+}
+
+fn processes(before: &Sample, now: &Sample, rate: impl Fn(u64, u64) -> f64) -> Vec<Row> {
+    let then: HashMap<u32, &Process> = before.processes.processes.iter().map(|one| (one.pid, one)).collect();
+    let row = |one: &Process| {
+        // A new process has done all that it did meanwhile.
+        let zero = Process::default();
+        let then = then.get(&one.pid).copied().unwrap_or(&zero);
+        Row {
+            pid: one.pid,
+            command: one.comm.clone(),
+            uid: one.uid,
+            connections: one.connections,
+            lanes: one.lanes,
+            tx: rate(then.tx_bytes, one.tx_bytes),
+            rx: rate(then.rx_bytes, one.rx_bytes),
+            calls: rate(then.tx_calls + then.rx_calls, one.tx_calls + one.rx_calls),
+            spins: rate(then.spins, one.spins),
+            sleeps: rate(then.sleeps, one.sleeps),
+            fallbacks: one.fallback,
+            ..Row::default()
+        }
+    };
+    now.processes.processes.iter().map(row).collect()
+}
+
+fn connections(before: &Sample, now: &Sample, rate: impl Fn(u64, u64) -> f64) -> Vec<Row> {
+    let name = |one: &shunpike_broker::report::Connection| (one.pid, one.fd, one.remote.clone());
+    let then: HashMap<_, _> = before.connections.connections.iter().map(|one| (name(one), one)).collect();
+    let row = |one: &shunpike_broker::report::Connection| {
+        let then = then.get(&name(one));
+        let of = |part: fn(&shunpike_broker::report::Connection) -> u64| {
+            rate(then.map_or(0, |then| part(then)), part(one))
+        };
+        Row {
+            pid: one.pid,
+            command: one.comm.clone(),
+            uid: one.uid,
+            connections: 1,
+            fd: one.fd,
+            peer: one.remote.clone(),
+            mode: one.mode.clone(),
+            // Whichever way they went: the mode tells which it is.
+            tx: of(|one| one.tx.bytes + one.tx.tcp_bytes),
+            rx: of(|one| one.rx.bytes + one.rx.tcp_bytes),
+            calls: of(|one| one.tx.calls + one.rx.calls),
+            ..Row::default()
+        }
+    };
+    now.connections.connections.iter().map(row).collect()
+}
+
+/// A rate in at most six characters: `0`, `999`, `1.2K`, `812K`, `1.3G`.
+pub fn short(rate: f64) -> String {
+    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")];
+    match units.iter().find(|(unit, _)| rate >= *unit * 0.9995) {
+        Some((unit, name)) if rate / unit < 9.95 => format!("{:.1}{name}", rate / unit),
+        Some((unit, name)) => format!("{:.0}{name}", rate / unit),
+        None if rate > 0.0 && rate < 9.95 => format!("{rate:.1}"),
+        None => format!("{rate:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_short() {
+        let rates = [0.0, 0.5, 99.6, 999.4, 999.9, 1234.0, 81_234.0, 999_700.0, 1.26e9, 2.5e13];
+        let shown = rates.map(short);
+        assert_eq!(shown, ["0", "0.5", "100", "999", "1.0K", "1.2K", "81K", "1.0M", "1.3G", "25T"]);
+        assert!(shown.iter().all(|text| text.len() <= 6));
+    }
+
+    #[test]
+    fn every_column_has_its_turn() {
+        let (mut sort, mut turns) = (Sort::Calls, 0);
+        loop {
+            (sort, turns) = (sort.next(), turns + 1);
+            if sort == Sort::Calls {
+                break;
+            }
+        }
+        assert_eq!(turns, 9);
+    }
+
+    #[test]
+    fn rows_are_in_the_order_asked_for() {
+        let row =
+            |pid, command: &str, tx, calls| Row { pid, command: command.into(), tx, calls, ..Row::default() };
+        let rows = [row(2, "b", 5.0, 1.0), row(1, "c", 9.0, 1.0), row(3, "a", 1.0, 7.0)];
+        for (sort, wanted) in [
+            (Sort::Calls, [3, 1, 2]),
+            (Sort::Tx, [1, 2, 3]),
+            (Sort::Pid, [1, 2, 3]),
+            (Sort::Command, [3, 2, 1]),
+        ] {
+            let mut rows = rows.clone();
+            rows.sort_by(|a, b| sort.order(a, b));
+            assert_eq!(rows.map(|row| row.pid), wanted, "{sort:?}");
+        }
+    }
+}

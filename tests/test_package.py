@@ -1,0 +1,125 @@
+"""The Debian package and the tarball: installed and removed in a root of their own, with nothing left."""
+
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from harness import ROOT, TARGET
+from netns import needs_root
+from procs import until
+
+pytestmark = pytest.mark.operators
+
+
+def build(target, directory):
+    result = subprocess.run(["make", target, f"OUT={directory}"], cwd=ROOT, capture_output=True, text=True,
+                            env=os.environ | {"CARGO_TARGET_DIR": str(TARGET.parent)}, timeout=300)  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return Path(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return build("deb", tmp_path_factory.mktemp("deb"))
+
+
+def field(package, name):
+    return subprocess.run(["dpkg-deb", "--field", package, name], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_package_says_what_it_is(package):
+    version = subprocess.run([TARGET / "shunpike", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    assert field(package, "Package") == "shunpike" and field(package, "Version") == version
+    assert "libc6" in field(package, "Depends")
+    assert int(field(package, "Installed-Size")) > 1000
+    listing = subprocess.run(["dpkg-deb", "--contents", package], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listing.splitlines()]
+    assert all(row[1] == "root/root" for row in rows), listing
+    assert all("w" not in row[0][4:] for row in rows if not row[0].startswith("l")), "nobody else's to write"
+
+
+class Root:
+    """A directory that dpkg takes for a system."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        for name in ("updates", "info", "triggers", "parts"):
+            (directory / "var/lib/dpkg" / name).mkdir(parents=True)
+        (directory / "var/lib/dpkg/status").touch()
+        self.before = self.files()
+
+    def files(self):
+        inside = (path.relative_to(self.directory) for path in self.directory.rglob("*"))
+        return {str(path) for path in inside if not str(path).startswith("var/")}
+
+    def dpkg(self, *arguments):
+        options = ["--force-script-chrootless", "--force-depends", f"--root={self.directory}", f"--log={self.directory}/var/log"]
+        result = subprocess.run(["dpkg", *options, *arguments], capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+@needs_root
+def test_it_is_installed_and_removed_and_leaves_nothing(world, package, tmp_path):
+    root = Root(tmp_path)
+    root.dpkg("--install", str(package))
+    there = root.files() - root.before
+    for wanted in (
+        "usr/bin/shunpike", "usr/lib/libshunpike.so", "usr/lib/systemd/system/shunpike-broker.service", "etc/shunpike/broker.toml",
+        "usr/share/man/man1/shunpike.1.gz", "usr/share/man/man1/shunpike-top.1.gz", "usr/share/bash-completion/completions/shunpike",
+        "usr/share/zsh/vendor-completions/_shunpike", "usr/share/fish/vendor_completions.d/shunpike.fish",
+        "usr/share/doc/shunpike/copyright", "usr/lib/shunpike/smc-tools/smcss",
+    ):  # fmt: skip
+        assert wanted in there, f"{wanted} in {sorted(there)}"
+
+    env = {key: value for key, value in world.env.items() if key != "SHUNPIKE_LIB"}
+    run = lambda *argv: subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    broker = world.start("broker", [tmp_path / "usr/bin/shunpike", "broker", "--socket", world.directory / "b.sock",
+                                    "--config", tmp_path / "etc/shunpike/broker.toml"])  # fmt: skip
+    env["SHUNPIKE_SOCKET"] = str(world.directory / "b.sock")
+    until(lambda: run(tmp_path / "usr/lib/shunpike/smc-tools/smcd", "info").returncode == 0, broker.describe)
+    ran = run(tmp_path / "usr/bin/shunpike", "run", "printenv", "LD_PRELOAD")
+    assert ran.stdout.strip() == str(tmp_path / "usr/lib/libshunpike.so"), ran.stderr
+    broker.stop()
+    unit = (tmp_path / "usr/lib/systemd/system/shunpike-broker.service").read_text()
+    assert "ExecStart=/usr/bin/shunpike broker" in unit
+
+    mine = tmp_path / "etc/shunpike/broker.toml"
+    mine.write_text(mine.read_text() + "# mine\n")
+    root.dpkg("--install", str(package))
+    assert mine.read_text().endswith("# mine\n"), "what the operator wrote stays over an upgrade"
+    root.dpkg("--remove", "shunpike")
+    assert root.files() - root.before == {"etc", "etc/shunpike", "etc/shunpike/broker.toml"}, "and over a removal"
+    root.dpkg("--purge", "shunpike")
+    assert root.files() - root.before <= {"etc"}, root.files()
+
+
+@needs_root
+def test_its_scripts_do_nothing_to_the_system_around_a_root(package, tmp_path):
+    """Nor without systemd: a systemctl that was called would be seen."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "systemctl").write_text(f"#!/bin/sh\necho called >>{tmp_path}/called\n")
+    (tools / "systemctl").chmod(0o755)
+    subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
+    for script, word in [("postinst", "configure"), ("prerm", "remove"), ("postrm", "purge")]:
+        env = {"PATH": f"{tools}:{os.environ['PATH']}", "DPKG_ROOT": str(tmp_path)}
+        subprocess.run([tmp_path / "control" / script, word], env=env, check=True)
+    assert not (tmp_path / "called").exists()
+
+
+def test_the_tarball_works_where_it_is_unpacked(world, tmp_path):
+    archive = build("tarball", tmp_path)
+    with tarfile.open(archive) as files:
+        assert all(member.uid == member.gid == 0 for member in files.getmembers())
+        files.extractall(tmp_path / "anywhere", filter="data")
+    (place,) = (tmp_path / "anywhere").iterdir()
+    moved = shutil.move(place, tmp_path / "elsewhere")
+    env = {key: value for key, value in world.env.items() if key != "SHUNPIKE_LIB"}
+    env["SHUNPIKE_SOCKET"] = str(world.broker().socket)
+    ran = subprocess.run([moved / "bin/shunpike", "run", "printenv", "LD_PRELOAD"], env=env, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == f"{moved}/lib/libshunpike.so", ran.stderr
+    assert (moved / "README.md").exists() and (moved / "share/man/man1/shunpike-run.1").exists()

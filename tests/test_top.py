@@ -1,0 +1,126 @@
+"""`shunpike top` in a real terminal of 80 columns (tmux), and as text for scripts."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from operators import Pair, asked
+from procs import until
+
+pytestmark = pytest.mark.operators
+
+
+class Terminal:
+    """A terminal of 80 by 24 that runs a command."""
+
+    def __init__(self, world, env, argv):
+        self.env, self.socket = world.env | env | {"TERM": "xterm"}, str(world.directory / "tmux")
+        self.world = world
+        world.cleanups.append(self.end)
+        # A shell around it, so that what is on the screen after the command has left can be seen.
+        line = " ".join(map(str, argv)) + "; echo status $?; stty -a; cat"
+        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "sh", "-c", line)
+
+    def tmux(self, *arguments):
+        result = subprocess.run(["tmux", "-S", self.socket, *arguments], env=self.env, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def lines(self):
+        return self.tmux("capture-pane", "-p").splitlines()
+
+    def press(self, *keys):
+        self.tmux("send-keys", *keys)
+
+    def shows(self, *patterns):
+        """Waits until each pattern is on the screen; the screen."""
+        found = lambda: all(re.search(pattern, "\n".join(self.lines()), re.M) for pattern in patterns)
+        until(found, lambda: f"{patterns} on\n" + "\n".join(self.lines()), seconds=20)
+        return self.lines()
+
+    def end(self):
+        subprocess.run(["tmux", "-S", self.socket, "kill-server"], env=self.env, capture_output=True, timeout=60)
+
+
+def test_the_screen_at_80_columns(world):
+    pair = Pair(world)
+    pair.has("SMCD", connections=2)
+    socket = {"SHUNPIKE_SOCKET": str(pair.broker.socket)}
+    terminal = Terminal(world, socket, [world.binary, "top", "-i", "0.2"])
+    lines = terminal.shows(r"2 processes, 4 ends: 4 on lanes, 0 on TCP", rf"^ *{pair.client.pid} ", rf"^ *{pair.server.pid} ")
+    heading = next(line for line in lines if "COMMAND" in line)
+    assert heading.split() == ["PID", "COMMAND", "CONN", "LANE", "TX/s", "RX/s", "CALL/s", "SPIN/s", "SLEEP/s", "FALL"]
+    row = next(line.split() for line in lines if line.split()[:1] == [str(pair.client.pid)])
+    assert row[2:4] == ["2", "2"]
+
+    # Rates while there is traffic.
+    def busy():
+        pair.talk(connections=2, size=10000, times=20)
+        row = next((line.split() for line in terminal.lines() if line.split()[:1] == [str(pair.client.pid)]), None)
+        return row and row[4] not in ("0", "0.0") and row[6] not in ("0", "0.0")
+
+    until(busy, lambda: "\n".join(terminal.lines()), seconds=20)
+
+    terminal.press("c")
+    lines = terminal.shows("PID:FD +COMMAND +PEER +MODE", "SMCD")
+    assert sum(" SMCD " in line for line in lines) == 4
+    assert any(f"127.0.0.1:{pair.port}" in line for line in lines)
+    terminal.press("s")
+    terminal.shows("s sort: tx")
+    terminal.press("r")
+    terminal.shows("s sort: tx, reversed")
+    terminal.press("p")
+    terminal.shows("PAUSED")
+    terminal.press("p")
+    pair.broker.tool("device", "set", "active", "off")
+    pair.has("TCP 0x0a010002", connections=2)
+    terminal.shows("0 on lanes, 4 on TCP, device off", r"TCP 0x0a010002", r"4 fallbacks \(most: inactive\)")
+
+    # The terminal is as it was.
+    terminal.press("q")
+    lines = terminal.shows("^status 0", "icanon")
+    screen = "\n".join(lines)
+    assert " echo " in screen and "-icanon" not in screen and "COMMAND" not in screen, screen
+    pair.close()
+
+
+def test_a_broker_that_goes_away_is_told_and_waited_for(world):
+    pair = Pair(world)
+    pair.has("SMCD")
+    terminal = Terminal(world, {"SHUNPIKE_SOCKET": str(pair.broker.socket)}, [world.binary, "top", "-i", "0.2"])
+    terminal.shows("1 processes|2 processes")
+    pair.broker.kill()
+    terminal.shows("no broker answers at")
+    terminal.shows(rf"^ *{pair.client.pid} ")  # what was last known stays
+    pair.broker.restart()
+
+    def back():
+        pair.talk()
+        return "no broker answers" not in "\n".join(terminal.lines())
+
+    until(back, lambda: "\n".join(terminal.lines()), seconds=20)
+    terminal.press("C-c")
+    terminal.shows("^status 0")
+    pair.close()
+
+
+def test_text_for_scripts(world):
+    pair = Pair(world)
+    pair.has("SMCD")
+    text = pair.broker.tool("top", "--once", "-i", "0.1", "--sort", "pid")
+    assert "\x1b" not in text
+    rows = [line.split() for line in text.splitlines()]
+    pids = [int(row[0]) for row in rows if row and row[0].isdigit()]
+    assert pids == sorted([pair.client.pid, pair.server.pid])
+    text = pair.broker.tool("top", "-b", "2", "-i", "0.1", "--connections", "--sort", "pid", "--reverse")
+    targets = re.findall(r"^(\d+):\d+ .* SMCD ", text, re.M)
+    assert [int(pid) for pid in targets] == sorted([pair.client.pid, pair.server.pid], reverse=True) * 2
+    status, said = asked(pair.broker, "top")
+    assert status == 1 and "--once" in said, "no terminal"
+    status, said = asked(pair.broker, "top", "-i", "0")
+    assert status == 2 and "0.1 to 3600" in said
+    stats = json.loads(pair.broker.tool("stats", "--json"))
+    assert f"so far: {stats['connections']['fallback']} fallbacks" in text
+    pair.close()
