@@ -64,8 +64,7 @@ class Broker:
         self.proc = self.world.start(self.name, argv, netns=self.netns)
         until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
         # Alone with its listening socket: the probe above has gone from its books too.
-        listening = 1 + ("--metrics" in self.options)
-        until(lambda: self.holdings().count("socket") == listening, lambda: f"{self.name} closes the probe's socket: {self.holdings()}")
+        until(lambda: self.unix_sockets() == 1, lambda: f"{self.name} closes the probe's socket: {self.holdings()}")
         self.at_first = self.holdings()
 
     def restart(self):
@@ -85,14 +84,23 @@ class Broker:
 
     def holdings(self):
         """What programs give to a broker: sockets, memory, doorbells; open, and mapped."""
-        links = []
-        for path in Path(f"/proc/{self.proc.pid}/fd").iterdir():
-            try:
-                links.append(os.readlink(path))
-            except FileNotFoundError:
-                continue  # closed meanwhile
+        links = [self.link(path) for path in Path(f"/proc/{self.proc.pid}/fd").iterdir()]
         mapped = Path(f"/proc/{self.proc.pid}/maps").read_text().count("/memfd:")
         return [mapped, *sorted(link.split(":")[0] for link in links if re.match(r"/memfd:|socket:|anon_inode:\[eventfd", link))]
+
+    def unix_sockets(self):
+        """Its listening socket and its sessions; not what it asks the kernel by, or serves metrics at."""
+        lines = Path(f"/proc/{self.proc.pid}/net/unix").read_text().splitlines()[1:]
+        inodes = {f"socket:[{line.split()[6]}]" for line in lines}
+        links = Path(f"/proc/{self.proc.pid}/fd").iterdir()
+        return sum(self.link(link) in inodes for link in links)
+
+    @staticmethod
+    def link(path):
+        try:
+            return os.readlink(path)
+        except FileNotFoundError:
+            return ""  # closed meanwhile
 
     def what_it_holds(self):
         return f"{self.name} lets go of ended programs: {self.at_first} at first, now {self.holdings()}"
