@@ -16,7 +16,7 @@ use room::{Holder, Promises};
 use rustix::fd::OwnedFd;
 use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 /// So many handshakes at a time are congestion, for `limit_smc_hs`.
@@ -69,7 +69,7 @@ pub struct Exchange {
     /// Ends whose nomination waits, and who are to be told so.
     unanswered: Vec<Party>,
     members: HashMap<SessionId, Member>,
-    ends: HashMap<Party, End>,
+    ends: BTreeMap<Party, End>,
     policy: Policy,
     promises: Promises,
 }
@@ -88,7 +88,7 @@ impl Exchange {
             expectations: Expectations::default(),
             unanswered: Vec::new(),
             members: HashMap::new(),
-            ends: HashMap::new(),
+            ends: BTreeMap::new(),
             policy,
             promises: Promises::new(DmbSize::MIN),
         }
@@ -111,7 +111,7 @@ impl Exchange {
         self.expectations.end_session(session);
         self.unanswered.retain(|party| party.session != session);
         let of_session: Vec<Party> =
-            self.ends.keys().copied().filter(|party| party.session == session).collect();
+            self.ends.range(Party::all_of(session)).map(|(party, _)| *party).collect();
         for party in of_session {
             self.part(party);
         }

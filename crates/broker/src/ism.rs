@@ -22,6 +22,13 @@ pub struct Party {
     pub conn: ConnId,
 }
 
+impl Party {
+    /// All ends that a session can have.
+    pub fn all_of(session: SessionId) -> core::ops::RangeInclusive<Party> {
+        Party { session, conn: ConnId(0) }..=Party { session, conn: ConnId(u64::MAX) }
+    }
+}
+
 impl core::fmt::Display for Party {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{}:{:x}", self.session.0, self.conn.0)

@@ -11,7 +11,7 @@ use crate::ism::{Party, SessionId};
 use crate::sequence::Sequences;
 use shunpike_wire::Reason;
 use shunpike_wire::session::Role;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
 /// How often one end may be asked to nominate again in a row.
@@ -74,7 +74,8 @@ enum Counterpart {
 pub struct Matching {
     /// Whether ends in different namespaces are matched without sequence numbers.
     across: bool,
-    entries: HashMap<Party, Entry>,
+    /// In order, so that those of one session are found among many.
+    entries: BTreeMap<Party, Entry>,
     /// Those that were seen, by their own view of the connection. One tuple may be in several namespaces.
     tuples: HashMap<Tuple, Vec<Party>>,
     /// Those whose sequence numbers are known, by these.
@@ -86,7 +87,7 @@ impl Matching {
     /// namespace can imitate addresses and counts there, and so receive what is meant for another: only among
     /// processes that could do so anyway, those of one user.
     pub fn new(across: bool) -> Self {
-        Self { across, entries: HashMap::new(), tuples: HashMap::new(), sequences: HashMap::new() }
+        Self { across, entries: BTreeMap::new(), tuples: HashMap::new(), sequences: HashMap::new() }
     }
 
     /// Enters a nomination, in the place of an earlier one of the same end.
@@ -247,7 +248,7 @@ impl Matching {
 
     /// Forgets all ends of a session.
     pub fn end_session(&mut self, session: SessionId) {
-        let all: Vec<Party> = self.entries.keys().copied().filter(|party| party.session == session).collect();
+        let all: Vec<Party> = self.entries.range(Party::all_of(session)).map(|(party, _)| *party).collect();
         for party in all {
             self.withdraw(party);
         }
@@ -257,7 +258,7 @@ impl Matching {
     pub fn clear(&mut self) -> Vec<Party> {
         self.tuples.clear();
         self.sequences.clear();
-        self.entries.drain().map(|(party, _)| party).collect()
+        std::mem::take(&mut self.entries).into_keys().collect()
     }
 
     /// Whether this end's nomination waits.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Users whose rate is remembered before those that have been quiet are forgotten.
+/// Users, or processes, whose rate is remembered before those that have been quiet are forgotten.
 const MANY: usize = 1024;
 
 /// What is left of one rate, kept as the time at which it will be whole again.
@@ -33,20 +33,20 @@ impl Rate {
     }
 }
 
-/// The rates of all users.
+/// The rates of all users, or of all processes.
 #[derive(Default, Debug)]
 pub struct Rates {
-    of_users: HashMap<u32, Rate>,
+    of: HashMap<u32, Rate>,
 }
 
 impl Rates {
-    /// As [`Rate::take`], of the rate of user `uid`.
-    pub fn take(&mut self, uid: u32, per_second: u32, now: Instant) -> bool {
-        if self.of_users.len() >= MANY {
+    /// As [`Rate::take`], of the rate of `who`.
+    pub fn take(&mut self, who: u32, per_second: u32, now: Instant) -> bool {
+        if self.of.len() >= MANY {
             // One that is whole again is as one never seen.
-            self.of_users.retain(|_, rate| rate.whole_at > now);
+            self.of.retain(|_, rate| rate.whole_at > now);
         }
-        self.of_users.entry(uid).or_insert(Rate::new(now)).take(per_second, now)
+        self.of.entry(who).or_insert(Rate::new(now)).take(per_second, now)
     }
 }
 
@@ -82,6 +82,6 @@ mod tests {
         for who in 0..10 * MANY as u32 {
             assert!(rates.take(who, 1000, start + Duration::from_millis(10 * who as u64)));
         }
-        assert!(rates.of_users.len() <= MANY);
+        assert!(rates.of.len() <= MANY);
     }
 }

@@ -69,8 +69,10 @@ pub struct Server {
     pub(crate) began: Instant,
     /// Where the operator wants them.
     metrics: Option<Metrics>,
-    /// Nominations of users.
+    /// Nominations of users,
     rates: Rates,
+    /// ... and of processes, whose sessions may be several.
+    rates_of_processes: Rates,
     /// What the kernel says in the place of users and groups that have no name here.
     unmapped: (u32, u32),
     /// Where we are privileged.
@@ -133,6 +135,7 @@ impl Server {
             began: Instant::now(),
             metrics,
             rates: Rates::default(),
+            rates_of_processes: Rates::default(),
             unmapped: policy::unmapped(),
             sequences: sequences.ok(),
             diag: Diag::new(),
@@ -447,9 +450,14 @@ impl Server {
         let now = Instant::now();
         let Policy { process, user, .. } = &self.config.policy;
         let Some(session) = self.sessions.get_mut(&id) else { return false };
-        let uid = session.peer.uid();
+        let (pid, uid) = (session.peer.pid, session.peer.uid());
         let Kind::Program(program) = &mut session.kind else { return false };
-        program.rate.take(process.nominations, now) && self.rates.take(uid, user.nominations, now)
+        let of_process = match pid {
+            // In a pid namespace that we do not see into: as if each session were a process.
+            0 => program.rate.take(process.nominations, now),
+            pid => self.rates_of_processes.take(pid, process.nominations, now),
+        };
+        of_process && self.rates.take(uid, user.nominations, now)
     }
 
     fn prove(&self, party: Party, role: Role, claimed: Counts, fds: Vec<Foreign>) -> Proof {

@@ -388,3 +388,84 @@ fn a_tool_asks_once() {
     }
     assert!(answers <= 1, "{answers} answers");
 }
+
+#[test]
+fn several_sessions_of_a_process_share_its_nominations() {
+    let broker = TestBroker::with(|config| config.policy.process.nominations = 20);
+    let (a, _b) = tcp_pair();
+    let start = Instant::now();
+    let sessions = [(); 4].map(|()| Client::connect(&broker));
+    let mut served = 0;
+    for n in 0..100 {
+        let session = &sessions[n % sessions.len()];
+        session.nominate(CONN, Role::Client, (1, 0), &a);
+        let FromBroker::Refused { reason, .. } = session.hear() else {
+            panic!("more was counted than was sent")
+        };
+        served += usize::from(reason != Reason::NominationLimit.code());
+    }
+    // As many at once as in a second, and those of the time that it took.
+    let most = 20 + 1 + (start.elapsed().as_secs_f64() * 20.0) as usize;
+    assert!((20..=most).contains(&served), "{served} of at most {most}");
+}
+
+/// How long `rounds` matches took, each from its first nomination on: the median and the longest.
+fn latencies(broker: &TestBroker, rounds: u64) -> (Duration, Duration) {
+    let (client, server) = (Client::connect(broker), Client::connect(broker));
+    let mut took: Vec<Duration> = (0..rounds)
+        .map(|round| {
+            let conn = ConnId((2 + round) << 32);
+            let (a, b) = tcp_pair();
+            let start = Instant::now();
+            client.nominate(conn, Role::Client, (0, 0), &a);
+            server.nominate(conn, Role::Server, (0, 0), &b);
+            for session in [&client, &server] {
+                hear_until(
+                    session,
+                    |message| matches!(message, FromBroker::Matched { conn: of, .. } if *of == conn),
+                );
+            }
+            start.elapsed()
+        })
+        .collect();
+    took.sort();
+    (took[took.len() / 2], took[took.len() - 1])
+}
+
+#[test]
+fn a_flood_of_nominations_does_not_starve_others() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    // No limit of nominations: all are looked at, by the longest way, and only the turns keep the others served.
+    let broker = TestBroker::with(|config| config.policy.process.nominations = u32::MAX);
+    let alone = latencies(&broker, 100);
+    let (over, said) = (AtomicBool::new(false), AtomicU64::new(0));
+    let beside = std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let flooder = Client::connect(&broker);
+                let (mut a, _b) = tcp_pair();
+                std::io::Write::write_all(&mut a, b"round the hooks").unwrap();
+                while !over.load(Ordering::Relaxed) {
+                    for n in 0..8 {
+                        // Fewer than the kernel has counted: looked at four times, and asked again.
+                        flooder.nominate(ConnId(n), Role::Client, (0, 0), &a);
+                        said.fetch_add(1, Ordering::Relaxed);
+                    }
+                    while !flooder.silent() {
+                        flooder.hear();
+                    }
+                }
+            });
+        }
+        until(|| said.load(Ordering::Relaxed) > 1000);
+        let beside = latencies(&broker, 100);
+        over.store(true, Ordering::Relaxed);
+        beside
+    });
+    let said = said.into_inner();
+    eprintln!("alone {alone:?}, beside {said} nominations of 4 flooders {beside:?} (median, longest)");
+    assert!(
+        beside.0 < Duration::from_millis(100) && beside.1 < Duration::from_secs(3),
+        "{beside:?}, alone {alone:?}"
+    );
+}

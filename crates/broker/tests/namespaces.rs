@@ -203,8 +203,15 @@ fn inner_loopback_addresses() {
         FromBroker::Matched { link, .. } => link,
         other => panic!("{other:?}"),
     };
+    // The broker cannot ask the kernel about sockets there: who came first is proved once more.
+    let again = |session: &Client, role, socket: &TcpStream| {
+        assert_eq!(session.hear(), FromBroker::Again { conn: CONN });
+        session.nominate(CONN, role, (0, 0), socket);
+    };
+    again(&sessions[3], Role::Server, &pairs[1].1);
     assert_eq!(group(&sessions[2]), group(&sessions[3]));
     sessions[1].nominate(CONN, Role::Server, (0, 0), &pairs[0].1);
+    again(&sessions[0], Role::Client, &pairs[0].0);
     assert_eq!(group(&sessions[0]), group(&sessions[1]));
 }
 
