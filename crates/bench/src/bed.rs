@@ -63,6 +63,19 @@ pub enum Pin {
     Client,
 }
 
+impl Pin {
+    fn cpu(self) -> CpuSet {
+        let cpus = machine::cpus();
+        let cpu = match self {
+            Pin::Server => cpus.first(),
+            Pin::Client => cpus.last(),
+        };
+        let mut only = CpuSet::new();
+        cpu.into_iter().for_each(|cpu| only.set(*cpu));
+        only
+    }
+}
+
 /// One measurement's surroundings.
 pub struct Bed<'a> {
     pub side: Side,
@@ -282,11 +295,16 @@ impl Child {
     pub fn start(mut command: Command, output: &Path, pin: Option<Pin>) -> Result<Self, Failed> {
         let file = File::create(output)?;
         command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file);
-        let dies_with_us = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?);
-        // SAFETY: between fork and exec only one system call is made, by rustix, which allocates nothing.
-        unsafe { command.pre_exec(dies_with_us) };
+        let cpu = pin.map(Pin::cpu);
+        let prepare = move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+            // Here, not before: who spins at our own real-time priority would not let us away from its CPU.
+            cpu.as_ref().map_or(Ok(()), |cpu| sched_setaffinity(None, cpu))?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec only two system calls are made, by rustix, which allocates nothing.
+        unsafe { command.pre_exec(prepare) };
         let name = command.get_program().to_string_lossy().into_owned();
-        let _pinned = pin.map(Pinned::to).transpose()?;
         let child = command.spawn().map_err(|error| Failed::new(format!("cannot run {name}: {error}")))?;
         Ok(Self(child))
     }
@@ -320,20 +338,13 @@ impl Drop for Child {
     }
 }
 
-/// This thread, and so what it starts, on one CPU; until dropped.
+/// This thread on one CPU, until dropped.
 pub struct Pinned(CpuSet);
 
 impl Pinned {
     pub fn to(pin: Pin) -> Result<Self, Failed> {
-        let cpus = machine::cpus();
-        let cpu = match pin {
-            Pin::Server => cpus.first(),
-            Pin::Client => cpus.last(),
-        };
         let before = sched_getaffinity(None).map_err(io::Error::from)?;
-        let mut only = CpuSet::new();
-        cpu.into_iter().for_each(|cpu| only.set(*cpu));
-        sched_setaffinity(None, &only).map_err(io::Error::from)?;
+        sched_setaffinity(None, &pin.cpu()).map_err(io::Error::from)?;
         Ok(Self(before))
     }
 }
