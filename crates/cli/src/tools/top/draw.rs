@@ -36,7 +36,7 @@ const CONNECTIONS: [Column; 7] = [
     ("CALL/s", 6, true, |row| short(row.calls)),
 ];
 
-fn rows<'a>(view: &'a View, tab: Tab) -> (&'static [Column], &'a [Row]) {
+fn rows(view: &View, tab: Tab) -> (&'static [Column], &[Row]) {
     match tab {
         Tab::Processes => (&PROCESSES, &view.processes),
         Tab::Connections => (&CONNECTIONS, &view.connections),
