@@ -64,7 +64,8 @@ class Broker:
         self.proc = self.world.start(self.name, argv, netns=self.netns)
         until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
         # Alone with its listening socket: the probe above has gone from its books too.
-        until(lambda: self.unix_sockets() == 1, lambda: f"{self.name} closes the probe's socket: {self.holdings()}")
+        listening = 1 + any(str(option).startswith("unix:") for option in self.options)
+        until(lambda: self.unix_sockets() == listening, lambda: f"{self.name} closes the probe's socket: {self.holdings()}")
         self.at_first = self.holdings()
 
     def restart(self):
@@ -89,7 +90,7 @@ class Broker:
         return [mapped, *sorted(link.split(":")[0] for link in links if re.match(r"/memfd:|socket:|anon_inode:\[eventfd", link))]
 
     def unix_sockets(self):
-        """Its listening socket and its sessions; not what it asks the kernel by, or serves metrics at."""
+        """Its listening socket and its sessions; not what it asks the kernel by, or serves metrics at by TCP."""
         lines = Path(f"/proc/{self.proc.pid}/net/unix").read_text().splitlines()[1:]
         inodes = {f"socket:[{line.split()[6]}]" for line in lines}
         links = Path(f"/proc/{self.proc.pid}/fd").iterdir()

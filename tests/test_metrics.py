@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -98,7 +99,10 @@ def test_a_unix_socket_serves_too(world):
 def test_there_are_none_without_being_asked_for(world):
     """And a place that cannot be had keeps the broker from starting."""
     broker = world.broker()
-    assert broker.holdings().count("socket") == 1, "its own"
+    links = {broker.link(path) for path in Path(f"/proc/{broker.proc.pid}/fd").iterdir()}
+    tables = [Path(f"/proc/{broker.proc.pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    tcp = {f"socket:[{line.split()[9]}]" for table in tables for line in table}
+    assert broker.unix_sockets() == 1 and not links & tcp, "its own socket only"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "127.0.0.1:%d" % taken.getsockname()[1]
         other = world.directory / "other.sock"
