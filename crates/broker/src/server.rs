@@ -119,6 +119,7 @@ impl Server {
             tracing::info!(%error, "no sequence numbers: nothing is matched through NAT");
         }
         let metrics = config.metrics.clone().map(|address| Metrics::new(address, &epoll)).transpose()?;
+        let diag = Diag::new();
         // Last: whoever finds the socket finds a broker that is ready.
         let listener = place
             .listen(config.policy.socket_mode, config.policy.socket_group.as_ref().map(|group| group.gid))?;
@@ -138,7 +139,7 @@ impl Server {
             rates_of_processes: Rates::default(),
             unmapped: policy::unmapped(),
             sequences: sequences.ok(),
-            diag: Diag::new(),
+            diag,
             knobs_fd: Rc::new(knobs_fd),
             place,
             listener,
