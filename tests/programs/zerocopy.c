@@ -479,6 +479,98 @@ static void turns_client(int fd) {
     fprintf(stderr, "%u calls\n", calls);
 }
 
+/* -- several threads that send, one that reads notices; until BED_WARM_UNTIL is there -- */
+static int64_t crowd_began;
+static uint64_t crowd_sent;
+
+static void *crowd_sender(void *number) {
+    uint64_t seed = 100 + (long)number, sent = 0;
+    long calls = 0;
+    for (int more = 500; more; calls++, more -= is_warm(calls, crowd_began)) {
+        uint64_t dice = rng_next(&seed);
+        size_t size = 1 + dice % (calls % 50 ? 3000 : 400000);
+        /* On TCP, notices that are still to come may use up what net.core.optmem_max allows: not counted, nothing sent. */
+        ssize_t n;
+        while ((n = send(shared_fd, data, size, ZC)) < 0 && errno == ENOBUFS) sched_yield();
+        if (n != (ssize_t)size) die("send");
+        sent += size;
+        if (calls % 16 == 0) usleep(1000); /* a lane begins only when nobody is inside the kernel: no result depends on it */
+    }
+    __atomic_add_fetch(&crowd_sent, sent, __ATOMIC_RELAXED);
+    return (void *)calls;
+}
+
+/* The kernel gives a number when a call begins, so those of several threads come in any order: each once. */
+static void *crowd_reader(void *all) {
+    static char seen[10000000];
+    unsigned count = 0, last = 0;
+    int over = 0;
+    while (!over || count < *(unsigned *)all) {
+        struct pollfd both[2] = {{shared_fd, 0, 0}, {over ? -1 : ready[0], POLLIN, 0}};
+        struct notice notice;
+        if (poll(both, 2, 10000) < 1) die("poll");
+        over |= both[1].revents;
+        while (both[0].revents && read_notice(shared_fd, &notice)) {
+            for (unsigned n = notice.first; n != notice.last + 1; n++, count++)
+                expect(n < sizeof seen && !seen[n]++, "each number comes once");
+            if (notice.last > last) last = notice.last;
+        }
+    }
+    expect(last + 1 == count, "no number is left out");
+    return NULL;
+}
+
+static void crowd_client(int fd) {
+    pthread_t senders[3], reader;
+    unsigned all = 0;
+    set_option(shared_fd = fd, 1);
+    crowd_began = now_ms();
+    if (pipe(ready) || pthread_create(&reader, NULL, crowd_reader, &all)) die("thread");
+    for (long i = 0; i < 3; i++)
+        if (pthread_create(senders + i, NULL, crowd_sender, (void *)i)) die("thread");
+    for (int i = 0; i < 3; i++) {
+        void *calls;
+        pthread_join(senders[i], &calls);
+        all += (unsigned)(long)calls;
+    }
+    if (write(ready[1], "!", 1) != 1) die("write");
+    pthread_join(reader, NULL);
+    none_left(fd);
+    all_arrived(fd, crowd_sent);
+}
+
+/* -- notices of TCP that nobody reads are not the end of a lane, nor do they keep a thread awake -- */
+static void unread_server(int fd) {
+    char word[8];
+    recv_all(fd, word, 5);
+    warm_up_server(fd);
+    await();
+    usleep(300000); /* for so long the client has nothing to do */
+    send_all(fd, "answer", 6);
+    await();
+}
+
+static void unread_client(int fd) {
+    struct numbers numbers = {0, 0};
+    struct rusage usage[2];
+    set_option(fd, 1);
+    if (send(fd, "first", 5, ZC) != 5) die("send");
+    await_error(fd);
+    warm_up_client(fd);
+    tell();
+    getrusage(RUSAGE_SELF, usage);
+    recv_all(fd, data, 6);
+    getrusage(RUSAGE_SELF, usage + 1);
+    long spent = 0;
+    for (int i = 0, sign = -1; i < 2; i++, sign = 1)
+        spent += sign * (usage[i].ru_utime.tv_sec * 1000000 + usage[i].ru_utime.tv_usec + usage[i].ru_stime.tv_sec * 1000000 + usage[i].ru_stime.tv_usec);
+    expect(spent < 100000, "a thread that waits sleeps");
+    if (send(fd, data, 5000, ZC) != 5000) die("send");
+    await_numbers(fd, &numbers, 2);
+    none_left(fd);
+    tell();
+}
+
 /* -- two families, one mapped into the other -- */
 static struct sockaddr_in6 address_of(int port, socklen_t *size) {
     const char *family = getenv("BED_FAMILY");
@@ -517,12 +609,15 @@ static const struct bed_case cases[] = {
     {"edges", drain, edges_client},         {"threads", drain, threads_client},
     {"partial", drain_when_told, partial_client}, {"inherited", inherited_server, inherited_client},
     {"forked", drain, forked_client},       {"limit", drain, limit_client},
-    {"turns", turns_server, turns_client},  {NULL, NULL, NULL},
+    {"unread", unread_server, unread_client}, {"turns", turns_server, turns_client},
+    {"crowd", drain, crowd_client},         {NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv) {
     expect(argc == 4, "usage: server|client CASE PORT");
-    int is_server = !strcmp(argv[1], "server"), is_turns = !strcmp(argv[2], "turns");
+    int is_server = !strcmp(argv[1], "server");
+    /* These begin with the first byte, whatever carries it. */
+    int is_cold = !strcmp(argv[2], "turns") || !strcmp(argv[2], "crowd") || !strcmp(argv[2], "unread");
     const struct bed_case *one = cases;
     while (one->name && strcmp(one->name, argv[2])) one++;
     expect(one->name != NULL, "the case is known");
@@ -531,8 +626,7 @@ int main(int argc, char **argv) {
     sync_open(is_server);
     int fd = connection(is_server, atoi(argv[3]), !strcmp(argv[2], "inherited")), on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* The turns begin with the first byte. */
-    if (!is_turns) (is_server ? warm_up_server : warm_up_client)(fd);
+    if (!is_cold) (is_server ? warm_up_server : warm_up_client)(fd);
     (is_server ? one->server : one->client)(fd);
     say("done");
     return 0;

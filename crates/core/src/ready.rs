@@ -84,11 +84,6 @@ pub fn waits_for_room(block: &Block, wanted: u32, seen: &Seen) -> bool {
     wanted & OUT != 0 && (wanted & EDGE == 0 || block.tx.starved.load(Ordering::Relaxed) != seen.starved)
 }
 
-/// Whether notices of ours are unread. Elsewhere than on a lane and just after it, the kernel's are all there are.
-fn has_notices(block: &Block) -> bool {
-    block.notices.are_ours() && block.notices.pending()
-}
-
 /// Looks at a connection. `wanted`: only those costs are paid; `tcp`: the socket may have news.
 pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     let _critical = critical();
@@ -125,7 +120,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     if readable {
         events |= libc::EPOLLIN as u32;
     }
-    if has_notices(block) {
+    if block.notices.readable() {
         events |= ERR;
     }
     let room = tx::has_room(&block.tx);
@@ -171,7 +166,7 @@ pub fn changed(conn: Conn, wanted: u32, seen: &Seen) -> bool {
     let writable = waits_for_room(block, wanted, seen)
         && block.tx.mode.load(Ordering::Acquire) == mode::LANE
         && tx::has_room(&block.tx);
-    let noticed = has_notices(block) && (wanted & EDGE == 0 || now.noticed != seen.noticed);
+    let noticed = block.notices.readable() && (wanted & EDGE == 0 || now.noticed != seen.noticed);
     readable || writable || noticed || tx::asked_to_leave(&block.tx)
 }
 

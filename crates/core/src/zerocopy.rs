@@ -128,9 +128,14 @@ fn tell(conn: Conn) {
     for bell in (0..process::BELLS as u8).filter(|cq| queues >> cq & 1 != 0).filter_map(process::doorbell) {
         wait::ring(bell);
     }
-    if link::registrations(conn.block).is_some_and(|first| first.load(Ordering::Relaxed) != 0) {
+    if in_sets(conn) {
         epoll::touch(conn);
     }
+}
+
+/// Whether epoll sets are answered from here for the connection.
+fn in_sets(conn: Conn) -> bool {
+    link::registrations(conn.block).is_some_and(|first| first.load(Ordering::Relaxed) != 0)
 }
 
 /// The calls of the connection are the kernel's to number from now on, if they can be. Says whether they are. With no
@@ -144,11 +149,12 @@ fn hand_back(conn: Conn) -> bool {
     conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.notices.end()
 }
 
-/// Whether a connection that is back on TCP must still be answered from here: notices of ours are unread, which the
-/// kernel knows nothing of. Not where that would cost more than a notice.
+/// Whether the epoll sets of a connection that is back on TCP must still be answered from here: notices of ours are unread,
+/// or about to come, which the kernel knows nothing of. (poll and select ask us as long as it is our turn.) Not where it would
+/// cost more than a notice.
 pub fn keeps(conn: Conn, fd: i32) -> bool {
     let nested = || epoll::watches(fd) && epoll::bars(fd) == Some(Reason::EpollSets);
-    !(hand_back(conn) || process::confined() || nested())
+    !(hand_back(conn) || !in_sets(conn) || process::confined() || nested())
 }
 
 /// Something that kept our turn from ending is gone.

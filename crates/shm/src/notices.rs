@@ -154,9 +154,16 @@ impl Notices {
 
     /// Whether notices of ours are unread.
     #[inline]
-    pub fn pending(&self) -> bool {
+    fn pending(&self) -> bool {
         let unread = self.unread.load(Ordering::SeqCst);
         unread >> 32 != unread & INSIDE
+    }
+
+    /// Whether notices of ours are there to be read: not before those of the kernel, which have lower numbers and may still
+    /// be on their way.
+    #[inline]
+    pub fn readable(&self) -> bool {
+        self.are_ours() && self.pending() && !self.kernel_owes()
     }
 
     /// The number that the next call of ours gets: changes with each.
@@ -228,10 +235,11 @@ mod tests {
         notices.begin();
         assert!(!notices.pending());
         sends(&notices, 2);
-        assert_eq!((notices.take(), notices.take()), (Some((3, 4)), None));
-        assert!(!notices.end(), "the kernel still has notices of its first turn");
+        assert!(notices.kernel_owes() && !notices.readable(), "the kernel's come first");
         assert_eq!(notices.translate((0, 2)), (0, 2));
-        assert!(notices.end() && !notices.enter());
+        assert!(notices.readable() && !notices.end());
+        assert_eq!((notices.take(), notices.take()), (Some((3, 4)), None));
+        assert!(!notices.readable() && notices.end() && !notices.enter());
         notices.kernel_counted();
         assert_eq!(notices.translate((3, 3)), (5, 5));
         notices.begin();

@@ -3,7 +3,7 @@
 
 use rustix::io::Errno;
 
-use super::end_turn;
+use super::{end_turn, tell};
 use crate::conn::Outcome;
 use crate::table::Conn;
 use crate::{session, sys, user};
@@ -99,13 +99,14 @@ unsafe fn next(
     control: &mut Control,
 ) -> Option<Result<usize, Errno>> {
     let notices = &conn.block.notices;
-    // The kernel's first: its numbers are the lower ones.
+    // The kernel's first, also where they are still on their way: their numbers are the lower ones.
     if notices.kernel_owes() {
         // SAFETY: the caller's word for it.
-        match unsafe { kernels(conn, fd, header, flags, control) } {
-            Err(Errno::AGAIN) if notices.pending() => {}
-            taken => return Some(taken),
+        let taken = unsafe { kernels(conn, fd, header, flags, control) };
+        if notices.readable() {
+            tell(conn);
         }
+        return Some(taken);
     }
     let (info, data) = notices.take()?;
     let copied =
