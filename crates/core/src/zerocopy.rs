@@ -86,9 +86,10 @@ impl Call {
         match teller {
             Teller::Nobody => Outcome::Libc(real(self.flags)),
             Teller::Kernel => {
+                notices.kernel_call();
                 let n = real(self.flags);
-                if n > 0 {
-                    notices.kernel_counted();
+                if n <= 0 {
+                    notices.kernel_call_failed();
                 }
                 Outcome::Libc(n)
             }

@@ -182,9 +182,14 @@ impl Notices {
         Some(((unread >> 32) as u32, (unread as u32).wrapping_sub(1)))
     }
 
-    /// The kernel has counted a call.
-    pub fn kernel_counted(&self) {
+    /// The kernel is about to be given a call that it counts: before, as its notice may be read before the call returns.
+    pub fn kernel_call(&self) {
         self.kernel.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// ... which moved nothing: it has no number.
+    pub fn kernel_call_failed(&self) {
+        self.kernel.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Whether the kernel has, or will have, a notice that the program has not read.
@@ -231,7 +236,7 @@ mod tests {
     fn one_sequence_over_the_turns() {
         let notices = fresh();
         assert!(notices.untouched() && !notices.enter(), "a new socket's calls are the kernel's");
-        (0..3).for_each(|_| notices.kernel_counted());
+        (0..3).for_each(|_| notices.kernel_call());
         notices.begin();
         assert!(!notices.pending());
         sends(&notices, 2);
@@ -240,7 +245,7 @@ mod tests {
         assert!(notices.readable() && !notices.end());
         assert_eq!((notices.take(), notices.take()), (Some((3, 4)), None));
         assert!(!notices.readable() && notices.end() && !notices.enter());
-        notices.kernel_counted();
+        notices.kernel_call();
         assert_eq!(notices.translate((3, 3)), (5, 5));
         notices.begin();
         sends(&notices, 1);

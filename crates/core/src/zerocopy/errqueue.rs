@@ -46,9 +46,8 @@ pub unsafe fn read(
     header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the caller's word for the buffers that `header` names.
     let bytes = match unsafe { next(conn, fd, &mut header, flags, &mut control) } {
-        Some(Ok(bytes)) => bytes,
-        Some(Err(errno)) => return Outcome::Ours(Err(errno)),
-        None => return Outcome::Libc(real()),
+        Ok(bytes) => bytes,
+        Err(errno) => return Outcome::Ours(Err(errno)),
     };
     end_turn(conn, fd);
     header.msg_flags |= libc::MSG_ERRQUEUE | control.truncated;
@@ -82,12 +81,11 @@ pub unsafe fn read_bare(
     let mut control = Control::of(&header);
     // SAFETY: the caller's word for it.
     let taken = unsafe { next(conn, fd, &mut header, flags, &mut control) };
-    let Some(taken) = taken else { return Outcome::Libc(real()) };
     end_turn(conn, fd);
     Outcome::Ours(taken)
 }
 
-/// The next entry of the error queue: bytes of its payload. `None`: only the kernel can have one.
+/// The next entry of the error queue: bytes of its payload. Errors: EAGAIN.
 ///
 /// # Safety
 /// The name and the buffers of `header` are the program's.
@@ -97,7 +95,7 @@ unsafe fn next(
     header: &mut libc::msghdr,
     flags: i32,
     control: &mut Control,
-) -> Option<Result<usize, Errno>> {
+) -> Result<usize, Errno> {
     let notices = &conn.block.notices;
     // The kernel's first, also where they are still on their way: their numbers are the lower ones.
     if notices.kernel_owes() {
@@ -106,9 +104,13 @@ unsafe fn next(
         if notices.readable() {
             tell(conn);
         }
-        return Some(taken);
+        return taken;
     }
-    let (info, data) = notices.take()?;
+    let Some((info, data)) = notices.take() else {
+        // A notice of a call that another thread makes just now, or something else than a notice.
+        // SAFETY: the caller's word for it.
+        return unsafe { kernels(conn, fd, header, flags, control) };
+    };
     let copied =
         Extended { errno: 0, origin: ORIGIN_ZEROCOPY, kind: 0, code: CODE_COPIED, pad: 0, info, data };
     control.put_time(fd);
@@ -121,7 +123,7 @@ unsafe fn next(
     copied.write(&mut bytes);
     control.put(level, kind, &bytes[..size_of::<Extended>() + offender]);
     header.msg_namelen = 0;
-    Some(Ok(0))
+    Ok(0)
 }
 
 /// The next entry of the kernel's queue; a notice gets the number that it has in the program's sequence.
