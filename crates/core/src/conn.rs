@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::Region;
 use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, HEADER};
+use shunpike_shm::lane::{Cursor, HEADER, Side};
 use shunpike_wire::{DmbToken, Reason};
 
 use crate::table::{self, Conn, Entry};
@@ -149,6 +149,7 @@ pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
 
 /// One direction is on TCP again, under its lock: its memory is let go, the rest follows in `settle`.
 pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
+    rouse(conn.block, half);
     window::closed(half);
     let base = half.dmb.swap(0, Ordering::AcqRel);
     let len = HEADER + half.ring.load(Ordering::Relaxed) as usize;
@@ -164,6 +165,15 @@ pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
         device::retire(Region::of(sndbuf, len), DmbToken(0), device::Owner::Local);
     }
     conn.block.unsettled.store(1, Ordering::Release);
+}
+
+/// Threads of ours that nap on one direction look again: its mode has changed.
+fn rouse(block: &Block, half: &Half) {
+    let _critical = critical();
+    let side = if core::ptr::eq(half, &block.rx) { Side::Readers } else { Side::Writers };
+    if let Some(dmb) = rx::dmb(half) {
+        wait::rouse(dmb.words(), side);
+    }
 }
 
 /// After a lane closed, with no lock held: when both directions are on TCP the epoll sets are the kernel's
@@ -332,6 +342,7 @@ pub fn reset(conn: Conn, fd: i32, reason: Reason) {
     let _ = rustix::net::shutdown(session::borrowed(fd), rustix::net::Shutdown::Both);
     for half in [&conn.block.rx, &conn.block.tx] {
         half.mode.store(mode::PLAIN, Ordering::Release);
+        rouse(conn.block, half);
     }
     conn.block.phase.store(phase::DONE, Ordering::Relaxed);
 }
@@ -438,7 +449,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
                     reset_at_close(fd);
                 }
                 let _ = dmb.words().flag(block.rx.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
-                wait::notify(block, dmb.words(), shunpike_shm::lane::Side::Writers);
+                wait::notify(block, dmb.words(), Side::Writers);
             }
             block.rx.mode.store(mode::PLAIN, Ordering::Release);
             lane_closed(conn, fd, &block.rx);

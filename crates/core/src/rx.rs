@@ -11,7 +11,7 @@ use crate::bufs::Bufs;
 use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::wait::{self, Woken};
+use crate::wait::{self, Napped, Woken};
 use crate::{clock, eager, link, peek, process, session, sys, tx};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
@@ -95,6 +95,7 @@ fn attempt(
         match step(conn, fd, &bufs, flags) {
             Step::Data(n) => {
                 bufs.advance(n);
+                wait.napped = false;
                 if !whole || bufs.left() == 0 || n == 0 {
                     return Outcome::Ours(Ok(bufs.done()));
                 }
@@ -495,13 +496,21 @@ pub fn tcp_news(conn: Conn, fd: i32) {
 struct Wait {
     dontwait: bool,
     asked: bool,
+    /// It napped since the last byte: the next wait is a sleep.
+    napped: bool,
     timeout: Option<u64>,
     deadline: Option<u64>,
 }
 
 impl Wait {
     fn new(flags: i32) -> Self {
-        Self { dontwait: flags & libc::MSG_DONTWAIT != 0, asked: false, timeout: None, deadline: None }
+        Self {
+            dontwait: flags & libc::MSG_DONTWAIT != 0,
+            asked: false,
+            napped: false,
+            timeout: None,
+            deadline: None,
+        }
     }
 
     /// Whether the call blocks, as far as we know.
@@ -534,6 +543,9 @@ impl Wait {
             }
         }
         self.ask(conn, fd)?;
+        if on_lane && !self.napped && self.nap(conn, fd)? != Napped::Over {
+            return Ok(());
+        }
         let cq = wait::thread_cq();
         {
             let _critical = critical();
@@ -547,6 +559,30 @@ impl Wait {
             tcp_news(conn, fd);
         }
         Ok(())
+    }
+
+    /// Naps, where that can be; TCP is not looked at meanwhile. Errors: EAGAIN when the program's time is over, EINTR.
+    fn nap(&mut self, conn: Conn, fd: i32) -> Result<Napped, Errno> {
+        self.napped = true;
+        let remaining = conn::remaining(self.deadline)?;
+        let half = &conn.block.rx;
+        let nap = {
+            let _critical = critical();
+            let Some(dmb) = dmb(half).filter(|_| !tx::owes(&conn.block.tx)) else { return Ok(Napped::Over) };
+            let nap = wait::Nap::declare(conn.block, half, dmb.words(), Side::Readers);
+            if has_news(half) || tx::asked_to_leave(&conn.block.tx) {
+                return Ok(Napped::Look);
+            }
+            nap
+        };
+        let Some(nap) = nap else { return Ok(Napped::Over) };
+        let restarts = conn::restarts_before();
+        let napped = nap.take(remaining);
+        conn::still_at(conn, fd)?;
+        if napped == Napped::Interrupted {
+            conn::interrupted(restarts, self.timeout.is_some())?;
+        }
+        Ok(napped)
     }
 
     /// Waits for TCP's bytes while the sending side is not on plain TCP: a sleep in the kernel's recv would not

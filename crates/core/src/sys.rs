@@ -189,6 +189,23 @@ pub fn tcp_shows(fd: i32, events: i16) -> i16 {
     poll_now(fd, events) & !libc::POLLERR
 }
 
+/// FUTEX_WAIT of futex(2) on memory shared between processes, until woken or for `timeout` nanoseconds, if `expected`
+/// stands there. Errors: AGAIN when it does not, TIMEDOUT, INTR after a handler, FAULT when the memory is gone.
+pub fn futex_wait(futex: *const u32, expected: u32, timeout: u64) -> Res {
+    let ts = timespec(Some(timeout));
+    let (at, ts) = (futex as usize, &raw const ts as usize);
+    // SAFETY: the kernel checks the address, which it only reads; ts lives through the call.
+    unsafe { call(libc::SYS_futex, at, libc::FUTEX_WAIT as usize, expected as usize, ts, 0, 0) }
+}
+
+/// FUTEX_WAKE of futex(2): all who wait there, in whatever process. A full fence comes before.
+pub fn futex_wake(futex: *const u32) {
+    // SAFETY: the kernel looks nothing up but the address.
+    let _ = unsafe {
+        call(libc::SYS_futex, futex as usize, libc::FUTEX_WAKE as usize, i32::MAX as usize, 0, 0, 0)
+    };
+}
+
 /// epoll_pwait2(2)-like wait with milliseconds; `timeout` -1 for ever.
 pub fn epoll_wait(
     fd: i32,

@@ -32,7 +32,17 @@ pub struct Thread {
     pub kept: AtomicU64,
     /// Spin budget, in ticks, adapted by what spinning brought.
     pub budget: AtomicU64,
-    /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it; 0 the least.
+    /// How much longer than a spin in vain the rest from spinning was, last time.
+    pub rested: AtomicU32,
+    /// The thread has woken somebody since its last wait: 1.
+    pub woke: AtomicU32,
+    /// Its last wait lasted longer than a nap: 1.
+    pub sleeps_long: AtomicU32,
+    /// Ticks until which spins do not yield, because one came back late.
+    pub keep_until: AtomicU64,
+    /// Ticks until which waits do not spin, because it did not pay.
+    pub rest_until: AtomicU64,
+    /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it.
     pub patience: AtomicU64,
     /// Stack pointer of the copy of the program's memory that is under way, for `user::answered`; 0 none.
     pub recover: AtomicU64,

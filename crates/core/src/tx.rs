@@ -12,11 +12,13 @@ use crate::conn::{self, Outcome};
 use crate::rx::{tcp_check_us, writable_at};
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::wait::{self, Woken};
+use crate::wait::{self, Napped, Woken};
 use crate::{clock, eager, process, session, sys, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
+/// Bytes of a large write after which a reader that naps is woken before the write is over.
+const WAKE_BYTES: usize = 256 * 1024;
 
 /// What one attempt gave.
 enum Step {
@@ -127,6 +129,7 @@ fn attempt(
         match step(conn, fd, &source, call) {
             Step::Sent(n) => {
                 source.advance(n);
+                wait.napped = false;
                 if source.left() == 0 || n == 0 {
                     return Outcome::Ours(Ok(source.done()));
                 }
@@ -297,7 +300,12 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, call: &mut zerocopy::Call) -> 
             half.full_since.store(0, Ordering::Relaxed);
             Block::count(half, n);
             drop(guard);
-            wait::notify(conn.block, words, Side::Readers);
+            // A reader that is woken for a part would read that and wait again, for the CPU that we copy the rest on.
+            if source.left() > n && source.done() + n < WAKE_BYTES {
+                wait::notify_of_part(conn.block, words, Side::Readers);
+            } else {
+                wait::notify(conn.block, words, Side::Readers);
+            }
             Step::Sent(n)
         }
         Err(seen) => refused(conn, fd, &dmb, seen),
@@ -493,6 +501,14 @@ pub fn has_room(half: &Half) -> bool {
     !owes(half) && room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb))
 }
 
+/// Of a part of a write that is stuck, readers that nap were not told yet.
+fn wake_readers(conn: Conn) {
+    let _critical = critical();
+    if let Some(dmb) = dmb(&conn.block.tx) {
+        wait::notify(conn.block, dmb.words(), Side::Readers);
+    }
+}
+
 /// Free bytes of the ring. `None`: `step` finds something else than a lane. It must find it: a writer that was
 /// told of room comes back at once.
 fn room(half: &Half) -> Option<(u64, Dmb)> {
@@ -564,19 +580,28 @@ fn overflowed(conn: Conn, fd: i32) -> Overflow {
 struct Wait {
     dontwait: bool,
     asked: bool,
+    /// It napped since there was room: the next wait is a sleep.
+    napped: bool,
     timeout: Option<u64>,
     deadline: Option<u64>,
 }
 
 impl Wait {
     fn new(flags: i32) -> Self {
-        Self { dontwait: flags & libc::MSG_DONTWAIT != 0, asked: false, timeout: None, deadline: None }
+        Self {
+            dontwait: flags & libc::MSG_DONTWAIT != 0,
+            asked: false,
+            napped: false,
+            timeout: None,
+            deadline: None,
+        }
     }
 
     /// Waits for room. Errors: EAGAIN when the call does not block or its time is over, EINTR.
     fn more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
         let block = conn.block;
         let half = &block.tx;
+        wake_readers(conn);
         if self.dontwait || block.nonblock.load(Ordering::Relaxed) != 0 {
             if overflow(conn, fd) {
                 return Ok(());
@@ -598,6 +623,9 @@ impl Wait {
             self.deadline = conn::deadline(self.timeout);
         }
         if overflow(conn, fd) {
+            return Ok(());
+        }
+        if !self.napped && self.nap(conn, fd)? != Napped::Over {
             return Ok(());
         }
         let cq = wait::thread_cq();
@@ -631,5 +659,31 @@ impl Wait {
             }
             Woken::Interrupted => conn::interrupted(restarts, self.timeout.is_some()),
         }
+    }
+
+    /// Naps, where that can be, as a reader does. Errors: EAGAIN when the program's time is over, EINTR.
+    fn nap(&mut self, conn: Conn, fd: i32) -> Result<Napped, Errno> {
+        self.napped = true;
+        let remaining = conn::remaining(self.deadline)?;
+        let half = &conn.block.tx;
+        let nap = {
+            let _critical = critical();
+            let Some(dmb) = dmb(half).filter(|_| !owes(half)) else { return Ok(Napped::Over) };
+            let nap = wait::Nap::declare(conn.block, half, dmb.words(), Side::Writers);
+            if has_room(half) {
+                return Ok(Napped::Look);
+            }
+            // Whoever filled the ring may have been killed before it rang.
+            wait::notify(conn.block, dmb.words(), Side::Readers);
+            nap
+        };
+        let Some(nap) = nap else { return Ok(Napped::Over) };
+        let restarts = conn::restarts_before();
+        let napped = nap.take(remaining);
+        conn::still_at(conn, fd)?;
+        if napped == Napped::Interrupted {
+            conn::interrupted(restarts, self.timeout.is_some())?;
+        }
+        Ok(napped)
     }
 }

@@ -1,6 +1,8 @@
-//! Waiting: a bounded, adaptive spin, then a sleep by the rules of models/wake.pml and models/cq.pml.
+//! Waiting: a bounded, adaptive spin, then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
 //!
-//! The sleeper's doorbell (an eventfd, see [`new_doorbell`]) sits edge-triggered in an epoll instance of its own;
+//! A nap is a FUTEX_WAIT on the lane's own wait word: one system call on each side. It sees nothing of TCP, so it is
+//! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`new_doorbell`]) sits edge-triggered in an
+//! epoll instance of its own;
 //! beside it the TCP fd tells of death and of bytes of a revoked lane.
 
 use std::sync::atomic::Ordering;
@@ -9,10 +11,10 @@ use rustix::event::{EventfdFlags, epoll};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half};
-use shunpike_shm::lane::{Side, Words};
+use shunpike_shm::lane::{Side, Wait, Words};
 
-use crate::tls::thread;
-use crate::{clock, link, process, sys, tenants};
+use crate::tls::{Thread, thread};
+use crate::{clock, conn, link, process, sys, tenants};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -40,10 +42,19 @@ pub enum Woken {
     Interrupted,
 }
 
-/// Rings the doorbells of whoever sleeps on `side` of this lane, after a publish or consume.
+/// Rings the doorbells of whoever sleeps on `side` of this lane, and wakes who naps, after a publish or consume.
 #[inline(always)]
 pub fn notify(block: &Block, words: &Words, side: Side) {
     if words.waiting(side).declared() {
+        notify_declared(block, words, side);
+    }
+}
+
+/// As `notify`, where the caller publishes more at once: who naps is left alone until then, or until its nap is over.
+#[inline(always)]
+pub fn notify_of_part(block: &Block, words: &Words, side: Side) {
+    let wait = words.waiting(side);
+    if wait.declared() && wait.cqs() != 0 {
         notify_declared(block, words, side);
     }
 }
@@ -60,6 +71,70 @@ fn notify_declared(block: &Block, words: &Words, side: Side) {
     }
     // Ring first, clear then: a publisher killed in between has rung.
     words.answered(side, wait);
+    // Clear first, wake then: who is about to nap finds another epoch. One killed in between leaves it the nap's length.
+    if wait.naps() {
+        thread().woke.store(1, Ordering::Relaxed);
+        sys::futex_wake(words.futex(side));
+    }
+}
+
+/// Ends the naps of threads of ours on `side` of a lane that is over. Within a critical section.
+pub fn rouse(words: &Words, side: Side) {
+    let wait = words.waiting(side);
+    if wait.naps() {
+        words.answered(side, wait);
+        sys::futex_wake(words.futex(side));
+    }
+}
+
+/// A short wait for one side of a lane, declared and not yet begun.
+pub struct Nap {
+    futex: *const u32,
+    declared: Wait,
+}
+
+/// How a nap ended.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Napped {
+    /// Something may have changed on the lane.
+    Look,
+    /// Nothing came: it is time to sleep.
+    Over,
+    /// A signal was handled.
+    Interrupted,
+}
+
+impl Nap {
+    /// Longest nap, nanoseconds: so long TCP's own events go unseen. Longer than a tick of the kernel's clock, else
+    /// naps end for nothing while somebody else has the CPU.
+    const MOST_NS: u64 = 10_000_000;
+
+    /// Declares one, where it pays: not while waits are long, nor where a sibling in another process may be killed
+    /// between publishing and waking. Within a critical section; the caller looks at the ring once more.
+    pub fn declare(block: &Block, half: &Half, words: &Words, side: Side) -> Option<Self> {
+        if thread().sleeps_long.load(Ordering::Relaxed) != 0 || tenants::shared(block) {
+            return None;
+        }
+        let epoch = half.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        Some(Self { futex: words.futex(side), declared: words.declare_nap(side, epoch) })
+    }
+
+    /// Waits, at most so many nanoseconds. Outside of critical sections; the lane may be gone meanwhile.
+    pub fn take(self, most: Option<u64>) -> Napped {
+        process::count_sleep();
+        let handled = conn::restarts_before().0;
+        let bound = most.map_or(Self::MOST_NS, |most| most.min(Self::MOST_NS));
+        match sys::futex_wait(self.futex, self.declared.epoch(), bound) {
+            Err(Errno::TIMEDOUT) => {
+                thread().sleeps_long.store(u32::from(bound == Self::MOST_NS), Ordering::Relaxed);
+                Napped::Over
+            }
+            // No handler of the program: libc's own, to cancel the thread perhaps, which the sleep attends to.
+            Err(Errno::INTR) if conn::restarts_before().0 == handled => Napped::Over,
+            Err(Errno::INTR) => Napped::Interrupted,
+            _ => Napped::Look,
+        }
+    }
 }
 
 /// Declares that whoever publishes (or consumes) must post to CQ `cq`. The caller looks at the ring once more.
@@ -80,55 +155,120 @@ pub fn declare(block: &Block, half: &Half, words: &Words, side: Side, cq: u8) {
 
 /// Spins until `ready` or the budget is used up; says whether it became ready.
 ///
-/// The budget halves when a spin brought nothing and grows when it did, so that a thread whose peer is slow
-/// or has no CPU stops burning its own. A yield that takes long shows that somebody else wants this CPU; while
-/// nobody does, yields become seldom.
+/// The budget halves when a spin brought nothing and grows when it did. While nobody wants the CPU, yields become
+/// seldom; where somebody does, a few yields are all. What is lost so must pay: after a spin in vain there is none for some
+/// time.
 pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
-    let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
-    if most == 0 || !process::may_spin() {
-        return ready();
-    }
     let thread = thread();
+    let woke = thread.woke.load(Ordering::Relaxed) != 0;
+    thread.woke.store(0, Ordering::Relaxed);
+    if ready() {
+        count_spin(thread);
+        return true;
+    }
+    let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
+    let begin = clock::ticks();
+    if most == 0 || begin < thread.rest_until.load(Ordering::Relaxed) || !process::may_spin() {
+        return false;
+    }
     let budget = match thread.budget.load(Ordering::Relaxed) {
         0 => most,
         budget => budget.min(most),
     };
-    let begin = clock::ticks();
-    let (least, longest) = (clock::from_us(2), clock::from_us(16));
-    let mut next_yield = thread.patience.load(Ordering::Relaxed).clamp(least, longest);
-    loop {
+    let yields = begin >= thread.keep_until.load(Ordering::Relaxed);
+    // Who was asleep answers a wake-up later.
+    let bound = if woke && yields { WAKE_UP * most } else { budget };
+    // Never at once: of two who yield to each other, one must find the other awake some time.
+    let mut next_yield = thread.patience.load(Ordering::Relaxed).max(clock::from_us(1));
+    let mut spent = 0;
+    while spent <= bound {
+        if yields && spent >= next_yield {
+            rustix::thread::sched_yield();
+            if clock::ticks() - begin - spent > clock::from_us(TAKEN_US) {
+                return yield_to_others(thread, begin, WAKE_UP * most, ready);
+            }
+            next_yield = (2 * spent).max(clock::from_us(2));
+            thread.patience.store(next_yield.min(clock::from_us(16)), Ordering::Relaxed);
+        }
         for _ in 0..8 {
             if ready() {
                 thread.budget.store((budget * 2).min(most), Ordering::Relaxed);
-                let spins = thread.spins.load(Ordering::Relaxed) + 1;
-                thread.spins.store(spins, Ordering::Relaxed);
-                if spins >= SPINS_A_LINE {
-                    process::count_spins(thread);
-                }
+                paid(thread);
                 return true;
             }
             core::hint::spin_loop();
         }
-        let now = clock::ticks() - begin;
-        if now > budget {
-            break;
-        }
-        if now > next_yield {
-            let before = clock::ticks();
-            rustix::thread::sched_yield();
-            let took = clock::ticks() - before;
-            if took > clock::from_us(5) {
-                // The CPU was wanted: our peer may have been waiting for it.
-                thread.budget.store((budget / 2).max(most / 64), Ordering::Relaxed);
-                thread.patience.store(next_yield / 2, Ordering::Relaxed);
-                return ready();
-            }
-            thread.patience.store((2 * now).min(longest), Ordering::Relaxed);
-            next_yield = 2 * now;
-        }
+        spent = clock::ticks() - begin;
     }
-    thread.budget.store((budget / 2).max(most / 16), Ordering::Relaxed);
+    let less = (budget / 2).max(most / 16);
+    thread.budget.store(less, Ordering::Relaxed);
+    if less == budget || bound > budget {
+        in_vain(thread, spent);
+    }
     ready()
+}
+
+/// A yield that takes longer than this has let somebody else run, microseconds.
+const TAKEN_US: u64 = 2;
+/// Yields to others in one wait.
+const YIELDS: u32 = 4;
+/// A wake-up may take so many times the longest spin.
+const WAKE_UP: u64 = 4;
+/// The rest after a spin in vain is so many times as long, doubled with each; none at first: somebody else may have had
+/// the CPU just then.
+const REST: (u32, u32) = (8, 256);
+/// Longest rest, microseconds: two that only wake each other must find each other awake some time.
+const REST_US: u64 = 1_000;
+/// Longest time without yields after one that came back late, microseconds.
+const KEEP_US: u64 = 200_000;
+
+/// The CPU was wanted, perhaps by our peer: a few yields more, each of which costs less than a wake-up. Says whether
+/// it became ready.
+#[cold]
+fn yield_to_others(thread: &Thread, begin: u64, longest: u64, mut ready: impl FnMut() -> bool) -> bool {
+    thread.patience.store(0, Ordering::Relaxed);
+    let mut yields = 1;
+    loop {
+        let (is_ready, lost) = (ready(), clock::ticks() - begin);
+        if lost > longest {
+            // A wake-up would have been faster.
+            let keep = (lost * u64::from(REST.1)).min(clock::from_us(KEEP_US));
+            thread.keep_until.store(clock::ticks() + keep, Ordering::Relaxed);
+        }
+        if is_ready && lost <= longest {
+            paid(thread);
+        } else if is_ready || lost > longest || yields == YIELDS {
+            in_vain(thread, lost);
+        } else {
+            rustix::thread::sched_yield();
+            yields += 1;
+            continue;
+        }
+        return is_ready;
+    }
+}
+
+fn paid(thread: &Thread) {
+    thread.rested.store(thread.rested.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
+    count_spin(thread);
+}
+
+#[cold]
+fn in_vain(thread: &Thread, lost: u64) {
+    let times = (thread.rested.load(Ordering::Relaxed) * 2).clamp(1, REST.1);
+    thread.rested.store(times, Ordering::Relaxed);
+    if times >= REST.0 {
+        let rest = (lost * u64::from(times)).min(clock::from_us(REST_US));
+        thread.rest_until.store(clock::ticks() + rest, Ordering::Relaxed);
+    }
+}
+
+fn count_spin(thread: &Thread) {
+    let spins = thread.spins.load(Ordering::Relaxed) + 1;
+    thread.spins.store(spins, Ordering::Relaxed);
+    if spins >= SPINS_A_LINE {
+        process::count_spins(thread);
+    }
 }
 
 /// CQ of the calling thread.
@@ -180,7 +320,7 @@ pub fn add_doorbell(epfd: i32, cq: u8, data: u64) -> Result<(), Errno> {
 }
 
 /// What the thread has of a process before a fork is not its own any more.
-fn own(thread: &crate::tls::Thread) {
+fn own(thread: &Thread) {
     let pid = process::pid();
     if thread.owner.load(Ordering::Relaxed) != pid {
         thread.owner.store(pid, Ordering::Relaxed);
@@ -210,6 +350,7 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         return Woken::Look;
     };
     process::count_sleep();
+    let begin = clock::ticks();
     let bound = if tenants::shared(block) { Some(SHARED_BOUND_NS) } else { None };
     let shortest = match (timeout, bound) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -228,6 +369,8 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         beyond = shortest != Some(nap);
         slept = sys::sleep_in_poll(&mut fds, Some(nap), core::ptr::null());
     }
+    let is_long = clock::ticks() - begin > clock::from_us(Nap::MOST_NS / 1000);
+    thread().sleeps_long.store(u32::from(is_long), Ordering::Relaxed);
     match slept {
         Ok(0) if shortest == timeout && !beyond => Woken::Timeout,
         Ok(_) => {

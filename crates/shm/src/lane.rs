@@ -8,7 +8,7 @@
 //! | prod | 0x000 | S publishes, ENDs; R sets STOP, LEAVE | both | end the lane, reset the connection (beyond the ring: refused) |
 //! | cons | 0x080 | R consumes; S sets TAKEN | both | end the lane, reset the connection; S never reads behind it but its own ring bytes |
 //! | start | 0x100 | S | R | make R wait for TCP bytes that never come: R's TCP count is compared, a mismatch resets |
-//! | rwait | 0x180 | R declares; S clears | S | cost S a needless post, or R its wake-up |
+//! | rwait | 0x180 | R declares; S clears | S | cost S a needless post or futex wake, or R its wake-up |
 //! | wwait | 0x200 | S declares; R clears | R | the same the other way round |
 //! | window | 0x008 | S | R | give R other bytes of the ring than were written: they are S's bytes anyway |
 //!
@@ -104,11 +104,23 @@ pub struct Words {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Words>() <= HEADER);
 
-/// A wait word: epoch (32 bits) | ... | CQ mask (8 bits); 0 is awake.
+/// A wait word: epoch (32 bits) | ... | nap mark (1 bit) | CQ mask (8 bits); 0 is awake. The epoch's half is the futex
+/// of those who nap: each declaration and each answer changes it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Wait(pub u64);
 
 impl Wait {
+    const NAP: u64 = 1 << 8;
+    const MARKS: u64 = Self::NAP | 0xff;
+
+    /// Number of this declaration, as it stands in the futex.
+    pub const fn epoch(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+    /// Whether somebody naps on the word itself.
+    pub const fn naps(self) -> bool {
+        self.0 & Self::NAP != 0
+    }
     /// Completion queues to post to.
     pub const fn cqs(self) -> u8 {
         self.0 as u8
@@ -279,12 +291,21 @@ impl Words {
     }
 
     /// Sleeper: declares a sleep with a fresh epoch, whatever stands there, keeping the CQs of those who
-    /// sleep already. The ring must be looked at again before sleeping.
+    /// sleep already, and the mark of those who nap. The ring must be looked at again before sleeping.
     pub fn declare(&self, side: Side, epoch: u32, cqs: u8) -> Wait {
+        self.mark(side, epoch, u64::from(cqs))
+    }
+
+    /// The same for who naps on the word itself: FUTEX_WAIT for as long as this epoch stands there.
+    pub fn declare_nap(&self, side: Side, epoch: u32) -> Wait {
+        self.mark(side, epoch, Wait::NAP)
+    }
+
+    fn mark(&self, side: Side, epoch: u32, mark: u64) -> Wait {
         let word = self.wait_word(side);
         let mut seen = word.load(Ordering::Relaxed);
         loop {
-            let next = (u64::from(epoch.max(1)) << 32) | u64::from(cqs | Wait(seen).cqs());
+            let next = (u64::from(epoch.max(1)) << 32) | mark | (seen & Wait::MARKS);
             // AcqRel and the fence: pairs with `waiting`, one of the two sees the other (wake.pml).
             match word.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => {
@@ -302,7 +323,16 @@ impl Words {
         Wait(self.wait_word(side).load(Ordering::Acquire))
     }
 
-    /// After ringing for exactly this declaration: it is answered.
+    /// The futex of those who nap: the half of the word that has the epoch.
+    #[cfg(not(loom))]
+    pub fn futex(&self, side: Side) -> *const u32 {
+        // The upper half, which on a little-endian machine comes second.
+        let word = core::ptr::from_ref(self.wait_word(side)).cast::<u32>();
+        word.wrapping_add(usize::from(cfg!(target_endian = "little")))
+    }
+
+    /// After ringing for exactly this declaration: it is answered. Those who nap are woken after it, else one that
+    /// is about to would find its epoch still there, and nobody who wakes it.
     pub fn answered(&self, side: Side, wait: Wait) {
         // A fresher epoch stays: its sleeper may not have been rung.
         let _ = self.wait_word(side).compare_exchange(wait.0, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -504,6 +534,21 @@ mod tests {
         assert!(whole.doubled(0, 0).is_none());
         assert!(whole.with_window(0).is_none() && whole.with_window(3).is_none());
         assert!(whole.with_window(128 << 10).is_none() && whole.with_window(1 << 40).is_none());
+    }
+
+    #[test]
+    fn a_nap_stands_beside_the_sleeps_and_its_futex_is_the_epoch() {
+        let w = Words::new();
+        w.declare(Side::Readers, 1, 2);
+        let nap = w.declare_nap(Side::Readers, 2);
+        assert!(nap.naps() && nap.cqs() == 2 && nap.epoch() == 2);
+        // SAFETY: half of a word of ours, which nobody writes meanwhile.
+        let futex = || unsafe { w.futex(Side::Readers).read_volatile() };
+        assert_eq!(futex(), 2);
+        assert!(w.declare(Side::Readers, 3, 1).naps(), "who sleeps keeps the mark of who naps");
+        assert_eq!(futex(), 3);
+        w.answered(Side::Readers, w.waiting(Side::Readers));
+        assert_eq!(futex(), 0);
     }
 
     #[test]

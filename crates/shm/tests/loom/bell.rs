@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::sync::Arc;
-use loom::sync::atomic::AtomicBool;
+use loom::sync::atomic::{AtomicBool, fence};
 use loom::thread::{self, Thread};
 
 /// A sleeper's own epoll instance with the doorbell in it, edge-triggered: a ring while awake is kept.
@@ -40,6 +40,50 @@ impl Bell {
         // loom's park may return for the sake of another unpark.
         while !self.rung.swap(false, Ordering::AcqRel) {
             thread::park();
+        }
+    }
+}
+
+/// A futex as the kernel has it: who waits is counted first, and compares then; a wake after that finds it.
+pub struct Futex {
+    waiters: Mutex<Vec<(Thread, bool)>>,
+}
+
+impl Futex {
+    pub fn new() -> Self {
+        Self { waiters: Mutex::new(Vec::new()) }
+    }
+
+    /// FUTEX_WAIT, if what is expected `stands` there.
+    pub fn wait(&self, crew: &Crew, stands: impl FnOnce() -> bool) {
+        let me = thread::current();
+        let id = me.id();
+        self.waiters.lock().unwrap().push((me, false));
+        fence(Ordering::SeqCst);
+        let lies_down = stands();
+        let mut waiters = self.waiters.lock().unwrap();
+        let Some(at) = waiters.iter().position(|(thread, _)| thread.id() == id) else { return };
+        if !lies_down {
+            waiters.remove(at);
+            return;
+        }
+        waiters[at].1 = true;
+        drop(waiters);
+        crew.leave();
+        // loom's park may return for the sake of another unpark.
+        while self.waiters.lock().unwrap().iter().any(|(thread, _)| thread.id() == id) {
+            thread::park();
+        }
+    }
+
+    /// FUTEX_WAKE: all of them.
+    pub fn wake(&self, crew: &Crew) {
+        fence(Ordering::SeqCst);
+        for (thread, lies) in self.waiters.lock().unwrap().drain(..) {
+            if lies {
+                crew.awake.fetch_add(1, Ordering::Relaxed);
+                thread.unpark();
+            }
         }
     }
 }

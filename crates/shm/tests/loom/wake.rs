@@ -6,7 +6,7 @@ use loom::sync::{Arc, Mutex};
 use shunpike_shm::lane::{Cursor, Side, Words};
 use shunpike_shm::pages::CqNews;
 
-use crate::bell::{Bell, Crew, together};
+use crate::bell::{Bell, Crew, Futex, together};
 use crate::explore;
 
 /// A rule that is not kept.
@@ -21,6 +21,16 @@ enum Broken {
     RingsOneSleeper,
     NoHelp,
     ArmsTheLaneFirst,
+    WakesBeforeClearing,
+    NapsOnAnyWord,
+    ForgetsWhoNaps,
+}
+
+/// What a sleeper does.
+#[derive(Copy, Clone, PartialEq)]
+enum By {
+    Doorbell,
+    Nap,
 }
 
 /// Steps of a notification for one queue; a publisher killed after some of them never does the rest.
@@ -38,12 +48,19 @@ struct Lane {
     epoch: AtomicU32,
     news: [CqNews; 2],
     sleepers: Vec<(usize, Bell)>,
+    by: Vec<By>,
+    /// The wait words' upper halves, of readers and of writers.
+    futexes: [Futex; 2],
     crew: Crew,
     broken: Broken,
 }
 
 impl Lane {
     fn new(threads: usize, room: u64, queues: &[usize], broken: Broken) -> Arc<Self> {
+        Self::with(threads, room, queues, vec![By::Doorbell; queues.len()], broken)
+    }
+
+    fn with(threads: usize, room: u64, queues: &[usize], by: Vec<By>, broken: Broken) -> Arc<Self> {
         let words = Words::new();
         words.grant(1);
         assert!(words.begin(1, 0, 1 << 14));
@@ -55,6 +72,8 @@ impl Lane {
             epoch: AtomicU32::new(0),
             news: [CqNews::new(), CqNews::new()],
             sleepers: queues.iter().map(|&cq| (cq, Bell::new())).collect(),
+            by,
+            futexes: [Futex::new(), Futex::new()],
             crew: Crew::new(threads),
             broken,
         })
@@ -75,6 +94,9 @@ impl Lane {
         if self.broken == Broken::ClearBeforeRing {
             self.words.answered(side, wait);
         }
+        if self.broken == Broken::WakesBeforeClearing && wait.naps() {
+            self.futex(side).wake(&self.crew);
+        }
         for cq in (0..2).filter(|cq| wait.cqs() >> cq & 1 != 0) {
             if !alive() {
                 return;
@@ -93,6 +115,13 @@ impl Lane {
         if alive() && self.broken != Broken::ClearBeforeRing {
             self.words.answered(side, wait);
         }
+        if wait.naps() && self.broken != Broken::WakesBeforeClearing && alive() {
+            self.futex(side).wake(&self.crew);
+        }
+    }
+
+    fn futex(&self, side: Side) -> &Futex {
+        &self.futexes[usize::from(side == Side::Writers)]
     }
 
     /// One write to an eventfd: an edge in each sleeper's own epoll instance.
@@ -112,7 +141,10 @@ impl Lane {
             Broken::OneEpochForAll => 1,
             _ => self.epoch.fetch_add(1, Ordering::Relaxed) + 1,
         };
-        if self.broken == Broken::OverwritesTheQueues {
+        if self.by[me] == By::Nap {
+            return self.nap(side, epoch, ready, before);
+        }
+        if matches!(self.broken, Broken::OverwritesTheQueues | Broken::ForgetsWhoNaps) {
             self.words.answered(side, self.words.waiting(side));
         }
         if self.broken == Broken::ArmsTheLaneFirst {
@@ -128,6 +160,18 @@ impl Lane {
         }
         before();
         bell.wait(&self.crew);
+    }
+
+    /// `wait::Nap`, which nobody's time ends here.
+    fn nap(&self, side: Side, epoch: u32, ready: impl Fn() -> bool, before: impl Fn()) {
+        let declared = self.words.declare_nap(side, epoch);
+        if self.broken != Broken::NoSecondLook && ready() {
+            return;
+        }
+        before();
+        let stands =
+            || self.broken == Broken::NapsOnAnyWord || self.words.waiting(side).epoch() == declared.epoch();
+        self.futex(side).wait(&self.crew, stands);
     }
 
     fn send(&self, me: Option<usize>, steps: u32) {
@@ -297,4 +341,75 @@ fn broken_sleepers_share_an_epoch() {
 #[should_panic(expected = "left asleep")]
 fn broken_doorbell_wakes_one_of_two() {
     readers([0, 0], Broken::RingsOneSleeper);
+}
+
+/// A reader that naps, two messages.
+fn napper(broken: Broken) {
+    explore("napper", move || {
+        let lane = Lane::with(2, 2, &[0], vec![By::Nap], broken);
+        threads!(lane, |lane: &Lane| (0..2).for_each(|_| lane.receive(0)), |lane: &Lane| (0..2)
+            .for_each(|_| lane.send(None, ALIVE)),);
+    });
+}
+
+#[test]
+fn a_napper_is_woken() {
+    napper(Broken::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "left asleep")]
+fn broken_napper_looks_no_second_time() {
+    napper(Broken::NoSecondLook);
+}
+
+#[test]
+#[should_panic(expected = "left asleep")]
+fn broken_woken_before_it_is_cleared() {
+    napper(Broken::WakesBeforeClearing);
+}
+
+#[test]
+#[should_panic(expected = "left asleep")]
+fn broken_napper_does_not_compare() {
+    napper(Broken::NapsOnAnyWord);
+}
+
+/// A reader and a writer at a ring for one message, both of whom nap.
+#[test]
+fn a_writer_that_naps_is_woken() {
+    explore("writer that naps", || {
+        let lane = Lane::with(2, 1, &[0, 1], vec![By::Nap, By::Nap], Broken::Nothing);
+        threads!(lane, |lane: &Lane| (0..2).for_each(|_| lane.receive(0)), |lane: &Lane| (0..2)
+            .for_each(|_| lane.send(Some(1), ALIVE)),);
+    });
+}
+
+/// Two threads read one connection, a message each; one naps.
+fn napper_and_sleeper(by: [By; 2], broken: Broken) {
+    explore("napper and sleeper", move || {
+        let lane = Lane::with(3, 2, &[0, 1], by.to_vec(), broken);
+        threads!(
+            lane,
+            |lane: &Lane| (0..2).for_each(|_| lane.send(None, ALIVE)),
+            |lane: &Lane| lane.receive(0),
+            |lane: &Lane| lane.receive(1),
+        );
+    });
+}
+
+#[test]
+fn a_napper_and_a_sleeper_are_woken() {
+    napper_and_sleeper([By::Nap, By::Doorbell], Broken::Nothing);
+}
+
+#[test]
+fn two_nappers_are_woken() {
+    napper_and_sleeper([By::Nap, By::Nap], Broken::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "left asleep")]
+fn broken_declaration_forgets_who_naps() {
+    napper_and_sleeper([By::Nap, By::Doorbell], Broken::ForgetsWhoNaps);
 }
