@@ -92,7 +92,7 @@ def test_each_sees_and_revokes_its_own(several, bed):
 
     assert seen_by(user(0)) == {server.pid, client.pid}
     assert seen_by(user(NOBODY)) == {server.pid} and seen_by(user(OTHER)) == {client.pid} and seen_by(user(OTHER + 1)) == set()
-    for argv in (["explain", client.pid], ["revoke", client.pid], ["device", "set", "active", "off"], ["stats", "reset"]):
+    for argv in (["explain", client.pid], ["revoke", client.pid], ["device", "set", "active", "off"], ["stats", "reset", "--all"]):
         status, out = ask(accel, user(NOBODY), *map(str, argv))
         assert status == 1 and "not permitted (uid 65534)" in out, out
     for argv in (["explain", client.pid], ["revoke", client.pid]):
