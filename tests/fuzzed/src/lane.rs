@@ -354,7 +354,7 @@ impl World {
             0 => script.word(),
             1 => stands | 1 << (script.byte() % 64),
             2 => stands ^ 1 << (script.byte() % 64),
-            3 => Cursor(stands).plus(script.short() as u64).0,
+            3 => stands.wrapping_add((script.short() as u64) << 4),
             4 => stands.wrapping_sub((script.short() as u64) << 4),
             5 => {
                 Cursor::new(script.below(3) as u32, script.word() % (1 << 18)).0
