@@ -166,7 +166,7 @@ fn reset(peer: &mut Peer) {
     unsafe { libc::connect(fd, &nowhere, size_of::<libc::sockaddr>() as u32) };
 }
 
-fn memories<'p>(peer: &'p Peer) -> impl Iterator<Item = &'p Memory> {
+fn memories(peer: &Peer) -> impl Iterator<Item = &Memory> {
     peer.own.iter().chain(&peer.victims)
 }
 

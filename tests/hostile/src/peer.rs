@@ -250,7 +250,7 @@ impl Peer {
     /// Rings the victim: a news bit for every queue, and every doorbell.
     pub fn ring(&self, session: &Session) {
         let Some(group) = self.group(session) else { return };
-        let to = usize::from(1 - self.side & 1);
+        let to = usize::from(1 - (self.side & 1));
         for cq in 0..8 {
             let at = to * 0x400 + cq * 0x80 + usize::from(self.slot / 64) * 8;
             // SAFETY: an atomic inside of the page, which stays mapped.
