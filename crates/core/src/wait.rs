@@ -200,9 +200,10 @@ pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
         }
         spent = clock::ticks() - begin;
     }
-    let less = (budget / 2).max(most / 16);
+    let less = (budget / 2).max(most / if yields { 4 } else { 16 });
     thread.budget.store(less, Ordering::Relaxed);
-    if less == budget || bound > budget {
+    // Where nobody wants the CPU a spin in vain costs nobody anything, but for a long one after a wake-up.
+    if bound > budget || !yields && less == budget {
         in_vain(thread, spent);
     }
     ready()
