@@ -304,7 +304,7 @@ def test_endings_reach_a_broker_that_was_stopped(both, bed, world):
 
     def holds():
         groups = json.loads(accel.broker.tool("linkgroup", "--json"))["link_groups"]
-        return sum(group["conns"] for group in groups), json.loads(accel.broker.tool("info", "--json"))["device"]["dmbs"]
+        return sum(group["conns"] for group in groups), json.loads(accel.broker.tool("info", "--json"))["device"]["dmbs_cnt"]
 
     until(lambda: holds() == (1, 2), lambda: f"the broker holds one connection and its two DMBs; it holds {holds()}", seconds=20)
     (signs / "end").touch()
