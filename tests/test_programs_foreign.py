@@ -4,7 +4,6 @@ Each in the modes of test_programs_hard.py. What is handed to a program that is 
 libc, is on TCP; all else may be on lanes. The results must be right and the ends clean in all of them.
 """
 
-import hashlib
 import os
 import pwd
 import re

@@ -8,9 +8,7 @@ import hashlib
 import os
 import pwd
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 
@@ -202,12 +200,10 @@ SPLICE = {"always": "option splice-request\n    option splice-response", "auto":
 @pytest.mark.parametrize("when", SPLICE)
 def test_haproxy_splices(hard, world, content, when):
     """curl, HAProxy and nginx: what HAProxy moves with splice() arrives whole, many at a time."""
-    front, back, conf = free_port(), free_port(), world.directory / "haproxy.conf"
-    site = world.directory / "nginx.conf"
-    site.write_text(NGINX.format(dir=world.directory, port=back, user="user root;" if os.getuid() == 0 else ""))
-    conf.write_text(HAPROXY.format(front=front, back=back, splice=SPLICE[when]))
+    front, conf = free_port(), world.directory / "haproxy.conf"
     # With one side under Shunpike that is HAProxy between two that are not, or the two without HAProxy.
-    hard.client("nginx", ["nginx", "-c", site, "-p", world.directory]).wait_listening(back)
+    nginx = Nginx(hard, world, start=hard.client)
+    conf.write_text(HAPROXY.format(front=front, back=nginx.port, splice=SPLICE[when]))
     hard.server("haproxy", ["haproxy", "-db", "-f", conf]).wait_listening(front)
     url = f"http://127.0.0.1:{front}"
     got = [world.directory / f"got{n}" for n in range(4)]

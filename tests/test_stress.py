@@ -3,7 +3,7 @@
 import pytest
 
 from harness import MODES, Accel
-from procs import free_port, until
+from procs import free_port
 from stress import Round
 
 pytestmark = pytest.mark.stress

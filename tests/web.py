@@ -28,15 +28,15 @@ http {{
 
 
 class Nginx:
-    """Two workers in front of the world's directory "www"."""
+    """Two workers in front of the world's directory "www"; `start`: as what they run, the server if nothing else is said."""
 
-    def __init__(self, accel, world):
+    def __init__(self, accel, world, start=None):
         self.port, self.log = free_port(), world.directory / "error.log"
         conf = world.directory / "nginx.conf"
         user = "user root;" if os.getuid() == 0 else ""
         conf.write_text(CONF.format(dir=world.directory, port=self.port, user=user))
         self.argv = ["nginx", "-c", conf, "-p", world.directory]
-        self.proc = accel.server("nginx", self.argv).wait_listening(self.port)
+        (start or accel.server)("nginx", self.argv).wait_listening(self.port)
 
     def url(self, path):
         return f"http://127.0.0.1:{self.port}/{path}"
