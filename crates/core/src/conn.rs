@@ -280,6 +280,10 @@ pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
 /// The connection stays on TCP from its next byte on: what it does now, a lane cannot do. Bytes that are in
 /// our ring already are still read from there.
 pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
+    // A peer that waits for its lane (--eager) hears at once that there will be none.
+    if matches!(conn.block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
+        upgrade::forget(&mut session::lock(), conn.block);
+    }
     if ready::on_lane(conn) {
         revoke(conn, fd, reason);
         settle(conn, fd);
@@ -511,6 +515,11 @@ pub fn ring_bytes(conn: Conn) -> usize {
         .filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)
         .and_then(|dmb| rx::unread(half, &dmb))
         .map_or(0, |(_, _, unread)| unread as usize)
+}
+
+/// Whether what is read next, and all after it, comes by TCP.
+pub fn reads_tcp(conn: Conn) -> bool {
+    conn.block.rx.mode.load(Ordering::Acquire) == mode::PLAIN
 }
 
 /// FIONREAD: bytes that a read would find without waiting.

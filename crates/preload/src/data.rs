@@ -1,6 +1,7 @@
 //! Data: read, write, and all their kin.
 
 use core::ffi::{c_int, c_uint, c_void};
+use core::ptr::null_mut;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use shunpike_core::bufs::Bufs;
 use shunpike_core::conn::{self, Outcome};
@@ -354,7 +355,7 @@ hooks! {
         if let Some(conn) = ours(from) {
             conn::revoke_for_good(conn, from, Reason::Splice);
             let sound = from_at.is_null() && to_at.is_null() && sys::is_pipe(to);
-            if sound && conn::ring_bytes(conn) > 0 {
+            if sound && !conn::reads_tcp(conn) {
                 return splice_ring(conn, from, to, len, flags);
             }
         }
@@ -362,7 +363,8 @@ hooks! {
     }
 }
 
-/// What a revoked lane still holds, into a pipe: written first, then consumed, so that nothing is lost.
+/// What a revoked lane still holds, and TCP's bytes before it, into a pipe: written first, then consumed, so that nothing is
+/// lost. To the end of the lane, also while it shows nothing: what TCP has then comes after bytes of the lane.
 unsafe fn splice_ring(conn: Conn, from: c_int, to: c_int, len: size_t, flags: c_uint) -> ssize_t {
     // A write of so many bytes does not block where poll shows room: all of them fit into one page of the pipe.
     let mut bytes = [0u8; libc::PIPE_BUF];
@@ -371,7 +373,11 @@ unsafe fn splice_ring(conn: Conn, from: c_int, to: c_int, len: size_t, flags: c_
         return -1;
     }
     let room = one(bytes.as_mut_ptr().cast(), len.min(bytes.len()));
-    let peeked = receive(conn, from, &room, libc::MSG_PEEK | libc::MSG_DONTWAIT, || -1);
+    let peeked = receive(conn, from, &room, libc::MSG_PEEK, || -1);
+    if matches!(peeked, Outcome::Libc(_)) {
+        // SAFETY: libc's own, on the program's descriptors.
+        return unsafe { covered::splice(from, null_mut(), to, null_mut(), len, flags) };
+    }
     let Outcome::Ours(Ok(n)) = peeked else { return answer(peeked, false) };
     // SAFETY: n bytes of our buffer were set.
     let written = unsafe { write(to, bytes.as_ptr().cast(), n) };
