@@ -201,8 +201,8 @@ SPLICE = {"always": "option splice-request\n    option splice-response", "auto":
 def test_haproxy_splices(request, hard, world, content, when):
     """curl, HAProxy and nginx: what HAProxy moves with splice() arrives whole, many at a time."""
     if when == "always" and "--eager" in hard.options:
-        # A known fault (CHANGELOG.md): some of these connections hang while their lanes are being opened.
-        request.applymarker(pytest.mark.xfail(reason="hangs in one run of five", strict=False))
+        # A known fault (CHANGELOG.md): some of these connections stall while their lanes are being opened.
+        request.applymarker(pytest.mark.xfail(reason="stalls in one run of five", strict=False))
     front, conf = free_port(), world.directory / "haproxy.conf"
     # With one side under Shunpike that is HAProxy between two that are not, or the two without HAProxy.
     nginx = Nginx(hard, world, start=hard.client)

@@ -280,10 +280,6 @@ pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
 /// The connection stays on TCP from its next byte on: what it does now, a lane cannot do. Bytes that are in
 /// our ring already are still read from there.
 pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
-    // A peer that waits for its lane (--eager) hears at once that there will be none.
-    if matches!(conn.block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
-        upgrade::forget(&mut session::lock(), conn.block);
-    }
     if ready::on_lane(conn) {
         revoke(conn, fd, reason);
         settle(conn, fd);
