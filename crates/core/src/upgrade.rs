@@ -261,6 +261,19 @@ fn matched(
     }
 }
 
+/// Takes a connection off its link group; not where its peer has begun to send on a lane that can no longer be withdrawn:
+/// the group is what tells of those bytes. That lane is open then, until it is read, and `settle` does the rest. Says
+/// whether it did.
+fn part_unless_granted(block: &Block) -> bool {
+    let over = block.rx.mode.load(Ordering::Acquire) == mode::PLAIN;
+    if over {
+        link::part(block);
+    } else {
+        go_on(block, phase::OPEN);
+    }
+    over
+}
+
 /// Whether this process, or a child of it, gave the connection away since it was nominated.
 fn handed_over(block: &Block) -> bool {
     block.phase.load(Ordering::Relaxed) == phase::DONE
@@ -385,8 +398,9 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
                 device::retire(region, token, device::Owner::Ours);
             }
             session.send(&ToBroker::Withdraw { conn: id });
-            link::part(conn.block);
-            if !eager::again(session, conn, fd, fallback.reason, fallback.peer_diagnosis) {
+            if !part_unless_granted(conn.block) {
+                conn::note(conn.block, fallback.reason);
+            } else if !eager::again(session, conn, fd, fallback.reason, fallback.peer_diagnosis) {
                 postpone(conn.block, fallback.reason);
             }
         }
@@ -469,8 +483,11 @@ pub fn broker_gone(session: &mut Session) {
         if let Some(region) = shake.peer {
             device::retire(region, DmbToken(0), device::Owner::Peer);
         }
-        link::part(shake.conn.block);
-        postpone(shake.conn.block, Reason::BrokerGone);
+        if part_unless_granted(shake.conn.block) {
+            postpone(shake.conn.block, Reason::BrokerGone);
+        } else {
+            conn::note(shake.conn.block, Reason::BrokerGone);
+        }
     }
     for (_, entry) in table::all() {
         if let table::Entry::Conn(conn) = entry

@@ -10,11 +10,11 @@ use shunpike_wire::clc::handshake::Opened;
 use shunpike_wire::session::{ConnId, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken};
 
-use super::{go_on, handed_over};
+use super::{go_on, handed_over, part_unless_granted};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
-use crate::{device, epoll, link, process, sys, tenants};
+use crate::{device, epoll, process, sys, tenants};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -89,7 +89,8 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         device::retire(region, opened.peer.token, device::Owner::Peer);
         conn::withdraw_grant(conn, fd);
         session.send(&ToBroker::Withdraw { conn: id });
-        return link::part(conn.block);
+        part_unless_granted(conn.block);
+        return;
     }
     {
         let _guard = half.lock.lock();
