@@ -283,9 +283,9 @@ pub fn may_lock_memory() -> bool {
     let header = [VERSION_3, 0];
     // Effective, permitted, inheritable: the low 32 capabilities, then the high ones.
     let mut sets = [0u32; 6];
+    let (asking, answer) = (header.as_ptr() as usize, sets.as_mut_ptr() as usize);
     // SAFETY: both live through the call, and have the sizes of version 3.
-    let asked =
-        unsafe { call(libc::SYS_capget, header.as_ptr() as usize, sets.as_mut_ptr() as usize, 0, 0, 0, 0) };
+    let asked = unsafe { call(libc::SYS_capget, asking, answer, 0, 0, 0, 0) };
     asked.is_ok() && sets[0] >> IPC_LOCK & 1 != 0
 }
 
