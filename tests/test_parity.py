@@ -9,7 +9,7 @@ import hashlib
 
 import pytest
 
-from harness import EAGER_MODES, Accel, World, fifos
+from harness import EAGER_MODES, Accel, World, compile_program, fifos, programs
 from procs import finish_together, free_port
 
 pytestmark = pytest.mark.parity
@@ -140,6 +140,29 @@ def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options)
     hashes = accel.client("client", [bed / "echo", "client", port, 6, 80]).finish()
     assert len(hashes.splitlines()) == 6
     if mode in ("client", "server"):  # whether a connection that is handed over gets a lane is open
+        accel.verify()
+
+
+@pytest.mark.parametrize("how", ["called", "linked", "early", "plugin"])
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_io_uring(world, bed, mode, how):
+    """A ring reads and writes without a call that a hook could see: a process that has one is on TCP, from then on."""
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
+    program = [bed / "rings"]
+    if how == "plugin":
+        program, how = [world.directory / "host", world.directory / "plugin.so"], "linked"
+        compile_program(programs() / "rings.c", program[0], "-DHOST", "-Wl,--as-needed")
+        compile_program(programs() / "rings.c", program[1], "-Dmain=run", "-shared", "-fPIC")
+    server = accel.server("server", [*program, "server", port, how]).wait_listening(port)
+    client = accel.client("client", [bed / "rings", "client", port])
+    accel.warmed(lanes=0 if how == "early" else 1)
+    out, read = finish_together(client, server)
+    assert out == "all came back\n" and read == "read 657163 bytes, hash 102dbc2e3797af1d\n"
+    if mode in ("both", "earned") and how == "early":
+        stats = accel.broker.stats()
+        # One that has to earn its lane is not nominated: its calls are too few.
+        assert stats.lanes == 0 and (mode == "earned" or stats.reasons.get("io_uring") == 1), stats
+    elif how != "early":
         accel.verify()
 
 

@@ -280,6 +280,7 @@ pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
 /// The connection stays on TCP from its next byte on: what it does now, a lane cannot do. Bytes that are in
 /// our ring already are still read from there.
 pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
+    upgrade::decline(conn, fd, reason);
     if ready::on_lane(conn) {
         revoke(conn, fd, reason);
         settle(conn, fd);

@@ -17,6 +17,7 @@ pub mod poll;
 pub mod process;
 pub mod readers;
 pub mod ready;
+pub mod rings;
 pub mod rx;
 pub mod session;
 pub mod sys;

@@ -10,7 +10,7 @@ use shunpike_wire::clc::handshake::Opened;
 use shunpike_wire::session::{ConnId, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken};
 
-use super::{go_on, handed_over, part_unless_granted};
+use super::{go_on, left_for_good, part_unless_granted};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
@@ -84,7 +84,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     let (conn, fd) = (shake.conn, shake.fd);
     let Some(region) = shake.peer else { return };
     let half = &conn.block.tx;
-    if handed_over(conn.block) {
+    if left_for_good(conn.block).is_some() {
         // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
         device::retire(region, opened.peer.token, device::Owner::Peer);
         conn::withdraw_grant(conn, fd);
@@ -123,7 +123,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
     let _guard = half.lock.lock();
     let Some(dmb) = crate::tx::dmb(half) else { return };
-    if half.mode.load(Ordering::Relaxed) != mode::PLAIN || handed_over(conn.block) {
+    if half.mode.load(Ordering::Relaxed) != mode::PLAIN || left_for_good(conn.block).is_some() {
         return;
     }
     half.mode.store(mode::LANE, Ordering::SeqCst);
