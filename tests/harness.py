@@ -137,6 +137,7 @@ class World:
         self.env = {
             "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "HOME": str(self.directory), "LC_ALL": "C.UTF-8",
             "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(self.runtime), "SHUNPIKE_LIB": str(LIBRARY),
+            **{name: os.environ[name] for name in ("TSAN_OPTIONS", "ASAN_OPTIONS") if name in os.environ},
         }  # fmt: skip
         self.binary, self.user = BINARY, None
         self.procs, self.brokers, self.cleanups = [], [], []

@@ -25,7 +25,7 @@ CASES = {
 }  # fmt: skip
 
 
-def run_case(world, mode, bed, program, case, lanes=1, lane_bytes=10_000):
+def run_case(world, mode, bed, program, case, lanes=1, lane_bytes=1000):
     """What the two ends print."""
     accel, port, env = Accel.eager(world, mode, warms=True), free_port(), fifos(world)
     server = accel.server("server", [bed / program, "server", case, port], env=env).wait_listening(port)
