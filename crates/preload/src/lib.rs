@@ -5,7 +5,10 @@
 //! export map derives from them, and a test compares it with what users' programs import.
 
 #![allow(unknown_lints, reason = "stable Rust does not know the next one yet")]
-#![allow(invalid_runtime_symbol_definitions, reason = "cancellation unwinds through the hooks, as through libc's own calls")]
+#![allow(
+    invalid_runtime_symbol_definitions,
+    reason = "cancellation unwinds through the hooks, as through libc's own calls"
+)]
 
 #[macro_use]
 mod real;
