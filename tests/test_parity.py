@@ -21,6 +21,7 @@ CASES = {
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw"],
     "waits": ["thousands", "masks", "timers", "flood"],
+    "corks": ["more", "cork", "push", "timer", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
 }  # fmt: skip
 

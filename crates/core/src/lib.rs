@@ -6,6 +6,7 @@
 pub mod bufs;
 pub mod clock;
 pub mod conn;
+pub mod cork;
 pub mod device;
 pub mod eager;
 pub mod epoll;

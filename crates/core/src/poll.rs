@@ -9,7 +9,7 @@ use shunpike_shm::lane::Side;
 use crate::table::{self, Entry};
 use crate::tls::critical;
 use crate::wait;
-use crate::{conn, eager, epoll, process, ready, rx, session, sys, tenants, tx, user};
+use crate::{conn, cork, eager, epoll, process, ready, rx, session, sys, tenants, tx, user};
 
 /// Longest sleep of a call with lanes that no doorbell can end.
 const UNRUNG_NS: u64 = 1_000_000;
@@ -181,6 +181,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
             events |= libc::POLLIN;
             if let Some(dmb) = rx::dmb(&block.rx) {
                 wait::declare(block, &block.rx, dmb.words(), Side::Readers, cq);
+                bound = bound.into_iter().chain(cork::sleeps_at_most(&block.rx)).min();
             }
         }
         if tx::owes(&block.tx) {

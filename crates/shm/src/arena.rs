@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Identifies an arena, and its layout's version.
-pub const MAGIC: u64 = 0x5348_554e_5049_4b33;
+pub const MAGIC: u64 = 0x5348_554e_5049_4b34;
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.
 pub const BLOCKS: usize = 32 * 1024;
 /// Blocks that are looked at for a free one before a new one is touched.
@@ -73,6 +73,8 @@ pub struct Header {
     pub sleeps: AtomicU64,
     /// Waits that a spin satisfied.
     pub spins: AtomicU64,
+    /// Times that a sender held bytes back on a lane (TCP_CORK, MSG_MORE).
+    pub corked: AtomicU64,
     /// Bytes of rings in use beyond what every lane may grow to.
     pub grown: AtomicU64,
     /// Connections that ended on TCP, by role and by index of their reason.
@@ -158,6 +160,8 @@ pub struct Half {
     pub checked: AtomicU64,
     /// Send: calls that found no room (wrapping).
     pub starved: AtomicU32,
+    /// Send: what is held back, our own copy of the lane's word.
+    pub held: AtomicU64,
 }
 
 /// One connection end.
@@ -206,6 +210,8 @@ pub struct Block {
     pub opened: AtomicU8,
     /// Some process has had more than one descriptor of it.
     pub dups: AtomicU8,
+    /// The program has set TCP_CORK.
+    pub corked: AtomicU8,
     /// Set once the broker was lent the descriptor: the kernel's socket may outlive the program's close().
     pub lent: AtomicU8,
     /// Ticks before which the connection is not nominated again.
@@ -366,6 +372,7 @@ impl Block {
                 &half.calls,
                 &half.full_since,
                 &half.debt_end,
+                &half.held,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
@@ -385,6 +392,7 @@ impl Block {
             &self.unsettled,
             &self.opened,
             &self.dups,
+            &self.corked,
             &self.nomination,
         ] {
             byte.store(0, Ordering::Relaxed);

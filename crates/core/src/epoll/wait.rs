@@ -195,8 +195,10 @@ fn sleep(
             if level.full {
                 bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
             }
+            bound = bound.into_iter().chain(level.bound).min();
             if stays
                 || level.full
+                || level.bound.is_some()
                 || level.settled
                 || level.events & wanted != 0 && reported
                 || level.keep_looking && reg.events.get() & EDGE == 0

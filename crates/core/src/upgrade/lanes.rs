@@ -14,7 +14,7 @@ use super::{go_on, left_for_good, part_unless_granted};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
-use crate::{device, epoll, process, sys, tenants};
+use crate::{cork, device, epoll, process, sys, tenants};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -128,6 +128,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     }
     half.mode.store(mode::LANE, Ordering::SeqCst);
     let sent = half.tcp_bytes.load(Ordering::Relaxed);
+    cork::lane_begins(conn, fd);
     let proved = half.inflight.load(Ordering::SeqCst) == 0
         && sys::counts(fd, conn::opener(conn.block)).is_some_and(|counts| counts.sent == sent);
     if !proved {
