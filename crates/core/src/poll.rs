@@ -105,14 +105,13 @@ fn poll_with(
             None => (libc::pollfd { fd: -1, events: 0, revents: 0 }, shortest),
         };
         kernel[fds.len() + 1] = session;
-        if lanes {
-            process::count_sleep();
-        }
+        let asleep = lanes.then(wait::Asleep::begin);
         // The kernel refuses more entries than a process may have descriptors.
         let ours = if session.fd >= 0 { 2 } else { usize::from(sleeper >= 0) };
         sys::sleep_in_poll(&mut kernel[..fds.len() + ours], shortest, mask)?;
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);
+            asleep.inspect(|asleep| asleep.end_on(cq));
         }
         if kernel[fds.len() + 1].revents != 0 {
             session::pump();

@@ -26,6 +26,9 @@ pub const REASONS: usize = 128;
 /// Buckets of the size histograms: up to 8 KiB, 16, 32, 64, 128, 256, 512 KiB, and larger (smc-tools' own).
 pub const BUCKETS: usize = 8;
 
+/// Buckets of the latencies of wake-ups: up to 1 µs, 2, 4, ..., 16384 µs, and longer.
+pub const WAKES: usize = 16;
+
 /// Processes at a time that an arena can tell apart.
 pub const TENANTS: usize = 63;
 
@@ -73,6 +76,8 @@ pub struct Header {
     pub sleeps: AtomicU64,
     /// Waits that a spin satisfied.
     pub spins: AtomicU64,
+    /// Wake-ups, by the time from the ring until the sleeper ran.
+    pub wakes: [AtomicU64; WAKES],
     /// Times that a sender held bytes back on a lane (TCP_CORK, MSG_MORE).
     pub corked: AtomicU64,
     /// Bytes of rings in use beyond what every lane may grow to.
@@ -480,6 +485,11 @@ pub fn bucket(n: usize) -> usize {
     (usize::BITS - eights.leading_zeros()).min(BUCKETS as u32 - 1) as usize
 }
 
+/// Bucket of a wake-up that took `us` whole microseconds.
+pub fn wake_bucket(us: u64) -> usize {
+    (u64::BITS - us.leading_zeros()).min(WAKES as u32 - 1) as usize
+}
+
 /// The broker's read-only view of a client's arena.
 pub struct ArenaView {
     region: Region,
@@ -542,6 +552,13 @@ mod tests {
         let of = |n| bucket(n);
         assert_eq!([of(1), of(8192), of(8193), of(16384)], [0, 0, 1, 1]);
         assert_eq!([of(512 << 10), of((512 << 10) + 1), of(usize::MAX)], [6, 7, 7]);
+    }
+
+    #[test]
+    fn buckets_of_wake_ups_double() {
+        let of = |us| wake_bucket(us);
+        assert_eq!([of(0), of(1), of(2), of(3), of(4)], [0, 1, 2, 2, 3]);
+        assert_eq!([of(16383), of(16384), of(u64::MAX)], [14, 15, 15]);
     }
 
     #[test]

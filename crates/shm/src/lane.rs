@@ -10,6 +10,7 @@
 //! | start | 0x100 | S | R | make R wait for TCP bytes that never come: R's TCP count is compared, a mismatch resets |
 //! | rwait | 0x180 | R declares; S clears | S | cost S a needless post or futex wake, or R its wake-up |
 //! | wwait | 0x200 | S declares; R clears | R | the same the other way round |
+//! | woken | 0x188, 0x208 | who wakes a nap | who napped | lie in the other's statistics of wake-ups |
 //! | window | 0x008 | S | R | give R other bytes of the ring than were written: they are S's bytes anyway |
 //! | held | 0x010 | S | R | have R overlook bytes of S's for a while: as if S had sent them later |
 //!
@@ -129,7 +130,8 @@ impl Held {
     }
 }
 
-/// A word alone on its pair of cache lines; but for prod, which the window and what is held follow.
+/// A word alone on its pair of cache lines; but for prod, which the window and what is held follow, and for the wait
+/// words, each followed by when it was last answered.
 #[repr(C, align(128))]
 struct Line(SharedU64, SharedU64, SharedU64);
 
@@ -346,11 +348,15 @@ impl Words {
         }
     }
 
-    fn wait_word(&self, side: Side) -> &SharedU64 {
+    fn wait_line(&self, side: Side) -> &Line {
         match side {
-            Side::Readers => &self.rwait.0,
-            Side::Writers => &self.wwait.0,
+            Side::Readers => &self.rwait,
+            Side::Writers => &self.wwait,
         }
+    }
+
+    fn wait_word(&self, side: Side) -> &SharedU64 {
+        &self.wait_line(side).0
     }
 
     /// Sleeper: declares a sleep with a fresh epoch, whatever stands there, keeping the CQs of those who
@@ -392,6 +398,17 @@ impl Words {
         // The upper half, which on a little-endian machine comes second.
         let word = core::ptr::from_ref(self.wait_word(side)).cast::<u32>();
         word.wrapping_add(usize::from(cfg!(target_endian = "little")))
+    }
+
+    /// Before those who nap are woken: when that is.
+    pub fn stamp(&self, side: Side, ticks: u64) {
+        // Only counted with, never relied upon.
+        self.wait_line(side).1.store(ticks, Ordering::Relaxed);
+    }
+
+    /// When they were last woken, unchecked.
+    pub fn woken(&self, side: Side) -> u64 {
+        self.wait_line(side).1.load(Ordering::Relaxed)
     }
 
     /// After ringing for exactly this declaration: it is answered. Those who nap are woken after it, else one that

@@ -178,7 +178,7 @@ fn sleep(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
-    let mut bound = None;
+    let (mut bound, mut asleep) = (None, None);
     if lanes && left != Some(0) {
         let _critical = critical();
         let mut list = set.list.lock();
@@ -221,7 +221,7 @@ fn sleep(
                 return Ok(0);
             }
         }
-        process::count_sleep();
+        asleep = Some(wait::Asleep::begin());
     }
     let shortest = match (left, bound) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -232,6 +232,9 @@ fn sleep(
         Some(session) => attentive(set, epfd, out, (shortest, session), mask),
         None => kernel(set, epfd, out, ms, mask),
     };
+    if let (Some(asleep), Some(cq)) = (asleep, set.cq.load(Ordering::Relaxed).checked_sub(1)) {
+        asleep.end_on(cq as u8);
+    }
     if lanes && left != Some(0) {
         let mut list = set.list.lock();
         list.sleepers -= 1;
