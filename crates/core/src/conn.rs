@@ -11,8 +11,8 @@ use shunpike_wire::{DmbToken, Reason};
 use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
 use crate::{
-    clock, device, eager, epoll, link, process, ready, rx, session, sys, tenants, tx, upgrade, wait, window,
-    zerocopy,
+    clock, device, eager, epoll, link, process, ready, rx, session, sys, tenants, trace, tx, upgrade, wait,
+    window, zerocopy,
 };
 
 mod handover;
@@ -220,6 +220,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
         && let Some(header) = process::header()
     {
         header.revoked.fetch_add(1, Ordering::Relaxed);
+        trace::revoke(block, fd);
     }
     if block.phase.load(Ordering::Relaxed) == phase::DONE {
         return;
@@ -406,6 +407,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
             && let Some(count) = header.fallback[server].get(reason.index())
         {
             count.fetch_add(1, Ordering::Relaxed);
+            trace::fallback(block, fd, true);
         }
         let halves = [(&block.rx, &header.rx), (&block.tx, &header.tx)];
         for (half, totals) in halves.into_iter().filter(|(half, _)| half.calls.load(Ordering::Relaxed) != 0) {

@@ -25,6 +25,7 @@ pub mod sys;
 pub mod table;
 pub mod tenants;
 pub mod tls;
+pub mod trace;
 pub mod tx;
 pub mod upgrade;
 pub mod user;

@@ -8,6 +8,7 @@ use shunpike_shm::lane::Side;
 
 use crate::table::{self, Entry};
 use crate::tls::critical;
+use crate::trace::Sleep;
 use crate::wait;
 use crate::{conn, cork, eager, epoll, process, ready, rx, session, sys, tenants, tx, user};
 
@@ -105,13 +106,16 @@ fn poll_with(
             None => (libc::pollfd { fd: -1, events: 0, revents: 0 }, shortest),
         };
         kernel[fds.len() + 1] = session;
-        let asleep = lanes.then(wait::Asleep::begin);
+        let asleep = lanes.then(|| wait::Asleep::begin(Sleep::Poll, -1));
         // The kernel refuses more entries than a process may have descriptors.
         let ours = if session.fd >= 0 { 2 } else { usize::from(sleeper >= 0) };
-        sys::sleep_in_poll(&mut kernel[..fds.len() + ours], shortest, mask)?;
+        let polled = sys::sleep_in_poll(&mut kernel[..fds.len() + ours], shortest, mask);
+        if let Some(asleep) = asleep {
+            asleep.end_on(cq);
+        }
+        polled?;
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);
-            asleep.inspect(|asleep| asleep.end_on(cq));
         }
         if kernel[fds.len() + 1].revents != 0 {
             session::pump();

@@ -579,7 +579,7 @@ impl Wait {
         };
         let Some(nap) = nap else { return Ok(Napped::Over) };
         let restarts = conn::restarts_before();
-        let napped = nap.take(half, remaining);
+        let napped = nap.take(fd, half, remaining);
         conn::still_at(conn, fd)?;
         if napped == Napped::Interrupted {
             conn::interrupted(restarts, self.timeout.is_some())?;

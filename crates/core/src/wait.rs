@@ -14,6 +14,7 @@ use shunpike_shm::arena::{Block, Half, wake_bucket};
 use shunpike_shm::lane::{Side, Wait, Words};
 
 use crate::tls::{Thread, critical, thread};
+use crate::trace::{self, Sleep};
 use crate::{clock, conn, link, process, rx, sys, tenants};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
@@ -122,11 +123,19 @@ impl Nap {
     }
 
     /// Waits, at most so many nanoseconds. Outside of critical sections; the lane may be gone meanwhile.
-    pub fn take(self, half: &Half, most: Option<u64>) -> Napped {
-        let asleep = Asleep::begin();
+    pub fn take(self, fd: i32, half: &Half, most: Option<u64>) -> Napped {
+        let asleep = Asleep::begin(Sleep::Nap, fd);
         let handled = conn::restarts_before().0;
         let bound = most.map_or(Self::MOST_NS, |most| most.min(Self::MOST_NS));
-        match sys::futex_wait(self.futex, self.declared.epoch(), bound) {
+        let napped = sys::futex_wait(self.futex, self.declared.epoch(), bound);
+        {
+            // Looked up anew: the lane may be gone.
+            let _critical = critical();
+            let woken =
+                rx::dmb(half).filter(|_| napped.is_ok()).map_or(0, |dmb| dmb.words().woken(self.side));
+            asleep.end(woken);
+        }
+        match napped {
             Err(Errno::TIMEDOUT) => {
                 thread().sleeps_long.store(u32::from(bound == Self::MOST_NS), Ordering::Relaxed);
                 Napped::Over
@@ -134,38 +143,34 @@ impl Nap {
             // No handler of the program: libc's own, to cancel the thread perhaps, which the sleep attends to.
             Err(Errno::INTR) if conn::restarts_before().0 == handled => Napped::Over,
             Err(Errno::INTR) => Napped::Interrupted,
-            _ => {
-                // Looked up anew: the lane may be gone.
-                let _critical = critical();
-                asleep.end(rx::dmb(half).map_or(0, |dmb| dmb.words().woken(self.side)));
-                Napped::Look
-            }
+            _ => Napped::Look,
         }
     }
 }
 
 /// A sleep or nap under way, for the statistics.
 pub struct Asleep {
+    how: trace::Sleep,
+    fd: i32,
     since: u64,
 }
 
 impl Asleep {
-    /// The thread goes to sleep.
-    pub fn begin() -> Self {
+    /// The thread goes to sleep over `fd`: the connection, the epoll set, or -1.
+    pub fn begin(how: trace::Sleep, fd: i32) -> Self {
         process::count_sleep();
-        Self { since: clock::ticks() }
+        trace::sleep(how, fd);
+        Self { how, fd, since: clock::ticks() }
     }
 
     /// It runs again; `rung`: when it was last rung for, as the peer says. Who woke by itself has none to count.
     pub fn end(&self, rung: u64) {
         let slept = clock::ticks().wrapping_sub(self.since);
-        let until = rung.wrapping_sub(self.since);
-        if until <= slept
-            && let Some(header) = process::header()
-        {
-            let bucket = wake_bucket(clock::to_us(slept - until));
-            header.wakes[bucket].fetch_add(1, Ordering::Relaxed);
+        let late = slept.checked_sub(rung.wrapping_sub(self.since));
+        if let (Some(late), Some(header)) = (late, process::header()) {
+            header.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
         }
+        trace::wake(self.how, self.fd, clock::to_ns(slept), late.map(clock::to_ns));
     }
 
     /// It runs again, having slept for all that comes to queue `cq`.
@@ -388,7 +393,7 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         let _ = sys::poll(&mut [libc::pollfd { fd, events, revents: 0 }], Some(1_000_000), core::ptr::null());
         return Woken::Look;
     };
-    let asleep = Asleep::begin();
+    let asleep = Asleep::begin(Sleep::Call, fd);
     let bound = if tenants::shared(block) { Some(SHARED_BOUND_NS) } else { None };
     let shortest = match (timeout, bound) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -409,12 +414,13 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
     }
     let is_long = clock::ticks() - asleep.since > clock::from_us(Nap::MOST_NS / 1000);
     thread().sleeps_long.store(u32::from(is_long), Ordering::Relaxed);
+    let rung = link::of(block).filter(|_| fds[1].revents != 0);
+    asleep.end(rung.map_or(0, |link| link.rung(thread_cq())));
     match slept {
         Ok(0) if shortest == timeout && !beyond => Woken::Timeout,
         Ok(_) => {
             if fds[1].revents != 0 {
                 consume_edge(sleeper);
-                asleep.end(link::of(block).map_or(0, |link| link.rung(thread_cq())));
             }
             if fds[0].revents != 0 { Woken::Tcp } else { Woken::Look }
         }

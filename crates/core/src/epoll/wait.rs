@@ -11,6 +11,7 @@ use super::regs::{BELL, CONTROL, index_and_turn, reg, untag};
 use super::{EDGE, Set, has_lanes, own, ring};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
+use crate::trace::Sleep;
 use crate::{clock, conn, link, process, ready, sys, tenants, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
@@ -221,7 +222,7 @@ fn sleep(
                 return Ok(0);
             }
         }
-        asleep = Some(wait::Asleep::begin());
+        asleep = Some(wait::Asleep::begin(Sleep::Set, epfd));
     }
     let shortest = match (left, bound) {
         (Some(a), Some(b)) => Some(a.min(b)),

@@ -14,7 +14,7 @@ use super::{go_on, left_for_good, part_unless_granted};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
-use crate::{cork, device, epoll, process, sys, tenants};
+use crate::{cork, device, epoll, process, sys, tenants, trace};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -114,6 +114,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     if let Some(header) = process::header() {
         header.upgraded[usize::from(!conn::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
     }
+    trace::upgrade(conn.block, fd, half.ring.load(Ordering::Relaxed));
     epoll::manage(conn, fd);
     begin(conn, fd);
 }
