@@ -6,10 +6,11 @@ sides in the default setting, so that the lane opens somewhere in the middle of 
 
 import functools
 import hashlib
+import random
 
 import pytest
 
-from harness import EAGER_MODES, Accel, World, compile_program, fifos, programs
+from harness import EAGER_MODES, MODES, Accel, World, compile_program, fifos, programs
 from procs import finish_together, free_port
 
 pytestmark = pytest.mark.parity
@@ -95,6 +96,17 @@ def test_forks_among_threads(world, bed, mode):
     accel.verify(lane_bytes=10_000)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_forks_in_the_middle_of_handshakes(world, bed, mode):
+    """300 connections that come to the point of a lane while the server forks: some handshakes end, none hangs."""
+    accel, port, seed = Accel(world, mode), free_port(), random.randrange(1 << 32)
+    print(f"seed {seed}")
+    server = accel.server("server", [bed / "forks", "server", port, 300, seed]).wait_listening(port)
+    client = accel.client("client", [bed / "forks", "client", port, 300, seed])
+    assert finish_together(client, server) == ["asked 300\n", "served 300\n"]
+    accel.verify(lanes=10)
+
+
 @pytest.mark.parametrize("mode", EAGER_MODES)
 def test_small_buffers_bound_what_is_in_flight(world, bed, mode):
     """SO_SNDBUF and SO_RCVBUF, set before the lane opens."""
@@ -165,6 +177,19 @@ def test_io_uring(world, bed, mode, how):
         assert stats.lanes == 0 and (mode == "earned" or stats.reasons.get("io_uring") == 1), stats
     elif how != "early":
         accel.verify()
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("how", ["close", "dup2"])
+def test_descriptor_that_goes_away_under_a_reader(world, bed, mode, how):
+    """On TCP the thread keeps the socket and gets what comes; on a lane its call ends (COMPLIANCE.md)."""
+    accel, port, env = Accel.eager(world, mode, warms=True), free_port(), fifos(world)
+    server = accel.server("server", [bed / "closed", "server", how, port], env=env).wait_listening(port)
+    client = accel.client("client", [bed / "closed", "client", port], env=env)
+    accel.warmed()
+    said, _ = finish_together(server, client)
+    assert said == ("reader: EBADF\n" if mode in ("both", "earned") else "reader: 1\n")
+    accel.verify(lane_bytes=1000)
 
 
 @pytest.mark.parametrize("mode", ["tcp", "both"])
