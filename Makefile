@@ -4,6 +4,7 @@
 # make stress     10 GB of checked bytes over lanes that come and go, ends stopped and killed: minutes (SEED=N repeats)
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
 # make fuzz       every fuzz target for ten minutes; FUZZ_SECONDS=, then ci/fuzz keep TARGET
+# make sanitize   the C programs of the tests with a library that the thread and address sanitizers watch; SANITIZE_TESTS=
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
 # make suites     CPython's, libevent's and redis's own test suites, with and without Shunpike: two hours
@@ -19,7 +20,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz crash soak stress suites bench lint install uninstall deb tarball clean
+.PHONY: build demo test hostile fuzz sanitize crash soak stress suites bench lint install uninstall deb tarball clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -38,6 +39,9 @@ hostile: build
 
 fuzz:
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),600) ci/fuzz
+
+sanitize: build
+	SANITIZE_TESTS="$(or $(SANITIZE_TESTS),both or earned or client or server)" ci/sanitize
 
 suites: build
 	ci/deps
@@ -74,9 +78,6 @@ install: | $(RELEASE)/shunpike
 	install -d $(DESTDIR)$(PREFIX)/lib/shunpike/smc-tools
 	for name in smc_run smcss smcd smc_chk smc_dbg; do \
 	    ln -sfn ../../../bin/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike/smc-tools/$$name; done
-	# For Wireshark: to be linked into its own directory of such programs (docs/seeing.md).
-	install -d $(DESTDIR)$(PREFIX)/lib/shunpike/extcap
-	ln -sfn ../../../bin/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike/extcap/shunpike-extcap
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/doc/shunpike
 	sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
 	install -m 644 dist/broker.toml $(SHARE)/doc/shunpike/broker.toml

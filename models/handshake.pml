@@ -12,7 +12,8 @@
  *   switch    with the token: prod must be {g, 0} without STOP; start = {g, TCP byte}; each publish is a
  *             compare-and-swap on prod that compares g; a publish that fails goes out by TCP
  *   un-grant  STOP by compare-and-swap from exactly {g, 0}: won = the lane is empty for ever and the reader may block in
- *             an unbounded recv() again; lost = the lane is open and is drained as usual
+ *             an unbounded recv() again; lost = the lane is open and is drained as usual, so what tells of its bytes (the link
+ *             group) stays, although the handshake is over
  *
  * Checked: every byte once and in order; EOF only after the last one; nobody who waits for an answer
  * waits for ever: so both ends of a direction are on the lane, or both on TCP.
@@ -27,6 +28,7 @@
  *   NOGEN         no generation is compared: a grant of an older handshake is used after a restart (with A=2)
  *   NO_FALLBACK   a publish that finds STOP counts its byte as sent
  *   LOOK_ONCE     EOF reported without a second look at prod
+ *   PARTED        a handshake that ends takes the connection off its link group, also where un-grant was lost
  */
 #ifndef N
 #define N 2                  /* bytes to send */
@@ -62,6 +64,7 @@ bool ring[2];                /* receiver: reads the ring */
 bool inrecv[2], lk[2];       /* reader inside an unbounded recv(); receive lock */
 byte w[2], next[2];          /* written by the program, delivered to the program */
 bool dead[2];
+bool deaf[2];                /* nothing tells the reader of the lane's news any more */
 
 #ifdef NOGEN
 #define SAME(a, b) true
@@ -147,7 +150,7 @@ loop:
          od;
          v = 0; n = 0; st = 0; lk[d] = 0 };
        if :: e -> goto eof :: !e fi;
-       (len(tcp[d]) > 0 || fin[d] || grant[d] == 0 || ring[d] || (STARTED(d) && So[d] == tcpR[d]));
+       (len(tcp[d]) > 0 || fin[d] || grant[d] == 0 || ring[d] || (!deaf[d] && STARTED(d) && So[d] == tcpR[d]));
        goto loop
 #ifdef LOOK_ONCE
     :: d_step { ring[d] && !lk[d] -> lk[d] = 1; p = Po[d]; en = (Pend[d] || Pstop[d]) };
@@ -163,7 +166,7 @@ loop:
        :: d_step { p == Co[d] && en -> ring[d] = 0; grant[d] = 0; lk[d] = 0; p = 0; e = 0; en = 0 }
        :: d_step { p == Co[d] && !en && e -> lk[d] = 0 }; goto eof
        :: d_step { p == Co[d] && !en && !e -> lk[d] = 0; p = 0 };
-          (Po[d] > Co[d] || Pend[d] || Pstop[d] || !ring[d] || (fin[d] && len(tcp[d]) == 0))
+          ((!deaf[d] && (Po[d] > Co[d] || Pend[d] || Pstop[d])) || !ring[d] || (fin[d] && len(tcp[d]) == 0))
        fi;
        goto loop
     fi;
@@ -217,7 +220,15 @@ inline ungrant(d) {
 #else
   d_step { if :: h != 0 && Po[d] == 0 && !Pend[d] && !Pstop[d] -> Pstop[d] = 1; ok = 1 :: else fi };
 #endif
-  d_step { (!lk[d]) -> if :: ok && grant[d] == h -> grant[d] = 0; ring[d] = 0 :: else fi; ok = 0; h = 0 };
+  d_step { (!lk[d]) ->
+    if
+    :: ok && grant[d] == h -> grant[d] = 0; ring[d] = 0
+#ifdef PARTED
+    :: !(ok && grant[d] == h) && grant[d] != 0 -> deaf[d] = 1
+#endif
+    :: else
+    fi;
+    ok = 0; h = 0 };
 #endif
 }
 

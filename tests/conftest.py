@@ -1,5 +1,6 @@
 """Fixtures: a world for each test, the modes, and the compiled test-bed."""
 
+import os
 import shutil
 import signal
 import tempfile
@@ -57,7 +58,10 @@ def accel(request, world):
 
 @pytest.fixture(scope="session")
 def bed():
-    """The directory of the compiled C programs."""
+    """The directory of the compiled C programs. SHUNPIKE_BEDS: compiled already, in some other way (ci/sanitize)."""
+    if beds := os.environ.get("SHUNPIKE_BEDS"):
+        yield Path(beds)
+        return
     target = Path(tempfile.mkdtemp(prefix=harness.SCRATCH))
     target.chmod(0o755)
     harness.compile_programs(target)

@@ -137,6 +137,7 @@ class World:
         self.env = {
             "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "HOME": str(self.directory), "LC_ALL": "C.UTF-8",
             "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(self.runtime), "SHUNPIKE_LIB": str(LIBRARY),
+            **{name: os.environ[name] for name in ("TSAN_OPTIONS", "ASAN_OPTIONS") if name in os.environ},
         }  # fmt: skip
         self.binary, self.user = BINARY, None
         self.procs, self.brokers, self.cleanups = [], [], []
@@ -271,8 +272,14 @@ def programs():
 def compile_programs(target, pattern="*.c"):
     """Compiles the tests' own C programs into the directory `target`."""
     for source in programs().glob(pattern):
-        command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
-        subprocess.run([*command, "-o", str(target / source.stem), str(source)], check=True)
+        compile_program(source, target / source.stem)
+
+
+def compile_program(source, target, *flags):
+    """One of them; what it links with stands in its first comment."""
+    command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
+    links = re.search(r"^ \* links: (.*) \*/$", source.read_text(), re.MULTILINE)
+    subprocess.run([*command, "-o", str(target), str(source), *(links[1].split() if links else [])], check=True)
 
 
 def fifos(world):

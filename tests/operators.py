@@ -1,6 +1,7 @@
 """What the tests of an operator's tools share: a pair of programs that have dialogues as they are told, and tools that may
 refuse."""
 
+import json
 import os
 import subprocess
 import sys
@@ -73,6 +74,10 @@ class Pair:
             return self.modes() == {mode}
 
         until(so, lambda: f"{mode}; have {self.broker.connections()}", seconds=20)
+
+    def wakeups(self):
+        """Wake-ups of both programs so far, by latency."""
+        return json.loads(self.broker.tool("stats", "--json"))["wakeups"]["classes"]
 
     def sending(self):
         (client,) = [c for c in self.broker.connections() if c["role"] == "client"]

@@ -69,6 +69,8 @@ def test_a_scrape_says_what_the_tools_say(world):
     assert value(samples, "shunpike_lane_call_bytes_sum", direction="tx") == stats.tx_bytes == device["xfer_bytes"]
     assert value(samples, "shunpike_lane_call_bytes_count", direction="rx") > 0
     assert value(samples, "shunpike_connections_upgraded_total", role="client") == 3
+    wakeups = [value(samples, f"shunpike_wakeup_seconds_{part}") for part in ("count", "sum")]
+    assert wakeups[0] > 0 and 0 < wakeups[1] < wakeups[0], "seconds"
     assert value(samples, "shunpike_dmbs") == device["dmbs_cnt"] == 6
     assert value(samples, "shunpike_setting", name="spin_us") == 7
     assert value(samples, "shunpike_programs") == 2 and value(samples, "shunpike_link_groups") == 1

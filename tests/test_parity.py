@@ -6,10 +6,11 @@ sides in the default setting, so that the lane opens somewhere in the middle of 
 
 import functools
 import hashlib
+import random
 
 import pytest
 
-from harness import EAGER_MODES, Accel, World, fifos
+from harness import EAGER_MODES, MODES, Accel, World, compile_program, fifos, programs
 from procs import finish_together, free_port
 
 pytestmark = pytest.mark.parity
@@ -21,11 +22,12 @@ CASES = {
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw"],
     "waits": ["thousands", "masks", "timers", "flood"],
+    "corks": ["more", "cork", "push", "timer", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
 }  # fmt: skip
 
 
-def run_case(world, mode, bed, program, case, lanes=1, lane_bytes=10_000):
+def run_case(world, mode, bed, program, case, lanes=1, lane_bytes=1000):
     """What the two ends print."""
     accel, port, env = Accel.eager(world, mode, warms=True), free_port(), fifos(world)
     server = accel.server("server", [bed / program, "server", case, port], env=env).wait_listening(port)
@@ -94,6 +96,17 @@ def test_forks_among_threads(world, bed, mode):
     accel.verify(lane_bytes=10_000)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_forks_in_the_middle_of_handshakes(world, bed, mode):
+    """300 connections that come to the point of a lane while the server forks: some handshakes end, none hangs."""
+    accel, port, seed = Accel(world, mode), free_port(), random.randrange(1 << 32)
+    print(f"seed {seed}")
+    server = accel.server("server", [bed / "forks", "server", port, 300, seed]).wait_listening(port)
+    client = accel.client("client", [bed / "forks", "client", port, 300, seed])
+    assert finish_together(client, server) == ["asked 300\n", "served 300\n"]
+    accel.verify(lanes=10)
+
+
 @pytest.mark.parametrize("mode", EAGER_MODES)
 def test_small_buffers_bound_what_is_in_flight(world, bed, mode):
     """SO_SNDBUF and SO_RCVBUF, set before the lane opens."""
@@ -141,6 +154,42 @@ def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options)
     assert len(hashes.splitlines()) == 6
     if mode in ("client", "server"):  # whether a connection that is handed over gets a lane is open
         accel.verify()
+
+
+@pytest.mark.parametrize("how", ["called", "linked", "early", "plugin"])
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_io_uring(world, bed, mode, how):
+    """A ring reads and writes without a call that a hook could see: a process that has one is on TCP, from then on."""
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
+    program = [bed / "rings"]
+    if how == "plugin":
+        program, how = [world.directory / "host", world.directory / "plugin.so"], "linked"
+        compile_program(programs() / "rings.c", program[0], "-DHOST", "-Wl,--as-needed")
+        compile_program(programs() / "rings.c", program[1], "-Dmain=run", "-shared", "-fPIC")
+    server = accel.server("server", [*program, "server", port, how]).wait_listening(port)
+    client = accel.client("client", [bed / "rings", "client", port])
+    accel.warmed(lanes=0 if how == "early" else 1)
+    out, read = finish_together(client, server)
+    assert out == "all came back\n" and read == "read 657163 bytes, hash 102dbc2e3797af1d\n"
+    if mode in ("both", "earned") and how == "early":
+        stats = accel.broker.stats()
+        # One that has to earn its lane is not nominated: its calls are too few.
+        assert stats.lanes == 0 and (mode == "earned" or stats.reasons.get("io_uring") == 1), stats
+    elif how != "early":
+        accel.verify()
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("how", ["close", "dup2"])
+def test_descriptor_that_goes_away_under_a_reader(world, bed, mode, how):
+    """On TCP the thread keeps the socket and gets what comes; on a lane its call ends (COMPLIANCE.md)."""
+    accel, port, env = Accel.eager(world, mode, warms=True), free_port(), fifos(world)
+    server = accel.server("server", [bed / "closed", "server", how, port], env=env).wait_listening(port)
+    client = accel.client("client", [bed / "closed", "client", port], env=env)
+    accel.warmed()
+    said, _ = finish_together(server, client)
+    assert said == ("reader: EBADF\n" if mode in ("both", "earned") else "reader: 1\n")
+    accel.verify(lane_bytes=1000)
 
 
 @pytest.mark.parametrize("mode", ["tcp", "both"])

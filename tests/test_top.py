@@ -51,7 +51,7 @@ def test_the_screen_at_80_columns(world):
     terminal = Terminal(world, socket, [world.binary, "top", "-i", "0.2"])
     lines = terminal.shows(r"2 processes, 4 ends: 4 on lanes, 0 on TCP", rf"^ *{pair.client.pid} ", rf"^ *{pair.server.pid} ")
     heading = next(line for line in lines if "COMMAND" in line)
-    assert heading.split() == ["PID", "COMMAND", "CONN", "LANE", "TX/s", "RX/s", "CALL/s", "SPIN/s", "SLEEP/s", "FALL"]
+    assert heading.split() == ["PID", "COMMAND", "CONN", "LANE", "TX/s", "RX/s", "CALL/s", "SPIN/s", "SLEEP/s", "WAKE", "FALL"]
     row = next(line.split() for line in lines if line.split()[:1] == [str(pair.client.pid)])
     assert row[2:4] == ["2", "2"]
 
@@ -123,4 +123,29 @@ def test_text_for_scripts(world):
     assert status == 2 and "0.1 to 3600" in said
     stats = json.loads(pair.broker.tool("stats", "--json"))
     assert f"so far: {stats['connections']['fallback']} fallbacks" in text
+    pair.close()
+
+
+def test_wake_ups_are_timed(world):
+    """Dialogues with pauses: each begins with a sleeper that the peer wakes. Counted by whom it wakes, shown by all tools."""
+    pair = Pair(world)
+    pair.has("SMCD")
+    stats = lambda: json.loads(pair.broker.tool("stats", "--json"))
+    before = stats()["wakeups"]["classes"]
+
+    def some_more():
+        pair.talk(connections=1, size=100, times=1)
+        now = stats()
+        new = [b - a for a, b in zip(before, now["wakeups"]["classes"], strict=True)]
+        return sum(new) >= 10 and (new, now)
+
+    new, now = until(some_more, "ten wake-ups", seconds=20, pause=0.02)
+    assert len(new) == 16 and sum(now["wakeups"]["classes"]) <= now["sleeps"]
+    assert new[0] == 0, f"nobody wakes in less than a microsecond: {new}"
+    details = pair.broker.tool("stats", "-d")
+    assert int(re.search(r"Wake-ups by a peer +(\d+)", details).group(1)) >= 10
+    half, most = (int(re.search(rf"{name} within \(us\) +(\d+)", details).group(1)) for name in ("half of them", "99 of 100"))
+    assert 2 <= half <= most <= 16384 and half & (half - 1) == 0
+    text = pair.broker.tool("top", "--once", "-i", "0.1")
+    assert re.search(r"sleeps/s; woken p50 \S+ p99 \S+", text) and "WAKE" in text
     pair.close()

@@ -123,6 +123,52 @@ impl Direction {
     }
 }
 
+/// Wake-ups by latency: from the ring (or FUTEX_WAKE) of the peer until the sleeper runs. Sleeps that end for other
+/// reasons are not counted.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct WakeUps {
+    /// How many took less than 1 µs, 2, 4, ..., 16384 µs, and longer.
+    pub classes: Vec<u64>,
+}
+
+impl WakeUps {
+    /// From the counts of the classes.
+    pub fn of(classes: impl Into<Vec<u64>>) -> Self {
+        Self { classes: classes.into() }
+    }
+
+    /// All of them.
+    pub fn count(&self) -> u64 {
+        self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    /// Upper bounds of the classes, microseconds; the last has none.
+    pub fn bounds(&self) -> impl Iterator<Item = Option<u64>> {
+        let last = self.classes.len().saturating_sub(1);
+        (0..self.classes.len()).map(move |class| (class < last).then(|| 1 << class))
+    }
+
+    /// Upper bound of the class that the quantile `q` (0 to 1) is in, microseconds; for the last one its lower bound.
+    /// `None` where there are none.
+    pub fn quantile(&self, q: f64) -> Option<u64> {
+        let wanted = ((self.count() as f64 * q).ceil() as u64).max(1);
+        let mut seen = 0u64;
+        let class = self.classes.iter().position(|count| {
+            seen = seen.saturating_add(*count);
+            seen >= wanted
+        })?;
+        Some(1 << class.min(self.classes.len().saturating_sub(2)))
+    }
+
+    /// Those that came since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let then = before.classes.iter().chain(std::iter::repeat(&0));
+        Self::of(
+            self.classes.iter().zip(then).map(|(now, then)| now.saturating_sub(*then)).collect::<Vec<_>>(),
+        )
+    }
+}
+
 /// `stats`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stats {
@@ -136,6 +182,10 @@ pub struct Stats {
     pub sleeps: u64,
     /// Waits that a spin satisfied.
     pub spins: u64,
+    /// Times that TCP_CORK or MSG_MORE held bytes back on a lane.
+    pub corked: u64,
+    /// How fast sleepers ran after they were rung for.
+    pub wakeups: WakeUps,
     /// Names the broker's life: counts of another one are not to be compared.
     pub broker: String,
 }
@@ -349,6 +399,8 @@ pub struct Process {
     pub sleeps: u64,
     /// Waits that a spin satisfied.
     pub spins: u64,
+    /// How fast its sleepers ran after they were rung for.
+    pub wakeups: WakeUps,
 }
 
 /// May a lane be opened to a process: `chk`.

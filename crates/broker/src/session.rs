@@ -65,8 +65,6 @@ pub enum Kind {
     Program(Box<Program>),
     /// A tool; nothing more is expected of it.
     Tool,
-    /// A tool that looks at what programs send, for as long as it likes.
-    Tap,
 }
 
 struct Outgoing {
@@ -132,14 +130,12 @@ impl Session {
         self.flush()
     }
 
-    /// Queues a tool's answer: chunks, and an empty one as its end. The session ends with it, but for a tap's.
+    /// Queues a tool's answer: chunks, and an empty one as its end.
     pub fn answer(&mut self, text: &str) -> Sent {
         let chunks = text.as_bytes().chunks(CHUNK).chain([&[][..]]);
         self.queue.extend(chunks.map(|chunk| Outgoing { bytes: chunk.into(), fds: Vec::new() }));
-        if !matches!(self.kind, Kind::Tap) {
-            self.kind = Kind::Tool;
-            self.closing = true;
-        }
+        self.kind = Kind::Tool;
+        self.closing = true;
         self.flush()
     }
 

@@ -50,8 +50,8 @@ const PREFIX: &str = "net.smc.";
 const ABSENT: [(&str, &str); 4] = [
     (
         "autocorking_size",
-        "nothing is held back on a lane: every byte is visible to the peer at once, so there is nothing to cork \
-         (the kernel never autocorks SMC-D either)",
+        "nothing is held back on a lane by itself: only TCP_CORK and MSG_MORE do so, as the program asks (the kernel \
+         never autocorks SMC-D either, as nothing waits in a device's queue)",
     ),
     (
         "smcr_buf_type",

@@ -4,10 +4,11 @@
 
 use crate::report::{
     Calls, ConnectionCounts, Direction, FallbackCount, HISTOGRAM, Process, RoleCounts, Stats, Traffic,
+    WakeUps,
 };
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use shunpike_shm::arena::{ArenaView, BUCKETS, Block, Half, Header, REASONS, Totals, mode};
+use shunpike_shm::arena::{ArenaView, BUCKETS, Block, Half, Header, REASONS, Totals, WAKES, mode};
 use shunpike_wire::Reason;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -41,6 +42,8 @@ pub struct Sums {
     handshake_errors: u64,
     sleeps: u64,
     spins: u64,
+    corked: u64,
+    wakes: [u64; WAKES],
     tx: Flow,
     rx: Flow,
 }
@@ -55,6 +58,8 @@ impl Default for Sums {
             handshake_errors: 0,
             sleeps: 0,
             spins: 0,
+            corked: 0,
+            wakes: [0; WAKES],
             tx: Flow::default(),
             rx: Flow::default(),
         }
@@ -90,6 +95,8 @@ impl Sums {
             handshake_errors: long(&header.handshake_errors),
             sleeps: long(&header.sleeps),
             spins: long(&header.spins),
+            corked: long(&header.corked),
+            wakes: std::array::from_fn(|i| long(&header.wakes[i])),
             tx: Flow::of_totals(&header.tx),
             rx: Flow::of_totals(&header.rx),
         }
@@ -104,6 +111,7 @@ impl Sums {
         };
         each(&mut self.handled, &other.handled);
         each(&mut self.upgraded, &other.upgraded);
+        each(&mut self.wakes, &other.wakes);
         for (to, from) in self.fallback.iter_mut().zip(&other.fallback) {
             each(to, from);
         }
@@ -112,6 +120,7 @@ impl Sums {
             (&mut self.handshake_errors, other.handshake_errors),
             (&mut self.sleeps, other.sleeps),
             (&mut self.spins, other.spins),
+            (&mut self.corked, other.corked),
         ] {
             *to = f(*to, from);
         }
@@ -164,6 +173,8 @@ impl Sums {
             rx: self.rx.report(),
             sleeps: self.sleeps,
             spins: self.spins,
+            corked: self.corked,
+            wakeups: WakeUps::of(self.wakes),
             broker: String::new(),
         }
     }
@@ -211,6 +222,7 @@ pub fn process(arena: &ArenaView) -> Process {
         revoked: sums.revoked,
         sleeps: sums.sleeps,
         spins: sums.spins,
+        wakeups: WakeUps::of(sums.wakes),
         ..Process::default()
     }
 }

@@ -17,6 +17,16 @@ pub fn from_us(us: u64) -> u64 {
     us * TICKS_PER_US.load(Ordering::Relaxed).max(1)
 }
 
+/// Whole microseconds in `ticks`.
+pub fn to_us(ticks: u64) -> u64 {
+    ticks / TICKS_PER_US.load(Ordering::Relaxed).max(1)
+}
+
+/// Nanoseconds in `ticks`, rounded up to a microsecond.
+pub fn to_ns(ticks: u64) -> u64 {
+    ticks.div_ceil(TICKS_PER_US.load(Ordering::Relaxed).max(1)).saturating_mul(1000)
+}
+
 /// Measures the counter against CLOCK_MONOTONIC for some tens of microseconds. Once, at start-up.
 pub fn calibrate() {
     let now = || {

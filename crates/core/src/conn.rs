@@ -11,7 +11,7 @@ use shunpike_wire::{DmbToken, Reason};
 use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
 use crate::{
-    clock, device, eager, epoll, link, process, ready, rx, session, sys, tap, tenants, tx, upgrade, wait,
+    clock, device, eager, epoll, link, process, ready, rx, session, sys, tenants, trace, tx, upgrade, wait,
     window, zerocopy,
 };
 
@@ -99,8 +99,6 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     for (to, from) in [(&block.rx, &old.rx), (&block.tx, &old.tx)] {
         to.tcp_bytes.store(from.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
         to.tcp_calls.store(from.tcp_calls.load(Ordering::Relaxed), Ordering::Relaxed);
-        to.skew
-            .store(from.position().wrapping_sub(from.tcp_bytes.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
     block.notices.move_from(&old.notices);
     if let Some(header) = process::header() {
@@ -222,6 +220,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
         && let Some(header) = process::header()
     {
         header.revoked.fetch_add(1, Ordering::Relaxed);
+        trace::revoke(block, fd);
     }
     if block.phase.load(Ordering::Relaxed) == phase::DONE {
         return;
@@ -282,6 +281,7 @@ pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
 /// The connection stays on TCP from its next byte on: what it does now, a lane cannot do. Bytes that are in
 /// our ring already are still read from there.
 pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
+    upgrade::decline(conn, fd, reason);
     if ready::on_lane(conn) {
         revoke(conn, fd, reason);
         settle(conn, fd);
@@ -300,15 +300,12 @@ pub fn at_exit() {
         if tx::asked_to_leave(&conn.block.tx) || tx::owes(&conn.block.tx) {
             tx::conclude(conn, fd);
         }
-        if tenants::alone(conn.block) {
-            tap::over(conn.block);
-            if ring_bytes(conn) > 0 {
-                reset_at_close(fd);
-            }
-        } else {
+        if !tenants::alone(conn.block) {
             table::take(fd);
             // The kernel finds out when we are gone, should the others be the last just now.
             let _ = tenants::leave(conn.block);
+        } else if ring_bytes(conn) > 0 {
+            reset_at_close(fd);
         }
     }
 }
@@ -403,7 +400,6 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     {
         end_lanes(conn, fd, open);
     }
-    tap::over(block);
     let server = usize::from(!opener(block));
     if let Some(header) = process::header() {
         let reason = Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal);
@@ -411,6 +407,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
             && let Some(count) = header.fallback[server].get(reason.index())
         {
             count.fetch_add(1, Ordering::Relaxed);
+            trace::fallback(block, fd, true);
         }
         let halves = [(&block.rx, &header.rx), (&block.tx, &header.tx)];
         for (half, totals) in halves.into_iter().filter(|(half, _)| half.calls.load(Ordering::Relaxed) != 0) {
@@ -500,7 +497,6 @@ pub fn shutdown(fd: i32, how: i32) {
     session::pump_if_news();
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         tx::conclude(conn, fd);
-        tap::over(conn.block);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         stop(conn, fd);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize,
 use shunpike_shm::arena::Block;
 use shunpike_shm::pages::{CQS, CqNews, LinkPage, SLOTS};
 
-use crate::{process, wait};
+use crate::{clock, process, wait};
 
 /// Link groups that a process can be part of at a time; connections beyond stay on TCP.
 pub const LINKS: usize = 512;
@@ -52,6 +52,7 @@ impl Link {
     pub fn post(&self, to: usize, cq: u8, slot: u16) {
         let Some(half) = self.half(to, cq) else { return };
         if let Some(sleep) = half.post(slot) {
+            half.stamp(clock::ticks());
             // Ring first, clear then.
             self.ring(cq);
             half.answered(sleep);
@@ -81,6 +82,12 @@ impl Link {
     pub fn has_news(&self, cq: u8) -> bool {
         let side = usize::from(self.side.load(Ordering::Relaxed));
         self.half(side, cq).is_some_and(CqNews::any)
+    }
+
+    /// When queue `cq` of ours was last rung for from the other side of this link.
+    pub fn rung(&self, cq: u8) -> u64 {
+        let side = usize::from(self.side.load(Ordering::Relaxed));
+        self.half(side, cq).map_or(0, CqNews::rung)
     }
 
     /// Takes the news of queue `cq` and calls `each` with the first registration of every connection named.

@@ -8,8 +8,9 @@ use shunpike_shm::lane::Side;
 
 use crate::table::{self, Entry};
 use crate::tls::critical;
+use crate::trace::Sleep;
 use crate::wait;
-use crate::{conn, eager, epoll, process, ready, rx, session, sys, tenants, tx, user};
+use crate::{conn, cork, eager, epoll, process, ready, rx, session, sys, tenants, tx, user};
 
 /// Longest sleep of a call with lanes that no doorbell can end.
 const UNRUNG_NS: u64 = 1_000_000;
@@ -105,12 +106,14 @@ fn poll_with(
             None => (libc::pollfd { fd: -1, events: 0, revents: 0 }, shortest),
         };
         kernel[fds.len() + 1] = session;
-        if lanes {
-            process::count_sleep();
-        }
+        let asleep = lanes.then(|| wait::Asleep::begin(Sleep::Poll, -1));
         // The kernel refuses more entries than a process may have descriptors.
         let ours = if session.fd >= 0 { 2 } else { usize::from(sleeper >= 0) };
-        sys::sleep_in_poll(&mut kernel[..fds.len() + ours], shortest, mask)?;
+        let polled = sys::sleep_in_poll(&mut kernel[..fds.len() + ours], shortest, mask);
+        if let Some(asleep) = asleep {
+            asleep.end_on(cq);
+        }
+        polled?;
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);
         }
@@ -181,6 +184,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
             events |= libc::POLLIN;
             if let Some(dmb) = rx::dmb(&block.rx) {
                 wait::declare(block, &block.rx, dmb.words(), Side::Readers, cq);
+                bound = bound.into_iter().chain(cork::sleeps_at_most(&block.rx)).min();
             }
         }
         if tx::owes(&block.tx) {

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::lane::Dmb;
 
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{clock, conn, rx, tx};
+use crate::{clock, conn, cork, rx, tx};
 
 /// Bits of a readable connection.
 pub const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -26,6 +27,8 @@ pub struct Level {
     pub modes: (u32, u32),
     /// A writer waits on a full ring: the grace runs.
     pub full: bool,
+    /// Nanoseconds after which more can be seen though nobody says so.
+    pub bound: Option<u64>,
     /// TCP has a condition that stands (bytes, EOF, an error): look at it again next time.
     pub keep_looking: bool,
     /// Both directions are on TCP again: the kernel answers from now on.
@@ -35,7 +38,7 @@ pub struct Level {
 /// What an edge-triggered report has told of: more than that is an edge.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
-    /// Producer offset of the receiving lane.
+    /// How far the receiving lane can be seen.
     produced: u64,
     /// Calls that have found no room.
     starved: u32,
@@ -48,7 +51,8 @@ impl Seen {
     pub const NOTHING: Self = Self { produced: u64::MAX, starved: 0, noticed: 0 };
 
     fn of(block: &Block) -> Self {
-        let produced = rx::dmb(&block.rx).map_or(u64::MAX, |dmb| dmb.words().prod().offset());
+        let shown = |dmb: Dmb| cork::shown(&block.rx, dmb.words(), dmb.words().prod());
+        let produced = rx::dmb(&block.rx).map_or(u64::MAX, shown);
         Self { produced, starved: block.tx.starved.load(Ordering::Relaxed), noticed: block.notices.next() }
     }
 }
@@ -140,7 +144,8 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     let modes = modes(block);
     let settled = modes == (mode::PLAIN, mode::PLAIN)
         && (block.unsettled.load(Ordering::Relaxed) != 0 || crate::link::of(block).is_none());
-    Level { events, seen, modes, full, keep_looking, settled }
+    let bound = cork::sleeps_at_most(&block.rx).filter(|_| wanted & IN != 0);
+    Level { events, seen, modes, full, bound, keep_looking, settled }
 }
 
 /// Whether it is time again to ask the TCP socket how it is.

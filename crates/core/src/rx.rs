@@ -12,7 +12,7 @@ use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Napped, Woken};
-use crate::{clock, eager, link, peek, process, session, sys, tx};
+use crate::{clock, cork, eager, link, peek, process, session, sys, tx};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -239,7 +239,7 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
 }
 
-/// The DMB as the sender uses it, the producer's word, and how much is unread; all checked. `None`: no sender that
+/// The DMB as the sender uses it, the producer's word, and how much is unread and may be seen; all checked. `None`: no sender that
 /// keeps to the rules wrote it. Under the lock.
 ///
 /// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
@@ -253,8 +253,9 @@ pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
     if !ours || !prod.is_lawful() || is_back {
         return None;
     }
-    half.other.store(prod.offset(), Ordering::Relaxed);
-    Some((dmb, prod, unread))
+    let shown = cork::shown(half, dmb.words(), prod);
+    half.other.store(shown, Ordering::Relaxed);
+    Some((dmb, prod, shown.saturating_sub(half.cursor.load(Ordering::Relaxed))))
 }
 
 /// The sender took back what is unread: it comes by TCP.
@@ -442,7 +443,8 @@ pub fn has_news(half: &Half) -> bool {
         mode::LANE => {
             let at =
                 Cursor::new(half.generation.load(Ordering::Relaxed), half.cursor.load(Ordering::Relaxed));
-            words.prod() != at || words.cons().has(Cursor::TAKEN)
+            let prod = words.prod();
+            prod != at && !cork::hides(half, words, prod, at) || words.cons().has(Cursor::TAKEN)
         }
         mode::GRANTED => {
             words.start(half.generation.load(Ordering::Relaxed))
@@ -577,7 +579,7 @@ impl Wait {
         };
         let Some(nap) = nap else { return Ok(Napped::Over) };
         let restarts = conn::restarts_before();
-        let napped = nap.take(remaining);
+        let napped = nap.take(fd, half, remaining);
         conn::still_at(conn, fd)?;
         if napped == Napped::Interrupted {
             conn::interrupted(restarts, self.timeout.is_some())?;
@@ -617,9 +619,12 @@ impl Wait {
         let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
         let debt = DEBT_US * 1000 + 1;
         let in_debt = conn.block.rx.mode.load(Ordering::Relaxed) == mode::DEBT;
-        let nap = if in_debt { Some(remaining.map_or(debt, |left| left.min(debt))) } else { remaining };
+        let most = if in_debt { Some(debt) } else { cork::sleeps_at_most(&conn.block.rx) };
+        let nap = most.into_iter().chain(remaining).min();
         match wait::sleep(conn.block, fd, NEWS | owed, nap) {
-            Woken::Timeout if in_debt && remaining.is_none_or(|left| left > debt) => Ok(Woken::Look),
+            Woken::Timeout if remaining.is_none_or(|left| nap.is_some_and(|nap| nap < left)) => {
+                Ok(Woken::Look)
+            }
             Woken::Timeout => Err(Errno::AGAIN),
             Woken::Interrupted => conn::interrupted(restarts, self.timeout.is_some()).map(|()| Woken::Look),
             woken => Ok(woken),

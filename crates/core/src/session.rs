@@ -21,7 +21,7 @@ use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
 use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
 use crate::process::{self, BELLS};
-use crate::{clock, eager, tap, upgrade};
+use crate::{clock, eager, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
 const RETRY_US: u64 = 1_000_000;
@@ -384,7 +384,6 @@ impl Session {
         UNSENT.store(false, Ordering::Relaxed);
         PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
         OPENING.store(false, Ordering::Relaxed);
-        tap::stop_all();
         upgrade::broker_gone(self);
     }
 }

@@ -13,7 +13,7 @@ use crate::rx::{tcp_check_us, writable_at};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Napped, Woken};
-use crate::{clock, eager, process, session, sys, tap, window, zerocopy};
+use crate::{clock, cork, eager, process, session, sys, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -126,7 +126,7 @@ fn attempt(
         if conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.tx.enter() {
             return plain(conn, fd, &mut source, call, real);
         }
-        match step(conn, fd, &source, call) {
+        match step(conn, fd, &source, flags, call) {
             Step::Sent(n) => {
                 source.advance(n);
                 wait.napped = false;
@@ -216,7 +216,7 @@ pub fn dmb(half: &Half) -> Option<Dmb> {
 }
 
 /// One attempt, under the send lock.
-fn step(conn: Conn, fd: i32, source: &Source<'_>, call: &mut zerocopy::Call) -> Step {
+fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocopy::Call) -> Step {
     let _critical = critical();
     let half = &conn.block.tx;
     let guard = half.lock.lock();
@@ -237,6 +237,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, call: &mut zerocopy::Call) -> 
     if guard.inherited {
         // The holder died: what it published counts, what it only copied does not.
         half.cursor.store(words.prod().offset(), Ordering::Relaxed);
+        cork::forget(half, words);
         if let Some(sent) = dmb.as_sent() {
             dmb = sent;
             half.window.store(dmb.window() as u32, Ordering::Relaxed);
@@ -294,14 +295,16 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, call: &mut zerocopy::Call) -> 
     if n == 0 {
         return Step::Sent(0);
     }
-    let published =
-        if tap::is_on() { tap::publish(conn.block, &dmb, at, n) } else { words.publish(at, n as u64) };
-    match published {
+    let quiet = cork::before_publish(half, &dmb, offset, n, cork::holds(conn, flags));
+    match words.publish(at, n as u64) {
         Ok(next) => {
             half.cursor.store(next.offset(), Ordering::Relaxed);
             half.full_since.store(0, Ordering::Relaxed);
             Block::count(half, n);
             drop(guard);
+            if quiet {
+                return Step::Sent(n);
+            }
             // A reader that is woken for a part would read that and wait again, for the CPU that we copy the rest on.
             if source.left() > n && source.done() + n < WAKE_BYTES {
                 wait::notify_of_part(conn.block, words, Side::Readers);
@@ -454,7 +457,6 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
         .words()
         .take_back(half.generation.load(Ordering::Relaxed))
         .map_or(end, |(from, _)| from.clamp(end.saturating_sub(dmb.window()), end));
-    half.recount(end - from);
     half.other.store(from, Ordering::Relaxed);
     half.mode.store(mode::DEBT, Ordering::Release);
     wait::notify(conn.block, dmb.words(), Side::Readers);
@@ -682,7 +684,7 @@ impl Wait {
         };
         let Some(nap) = nap else { return Ok(Napped::Over) };
         let restarts = conn::restarts_before();
-        let napped = nap.take(remaining);
+        let napped = nap.take(fd, half, remaining);
         conn::still_at(conn, fd)?;
         if napped == Napped::Interrupted {
             conn::interrupted(restarts, self.timeout.is_some())?;

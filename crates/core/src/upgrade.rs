@@ -14,7 +14,7 @@ use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_shm::pages::{CQS, PAGE};
 use shunpike_shm::{Region, region};
 use shunpike_wire::clc::Message;
-use shunpike_wire::clc::handshake::{Client, Dmb as Named, Input, Next, Outbox, Server, Step};
+use shunpike_wire::clc::handshake::{self, Client, Dmb as Named, Input, Next, Outbox, Server, Step};
 use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 
@@ -26,7 +26,7 @@ use nomination::postpone;
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, link, process, tap, tenants};
+use crate::{clock, device, eager, link, process, tenants};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -182,13 +182,7 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
                 eager::answered(conn.block, expected);
             }
         }
-        FromBroker::Tap { tap, class, root } => tap::start(tap, class, root, fds[0].take()),
-        FromBroker::Untap { tap } => {
-            tap::stop(tap);
-            device::sweep(session);
-        }
-        // Not for a program.
-        FromBroker::Welcome(_) | FromBroker::Tapped { .. } | FromBroker::TapOver { .. } => {}
+        FromBroker::Welcome(_) => {}
     }
 }
 
@@ -197,10 +191,10 @@ fn refusal(code: u32) -> Option<Reason> {
 }
 
 /// A connection that another process has inherited meanwhile, or has alone by now, gets no lane from us: what
-/// is mapped here is not mapped there.
+/// is mapped here is not mapped there. Nor does one that was left to TCP for good.
 fn shared(id: ConnId) -> Option<Reason> {
-    let ours = conn_of(id).is_some_and(|(conn, _)| tenants::alone(conn.block) && !handed_over(conn.block));
-    (!ours).then_some(Reason::Shared)
+    let ours = conn_of(id).filter(|(conn, _)| tenants::alone(conn.block));
+    ours.map_or(Some(Reason::Shared), |(conn, _)| left_for_good(conn.block))
 }
 
 fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
@@ -223,10 +217,13 @@ fn matched(
             link::find(session.number, number, side).or_else(|| link::mirror(session.number, number, side))
         }
     };
-    let Some((conn, fd)) = conn_of(id).filter(|(conn, _)| !handed_over(conn.block)) else {
+    let Some((conn, fd)) = conn_of(id) else {
         session.send(&ToBroker::Withdraw { conn: id });
         return;
     };
+    if let Some(reason) = left_for_good(conn.block) {
+        return decline_match(session, id, conn.block, reason);
+    }
     let Some(group) = group else {
         session.send(&ToBroker::Withdraw { conn: id });
         return postpone(conn.block, Reason::NoDescriptors);
@@ -280,9 +277,36 @@ fn part_unless_granted(block: &Block) -> bool {
     over
 }
 
-/// Whether this process, or a child of it, gave the connection away since it was nominated.
-fn handed_over(block: &Block) -> bool {
-    block.phase.load(Ordering::Relaxed) == phase::DONE
+/// Why the connection stays on TCP for good: this process, or a child of it, gave it away since it was nominated, or did
+/// with it what a lane cannot do.
+fn left_for_good(block: &Block) -> Option<Reason> {
+    let done = block.phase.load(Ordering::Relaxed) == phase::DONE;
+    done.then(|| Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal))
+}
+
+/// A match that came too late. The peer is told, lest it nominate anew and wait: not where others have the connection, who
+/// may want a lane yet.
+fn decline_match(session: &mut Session, id: ConnId, block: &Block, reason: Reason) {
+    if let Some(device) = session.device.filter(|_| tenants::alone(block)) {
+        let mut out: Outbox = [0; _];
+        let clc = handshake::decline(&device, reason, &mut out);
+        if let Some(clc) = clc.and_then(|clc| ClcBytes::new(clc).ok()) {
+            session.send(&ToBroker::Clc { conn: id, clc });
+        }
+    }
+    session.send(&ToBroker::Withdraw { conn: id });
+}
+
+/// The connection is about to stay on TCP for good, for `reason`. A peer that waits for the lane (`--eager`) is told: now, or
+/// by `decline_match`. With no lock held.
+pub fn decline(conn: Conn, fd: i32, reason: Reason) {
+    let Some(id) = id_of(conn.block) else { return };
+    if eager::is_possible(conn.block) {
+        nominate(conn, fd);
+    }
+    if conn.block.phase.load(Ordering::Relaxed) == phase::SHAKING {
+        step(&mut crate::session::lock(), id, Input::Refused(reason));
+    }
 }
 
 fn first_contact_link(

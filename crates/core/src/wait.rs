@@ -10,11 +10,12 @@ use std::sync::atomic::Ordering;
 use rustix::event::{EventfdFlags, epoll};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::io::Errno;
-use shunpike_shm::arena::{Block, Half};
+use shunpike_shm::arena::{Block, Half, wake_bucket};
 use shunpike_shm::lane::{Side, Wait, Words};
 
-use crate::tls::{Thread, thread};
-use crate::{clock, conn, link, process, sys, tenants};
+use crate::tls::{Thread, critical, thread};
+use crate::trace::{self, Sleep};
+use crate::{clock, conn, link, process, rx, sys, tenants};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -74,6 +75,7 @@ fn notify_declared(block: &Block, words: &Words, side: Side) {
     // Clear first, wake then: who is about to nap finds another epoch. One killed in between leaves it the nap's length.
     if wait.naps() {
         thread().woke.store(1, Ordering::Relaxed);
+        words.stamp(side, clock::ticks());
         sys::futex_wake(words.futex(side));
     }
 }
@@ -89,6 +91,7 @@ pub fn rouse(words: &Words, side: Side) {
 
 /// A short wait for one side of a lane, declared and not yet begun.
 pub struct Nap {
+    side: Side,
     futex: *const u32,
     declared: Wait,
 }
@@ -116,15 +119,23 @@ impl Nap {
             return None;
         }
         let epoch = half.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        Some(Self { futex: words.futex(side), declared: words.declare_nap(side, epoch) })
+        Some(Self { side, futex: words.futex(side), declared: words.declare_nap(side, epoch) })
     }
 
     /// Waits, at most so many nanoseconds. Outside of critical sections; the lane may be gone meanwhile.
-    pub fn take(self, most: Option<u64>) -> Napped {
-        process::count_sleep();
+    pub fn take(self, fd: i32, half: &Half, most: Option<u64>) -> Napped {
+        let asleep = Asleep::begin(Sleep::Nap, fd);
         let handled = conn::restarts_before().0;
         let bound = most.map_or(Self::MOST_NS, |most| most.min(Self::MOST_NS));
-        match sys::futex_wait(self.futex, self.declared.epoch(), bound) {
+        let napped = sys::futex_wait(self.futex, self.declared.epoch(), bound);
+        {
+            // Looked up anew: the lane may be gone.
+            let _critical = critical();
+            let woken =
+                rx::dmb(half).filter(|_| napped.is_ok()).map_or(0, |dmb| dmb.words().woken(self.side));
+            asleep.end(woken);
+        }
+        match napped {
             Err(Errno::TIMEDOUT) => {
                 thread().sleeps_long.store(u32::from(bound == Self::MOST_NS), Ordering::Relaxed);
                 Napped::Over
@@ -134,6 +145,38 @@ impl Nap {
             Err(Errno::INTR) => Napped::Interrupted,
             _ => Napped::Look,
         }
+    }
+}
+
+/// A sleep or nap under way, for the statistics.
+pub struct Asleep {
+    how: trace::Sleep,
+    fd: i32,
+    since: u64,
+}
+
+impl Asleep {
+    /// The thread goes to sleep over `fd`: the connection, the epoll set, or -1.
+    pub fn begin(how: trace::Sleep, fd: i32) -> Self {
+        process::count_sleep();
+        trace::sleep(how, fd);
+        Self { how, fd, since: clock::ticks() }
+    }
+
+    /// It runs again; `rung`: when it was last rung for, as the peer says. Who woke by itself has none to count.
+    pub fn end(&self, rung: u64) {
+        let slept = clock::ticks().wrapping_sub(self.since);
+        let late = slept.checked_sub(rung.wrapping_sub(self.since));
+        if let (Some(late), Some(header)) = (late, process::header()) {
+            header.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
+        }
+        trace::wake(self.how, self.fd, clock::to_ns(slept), late.map(clock::to_ns));
+    }
+
+    /// It runs again, having slept for all that comes to queue `cq`.
+    pub fn end_on(&self, cq: u8) {
+        let with_news = link::all().filter(|link| link.has_news(cq));
+        self.end(with_news.map(|link| link.rung(cq)).max().unwrap_or(0));
     }
 }
 
@@ -350,8 +393,7 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         let _ = sys::poll(&mut [libc::pollfd { fd, events, revents: 0 }], Some(1_000_000), core::ptr::null());
         return Woken::Look;
     };
-    process::count_sleep();
-    let begin = clock::ticks();
+    let asleep = Asleep::begin(Sleep::Call, fd);
     let bound = if tenants::shared(block) { Some(SHARED_BOUND_NS) } else { None };
     let shortest = match (timeout, bound) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -370,8 +412,10 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         beyond = shortest != Some(nap);
         slept = sys::sleep_in_poll(&mut fds, Some(nap), core::ptr::null());
     }
-    let is_long = clock::ticks() - begin > clock::from_us(Nap::MOST_NS / 1000);
+    let is_long = clock::ticks() - asleep.since > clock::from_us(Nap::MOST_NS / 1000);
     thread().sleeps_long.store(u32::from(is_long), Ordering::Relaxed);
+    let rung = link::of(block).filter(|_| fds[1].revents != 0);
+    asleep.end(rung.map_or(0, |link| link.rung(thread_cq())));
     match slept {
         Ok(0) if shortest == timeout && !beyond => Woken::Timeout,
         Ok(_) => {

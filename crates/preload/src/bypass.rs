@@ -1,11 +1,11 @@
-//! Ways round the hooks that have names of their own: libc functions that read and write inside libc, and
-//! syscall(2). A connection that goes there is plain TCP first.
+//! Ways round the hooks that have names of their own: libc functions that read and write inside libc,
+//! syscall(2), io_uring. A connection that goes there is plain TCP first.
 
 use core::ffi::{c_char, c_int, c_long, c_void};
 use libc::{aiocb, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, process};
+use shunpike_core::{conn, process, rings};
 
 /// Takes `fd` off its lane, unread bytes and all.
 fn plain(fd: c_int, reason: Reason) {
@@ -60,6 +60,7 @@ extern "C" fn before_syscall(number: usize, fd: usize) {
     match number as c_long {
         libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => return process::confine(),
         libc::SYS_prctl => return before_prctl(fd, 0),
+        libc::SYS_io_uring_setup => return rings::set_up(),
         _ => {}
     }
     if table::is_none(fd as c_int) || !ON_DESCRIPTORS.contains(&(number as c_long)) {
@@ -76,6 +77,15 @@ extern "C" fn before_syscall(number: usize, fd: usize) {
 
 stubs! { before_syscall:
     syscall,
+}
+
+extern "C" fn before_ring(_: usize, _: usize) {
+    rings::set_up();
+}
+
+// liburing's; the calls behind them are its own.
+stubs! { before_ring:
+    io_uring_setup, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem,
 }
 
 hooks! {

@@ -4,6 +4,12 @@
 //! the loader's order. The `hooks!` blocks are the one list of what is interposed; the loader's
 //! export map derives from them, and a test compares it with what users' programs import.
 
+#![allow(unknown_lints, reason = "stable Rust does not know the next one yet")]
+#![allow(
+    invalid_runtime_symbol_definitions,
+    reason = "cancellation unwinds through the hooks, as through libc's own calls"
+)]
+
 #[macro_use]
 mod real;
 mod bypass;

@@ -5,7 +5,7 @@ use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{FILE, sockaddr, socklen_t};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, eager, process, ready, sys, user, zerocopy};
+use shunpike_core::{conn, cork, eager, process, ready, sys, user, zerocopy};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -217,6 +217,7 @@ hooks! {
             _ if !lane => None,
             r if r == libc::FIONREAD as c_ulong => Some(conn::readable_bytes(conn, fd)),
             sys::SIOCOUTQ => Some(conn::unsent_bytes(conn, fd)),
+            cork::SIOCOUTQNSD => Some(cork::unsent_bytes(conn)),
             _ => None,
         };
         if let Some(count) = count {
@@ -243,6 +244,12 @@ hooks! {
             && let Some(conn) = table::conn(fd)
         {
             zerocopy::option_changed(conn);
+        }
+        if level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY) && rc == 0 {
+            // The kernel has read an int there.
+            if let Some(on) = user::fetch(value.cast::<c_int>()) {
+                cork::option_set(fd, name, on != 0);
+            }
         }
         rc
     }

@@ -1,6 +1,6 @@
 //! The functions behind ours.
 
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// A libc function, looked up once, on first use: a constructor that runs before ours may call a hook.
@@ -27,11 +27,41 @@ impl Real {
         // SAFETY: a NUL-terminated name; RTLD_NEXT searches the objects after this one.
         let mut at = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if at.is_null() {
-            at = missing as *mut c_void;
+            at = local(self.name).unwrap_or(missing as *mut c_void);
         }
         self.at.store(at, Ordering::Relaxed);
         at
     }
+}
+
+/// The definition in a library that was loaded for somebody alone (RTLD_LOCAL), where the search does not lead: a plugin's
+/// liburing.
+fn local(name: &CStr) -> Option<*mut c_void> {
+    /// Names of objects that may define it. They are opened when the loader's list is no longer held.
+    struct Found([[u8; 256]; 4], usize);
+    unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
+        // SAFETY: the loader's description of an object, with a NUL-terminated name; `found` is the one below.
+        let (name, found) =
+            unsafe { (CStr::from_ptr((*info).dlpi_name).to_bytes_with_nul(), &mut *found.cast::<Found>()) };
+        if name.windows(5).any(|part| part == b"uring")
+            && let Some(slot) = found.0.get_mut(found.1).and_then(|slot| slot.get_mut(..name.len()))
+        {
+            slot.copy_from_slice(name);
+            found.1 += 1;
+        }
+        0
+    }
+    let mut found = Found([[0; 256]; 4], 0);
+    // SAFETY: the callback has that signature and gets `found`, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut found).cast()) };
+    found.0.iter().take(found.1).find_map(|path| {
+        // SAFETY: a NUL-terminated name; nothing is loaded that is not there. The handle is kept, as the address is.
+        let at = unsafe {
+            let handle = libc::dlopen(path.as_ptr().cast(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
+            if handle.is_null() { handle } else { libc::dlsym(handle, name.as_ptr()) }
+        };
+        (!at.is_null()).then_some(at)
+    })
 }
 
 extern "C" fn missing() -> isize {

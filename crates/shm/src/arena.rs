@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Identifies an arena, and its layout's version.
-pub const MAGIC: u64 = 0x5348_554e_5049_4b33;
+pub const MAGIC: u64 = 0x5348_554e_5049_4b34;
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.
 pub const BLOCKS: usize = 32 * 1024;
 /// Blocks that are looked at for a free one before a new one is touched.
@@ -25,6 +25,9 @@ pub const SIZE: usize = HEADER + BLOCKS * size_of::<Block>();
 pub const REASONS: usize = 128;
 /// Buckets of the size histograms: up to 8 KiB, 16, 32, 64, 128, 256, 512 KiB, and larger (smc-tools' own).
 pub const BUCKETS: usize = 8;
+
+/// Buckets of the latencies of wake-ups: up to 1 µs, 2, 4, ..., 16384 µs, and longer.
+pub const WAKES: usize = 16;
 
 /// Processes at a time that an arena can tell apart.
 pub const TENANTS: usize = 63;
@@ -73,6 +76,10 @@ pub struct Header {
     pub sleeps: AtomicU64,
     /// Waits that a spin satisfied.
     pub spins: AtomicU64,
+    /// Wake-ups, by the time from the ring until the sleeper ran.
+    pub wakes: [AtomicU64; WAKES],
+    /// Times that a sender held bytes back on a lane (TCP_CORK, MSG_MORE).
+    pub corked: AtomicU64,
     /// Bytes of rings in use beyond what every lane may grow to.
     pub grown: AtomicU64,
     /// Connections that ended on TCP, by role and by index of their reason.
@@ -158,8 +165,8 @@ pub struct Half {
     pub checked: AtomicU64,
     /// Send: calls that found no room (wrapping).
     pub starved: AtomicU32,
-    /// What `bytes` and `tcp_bytes` together lack of the stream's own count (wrapping), see [`Half::position`].
-    pub skew: AtomicU64,
+    /// Send: what is held back, our own copy of the lane's word.
+    pub held: AtomicU64,
 }
 
 /// One connection end.
@@ -208,6 +215,8 @@ pub struct Block {
     pub opened: AtomicU8,
     /// Some process has had more than one descriptor of it.
     pub dups: AtomicU8,
+    /// The program has set TCP_CORK.
+    pub corked: AtomicU8,
     /// Set once the broker was lent the descriptor: the kernel's socket may outlive the program's close().
     pub lent: AtomicU8,
     /// Ticks before which the connection is not nominated again.
@@ -306,18 +315,6 @@ impl Arena {
 }
 
 impl Half {
-    /// Bytes of this direction of the stream so far, whichever way they went: for a tap.
-    pub fn position(&self) -> u64 {
-        [&self.tcp_bytes, &self.bytes, &self.skew]
-            .into_iter()
-            .fold(0u64, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
-    }
-
-    /// `n` bytes that were counted on the lane are counted on TCP as well, as they were taken back. Under the lock.
-    pub fn recount(&self, n: u64) {
-        self.skew.store(self.skew.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
-    }
-
     /// Before a kernel call on this direction while it is PLAIN: no lane begins until [`Half::leave`]. False when
     /// one has begun, or is just being begun and must not find us here.
     #[inline]
@@ -380,7 +377,7 @@ impl Block {
                 &half.calls,
                 &half.full_since,
                 &half.debt_end,
-                &half.skew,
+                &half.held,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
@@ -400,6 +397,7 @@ impl Block {
             &self.unsettled,
             &self.opened,
             &self.dups,
+            &self.corked,
             &self.nomination,
         ] {
             byte.store(0, Ordering::Relaxed);
@@ -487,6 +485,11 @@ pub fn bucket(n: usize) -> usize {
     (usize::BITS - eights.leading_zeros()).min(BUCKETS as u32 - 1) as usize
 }
 
+/// Bucket of a wake-up that took `us` whole microseconds.
+pub fn wake_bucket(us: u64) -> usize {
+    (u64::BITS - us.leading_zeros()).min(WAKES as u32 - 1) as usize
+}
+
 /// The broker's read-only view of a client's arena.
 pub struct ArenaView {
     region: Region,
@@ -549,6 +552,13 @@ mod tests {
         let of = |n| bucket(n);
         assert_eq!([of(1), of(8192), of(8193), of(16384)], [0, 0, 1, 1]);
         assert_eq!([of(512 << 10), of((512 << 10) + 1), of(usize::MAX)], [6, 7, 7]);
+    }
+
+    #[test]
+    fn buckets_of_wake_ups_double() {
+        let of = |us| wake_bucket(us);
+        assert_eq!([of(0), of(1), of(2), of(3), of(4)], [0, 1, 2, 2, 3]);
+        assert_eq!([of(16383), of(16384), of(u64::MAX)], [14, 15, 15]);
     }
 
     #[test]

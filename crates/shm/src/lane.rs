@@ -10,7 +10,9 @@
 //! | start | 0x100 | S | R | make R wait for TCP bytes that never come: R's TCP count is compared, a mismatch resets |
 //! | rwait | 0x180 | R declares; S clears | S | cost S a needless post or futex wake, or R its wake-up |
 //! | wwait | 0x200 | S declares; R clears | R | the same the other way round |
+//! | woken | 0x188, 0x208 | who wakes a nap | who napped | lie in the other's statistics of wake-ups |
 //! | window | 0x008 | S | R | give R other bytes of the ring than were written: they are S's bytes anyway |
+//! | held | 0x010 | S | R | have R overlook bytes of S's for a while: as if S had sent them later |
 //!
 //! The ring *grows in place*: of the DMB's capacity only a window is used, byte `o` of the lane lies at `o` modulo
 //! the window. S doubles it only while both windows put all that is unread at the same places, so that R may read it
@@ -87,9 +89,51 @@ impl Cursor {
     }
 }
 
-/// A word alone on its pair of cache lines; but for prod, which the window follows.
+/// What a sender holds back (TCP_CORK, MSG_MORE): it is in the ring and published, but readers overlook it until the
+/// sender says otherwise, ends the lane, or has held it for as long as TCP does.
+///
+/// 1 (1 bit) | time (31 bits, in [`Held::TICKS`]) | lower half of the offset of the first byte held; 0: nothing.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Held(pub u64);
+
+impl Held {
+    /// Nothing.
+    pub const NOTHING: Self = Self(0);
+    /// Ticks of a unit of its time.
+    pub const TICKS: u64 = 1 << 10;
+    const TIME: u32 = u32::MAX >> 1;
+    /// So far two cores' clocks may differ, in its units.
+    const SKEW: u32 = 64;
+
+    /// The bytes from `offset` on, held since `now`.
+    pub const fn new(offset: u64, now: u64) -> Self {
+        Self(1 << 63 | ((now / Self::TICKS) as u32 as u64 & Self::TIME as u64) << 32 | offset as u32 as u64)
+    }
+
+    /// The same time for the bytes from `offset` on.
+    pub const fn moved(self, offset: u64) -> Self {
+        Self(self.0 & !(u32::MAX as u64) | offset as u32 as u64)
+    }
+
+    /// Ticks for which it will be held, of `most` in all; 0 when it is no more.
+    pub const fn left(self, now: u64, most: u64) -> u64 {
+        let since = (self.0 >> 32) as u32 & Self::TIME;
+        let age =
+            (((now / Self::TICKS) as u32).wrapping_sub(since).wrapping_add(Self::SKEW) & Self::TIME) as u64;
+        if self.0 == 0 { 0 } else { most.saturating_sub(age * Self::TICKS) }
+    }
+
+    /// How many of the bytes before `end` are behind its first one, whatever its time.
+    pub const fn before(self, end: u64) -> u64 {
+        let n = (end as u32).wrapping_sub(self.0 as u32);
+        if self.0 == 0 || n > u32::MAX / 2 { 0 } else { n as u64 }
+    }
+}
+
+/// A word alone on its pair of cache lines; but for prod, which the window and what is held follow, and for the wait
+/// words, each followed by when it was last answered.
 #[repr(C, align(128))]
-struct Line(SharedU64, SharedU64);
+struct Line(SharedU64, SharedU64, SharedU64);
 
 /// The words at the start of a DMB.
 #[repr(C)]
@@ -155,7 +199,7 @@ impl Words {
 impl Words {
     /// Words of a DMB never granted.
     pub fn new() -> Self {
-        let line = || Line(SharedU64::new(0), SharedU64::new(0));
+        let line = || Line(SharedU64::new(0), SharedU64::new(0), SharedU64::new(0));
         Self { prod: line(), cons: line(), start: line(), rwait: line(), wwait: line() }
     }
 
@@ -176,6 +220,7 @@ impl Words {
             return false;
         }
         self.set_window(window);
+        self.prod.2.store(0, Ordering::Relaxed);
         // Release pairs with the Acquire in `start`. A STOP that comes in between makes the first publish fail.
         self.start.0.store(Cursor::new(generation, tcp_byte).0, Ordering::Release);
         true
@@ -197,6 +242,26 @@ impl Words {
     #[inline]
     pub fn window(&self) -> u64 {
         self.prod.1.load(Ordering::Relaxed)
+    }
+
+    /// Sender, under its lock, before it publishes them: the bytes from some offset on are held back.
+    pub fn hold(&self, held: Held) {
+        // The Release of `publish` makes it visible with them.
+        self.prod.2.store(held.0, Ordering::Relaxed);
+    }
+
+    /// Sender, under its lock: what it holds back, `held`, may be seen. Who waits for it must be told then.
+    pub fn show(&self, held: Held) {
+        // AcqRel and the fence: pairs with `mark`, as a publish does. A peer that wrote here hides from itself.
+        let _ = self.prod.2.compare_exchange(held.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+        full_fence_after_rmw();
+    }
+
+    /// Reader: what the sender holds back, unchecked. Not older than what `prod` showed before.
+    #[inline]
+    pub fn held(&self) -> Held {
+        // Acquire pairs with the AcqRel of `show`.
+        Held(self.prod.2.load(Ordering::Acquire))
     }
 
     /// Consumer cursor. Acquire pairs with the Release of `consume`: its reads of the ring are over.
@@ -283,11 +348,15 @@ impl Words {
         }
     }
 
-    fn wait_word(&self, side: Side) -> &SharedU64 {
+    fn wait_line(&self, side: Side) -> &Line {
         match side {
-            Side::Readers => &self.rwait.0,
-            Side::Writers => &self.wwait.0,
+            Side::Readers => &self.rwait,
+            Side::Writers => &self.wwait,
         }
+    }
+
+    fn wait_word(&self, side: Side) -> &SharedU64 {
+        &self.wait_line(side).0
     }
 
     /// Sleeper: declares a sleep with a fresh epoch, whatever stands there, keeping the CQs of those who
@@ -329,6 +398,17 @@ impl Words {
         // The upper half, which on a little-endian machine comes second.
         let word = core::ptr::from_ref(self.wait_word(side)).cast::<u32>();
         word.wrapping_add(usize::from(cfg!(target_endian = "little")))
+    }
+
+    /// Before those who nap are woken: when that is.
+    pub fn stamp(&self, side: Side, ticks: u64) {
+        // Only counted with, never relied upon.
+        self.wait_line(side).1.store(ticks, Ordering::Relaxed);
+    }
+
+    /// When they were last woken, unchecked.
+    pub fn woken(&self, side: Side) -> u64 {
+        self.wait_line(side).1.load(Ordering::Relaxed)
     }
 
     /// After ringing for exactly this declaration: it is answered. Those who nap are woken after it, else one that
@@ -482,6 +562,23 @@ mod tests {
         assert_eq!(Cursor::new(3, 7).plus(5), Cursor::new(3, 12));
         let lawful = (0..16).filter(|&flags| Cursor::new(1, 9).with(flags).is_lawful());
         assert_eq!(lawful.collect::<Vec<_>>(), [0, 1, 2, 3, 6, 7]);
+    }
+
+    #[test]
+    fn what_is_held_is_counted_and_ends() {
+        let (most, unit) = (1000 * Held::TICKS, Held::TICKS);
+        let held = Held::new((7 << 32) | 5, 20 * unit);
+        assert_eq!([(7 << 32) | 9, (7 << 32) | 5, (7 << 32) | 2].map(|end| held.before(end)), [4, 0, 0]);
+        assert_eq!(Held::new(u64::from(u32::MAX), 0).before(1 << 32), 1, "offsets beyond 32 bits");
+        assert!(held.left(20 * unit, most) > most / 2 && held.left(20 * unit, most) <= most);
+        assert!(held.left(19 * unit, most) > 0, "a clock that is a little behind");
+        assert_eq!(held.left(1020 * unit, most), 0);
+        assert_eq!(Held::new(0, 5000 * unit).left(0, most), 0, "held from the future");
+        assert_eq!(
+            (held.moved(6).before(9), Held::NOTHING.before(9), Held::NOTHING.left(0, most)),
+            (3, 0, 0)
+        );
+        assert_eq!(held.moved(6).left(20 * unit, most), held.left(20 * unit, most));
     }
 
     #[test]

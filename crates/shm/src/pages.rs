@@ -1,7 +1,7 @@
 //! Pages that the broker creates: a session's mailbox counter, the knobs, and the link page of two processes.
 
 use crate::primitive::{self, Ordering, full_fence_after_rmw};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Size of each of these pages, bytes.
 pub const PAGE: usize = 4096;
@@ -46,10 +46,12 @@ pub struct KnobPage {
 /// |---|---|---|---|---|
 /// | news | 0x00 | poster sets bits, consumer takes them | consumer | make it look at connections of this link in vain |
 /// | sleeps | 0x20 | consumer declares, poster clears | poster | cost the poster a needless write to an eventfd, or itself a wake-up |
+/// | rung | 0x28 | poster | consumer | make the consumer's statistics of wake-ups lie |
 #[repr(C, align(128))]
 pub struct CqNews {
     news: [primitive::AtomicU64; SLOTS / 64],
     sleeps: primitive::AtomicU64,
+    rung: AtomicU64,
 }
 
 /// A consumer's declared sleep, as a poster saw it.
@@ -60,7 +62,7 @@ impl CqNews {
     /// No news, nobody asleep: what a fresh page holds.
     pub fn new() -> Self {
         let word = || primitive::AtomicU64::new(0);
-        Self { news: core::array::from_fn(|_| word()), sleeps: word() }
+        Self { news: core::array::from_fn(|_| word()), sleeps: word(), rung: AtomicU64::new(0) }
     }
 
     /// Poster: connection `slot` has news. Returns the sleep to ring for and then to call [`Self::answered`]
@@ -74,6 +76,17 @@ impl CqNews {
         full_fence_after_rmw();
         let epoch = self.sleeps.load(Ordering::Acquire);
         (epoch != 0).then_some(Sleep(epoch))
+    }
+
+    /// Poster, before it rings: when that is.
+    pub fn stamp(&self, ticks: u64) {
+        // Only counted with, never relied upon.
+        self.rung.store(ticks, Ordering::Relaxed);
+    }
+
+    /// Consumer: when it was last rung for, unchecked.
+    pub fn rung(&self) -> u64 {
+        self.rung.load(Ordering::Relaxed)
     }
 
     /// Poster, after ringing for exactly this sleep: it is answered. Never before: a poster killed in between

@@ -131,7 +131,7 @@ reasons! {
     UrgentData         = 0x0a03_0002, "urgent_data", "urgent data";
     Ktls               = 0x0a03_0003, "ktls", "kernel TLS";
     TcpRepair          = 0x0a03_0004, "tcp_repair", "TCP_REPAIR";
-    IoUring            = 0x0a03_0005, "io_uring", "io_uring is used on the connection";
+    IoUring            = 0x0a03_0005, "io_uring", "the program uses io_uring, whose reads and writes no hook sees";
     Stdio              = 0x0a03_0006, "stdio", "a stdio stream is open on the connection";
     Splice             = 0x0a03_0007, "splice", "splice or tee on the connection";
     EpollSets          = 0x0a03_0008, "epoll_sets", "the connection is in too many epoll sets";

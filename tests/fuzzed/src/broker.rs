@@ -536,10 +536,6 @@ impl<'a> World<'a> {
             | FromBroker::Revoke { .. }
             | FromBroker::LinkGone { .. }
             | FromBroker::Waiting { .. } => {}
-            FromBroker::Tap { .. }
-            | FromBroker::Untap { .. }
-            | FromBroker::Tapped { .. }
-            | FromBroker::TapOver { .. } => panic!("nobody taps here: {message:?}"),
         }
         assert_eq!(fds.len(), expected, "{message:?}");
     }

@@ -1,7 +1,7 @@
 //! The metrics by name. Names stay as they are: dashboards ask for them.
 
 use super::{Figures, Served};
-use crate::report::Traffic;
+use crate::report::{Traffic, WakeUps};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
@@ -80,6 +80,12 @@ pub fn of(figures: &Figures, served: Served) -> String {
         ("handshake_errors", "Handshakes that failed", Counter, one(connections.handshake_errors)),
         ("sleeps", "Waits for news that ended in a sleep", Counter, one(figures.stats.sleeps)),
         ("spins", "Waits for news that a spin ended", Counter, one(figures.stats.spins)),
+        (
+            "held_back",
+            "Times that TCP_CORK or MSG_MORE held bytes back on a lane",
+            Counter,
+            one(figures.stats.corked),
+        ),
         ("scrapes", "Times that metrics were asked for", Counter, one(served.scrapes)),
         ("scrapes_turned_away", "Scrapers that found too many others", Counter, one(served.turned_away)),
         ("scrapes_late", "Scrapers that took too long", Counter, one(served.late)),
@@ -88,6 +94,7 @@ pub fn of(figures: &Figures, served: Served) -> String {
     }
     let directions = [("tx", figures.stats.tx.clone()), ("rx", figures.stats.rx.clone())];
     registry.register_collector(Box::new(Sizes(directions)));
+    registry.register_collector(Box::new(Latencies(figures.stats.wakeups.clone())));
     let mut text = String::new();
     // A String takes whatever is written.
     let _ = text::encode(&mut text, &registry);
@@ -135,5 +142,21 @@ impl Collector for Sizes {
             one.encode_histogram::<NoLabelSet>(traffic.bytes as f64, count, &buckets, None)?;
         }
         Ok(())
+    }
+}
+
+/// Wake-ups by latency. Their sum is not known: at most that of the classes' bounds.
+#[derive(Debug)]
+struct Latencies(WakeUps);
+
+impl Collector for Latencies {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), Error> {
+        let help = "Wake-ups by the time from the ring until the sleeper ran; the sum is an upper estimate";
+        let mut metric = encoder.encode_descriptor("wakeup_seconds", help, None, MetricType::Histogram)?;
+        let bound = |us: Option<u64>| us.map_or(f64::INFINITY, |us| us as f64 * 1e-6);
+        let buckets: Vec<_> = self.0.bounds().map(bound).zip(self.0.classes.iter().copied()).collect();
+        let longest = 2e-6 * (1u64 << self.0.classes.len().saturating_sub(2)) as f64;
+        let sum = buckets.iter().map(|(bound, count)| bound.min(longest) * *count as f64).sum();
+        metric.encode_histogram::<NoLabelSet>(sum, self.0.count(), &buckets, None)
     }
 }

@@ -61,10 +61,12 @@ pub fn subtract(stats: &mut Stats, before: &Stats) {
         (revoked, then.revoked),
         (handshake_errors, then.handshake_errors),
         (&mut stats.sleeps, before.sleeps),
+        (&mut stats.corked, before.corked),
         (&mut stats.spins, before.spins),
     ] {
         less(to, from);
     }
+    stats.wakeups = stats.wakeups.since(&before.wakeups);
     for (to, from) in [(client, then.client), (server, then.server)] {
         let RoleCounts { handled, smc, fallback } = to;
         less(handled, from.handled);

@@ -9,7 +9,6 @@ mod explain;
 mod kernel;
 mod stats;
 pub mod table;
-pub mod tap;
 pub mod top;
 
 use crate::args::{

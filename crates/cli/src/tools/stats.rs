@@ -40,6 +40,12 @@ pub fn show(stats: &Stats, details: bool) -> Result<(), Error> {
         let mut extras = Table::headless();
         extras.row(["  Sleeps for news", &stats.sleeps.to_string()]);
         extras.row(["  Waits that spinning ended", &stats.spins.to_string()]);
+        extras.row(["  Wake-ups by a peer", &stats.wakeups.count().to_string()]);
+        for (name, q) in [("  ... half of them within (us)", 0.5), ("  ... 99 of 100 within (us)", 0.99)] {
+            let within = stats.wakeups.quantile(q).map_or("-".to_owned(), |us| us.to_string());
+            extras.row([name, &within]);
+        }
+        extras.row(["  Held back by TCP_CORK or MSG_MORE", &stats.corked.to_string()]);
         extras.print()?;
     }
     show_fallbacks(stats, details)

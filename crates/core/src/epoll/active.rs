@@ -155,7 +155,7 @@ pub(super) fn scan(
             }
             None => {
                 let quiet = reg.quiet.get().saturating_add(1);
-                if quiet < QUIET || level.full || arm(set, reg, conn, &level) {
+                if quiet < QUIET || level.full || level.bound.is_some() || arm(set, reg, conn, &level) {
                     push(&mut list, index);
                 }
                 reg.quiet.set(quiet);

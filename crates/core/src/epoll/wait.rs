@@ -11,6 +11,7 @@ use super::regs::{BELL, CONTROL, index_and_turn, reg, untag};
 use super::{EDGE, Set, has_lanes, own, ring};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
+use crate::trace::Sleep;
 use crate::{clock, conn, link, process, ready, sys, tenants, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
@@ -178,7 +179,7 @@ fn sleep(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
-    let mut bound = None;
+    let (mut bound, mut asleep) = (None, None);
     if lanes && left != Some(0) {
         let _critical = critical();
         let mut list = set.list.lock();
@@ -195,8 +196,10 @@ fn sleep(
             if level.full {
                 bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
             }
+            bound = bound.into_iter().chain(level.bound).min();
             if stays
                 || level.full
+                || level.bound.is_some()
                 || level.settled
                 || level.events & wanted != 0 && reported
                 || level.keep_looking && reg.events.get() & EDGE == 0
@@ -219,7 +222,7 @@ fn sleep(
                 return Ok(0);
             }
         }
-        process::count_sleep();
+        asleep = Some(wait::Asleep::begin(Sleep::Set, epfd));
     }
     let shortest = match (left, bound) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -230,6 +233,9 @@ fn sleep(
         Some(session) => attentive(set, epfd, out, (shortest, session), mask),
         None => kernel(set, epfd, out, ms, mask),
     };
+    if let (Some(asleep), Some(cq)) = (asleep, set.cq.load(Ordering::Relaxed).checked_sub(1)) {
+        asleep.end_on(cq as u8);
+    }
     if lanes && left != Some(0) {
         let mut list = set.list.lock();
         list.sleepers -= 1;

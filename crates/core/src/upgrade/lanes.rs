@@ -10,11 +10,11 @@ use shunpike_wire::clc::handshake::Opened;
 use shunpike_wire::session::{ConnId, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken};
 
-use super::{go_on, handed_over, part_unless_granted};
+use super::{go_on, left_for_good, part_unless_granted};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
-use crate::{device, epoll, process, sys, tap, tenants};
+use crate::{cork, device, epoll, process, sys, tenants, trace};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -84,7 +84,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     let (conn, fd) = (shake.conn, shake.fd);
     let Some(region) = shake.peer else { return };
     let half = &conn.block.tx;
-    if handed_over(conn.block) {
+    if left_for_good(conn.block).is_some() {
         // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
         device::retire(region, opened.peer.token, device::Owner::Peer);
         conn::withdraw_grant(conn, fd);
@@ -114,6 +114,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     if let Some(header) = process::header() {
         header.upgraded[usize::from(!conn::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
     }
+    trace::upgrade(conn.block, fd, half.ring.load(Ordering::Relaxed));
     epoll::manage(conn, fd);
     begin(conn, fd);
 }
@@ -123,11 +124,12 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
     let _guard = half.lock.lock();
     let Some(dmb) = crate::tx::dmb(half) else { return };
-    if half.mode.load(Ordering::Relaxed) != mode::PLAIN || handed_over(conn.block) {
+    if half.mode.load(Ordering::Relaxed) != mode::PLAIN || left_for_good(conn.block).is_some() {
         return;
     }
     half.mode.store(mode::LANE, Ordering::SeqCst);
     let sent = half.tcp_bytes.load(Ordering::Relaxed);
+    cork::lane_begins(conn, fd);
     let proved = half.inflight.load(Ordering::SeqCst) == 0
         && sys::counts(fd, conn::opener(conn.block)).is_some_and(|counts| counts.sent == sent);
     if !proved {
@@ -141,7 +143,5 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
         conn::lane_closed(conn, fd, half);
-        return;
     }
-    tap::begun(conn.block);
 }

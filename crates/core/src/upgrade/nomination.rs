@@ -11,7 +11,7 @@ use super::{go_on, id_of};
 use crate::conn::{self, phase};
 use crate::session::{Session, borrowed};
 use crate::table::Conn;
-use crate::{clock, eager, epoll, process, sys, tenants, user};
+use crate::{clock, eager, epoll, process, rings, sys, tenants, trace, user};
 
 /// A connection that got no lane is nominated again after this long, doubled with each try.
 const BACKOFF_US: u64 = 50_000;
@@ -49,7 +49,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         conn::note(block, Reason::NoBroker);
         return;
     }
-    if let Some(reason) = epoll::bars(fd) {
+    if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
         block.phase.store(phase::DONE, Ordering::Relaxed);
         return conn::note(block, reason);
     }
@@ -127,6 +127,7 @@ fn proved(block: &Block, fd: i32) -> Proof {
 /// Not now; perhaps later.
 pub(super) fn postpone(block: &Block, reason: Reason) {
     conn::note(block, reason);
+    trace::fallback(block, block.fd.load(Ordering::Relaxed) as i32, false);
     let tries = block.attempts.fetch_add(1, Ordering::Relaxed);
     let most = if will_pass(reason) { PASSING } else { TRIES };
     let pause = clock::from_us(BACKOFF_US << tries.min(most));

@@ -1,6 +1,6 @@
 //! The screen of `top`, for 80 columns and more, and the same as plain text.
 
-use super::model::{Row, Totals, View, short};
+use super::model::{Row, Totals, View, brief, short};
 use super::{State, Tab};
 use crate::error::Error;
 use crate::tools::table::{Table, print};
@@ -13,9 +13,9 @@ use ratatui::widgets::{self, Cell, Paragraph};
 type Column = (&'static str, u16, bool, fn(&Row) -> String);
 
 /// Heading, width, whether it is a number, and what is in it. 80 columns with a space between each two.
-const PROCESSES: [Column; 10] = [
+const PROCESSES: [Column; 11] = [
     ("PID", 7, true, |row| row.pid.to_string()),
-    ("COMMAND", 15, false, |row| row.command.clone()),
+    ("COMMAND", 10, false, |row| row.command.clone()),
     ("CONN", 5, true, |row| row.connections.to_string()),
     ("LANE", 5, true, |row| row.lanes.to_string()),
     ("TX/s", 7, true, |row| short(row.tx)),
@@ -23,6 +23,7 @@ const PROCESSES: [Column; 10] = [
     ("CALL/s", 7, true, |row| short(row.calls)),
     ("SPIN/s", 6, true, |row| short(row.spins)),
     ("SLEEP/s", 7, true, |row| short(row.sleeps)),
+    ("WAKE", 4, true, |row| brief(row.wake)),
     ("FALL", 5, true, |row| row.fallbacks.to_string()),
 ];
 
@@ -55,15 +56,18 @@ fn summary(totals: &Totals) -> [String; 3] {
             ends - lanes
         ),
         format!(
-            "lanes: {}B/s, {} calls/s, {} spins/s, {} sleeps/s; DMBs {} of {}",
+            "lanes: {}B/s, {} calls/s, {} spins/s, {} sleeps/s; woken p50 {} p99 {}",
             short(totals.bytes),
             short(totals.calls),
             short(totals.spins),
             short(totals.sleeps),
-            totals.dmbs[0],
-            totals.dmbs[1]
+            brief(totals.wake[0]),
+            brief(totals.wake[1])
         ),
-        format!("so far: {} fallbacks{why}, {} lanes revoked", totals.fallbacks, totals.revoked),
+        format!(
+            "so far: {} fallbacks{why}, {} lanes revoked; DMBs {} of {}",
+            totals.fallbacks, totals.revoked, totals.dmbs[0], totals.dmbs[1]
+        ),
     ]
 }
 
@@ -144,6 +148,7 @@ mod tests {
             calls: 81_234.0,
             spins: 7.0,
             sleeps: 0.5,
+            wake: Some(64),
             fallbacks: 12_345,
             ..Row::default()
         };
@@ -157,8 +162,13 @@ mod tests {
             calls: 81_234.0,
             ..Row::default()
         };
-        let totals =
-            Totals { ends: [5, 3], fallbacks: 2, reason: "awaiting_peer".into(), ..Totals::default() };
+        let totals = Totals {
+            ends: [5, 3],
+            wake: [Some(8), Some(2048)],
+            fallbacks: 2,
+            reason: "awaiting_peer".into(),
+            ..Totals::default()
+        };
         View { totals, processes: vec![busy; 9], connections: vec![connection] }
     }
 
@@ -168,12 +178,13 @@ mod tests {
         assert!(width(&PROCESSES) <= 80 && width(&CONNECTIONS) <= 80);
         let lines = drawn(&state(Tab::Processes), &view());
         assert!(lines[0].contains("5 ends: 3 on lanes, 2 on TCP, device off"), "{lines:#?}");
+        assert!(lines[1].contains("0 sleeps/s; woken p50 8u p99 2.0m"), "{lines:#?}");
         assert!(lines[2].contains("2 fallbacks (most: awaiting_peer)"), "{lines:#?}");
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(words(&lines[4]), PROCESSES.map(|column| column.0));
         assert_eq!(
             words(&lines[5]),
-            ["4194304", "redis-server", "10000", "9999", "1.3G", "999", "81K", "7.0", "0.5", "12345"]
+            ["4194304", "redis-serv", "10000", "9999", "1.3G", "999", "81K", "7.0", "0.5", "64u", "12345"]
         );
         assert!(lines[11].starts_with("q quit") && lines[11].contains("sort: calls"), "{lines:#?}");
         let lines = drawn(&state(Tab::Connections), &view());

@@ -49,6 +49,8 @@ pub struct Row {
     pub spins: f64,
     /// Sleeps, in a second.
     pub sleeps: f64,
+    /// Within so many microseconds 99 of 100 wake-ups made its threads run.
+    pub wake: Option<u64>,
     /// Connections that stayed on TCP, so far.
     pub fallbacks: u64,
 }
@@ -68,6 +70,8 @@ pub enum Sort {
     Spins,
     /// Sleeps.
     Sleeps,
+    /// Latency of wake-ups, the longest first.
+    Wake,
     /// Fallbacks.
     Fallbacks,
     /// Process id, the lowest first.
@@ -86,7 +90,8 @@ impl Sort {
             Rx => Conns,
             Conns => Spins,
             Spins => Sleeps,
-            Sleeps => Fallbacks,
+            Sleeps => Wake,
+            Wake => Fallbacks,
             Fallbacks => Pid,
             Pid => Command,
             Command => Calls,
@@ -102,6 +107,7 @@ impl Sort {
             Sort::Conns => b.connections.cmp(&a.connections),
             Sort::Spins => by(|row| row.spins),
             Sort::Sleeps => by(|row| row.sleeps),
+            Sort::Wake => b.wake.cmp(&a.wake),
             Sort::Fallbacks => b.fallbacks.cmp(&a.fallbacks),
             Sort::Pid => Ordering::Equal,
             Sort::Command => a.command.cmp(&b.command),
@@ -129,6 +135,8 @@ pub struct Totals {
     pub spins: f64,
     /// Sleeps in a second.
     pub sleeps: f64,
+    /// Microseconds within which half of the wake-ups made the sleeper run, and 99 of 100.
+    pub wake: [Option<u64>; 2],
     /// Ends that stayed on TCP so far.
     pub fallbacks: u64,
     /// Their most frequent reason.
@@ -171,6 +179,8 @@ impl View {
 fn totals(before: &Sample, now: &Sample, rate: impl Fn(u64, u64) -> f64) -> Totals {
     let (then, stats) = (&before.stats, &now.stats);
     let reasons = stats.connections.reasons.iter();
+    let same = then.broker == stats.broker;
+    let wakeups = if same { stats.wakeups.since(&then.wakeups) } else { stats.wakeups.clone() };
     let on_lanes =
         |sample: &Sample| sample.connections.connections.iter().filter(|c| c.mode == "SMCD").count();
     Totals {
@@ -182,6 +192,7 @@ fn totals(before: &Sample, now: &Sample, rate: impl Fn(u64, u64) -> f64) -> Tota
         calls: rate(then.tx.calls + then.rx.calls, stats.tx.calls + stats.rx.calls),
         spins: rate(then.spins, stats.spins),
         sleeps: rate(then.sleeps, stats.sleeps),
+        wake: [0.5, 0.99].map(|q| wakeups.quantile(q)),
         fallbacks: stats.connections.fallback,
         reason: reasons.max_by_key(|r| r.client + r.server).map_or(String::new(), |r| r.key.clone()),
         revoked: stats.connections.revoked,
@@ -206,6 +217,7 @@ fn processes(before: &Sample, now: &Sample, rate: impl Fn(u64, u64) -> f64) -> V
             calls: rate(then.tx_calls + then.rx_calls, one.tx_calls + one.rx_calls),
             spins: rate(then.spins, one.spins),
             sleeps: rate(then.sleeps, one.sleeps),
+            wake: one.wakeups.since(&then.wakeups).quantile(0.99),
             fallbacks: one.fallback,
             ..Row::default()
         }
@@ -250,6 +262,16 @@ pub fn short(rate: f64) -> String {
     }
 }
 
+/// Microseconds in at most four characters: `64u`, `2.0m`, `-`.
+pub fn brief(us: Option<u64>) -> String {
+    match us {
+        None => "-".into(),
+        Some(us) if us < 1000 => format!("{us}u"),
+        Some(us) if us < 9950 => format!("{:.1}m", us as f64 / 1e3),
+        Some(us) => format!("{:.0}m", us as f64 / 1e3),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,6 +285,12 @@ mod tests {
     }
 
     #[test]
+    fn latencies_are_brief() {
+        let shown = [None, Some(1), Some(512), Some(1024), Some(16384)].map(brief);
+        assert_eq!(shown, ["-", "1u", "512u", "1.0m", "16m"]);
+    }
+
+    #[test]
     fn every_column_has_its_turn() {
         let (mut sort, mut turns) = (Sort::Calls, 0);
         loop {
@@ -271,7 +299,7 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(turns, 9);
+        assert_eq!(turns, 10);
     }
 
     #[test]

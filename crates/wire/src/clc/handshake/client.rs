@@ -84,9 +84,9 @@ impl Client {
                 self.held.own = Some(own.token);
                 self.confirm(local, accepted, own, out)
             }
-            (State::Attaching(_) | State::Registering(_), Input::Refused(reason)) => {
-                self.decline(local, reason, out)
-            }
+            // The caller is told already, and revokes.
+            (State::Open, Input::Refused(_)) => go(Next::Wait),
+            (_, Input::Refused(reason)) => self.decline(local, reason, out),
             (State::AwaitAccept, Input::Timeout) => self.decline(local, Reason::ConfirmTimeout, out),
             (_, Input::Timeout) => self.decline(local, Reason::HandshakeTimeout, out),
             (_, unasked) => let_go(&unasked),

@@ -142,7 +142,7 @@ pub enum Input<'a> {
     Registered(Dmb),
     /// The device attached the DMB that [`Next::Attach`] asked for, and says how large it is.
     Attached(Dmb),
-    /// The device refused what was asked last.
+    /// The device refused what was asked last, or this end wants no lane any more.
     Refused(Reason),
     /// Nothing happened for as long as the caller cared to wait.
     Timeout,
@@ -218,9 +218,13 @@ impl Held {
     }
 
     fn decline<'o>(self, local: &LocalDevice, reason: Reason, out: &'o mut Outbox) -> Step<'o> {
-        let send = write(Message::Decline(Decline::new(local.peer_id, reason)), out);
-        Step { send, ..self.fall_back(reason, 0) }
+        Step { send: decline(local, reason, out), ..self.fall_back(reason, 0) }
     }
+}
+
+/// The Decline of an end that wants no lane, whatever the other is about to say.
+pub fn decline<'o>(local: &LocalDevice, reason: Reason, out: &'o mut Outbox) -> Option<&'o [u8]> {
+    write(Message::Decline(Decline::new(local.peer_id, reason)), out)
 }
 
 /// What to do with an answer of the device that is not, or no longer, waited for.

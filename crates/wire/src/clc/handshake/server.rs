@@ -72,9 +72,9 @@ impl Server {
                 self.state = State::Open;
                 go(Next::Open(opened))
             }
-            (State::Registering(_) | State::Attaching(_), Input::Refused(reason)) => {
-                self.decline(local, reason, out)
-            }
+            // The caller is told already, and revokes.
+            (State::Open, Input::Refused(_)) => go(Next::Wait),
+            (_, Input::Refused(reason)) => self.decline(local, reason, out),
             (State::AwaitProposal | State::AwaitConfirm(..), Input::Timeout) => {
                 self.decline(local, Reason::ConfirmTimeout, out)
             }

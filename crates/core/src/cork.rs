@@ -1,0 +1,150 @@
+//! TCP_CORK and MSG_MORE on a lane: bytes that their sender holds back, as tcp(7) says: until it sends without, takes the
+//! cork away, sets TCP_NODELAY, ends its stream or has held them for 200 ms.
+//!
+//! Nobody of ours could wake up then, so they are published like any others, with a word beside them that says from
+//! where on they are held, and since when. The reader overlooks them, and does not sleep past that time. What
+//! ends a lane (END, STOP, a take-back, the sender's death) knows nothing of this: they are bytes of the ring.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::lane::{Cursor, Dmb, Held, Side, Words};
+
+use crate::table::{self, Conn};
+use crate::tls::critical;
+use crate::{clock, process, sys, tx, wait};
+
+/// So long TCP holds an incomplete segment back, microseconds: its least retransmission time (tcp(7), TCP_CORK).
+const MOST_US: u64 = 200_000;
+/// A segment on loopback, bytes: what fills it goes out.
+const SEGMENT: u64 = 65_483;
+/// SIOCOUTQNSD (include/uapi/linux/sockios.h): bytes not sent yet.
+pub const SIOCOUTQNSD: libc::c_ulong = 0x894B;
+
+/// Whether a send call with these flags holds back what it sends.
+#[inline]
+pub fn holds(conn: Conn, flags: i32) -> bool {
+    flags & libc::MSG_MORE != 0 || conn.block.corked.load(Ordering::Relaxed) != 0
+}
+
+/// Before `n` bytes at `offset` are published: says whether the reader need not be told of them, because it was told of
+/// the time until which it overlooks what is held. Under the send lock.
+#[inline]
+pub fn before_publish(half: &Half, dmb: &Dmb, offset: u64, n: usize, holds: bool) -> bool {
+    let held = Held(half.held.load(Ordering::Relaxed));
+    (holds || held != Held::NOTHING) && decide(half, dmb, held, offset..offset + n as u64, holds)
+}
+
+#[cold]
+fn decide(half: &Half, dmb: &Dmb, held: Held, bytes: core::ops::Range<u64>, holds: bool) -> bool {
+    if !holds {
+        forget(half, dmb.words());
+        return false;
+    }
+    let now = clock::ticks();
+    let goes_on = held.left(now, clock::from_us(MOST_US)) > 0;
+    let first = if goes_on { bytes.end - held.before(bytes.end) } else { bytes.start };
+    // A ring that nobody empties must not be full of them.
+    let segment = SEGMENT.min(dmb.window() / 2);
+    let complete = (bytes.end - first) / segment * segment;
+    let next = if goes_on && complete == 0 { held.moved(first) } else { Held::new(first + complete, now) };
+    half.held.store(next.0, Ordering::Relaxed);
+    dmb.words().hold(next);
+    if !goes_on && let Some(header) = process::header() {
+        header.corked.fetch_add(1, Ordering::Relaxed);
+    }
+    goes_on && complete == 0
+}
+
+/// Nothing is held any more. Under the send lock.
+pub fn forget(half: &Half, words: &Words) {
+    words.show(Held(half.held.swap(0, Ordering::Relaxed)));
+}
+
+/// What is held goes out.
+pub fn flush(conn: Conn) {
+    let half = &conn.block.tx;
+    if half.held.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let _critical = critical();
+    let guard = half.lock.lock();
+    let Some(dmb) = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else { return };
+    forget(half, dmb.words());
+    drop(guard);
+    wait::notify(conn.block, dmb.words(), Side::Readers);
+}
+
+/// setsockopt(2) has set TCP_CORK or TCP_NODELAY to `on`.
+pub fn option_set(fd: i32, name: i32, on: bool) {
+    let Some(conn) = table::conn(fd) else { return };
+    let cork = name == libc::TCP_CORK;
+    if cork {
+        conn.block.corked.store(u8::from(on), Ordering::Relaxed);
+    }
+    // TCP_NODELAY pushes what is held, also where the cork stays for what follows.
+    if on != cork {
+        flush(conn);
+    }
+}
+
+/// A lane is about to begin: what TCP holds back comes before its bytes, and what the socket's options are holds for it.
+pub fn lane_begins(conn: Conn, fd: i32) {
+    let on = |name| sys::option::<i32>(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
+    conn.block.corked.store(u8::from(on(libc::TCP_CORK) != 0), Ordering::Relaxed);
+    conn.block.tx.held.store(0, Ordering::Relaxed);
+    if sys::queue(fd, SIOCOUTQNSD).is_ok_and(|bytes| bytes > 0) {
+        let before = on(libc::TCP_NODELAY);
+        for value in [1, before] {
+            let _ = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &value);
+        }
+    }
+}
+
+/// SIOCOUTQNSD: bytes that are held now.
+pub fn unsent_bytes(conn: Conn) -> usize {
+    let half = &conn.block.tx;
+    let _guard = half.lock.lock();
+    let held = Held(half.held.load(Ordering::Relaxed));
+    if held.left(clock::ticks(), clock::from_us(MOST_US)) == 0 {
+        return 0;
+    }
+    held.before(half.cursor.load(Ordering::Relaxed)) as usize
+}
+
+/// Of what was published up to `prod`, how much the reader may see. Nothing that it has seen is held any more. Without
+/// locks, or under the receive lock.
+#[inline]
+pub fn shown(half: &Half, words: &Words, prod: Cursor) -> u64 {
+    let held = words.held();
+    if held == Held::NOTHING { prod.offset() } else { overlooked(half, held, prod) }
+}
+
+/// Whether all between the reader's cursor `at` and `prod` is overlooked. Without locks, or under the receive lock.
+#[inline]
+pub fn hides(half: &Half, words: &Words, prod: Cursor, at: Cursor) -> bool {
+    let held = words.held();
+    let is_plain = || prod == Cursor::new(at.generation(), prod.offset());
+    held != Held::NOTHING && is_plain() && overlooked(half, held, prod) == at.offset()
+}
+
+#[cold]
+fn overlooked(half: &Half, held: Held, prod: Cursor) -> u64 {
+    let over =
+        prod.has(Cursor::END | Cursor::STOP) || held.left(clock::ticks(), clock::from_us(MOST_US)) == 0;
+    let hidden = if over { 0 } else { held.before(prod.offset()) };
+    let seen = half.other.load(Ordering::Relaxed).min(prod.offset());
+    prod.offset().saturating_sub(hidden).max(seen)
+}
+
+/// Nanoseconds after which more can be seen though nobody says so; `None` where nothing is held. Of a reader about to
+/// sleep, within a critical section.
+pub fn sleeps_at_most(half: &Half) -> Option<u64> {
+    let dmb = crate::rx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)?;
+    let (prod, held) = (dmb.words().prod(), dmb.words().held());
+    if held.before(prod.offset()) == 0 {
+        return None;
+    }
+    let left = held.left(clock::ticks(), clock::from_us(MOST_US));
+    (left > 0).then(|| clock::to_ns(left))
+}
