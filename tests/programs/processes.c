@@ -98,8 +98,8 @@ static void turns_server(int fd) {
 }
 
 /* -- one direction each: the child only writes, the parent only reads -- */
-static void split_server(int fd) {
-    uint64_t seed = 3, hash = HASH_START;
+static void split(int fd, uint64_t seed) {
+    uint64_t hash = HASH_START;
     pid_t child = forked();
     if (child == 0) {
         for (int i = 0; i < 20; i++) {
@@ -114,25 +114,15 @@ static void split_server(int fd) {
     }
     say("child: %d", ended_with(child));
     say("read %016lx", hash);
+}
+
+static void split_server(int fd) {
+    split(fd, 3);
     shutdown(fd, SHUT_WR);
 }
 
 static void split_client(int fd) {
-    uint64_t seed = 4, hash = HASH_START;
-    pid_t child = forked();
-    if (child == 0) {
-        for (int i = 0; i < 20; i++) {
-            rng_fill(&seed, data, 50000);
-            send_all(fd, data, 50000);
-        }
-        _exit(0);
-    }
-    for (int i = 0; i < 20; i++) {
-        recv_all(fd, data, 50000);
-        hash = hash_more(hash, data, 50000);
-    }
-    say("child: %d", ended_with(child));
-    say("read %016lx", hash);
+    split(fd, 4);
     sees_the_end(fd);
 }
 
