@@ -74,4 +74,6 @@ def test_nothing_grows(world, bed, descriptors):
     # its next call.
     most = at_first["descriptors"] + 24 + CONNECTIONS // 8
     until(lambda: held(server.pid)["descriptors"] <= most, lambda: f"at most {most} descriptors; {held(server.pid)}")
+    broker = accel.broker.proc.pid
+    until(lambda: held(broker)["descriptors"] <= 64, lambda: f"the broker lets go of all DMBs: {held(broker)}")
     assert accel.broker.proc.popen.poll() is None
