@@ -13,6 +13,7 @@
 //! | woken | 0x188, 0x208 | who wakes a nap | who napped | lie in the other's statistics of wake-ups |
 //! | window | 0x008 | S | R | give R other bytes of the ring than were written: they are S's bytes anyway |
 //! | held | 0x010 | S | R | have R overlook bytes of S's for a while: as if S had sent them later |
+//! | lent | 0x018 | S | R | see [`crate::loans`], as what follows from 0x280 on |
 //!
 //! The ring *grows in place*: of the DMB's capacity only a window is used, byte `o` of the lane lies at `o` modulo
 //! the window. S doubles it only while both windows put all that is unread at the same places, so that R may read it
@@ -22,6 +23,7 @@
 //! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Whatever is read here is
 //! one copy, checked by the caller against its private cursor before use.
 
+use crate::loans::Loans;
 use crate::primitive::{Ordering, SharedU64, full_fence_after_rmw};
 use crate::region::Region;
 
@@ -130,19 +132,27 @@ impl Held {
     }
 }
 
-/// A word alone on its pair of cache lines; but for prod, which the window and what is held follow, and for the wait
+/// A word alone on its pair of cache lines; but for prod, which the window, what is held and the count of loans follow, and for the wait
 /// words, each followed by when it was last answered.
 #[repr(C, align(128))]
-struct Line(SharedU64, SharedU64, SharedU64);
+pub(crate) struct Line(pub(crate) SharedU64, SharedU64, SharedU64, pub(crate) SharedU64);
+
+impl Line {
+    pub(crate) fn new() -> Self {
+        Self(SharedU64::new(0), SharedU64::new(0), SharedU64::new(0), SharedU64::new(0))
+    }
+}
+
 
 /// The words at the start of a DMB.
 #[repr(C)]
 pub struct Words {
-    prod: Line,
+    pub(crate) prod: Line,
     cons: Line,
     start: Line,
     rwait: Line,
     wwait: Line,
+    pub(crate) loans: Loans,
 }
 
 #[cfg(not(loom))]
@@ -192,6 +202,10 @@ impl Words {
     pub const CONS_AT: usize = core::mem::offset_of!(Words, cons);
     /// Where the window is.
     pub const WINDOW_AT: usize = Self::PROD_AT + size_of::<SharedU64>();
+    /// Where the count of loans is.
+    pub const LENT_AT: usize = Self::WINDOW_AT + 2 * size_of::<SharedU64>();
+    /// Where the loans begin: the witness, the answer, the slots.
+    pub const LOANS_AT: usize = core::mem::offset_of!(Words, loans);
     /// Where the writers' wait word is.
     pub const WWAIT_AT: usize = core::mem::offset_of!(Words, wwait);
 }
@@ -199,8 +213,9 @@ impl Words {
 impl Words {
     /// Words of a DMB never granted.
     pub fn new() -> Self {
-        let line = || Line(SharedU64::new(0), SharedU64::new(0), SharedU64::new(0));
-        Self { prod: line(), cons: line(), start: line(), rwait: line(), wwait: line() }
+        let line = Line::new;
+        let loans = Loans::new();
+        Self { prod: line(), cons: line(), start: line(), rwait: line(), wwait: line(), loans }
     }
 
     /// Receiver, under its lock, with no lane of an earlier generation unfinished: offers generation `g`.

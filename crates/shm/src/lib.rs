@@ -6,6 +6,7 @@
 pub mod arena;
 pub mod grace;
 pub mod lane;
+pub mod loans;
 pub mod lock;
 pub mod notices;
 pub mod pages;

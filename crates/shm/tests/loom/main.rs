@@ -9,6 +9,7 @@ mod bell;
 mod cq;
 mod grace;
 mod lane;
+mod loans;
 mod wake;
 
 use std::sync::Arc;
