@@ -61,7 +61,8 @@ static int read_all(int fd, struct numbers *numbers) {
     int ranges = 0;
     for (; read_notice(fd, &notice); ranges++) {
         expect(notice.first == numbers->next && (int)(notice.last - notice.first) >= 0, "numbers follow each other");
-        expect(notice.code == SO_EE_CODE_ZEROCOPY_COPIED, "on one host the bytes are copied");
+        /* On one host the kernel copies; a lane does not have to (lent.c). */
+        expect(notice.code == SO_EE_CODE_ZEROCOPY_COPIED || (notice.code == 0 && getenv("SHUNPIKE_SOCKET")), "copied");
         numbers->next = notice.last + 1;
     }
     return ranges;

@@ -35,6 +35,8 @@ pub struct Post {
 
 struct Member {
     identity: Identity,
+    /// Its process, if that and its peers may read each other's memory; else 0.
+    reader: u32,
     doorbells: Vec<Rc<OwnedFd>>,
     /// The connection that last nominated from each block of the arena.
     blocks: HashMap<u32, ConnId>,
@@ -102,7 +104,24 @@ impl Exchange {
     /// A session begins. Its peers are given `doorbells`.
     pub fn begin_session(&mut self, session: SessionId, identity: Identity, doorbells: Vec<OwnedFd>) {
         let doorbells = doorbells.into_iter().map(Rc::new).collect();
-        self.members.insert(session, Member { identity, doorbells, blocks: HashMap::new() });
+        self.members.insert(session, Member { identity, reader: 0, doorbells, blocks: HashMap::new() });
+    }
+
+    /// The session's process and its peers of the same user may try to read each other's memory.
+    pub fn lets_read(&mut self, session: SessionId, pid: u32) {
+        if let Some(member) = self.members.get_mut(&session) {
+            member.reader = pid;
+        }
+    }
+
+    /// The process of `peer`, where that of `own` may be told of it: 0 if not.
+    fn readable(&self, own: Party, peer: Party) -> u32 {
+        match [own, peer].map(|party| self.members.get(&party.session)) {
+            [Some(own), Some(peer)] if own.reader != 0 && own.identity.uid == peer.identity.uid => {
+                peer.reader
+            }
+            _ => 0,
+        }
     }
 
     /// A session has ended: all it held is let go, and its peers are told.
@@ -403,6 +422,7 @@ impl Exchange {
                 side,
                 first_contact,
                 doorbells: count,
+                peer: self.readable(own, peer),
             };
             self.posts.push(Post { to: own.session, message, fds });
         }

@@ -95,6 +95,9 @@ fn advice(reason: Reason) -> &'static str {
             "the peer was stopped or too slow to read; sysctl grace_ms says for how long that is borne"
         }
         Reason::PeerViolation => "the peer wrote nonsense into shared memory: look at that program",
+        Reason::LentUnreadable => {
+            "the sender was killed, or unmapped memory before the notice of its MSG_ZEROCOPY call had come"
+        }
         Reason::Indirect => {
             "the same addresses exist in several network namespaces at once, and nothing tells them apart"
         }

@@ -139,10 +139,26 @@ pub fn boot_id() -> String {
 /// Whether a process, as SO_PEERCRED names it, is in the very pid namespace that we are in, and in none
 /// below. False where /proc does not tell.
 pub fn shares_our_pids(pid: u32) -> bool {
+    has_our_pids(pid, &status_of(pid))
+}
+
+/// Whether a process may be told of others by their numbers, for process_vm_readv(2): it names them as we do, and no filter
+/// of system calls would end it for that call.
+pub fn may_read_others(pid: u32) -> bool {
+    let status = status_of(pid);
+    let is_filtered =
+        status.lines().find_map(|line| line.strip_prefix("Seccomp:")).is_none_or(|mode| mode.trim() != "0");
+    !is_filtered && has_our_pids(pid, &status)
+}
+
+fn status_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
+}
+
+fn has_our_pids(pid: u32, status: &str) -> bool {
     // A /proc of another namespace would tell of other processes.
     let is_ours = std::fs::read_link("/proc/self")
         .is_ok_and(|link| link.as_os_str() == &*std::process::id().to_string());
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let names = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     is_ours && pid != 0 && names.is_some_and(|names| names.split_whitespace().count() == 1)
 }

@@ -11,7 +11,7 @@ use crate::metrics::{self, Metrics};
 use crate::policy::{self, Identity, Policy};
 use crate::query::System;
 use crate::rate::Rates;
-use crate::runtime::Place;
+use crate::runtime::{self, Place};
 use crate::sequence::SequenceReader;
 use crate::session::{Kind, Peer, Program, Sent, Session};
 use crate::settings::Settings;
@@ -440,6 +440,9 @@ impl Server {
         session.closing = version != session::VERSION;
         if !session.closing {
             self.exchange.begin_session(id, session.peer.identity.clone(), bells);
+            if runtime::may_read_others(session.peer.pid) {
+                self.exchange.lets_read(id, session.peer.pid);
+            }
         }
         let sent = session.post(&welcome, fds);
         self.note(id, sent);

@@ -98,6 +98,9 @@ pub fn advice(reason: Reason) -> &'static str {
         Revoked => "Asked for with 'shunpike revoke' or by switching the device off.",
         GraceExceeded => "The peer was stopped or very slow; the lane opens again when it reads.",
         GenerationsSpent => "Nothing for this connection; a new one starts afresh.",
+        LentUnreadable => {
+            "The sender was killed, or gave memory away that it had sent with MSG_ZEROCOPY: it must wait for its notice."
+        }
         PeerViolation | Sync => {
             "The peer sent what the protocol does not allow: do not trust it, or see whether versions differ."
         }

@@ -50,8 +50,34 @@ impl<'a> Bufs<'a> {
         })
     }
 
+    /// The first of the next stretches with at least `least` bytes, or `part` where it is the rest of a buffer with as many:
+    /// bytes before it, its address, its length.
+    pub fn first_of(&self, least: usize, part: usize) -> Option<(usize, *const u8, usize)> {
+        let (mut skip, mut before) = (self.done, 0);
+        for one in self.iov {
+            let skipped = skip.min(one.iov_len);
+            skip -= skipped;
+            let len = (one.iov_len - skipped).min(self.left() - before);
+            if len >= if skipped > 0 && one.iov_len >= least { part } else { least } {
+                return Some((before, one.iov_base.cast::<u8>().wrapping_add(skipped), len));
+            }
+            before += len;
+        }
+        None
+    }
+
+    /// Address of the next byte; null behind the last.
+    pub fn address(&self) -> *mut u8 {
+        self.stretches(1).next().map_or(core::ptr::null_mut(), |(base, _)| base)
+    }
+
     /// The next stretches up to `limit` bytes, for a kernel call. Returns how many entries of `to` are set.
     pub fn for_kernel(&self, to: &mut [libc::iovec; KERNEL_IOV], limit: usize) -> usize {
+        self.for_kernel_at(to, limit)
+    }
+
+    /// The same for a part of such a vector.
+    pub fn for_kernel_at(&self, to: &mut [libc::iovec], limit: usize) -> usize {
         let mut n = 0;
         for ((base, len), slot) in self.stretches(limit).zip(to.iter_mut()) {
             *slot = libc::iovec { iov_base: base.cast(), iov_len: len };
@@ -131,6 +157,10 @@ mod tests {
         assert_eq!(bufs.left(), 8);
         let found: Vec<_> = bufs.stretches(4).map(|(at, n)| (at as usize - base as usize, n)).collect();
         assert_eq!(found, [(2, 1), (3, 3)]);
+        assert_eq!(bufs.first_of(7, 7), Some((1, base.wrapping_add(3).cast_const(), 7)));
+        assert_eq!(bufs.first_of(3, 1), Some((0, base.wrapping_add(2).cast_const(), 1)));
+        assert_eq!(bufs.first_of(8, 1), None);
+        assert_eq!(bufs.address(), base.wrapping_add(2));
         bufs.advance(100);
         assert_eq!((bufs.left(), bufs.stretches(9).count()), (0, 0));
     }

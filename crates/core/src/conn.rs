@@ -10,6 +10,7 @@ use shunpike_wire::{DmbToken, Reason};
 
 use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
+use crate::zerocopy::lending;
 use crate::{
     clock, device, eager, epoll, link, process, ready, rx, session, sys, tenants, trace, tx, upgrade, wait,
     window, zerocopy,
@@ -151,6 +152,9 @@ pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
 pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
     rouse(conn.block, half);
     window::closed(half);
+    if core::ptr::eq(half, &conn.block.tx) {
+        lending::over(conn.block);
+    }
     let base = half.dmb.swap(0, Ordering::AcqRel);
     let len = HEADER + half.ring.load(Ordering::Relaxed) as usize;
     let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
@@ -190,6 +194,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
     let block = conn.block;
     let plain = |half: &Half| half.mode.load(Ordering::Acquire) == mode::PLAIN;
     block.unsettled.store(0, Ordering::Relaxed);
+    zerocopy::told(conn);
     tx::attend(conn, fd);
     if plain(&block.rx) && plain(&block.tx) {
         // A lane that was opened and never begun; another thread may be beginning it.
@@ -294,6 +299,7 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
 /// At exit: what the peer wants back goes out, unread bytes reset the connection as on TCP, and what a forked
 /// process held, it holds no more.
 pub fn at_exit() {
+    lending::recall_all();
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let _critical = critical();
@@ -390,6 +396,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
         abandon_handshake(conn, fd);
     }
     if !tenants::leave(block) {
+        lending::forget(block);
         return;
     }
     if eager::is_announced(block) {
@@ -418,6 +425,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
             }
         }
     }
+    lending::forget(block);
     block.phase.store(phase::CLOSED, Ordering::Release);
     block.free();
 }

@@ -57,7 +57,7 @@ pub fn repeat(half: &Half, dmb: &Dmb, bufs: &Bufs<'_>, offset: u64, n: usize) ->
 
 /// Where this process keeps what it has peeked at, made if `make`. `None`: nowhere, or there is no memory for it;
 /// then the program sees the ring itself.
-fn copy_of(half: &Half, dmb: &Dmb, make: bool) -> Option<Dmb> {
+pub fn copy_of(half: &Half, dmb: &Dmb, make: bool) -> Option<Dmb> {
     let pid = process::pid();
     if make && half.sndbuf.load(Ordering::Relaxed) == 0 {
         half.peeker.store(pid, Ordering::Relaxed);

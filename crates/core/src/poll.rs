@@ -83,7 +83,9 @@ fn poll_with(
         if n > 0 || timeout == Some(0) {
             return Ok(n);
         }
-        if lanes && wait::spin(|| any_changed(fds)) {
+        // Who waits for notices alone waits for the receiver's copying: too long to spin.
+        let wants = |one: &libc::pollfd| one.events != 0;
+        if lanes && fds.iter().any(wants) && wait::spin(|| any_changed(fds)) {
             continue;
         }
         let left = match conn::remaining(deadline) {
@@ -189,7 +191,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
         }
         if tx::owes(&block.tx) {
             events |= libc::POLLOUT;
-        } else if one.events & (libc::POLLOUT | libc::POLLWRNORM) != 0 {
+        } else if one.events & (libc::POLLOUT | libc::POLLWRNORM) != 0 || block.notices.pending() != 0 {
             match tx::dmb(&block.tx).filter(|_| block.tx.mode.load(Ordering::Relaxed) == mode::LANE) {
                 Some(dmb) => {
                     wait::declare(block, &block.tx, dmb.words(), Side::Writers, cq);

@@ -10,6 +10,7 @@ use shunpike_wire::Reason;
 
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
+use crate::zerocopy::lending;
 use crate::{clock, conn, device, eager, epoll, readers, session, tenants, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
@@ -249,6 +250,8 @@ pub fn before_fork() {
     session::hold_across_fork();
     epoll::hold_across_fork();
     share_with_child();
+    // From here on nothing is lent, as the connections are shared.
+    lending::recall_all();
     ARENA.hold();
     HOMES.hold();
     device::hold_across_fork();
@@ -319,6 +322,7 @@ pub fn after_fork_in_child() {
     session::after_fork_in_child();
     eager::after_fork_in_child();
     device::after_fork_in_child();
+    lending::after_fork_in_child();
 }
 
 /// The parent's arenas stay mapped: inherited connections live in them. New ones get our own.

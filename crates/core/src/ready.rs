@@ -7,6 +7,7 @@ use shunpike_shm::lane::Dmb;
 
 use crate::table::Conn;
 use crate::tls::critical;
+use crate::zerocopy::lending;
 use crate::{clock, conn, cork, rx, tx};
 
 /// Bits of a readable connection.
@@ -25,7 +26,7 @@ pub struct Level {
     pub seen: Seen,
     /// Where the directions ran when it ended.
     pub modes: (u32, u32),
-    /// A writer waits on a full ring: the grace runs.
+    /// A writer waits on a full ring, or notices are to come of what was lent: the grace runs.
     pub full: bool,
     /// Nanoseconds after which more can be seen though nobody says so.
     pub bound: Option<u64>,
@@ -42,7 +43,7 @@ pub struct Seen {
     produced: u64,
     /// Calls that have found no room.
     starved: u32,
-    /// Number of the next call with a notice.
+    /// Number behind the last notice.
     noticed: u32,
 }
 
@@ -53,7 +54,7 @@ impl Seen {
     fn of(block: &Block) -> Self {
         let shown = |dmb: Dmb| cork::shown(&block.rx, dmb.words(), dmb.words().prod());
         let produced = rx::dmb(&block.rx).map_or(u64::MAX, shown);
-        Self { produced, starved: block.tx.starved.load(Ordering::Relaxed), noticed: block.notices.next() }
+        Self { produced, starved: block.tx.starved.load(Ordering::Relaxed), noticed: block.notices.told() }
     }
 }
 
@@ -83,8 +84,13 @@ pub fn modes(block: &Block) -> (u32, u32) {
     (block.rx.mode.load(Ordering::Acquire), block.tx.mode.load(Ordering::Acquire))
 }
 
+/// Whether a registration for `wanted` waits until the peer consumes: until there is room, or a notice.
+pub fn waits_for_writers(block: &Block, wanted: u32, seen: &Seen) -> bool {
+    waits_for_room(block, wanted, seen) || block.notices.pending() != 0
+}
+
 /// Whether a registration for `wanted` waits until the peer makes room.
-pub fn waits_for_room(block: &Block, wanted: u32, seen: &Seen) -> bool {
+fn waits_for_room(block: &Block, wanted: u32, seen: &Seen) -> bool {
     wanted & OUT != 0 && (wanted & EDGE == 0 || block.tx.starved.load(Ordering::Relaxed) != seen.starved)
 }
 
@@ -95,6 +101,10 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     let mut events = 0;
     let mut keep_looking = false;
     tx::attend(conn, fd);
+    let pending = block.notices.pending() != 0;
+    if pending {
+        lending::refresh(conn, fd);
+    }
     // Before the look: what is published from here on is an edge that this look need not have found.
     let seen = Seen::of(block);
     let mut readable = rx::readable(conn, fd);
@@ -128,12 +138,12 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
         events |= ERR;
     }
     let room = tx::has_room(&block.tx);
-    let mut full = false;
+    let mut full = pending && block.notices.pending() != 0;
     if !on_tcp(&block.tx) {
         if room {
             events |= libc::EPOLLOUT as u32;
         } else if wanted & OUT != 0 {
-            full = !tx::overflow(conn, fd);
+            full |= !tx::overflow(conn, fd);
         }
     }
     for (bit, norm) in [(libc::EPOLLIN, libc::EPOLLRDNORM), (libc::EPOLLOUT, libc::EPOLLWRNORM)] {
@@ -172,7 +182,7 @@ pub fn changed(conn: Conn, wanted: u32, seen: &Seen) -> bool {
         && block.tx.mode.load(Ordering::Acquire) == mode::LANE
         && tx::has_room(&block.tx);
     let noticed = block.notices.readable() && (wanted & EDGE == 0 || now.noticed != seen.noticed);
-    readable || writable || noticed || tx::asked_to_leave(&block.tx)
+    readable || writable || noticed || lending::is_due(block) || tx::asked_to_leave(&block.tx)
 }
 
 /// Whether the connection is answered from here.

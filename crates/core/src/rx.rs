@@ -12,6 +12,7 @@ use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Napped, Woken};
+use crate::zerocopy::borrowing::{self, Failure};
 use crate::{clock, cork, eager, link, peek, process, session, sys, tx};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
@@ -221,9 +222,21 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         }
         return if words.cons().has(Cursor::TAKEN) { taken(conn, &dmb, prod, at, fd) } else { Step::Empty };
     }
-    let n = bufs.left().min(unread as usize);
-    if let Err(errno) = peek::deliver(half, &dmb, bufs, offset, n, flags) {
-        return Step::Failed(errno);
+    let mut n = bufs.left().min(unread as usize);
+    let lent = words.lent().0 != half.loans.load(Ordering::Relaxed);
+    let delivered = if lent {
+        lent_bytes(conn, &dmb, bufs, (offset, prod.offset()), n, flags)
+    } else {
+        peek::deliver(half, &dmb, bufs, offset, n, flags).map(|()| n).map_err(Failure::Errno)
+    };
+    match delivered {
+        Ok(delivered) => n = delivered,
+        Err(Failure::Errno(errno)) => return Step::Failed(errno),
+        Err(Failure::Violated) => return violated(conn, fd),
+        Err(Failure::Gone) => {
+            conn::reset(conn, fd, Reason::LentUnreadable);
+            return Step::Failed(Errno::CONNRESET);
+        }
     }
     if flags & libc::MSG_PEEK != 0 {
         // Looked at again: what the sender took back meanwhile is not to be seen here.
@@ -233,10 +246,33 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         Ok(next) => {
             half.cursor.store(next.offset(), Ordering::Relaxed);
             Block::count(half, n);
+            if lent {
+                borrowing::consumed(half, &dmb, next.offset());
+                if borrowing::tells(offset, next.offset(), prod.offset()) {
+                    // Whoever waits for the notice waits for no room.
+                    wait::notify(conn.block, words, Side::Writers);
+                }
+            }
             Step::Data(n)
         }
         Err(_) => taken(conn, &dmb, prod, at, fd),
     }
+}
+
+/// From the ring and from the sender's memory, as it has lent some.
+#[cold]
+fn lent_bytes(
+    conn: Conn,
+    dmb: &Dmb,
+    bufs: &Bufs<'_>,
+    at: (u64, u64),
+    n: usize,
+    flags: i32,
+) -> Result<usize, Failure> {
+    if conn.block.rx.loans.load(Ordering::Relaxed) == 0 {
+        borrowing::probe(conn, dmb);
+    }
+    borrowing::deliver(conn, dmb, bufs, at, n, flags)
 }
 
 /// The DMB as the sender uses it, the producer's word, and how much is unread and may be seen; all checked. `None`: no sender that

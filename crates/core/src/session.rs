@@ -21,6 +21,7 @@ use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
 use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
 use crate::process::{self, BELLS};
+use crate::zerocopy::lending;
 use crate::{clock, eager, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
@@ -135,7 +136,12 @@ pub fn pump() {
 /// by now, as with open files. (A server's worker, forked by root, that gives up root's rights.) At a broker that
 /// serves several users it is that other user, once it opens its session.
 pub fn before_becoming(uid: u32) {
-    if uid != rustix::process::geteuid().as_raw()
+    let other = uid != rustix::process::geteuid().as_raw();
+    if other {
+        // The kernel lets nobody look at its memory from then on (ptrace(2), the dumpable attribute).
+        lending::close();
+    }
+    if other
         && Session::is_private()
         && process::with_arena(|_| ()).is_some()
         && let Some(mut session) = try_lock()

@@ -43,6 +43,13 @@ pub unsafe fn recv_message(fd: i32, message: &mut libc::msghdr, flags: i32) -> R
     unsafe { call(libc::SYS_recvmsg, fd as usize, at, flags as usize, 0, 0, 0) }
 }
 
+/// process_vm_readv(2).
+pub fn read_process(pid: u32, to: &[libc::iovec], from: &[libc::iovec]) -> Res {
+    let (local, remote) = (to.as_ptr() as usize, from.as_ptr() as usize);
+    // SAFETY: both vectors live through the call; the buffers are ours or the program's to be written to.
+    unsafe { call(libc::SYS_process_vm_readv, pid as usize, local, to.len(), remote, from.len(), 0) }
+}
+
 /// sendmsg(2) from the program's buffers; never raises SIGPIPE (the hook does, if the program wants it).
 pub fn send(fd: i32, iov: &[libc::iovec], flags: i32) -> Res {
     // SAFETY: an all-zero msghdr is valid.

@@ -13,6 +13,7 @@ use crate::rx::{tcp_check_us, writable_at};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Napped, Woken};
+use crate::zerocopy::lending;
 use crate::{clock, cork, eager, process, session, sys, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
@@ -126,7 +127,9 @@ fn attempt(
         if conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.tx.enter() {
             return plain(conn, fd, &mut source, call, real);
         }
-        match step(conn, fd, &source, flags, call) {
+        let step = step(conn, fd, &source, flags, call);
+        wait.is_long = call.lends();
+        match step {
             Step::Sent(n) => {
                 source.advance(n);
                 wait.napped = false;
@@ -205,6 +208,26 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
     }
 }
 
+/// The send lock, for who only looks and does not send: what a holder that died had not written down is derived anew.
+pub fn lock(block: &Block) -> shunpike_shm::lock::Guard<'_> {
+    let guard = block.tx.lock.lock();
+    if guard.inherited
+        && let Some(dmb) = dmb(&block.tx)
+    {
+        derive(&block.tx, dmb);
+    }
+    guard
+}
+
+/// The holder of the send lock died: what it published counts, what it only copied does not.
+fn derive(half: &Half, dmb: Dmb) -> Dmb {
+    half.cursor.store(dmb.words().prod().offset(), Ordering::Relaxed);
+    cork::forget(half, dmb.words());
+    let dmb = dmb.as_sent().unwrap_or(dmb);
+    half.window.store(dmb.window() as u32, Ordering::Relaxed);
+    dmb
+}
+
 /// The lane's DMB, the peer's.
 #[inline]
 pub fn dmb(half: &Half) -> Option<Dmb> {
@@ -235,13 +258,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     let words = dmb.words();
     let generation = half.generation.load(Ordering::Relaxed);
     if guard.inherited {
-        // The holder died: what it published counts, what it only copied does not.
-        half.cursor.store(words.prod().offset(), Ordering::Relaxed);
-        cork::forget(half, words);
-        if let Some(sent) = dmb.as_sent() {
-            dmb = sent;
-            half.window.store(dmb.window() as u32, Ordering::Relaxed);
-        }
+        dmb = derive(half, dmb);
     }
     let offset = half.cursor.load(Ordering::Relaxed);
     if offset > MAX_OFFSET || peer_is_gone(half, fd) {
@@ -251,7 +268,10 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if dmb.window() > u64::from(MIN_WINDOW) {
         dmb = window::shrink(half, dmb, offset);
     }
-    let wish = (source.left() as u64).min(CHUNK as u64);
+    let (mut wish, mut from) = ((source.left() as u64).min(CHUNK as u64), core::ptr::null());
+    if call.is_entered() {
+        (wish, from) = call.next(&dmb, source, wish);
+    }
     if wish == 0 {
         // Nothing needs no room, and nobody would look for any.
         return Step::Sent(0);
@@ -276,13 +296,22 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
     }
     let at = Cursor::new(generation, offset);
-    if free == 0 {
+    // What is lent costs the receiver a system call, so it is worth waiting for as much room as poll() tells of.
+    if free == 0 || !from.is_null() && free < wish.min(writable_at(&dmb)) {
         // A receiver that has stopped makes no room any more: who waited for it would wait for ever.
         let prod = words.prod();
         return if prod == at { Step::Full } else { refused(conn, fd, &dmb, prod) };
     }
     let n = free.min(wish).min(limit) as usize;
-    let n = match put(half, &dmb, source, offset, n) {
+    if n < lending::LEAST_PART {
+        from = core::ptr::null();
+    }
+    let done = if from.is_null() {
+        put(half, &dmb, source, offset, n)
+    } else {
+        lending::lend(&dmb, from, n, offset)
+    };
+    let n = match done {
         Ok(n) => n,
         Err(Errno::NOMEM) => {
             // The system has no memory for the ring: TCP's buffers are accounted elsewhere.
@@ -301,6 +330,9 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             half.cursor.store(next.offset(), Ordering::Relaxed);
             half.full_since.store(0, Ordering::Relaxed);
             Block::count(half, n);
+            if call.is_entered() {
+                call.note(&dmb, from, n, offset);
+            }
             drop(guard);
             if quiet {
                 return Step::Sent(n);
@@ -367,6 +399,9 @@ fn peer_is_gone(half: &Half, fd: i32) -> bool {
 
 /// Ends the lane in peace: the receiver drains the ring, then goes on with TCP. Under the send lock.
 pub fn end(conn: Conn, fd: i32, dmb: &Dmb) {
+    if !lending::recall(conn, fd) {
+        return;
+    }
     let generation = conn.block.tx.generation.load(Ordering::Relaxed);
     match dmb.words().flag(generation, Cursor::END, 0) {
         Ok(prod) if prod.has(Cursor::LEAVE) => take_back(conn, fd, dmb),
@@ -451,6 +486,9 @@ pub fn conclude(conn: Conn, fd: i32) {
 /// What the receiver has not read is ours again and goes out by TCP before any other byte. Under the send lock.
 fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     let half = &conn.block.tx;
+    if !lending::recall(conn, fd) {
+        return;
+    }
     let end = half.cursor.load(Ordering::Relaxed);
     // A receiver that lies about what it has read can make us resend at most the ring.
     let from = dmb
@@ -496,6 +534,7 @@ fn pay(conn: Conn, fd: i32, dmb: &Dmb, inherited: bool) -> bool {
 
 /// Plain TCP again. Under the send lock.
 fn leave_plain(conn: Conn, fd: i32) {
+    lending::recall(conn, fd);
     conn.block.tx.mode.store(mode::PLAIN, Ordering::Release);
     conn::lane_closed(conn, fd, &conn.block.tx);
 }
@@ -587,6 +626,8 @@ struct Wait {
     asked: bool,
     /// It napped since there was room: the next wait is a sleep.
     napped: bool,
+    /// Room comes when the reader has read what was lent: no spinning for that.
+    is_long: bool,
     timeout: Option<u64>,
     deadline: Option<u64>,
 }
@@ -597,6 +638,7 @@ impl Wait {
             dontwait: flags & libc::MSG_DONTWAIT != 0,
             asked: false,
             napped: false,
+            is_long: false,
             timeout: None,
             deadline: None,
         }
@@ -617,7 +659,7 @@ impl Wait {
         }
         {
             let _critical = critical();
-            if wait::spin(|| has_room(half)) {
+            if !self.is_long && wait::spin(|| has_room(half)) {
                 return Ok(());
             }
         }

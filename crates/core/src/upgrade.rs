@@ -108,11 +108,11 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
         eager::returned(conn.block);
     }
     match message {
-        FromBroker::Matched { conn, link, slot, side, first_contact, doorbells } => {
+        FromBroker::Matched { conn, link, slot, side, first_contact, doorbells, peer } => {
             matched(
                 session,
                 conn,
-                (link, slot, side),
+                (link, slot, side, peer),
                 first_contact.then_some((&mut fds, doorbells)),
                 first_contact,
             );
@@ -207,7 +207,7 @@ fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
 fn matched(
     session: &mut Session,
     id: ConnId,
-    (number, slot, side): (u32, u16, u8),
+    (number, slot, side, peer): (u32, u16, u8, u32),
     first: Option<(&mut Fds, u8)>,
     first_contact: bool,
 ) {
@@ -239,6 +239,7 @@ fn matched(
     }
     eager::attend();
     link::join(group, conn.block, slot);
+    conn.block.rx.lender.store(peer, Ordering::Relaxed);
     let mut out: Outbox = [0; _];
     let (machine, proposal) = if conn::opener(conn.block) {
         let (client, step) = Client::start(&device, first_contact, number, &mut out);

@@ -1,22 +1,27 @@
 //! MSG_ZEROCOPY: calls that ask for a notice, by whichever way their bytes go.
 //!
-//! A lane copies, and says so in each notice (SO_EE_CODE_ZEROCOPY_COPIED). The kernel does the same for every peer on
-//! this host (skb_orphan_frags_rx, net/core/dev.c), and only such a peer has a lane: so it is no loss that calls are
-//! still ours for a while after a lane has gone (see shm's `notices` for who numbers them, and when).
+//! On a lane large buffers are lent to a receiver that may read our memory (`lending`, `borrowing`). All else is copied, and
+//! its notice says so (SO_EE_CODE_ZEROCOPY_COPIED). The kernel does that for every peer on this host (skb_orphan_frags_rx,
+//! net/core/dev.c), and only such a peer has a lane: so it is no loss that calls are still ours for a while after a lane
+//! has gone (see shm's `notices` for who numbers them, and when).
 //!
 //! Here: a call, its notice, and who is woken by it. `errqueue`: how the program reads them.
 
+pub mod borrowing;
 mod errqueue;
+pub mod lending;
 
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::lane::Dmb;
 use shunpike_wire::Reason;
 
 use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
+use crate::tx::{self, Source};
 use crate::{epoll, link, process, ready, sys, wait};
 
 pub use errqueue::{read, read_bare};
@@ -28,6 +33,9 @@ pub struct Call {
     asks: Option<bool>,
     /// Where it is entered as ours.
     entered: Option<Conn>,
+    /// What it has lent, and whether anything of it was copied.
+    lent: Option<lending::Lent>,
+    copied: bool,
 }
 
 /// Whose a call on TCP is.
@@ -41,7 +49,7 @@ impl Call {
     /// A call with these flags.
     #[inline]
     pub fn new(flags: i32) -> Self {
-        Self { flags, asks: None, entered: None }
+        Self { flags, asks: None, entered: None, lent: None, copied: false }
     }
 
     /// The flags for a call of the kernel that is made in its course.
@@ -68,6 +76,44 @@ impl Call {
         // On a lane it is our turn.
         self.entered = conn.block.notices.enter().then_some(conn);
         Ok(())
+    }
+
+    /// Whether it is one of ours that gets a notice.
+    #[inline]
+    pub fn is_entered(&self) -> bool {
+        self.entered.is_some()
+    }
+
+    /// How many of its next bytes to put on the lane, and where they are lent from: null where they are copied, `wish` at
+    /// most. Under the send lock.
+    #[cold]
+    pub fn next(&self, dmb: &Dmb, source: &Source<'_>, wish: u64) -> (u64, *const u8) {
+        let next = match (self.entered, source) {
+            (Some(conn), Source::Memory(bufs)) => lending::next(conn.block, dmb, bufs),
+            _ => None,
+        };
+        match next {
+            None => (wish, core::ptr::null()),
+            Some(lending::Next::Copy(most)) => (wish.min(most as u64), core::ptr::null()),
+            Some(lending::Next::Lend(from, len)) => (len as u64, from),
+        }
+    }
+
+    /// `n` bytes of it were published at `offset`, lent from `from` or copied. Under the send lock.
+    #[cold]
+    pub fn note(&mut self, dmb: &Dmb, from: *const u8, n: usize, offset: u64) {
+        let Some(conn) = self.entered.filter(|_| !from.is_null()) else {
+            self.copied = true;
+            return;
+        };
+        let lent = lending::lent(conn.block, dmb, from, n, offset);
+        self.copied |= self.lent.zip(lent).is_some_and(|(before, now)| before.was_recalled(&now));
+        self.lent = lent;
+    }
+
+    /// Whether it has lent anything: who waits for room then waits long.
+    pub fn lends(&self) -> bool {
+        self.lent.is_some()
     }
 
     /// The call as a whole goes by TCP. `real` is libc's, with the flags that it is given.
@@ -103,9 +149,23 @@ impl Call {
     /// What it came to. With no lock held.
     #[inline]
     pub fn end(self, fd: i32, outcome: &Outcome) {
+        if self.entered.is_some() {
+            self.leave(fd, outcome);
+        }
+    }
+
+    #[cold]
+    fn leave(self, fd: i32, outcome: &Outcome) {
         if let Some(conn) = self.entered {
             let moved = matches!(outcome, Outcome::Libc(1..) | Outcome::Ours(Ok(1..)));
-            conn.block.notices.leave(moved);
+            {
+                let _critical = critical();
+                let _guard = tx::lock(conn.block);
+                conn.block.notices.leave(moved);
+                if moved {
+                    lending::ended(conn.block, self.lent, self.copied);
+                }
+            }
             if moved {
                 tell(conn);
             }
@@ -121,6 +181,13 @@ fn admit(block: &Block, size: usize) -> Result<(), Errno> {
     let pages = (size as u64 >> 12) + 2;
     let refused = getrlimit(Resource::Memlock).current.is_some_and(|limit| pages > limit >> 12);
     if block.notices.are_full() || refused && !sys::may_lock_memory() { Err(Errno::NOBUFS) } else { Ok(()) }
+}
+
+/// Notices that nobody was told of may have become readable while a lane ended. With no lock held.
+pub fn told(conn: Conn) {
+    if conn.block.notices.readable() {
+        tell(conn);
+    }
 }
 
 /// There is a new notice: whoever sleeps for it looks.

@@ -5,6 +5,7 @@ use core::ffi::{c_char, c_int, c_long, c_void};
 use libc::{aiocb, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
+use shunpike_core::zerocopy::lending;
 use shunpike_core::{conn, process, rings};
 
 /// Takes `fd` off its lane, unread bytes and all.
@@ -46,9 +47,12 @@ const ON_DESCRIPTORS: [c_long; 18] = [
     libc::SYS_close,
 ];
 
-extern "C" fn before_prctl(option: usize, _: usize) {
-    if option as c_int == libc::PR_SET_SECCOMP {
-        process::confine();
+extern "C" fn before_prctl(option: usize, value: usize) {
+    match option as c_int {
+        libc::PR_SET_SECCOMP => process::confine(),
+        // Nobody may look at its memory from then on.
+        libc::PR_SET_DUMPABLE if value == 0 && process::enabled() => lending::close(),
+        _ => {}
     }
 }
 

@@ -167,6 +167,12 @@ pub struct Half {
     pub starved: AtomicU32,
     /// Send: what is held back, our own copy of the lane's word.
     pub held: AtomicU64,
+    /// Send: where the process named by the block's `pid` keeps what it has lent, plus one; 0 nowhere. Receive: process of
+    /// the sender, where its memory may be read; else 0.
+    pub lender: AtomicU32,
+    /// Receive: the sender's count of loans as far as they were consumed. Send: offset at which the oldest call with a
+    /// notice still to come is consumed; 0 none.
+    pub loans: AtomicU64,
 }
 
 /// One connection end.
@@ -363,6 +369,7 @@ impl Block {
                 &half.epoch,
                 &half.starved,
                 &half.peeker,
+                &half.lender,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
@@ -378,6 +385,7 @@ impl Block {
                 &half.full_since,
                 &half.debt_end,
                 &half.held,
+                &half.loans,
             ] {
                 word.store(0, Ordering::Relaxed);
             }

@@ -143,7 +143,6 @@ impl Line {
     }
 }
 
-
 /// The words at the start of a DMB.
 #[repr(C)]
 pub struct Words {

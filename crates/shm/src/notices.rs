@@ -5,8 +5,9 @@
 //! on the lane and also by TCP after it, until every notice has been read and the connection is the kernel's
 //! again. What we have counted is then added to each of the kernel's numbers.
 //!
-//! A call of ours copies, so it is complete when it returns: what is unread is always one range, and all of it says
-//! COPIED. No lock: each word changes by one compare-and-swap, and a process killed between two leaves no gap.
+//! A call of ours that copies is complete when it returns, but its notice comes after those of the calls before it: one
+//! whose memory was lent is complete once that was consumed or taken back (core keeps account of them). What is unread is
+//! always one range with one code. Each word changes by one compare-and-swap, and a process killed between two leaves no gap.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -24,7 +25,7 @@ const STATE: u32 = 3;
 /// The notices of a connection end. See the module.
 #[repr(C, align(64))]
 pub struct Notices {
-    /// Numbers of ours that are unread: the first, and in the low half the one that the next call gets.
+    /// Numbers of ours that are complete and unread: the first, and in the low half the one behind the last.
     unread: AtomicU64,
     /// Whose turn it is.
     turn: AtomicU64,
@@ -37,6 +38,10 @@ pub struct Notices {
     option: AtomicU32,
     /// Completion queues of threads that sleep until there is a notice.
     sleepers: AtomicU32,
+    /// Calls that have a number and are not complete.
+    pending: AtomicU32,
+    /// Whether what is unread was copied: 1. Changes from 1 to 0 only while nothing is unread.
+    copied: AtomicU32,
 }
 
 impl Notices {
@@ -44,7 +49,15 @@ impl Notices {
     pub fn reset(&self) {
         self.unread.store(0, Ordering::Relaxed);
         self.turn.store(0, Ordering::Relaxed);
-        for word in [&self.kernel, &self.kernel_read, &self.ahead, &self.option, &self.sleepers] {
+        for word in [
+            &self.kernel,
+            &self.kernel_read,
+            &self.ahead,
+            &self.option,
+            &self.sleepers,
+            &self.pending,
+            &self.copied,
+        ] {
             word.store(0, Ordering::Relaxed);
         }
     }
@@ -57,6 +70,7 @@ impl Notices {
             (&self.kernel, &other.kernel),
             (&self.kernel_read, &other.kernel_read),
             (&self.ahead, &other.ahead),
+            (&self.copied, &other.copied),
         ] {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
@@ -116,11 +130,11 @@ impl Notices {
             return true;
         }
         let kernel = self.kernel.load(Ordering::Relaxed);
-        if turn & INSIDE != 0 || self.pending() || kernel != self.kernel_read.load(Ordering::Relaxed) {
+        if turn & INSIDE != 0 || self.owed() || kernel != self.kernel_read.load(Ordering::Relaxed) {
             return false;
         }
         // Nobody translates a number of the kernel's now, as all that it gave were read.
-        self.ahead.store(self.next().wrapping_sub(kernel), Ordering::Relaxed);
+        self.ahead.store(self.told().wrapping_sub(kernel), Ordering::Relaxed);
         // A call that came and went since the first look has left its trace in the word.
         let after = turn & !OURS;
         self.turn.compare_exchange(turn, after, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -136,50 +150,84 @@ impl Notices {
         self.turn.fetch_update(Ordering::SeqCst, Ordering::Relaxed, enter).is_ok()
     }
 
-    /// The end of such a call. `moved`: it moved bytes, so it has a number and a notice.
+    /// The end of such a call. `moved`: it moved bytes, so it has a number, which is complete once the caller says so.
+    /// Under the send lock.
     pub fn leave(&self, moved: bool) {
         if moved {
-            let counted = |unread: u64| Some(unread & !INSIDE | u64::from((unread as u32).wrapping_add(1)));
-            // SeqCst, as in `sleep` and its look after: one of the two sees the other.
-            let _ = self.unread.fetch_update(Ordering::SeqCst, Ordering::Relaxed, counted);
+            self.pending.fetch_add(1, Ordering::Relaxed);
         }
         self.turn.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether so many notices are unread that one more could not be told from none.
+    /// Whether calls that are complete can be told of just now: what is unread has the same code, or is nothing.
+    pub fn fits(&self, copied: bool) -> bool {
+        !self.unread() || (self.copied.load(Ordering::Relaxed) == 1) == copied
+    }
+
+    /// So many calls more are complete, in the order of their numbers. Where they do not fit, all that is unread says COPIED:
+    /// that must not be lost. Under the send lock.
+    pub fn complete(&self, calls: u32, copied: bool) {
+        if calls == 0 {
+            return;
+        }
+        // A thread that reads meanwhile takes what was there before: that says COPIED rather than not.
+        if copied || !self.unread() {
+            self.copied.store(u32::from(copied), Ordering::SeqCst);
+        }
+        self.pending.fetch_sub(calls, Ordering::Relaxed);
+        let told = |unread: u64| Some(unread & !INSIDE | u64::from((unread as u32).wrapping_add(calls)));
+        // SeqCst, as in `sleep` and its look after: one of the two sees the other.
+        let _ = self.unread.fetch_update(Ordering::SeqCst, Ordering::Relaxed, told);
+    }
+
+    /// Whether so many notices are unread, or to come, that one more could not be told from none.
     pub fn are_full(&self) -> bool {
         let unread = self.unread.load(Ordering::Relaxed);
-        (unread as u32).wrapping_add(1) == (unread >> 32) as u32
+        let used = (unread as u32).wrapping_sub((unread >> 32) as u32);
+        used.saturating_add(self.pending()) == u32::MAX
     }
 
     /// Whether notices of ours are unread.
     #[inline]
-    fn pending(&self) -> bool {
+    fn unread(&self) -> bool {
         let unread = self.unread.load(Ordering::SeqCst);
         unread >> 32 != unread & INSIDE
+    }
+
+    /// Calls that are not complete.
+    pub fn pending(&self) -> u32 {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Whether notices of ours are unread, or to come.
+    fn owed(&self) -> bool {
+        self.unread() || self.pending() != 0
     }
 
     /// Whether notices of ours are there to be read: not before those of the kernel, which have lower numbers and may still
     /// be on their way.
     #[inline]
     pub fn readable(&self) -> bool {
-        self.are_ours() && self.pending() && !self.kernel_owes()
+        self.are_ours() && self.unread() && !self.kernel_owes()
     }
 
-    /// The number that the next call of ours gets: changes with each.
+    /// The number behind the last one that is complete: changes with each notice.
     #[inline]
-    pub fn next(&self) -> u32 {
+    pub fn told(&self) -> u32 {
         self.unread.load(Ordering::Relaxed) as u32
     }
 
-    /// The unread notices of ours, first and last; they are read now.
-    pub fn take(&self) -> Option<(u32, u32)> {
+    /// The unread notices of ours: first, last, whether they say COPIED; they are read now.
+    pub fn take(&self) -> Option<(u32, u32, bool)> {
+        let mut copied = false;
         let all = |unread: u64| {
             let next = unread & INSIDE;
+            // Of this range or of one with more in it: the numbers only grow.
+            copied = self.copied.load(Ordering::SeqCst) == 1;
             (unread >> 32 != next).then_some(next << 32 | next)
         };
-        let unread = self.unread.fetch_update(Ordering::SeqCst, Ordering::Relaxed, all).ok()?;
-        Some(((unread >> 32) as u32, (unread as u32).wrapping_sub(1)))
+        let unread = self.unread.fetch_update(Ordering::SeqCst, Ordering::SeqCst, all).ok()?;
+        Some(((unread >> 32) as u32, (unread as u32).wrapping_sub(1), copied))
     }
 
     /// The kernel is about to be given a call that it counts: before, as its notice may be read before the call returns.
@@ -229,6 +277,7 @@ mod tests {
         for _ in 0..n {
             assert!(notices.enter());
             notices.leave(true);
+            notices.complete(1, true);
         }
     }
 
@@ -238,18 +287,18 @@ mod tests {
         assert!(notices.untouched() && !notices.enter(), "a new socket's calls are the kernel's");
         (0..3).for_each(|_| notices.kernel_call());
         notices.begin();
-        assert!(!notices.pending());
+        assert!(!notices.owed());
         sends(&notices, 2);
         assert!(notices.kernel_owes() && !notices.readable(), "the kernel's come first");
         assert_eq!(notices.translate((0, 2)), (0, 2));
         assert!(notices.readable() && !notices.end());
-        assert_eq!((notices.take(), notices.take()), (Some((3, 4)), None));
+        assert_eq!((notices.take(), notices.take()), (Some((3, 4, true)), None));
         assert!(!notices.readable() && notices.end() && !notices.enter());
         notices.kernel_call();
         assert_eq!(notices.translate((3, 3)), (5, 5));
         notices.begin();
         sends(&notices, 1);
-        assert_eq!(notices.take(), Some((6, 6)));
+        assert_eq!(notices.take(), Some((6, 6, true)));
     }
 
     #[test]
@@ -259,7 +308,7 @@ mod tests {
         assert!(notices.enter());
         notices.leave(false);
         sends(&notices, 1);
-        assert_eq!(notices.take(), Some((0, 0)));
+        assert_eq!(notices.take(), Some((0, 0, true)));
     }
 
     #[test]
@@ -269,8 +318,10 @@ mod tests {
         assert!(notices.enter());
         assert!(!notices.end());
         notices.leave(true);
+        assert!(!notices.end() && !notices.readable() && notices.take().is_none(), "not complete");
+        notices.complete(1, true);
         assert!(!notices.end());
-        assert_eq!(notices.take(), Some((0, 0)));
+        assert_eq!(notices.take(), Some((0, 0, true)));
         assert!(notices.end() && notices.end(), "and stays ended");
     }
 
@@ -280,12 +331,29 @@ mod tests {
         notices.kernel.store(u32::MAX, Ordering::Relaxed);
         notices.begin();
         sends(&notices, 2);
-        assert_eq!(notices.take(), Some((u32::MAX, 0)));
+        assert_eq!(notices.take(), Some((u32::MAX, 0, true)));
         notices.unread.store(7 << 32 | 5, Ordering::Relaxed);
         assert!(!notices.are_full());
         sends(&notices, 1);
-        assert!(notices.are_full() && notices.pending());
-        assert_eq!(notices.take(), Some((7, 5)));
+        assert!(notices.are_full() && notices.unread());
+        assert_eq!(notices.take(), Some((7, 5, true)));
+    }
+
+    #[test]
+    fn a_range_has_one_code_and_copied_is_never_lost() {
+        let notices = fresh();
+        notices.begin();
+        for _ in 0..4 {
+            assert!(notices.enter());
+            notices.leave(true);
+        }
+        notices.complete(2, false);
+        assert!(notices.fits(false) && !notices.fits(true));
+        assert_eq!((notices.take(), notices.pending()), (Some((0, 1, false)), 2));
+        assert!(notices.fits(true));
+        notices.complete(1, false);
+        notices.complete(1, true);
+        assert_eq!((notices.take(), notices.pending()), (Some((2, 3, true)), 0));
     }
 
     #[test]
@@ -320,10 +388,17 @@ mod tests {
         notices.begin();
         let seen = std::sync::Mutex::new(Vec::new());
         let done = std::sync::atomic::AtomicU32::new(0);
+        let lock = std::sync::Mutex::new(());
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    sends(&notices, 5000);
+                    for _ in 0..5000 {
+                        assert!(notices.enter());
+                        // As under the send lock.
+                        let _locked = lock.lock().expect("whole");
+                        notices.leave(true);
+                        notices.complete(1, true);
+                    }
                     done.fetch_add(1, Ordering::SeqCst);
                 });
             }
@@ -339,7 +414,7 @@ mod tests {
             });
         });
         let seen = seen.into_inner().expect("whole");
-        let ends = seen.iter().scan(0, |next, &(first, last)| {
+        let ends = seen.iter().scan(0, |next, &(first, last, _)| {
             assert_eq!(first, *next);
             *next = last + 1;
             Some(*next)

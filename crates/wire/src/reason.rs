@@ -151,6 +151,7 @@ reasons! {
     GraceExceeded      = 0x0a05_0003, "grace_exceeded", "the peer took no bytes within the grace (stopped?)";
     PeerViolation      = 0x0a05_0004, "peer_violation", "the peer broke the protocol";
     GenerationsSpent   = 0x0a05_0005, "generations_spent", "the lane was reopened as often as its generations allow";
+    LentUnreadable     = 0x0a05_0006, "lent_unreadable", "bytes sent with MSG_ZEROCOPY were gone before they were read";
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! A message that does not parse ends the session, never the process.
 
 /// Version of this protocol; a broker refuses another one in [`Welcome`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Largest message, bytes. A CLC message is at most [`CLC_MAX`] of them.
 pub const MAX: usize = 1024;
 /// Largest CLC message carried, bytes (a full SMCv2.1 proposal needs 688).
@@ -203,6 +203,9 @@ pub enum FromBroker {
         first_contact: bool,
         /// Number of the peer's doorbells, 1..=[`MAX_CQS`].
         doorbells: u8,
+        /// Process of the peer, where the receiver may try to read its memory: they have one user, and one pid namespace
+        /// with the broker. Else 0.
+        peer: u32,
     },
     /// Tuples mirror but the counts of the two ends do not yet: nominate again when quiet.
     Again {
@@ -476,7 +479,7 @@ impl FromBroker {
                     w.put(ueid)?;
                 }
             }
-            FromBroker::Matched { conn, link, slot, side, first_contact, doorbells } => {
+            FromBroker::Matched { conn, link, slot, side, first_contact, doorbells, peer } => {
                 w.u16(2)?;
                 w.u64(conn.0)?;
                 w.u32(link)?;
@@ -484,6 +487,7 @@ impl FromBroker {
                 w.u8(side)?;
                 w.u8(u8::from(first_contact))?;
                 w.u8(doorbells)?;
+                w.u32(peer)?;
             }
             FromBroker::Again { conn } => {
                 w.u16(3)?;
@@ -574,6 +578,7 @@ impl FromBroker {
                 side: u8::from(r.flag()?),
                 first_contact: r.flag()?,
                 doorbells: r.u8()?,
+                peer: r.u32()?,
             },
             3 => FromBroker::Again { conn: r.conn()? },
             4 => FromBroker::Refused { conn: r.conn()?, reason: r.u32()? },

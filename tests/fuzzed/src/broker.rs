@@ -499,7 +499,9 @@ impl<'a> World<'a> {
                 let client = self.clients[at].as_mut().expect("it hears");
                 assert!(!std::mem::replace(&mut client.welcome, true), "welcome twice");
             }
-            FromBroker::Matched { conn, link, slot, side, first_contact, doorbells } => {
+            FromBroker::Matched { conn, link, slot, side, first_contact, doorbells, peer } => {
+                // All clients are this process.
+                assert!(peer == 0 || peer == std::process::id());
                 expected = if first_contact { 1 + usize::from(doorbells) } else { 0 };
                 matched.push(((at, conn.0), Match { link, slot, side, peer: None }));
             }

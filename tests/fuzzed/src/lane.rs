@@ -112,6 +112,10 @@ const CONS: usize = Words::CONS_AT;
 const START: usize = 2 * 128;
 const RWAIT: usize = 3 * 128;
 const WWAIT: usize = 4 * 128;
+const LENT: usize = Words::LENT_AT;
+const ANSWER: usize = Words::LOANS_AT + 128;
+/// The first of the loans: its place, its length, where it is in the sender, its state.
+const SLOT: usize = Words::LOANS_AT + 2 * 128;
 
 /// What the last step left, to compare with.
 #[derive(Copy, Clone, Default)]
@@ -347,6 +351,13 @@ impl World {
             ("tx", WWAIT),
             ("tx", START),
             ("tx", RWAIT),
+            ("rx", LENT),
+            ("rx", SLOT),
+            ("rx", SLOT + 8),
+            ("rx", SLOT + 16),
+            ("rx", SLOT + 24),
+            ("tx", ANSWER),
+            ("tx", LENT),
         ]);
         let memory = if lane == "rx" { &self.rx } else { &self.tx };
         let stands = self.load(memory, at);

@@ -12,7 +12,7 @@ use shunpike_shm::{Region, region};
 use shunpike_wire::session::{ClcBytes, ToBroker};
 
 use crate::dice::Dice;
-use crate::peer::{CONS, Memory, PROD, Peer, RWAIT, START, WINDOW, WWAIT, add, take};
+use crate::peer::{ANSWER, CONS, LENT, Memory, PROD, Peer, RWAIT, START, WINDOW, WWAIT, add, take};
 use crate::session::Session;
 
 /// One thing to do.
@@ -199,7 +199,7 @@ fn value(now: u64, dice: &mut Dice) -> u64 {
     }
 }
 
-const WORDS: [usize; 9] = [PROD, PROD, PROD, WINDOW, CONS, CONS, START, RWAIT, WWAIT];
+const WORDS: [usize; 11] = [PROD, PROD, PROD, WINDOW, CONS, CONS, START, RWAIT, WWAIT, LENT, ANSWER];
 
 fn word(peer: &Peer, session: &Session, dice: &mut Dice) {
     let Some(memory) = any_memory(peer, dice) else { return };

@@ -28,6 +28,10 @@ pub const START: usize = 0x100;
 pub const RWAIT: usize = 0x180;
 /// See [`PROD`].
 pub const WWAIT: usize = 0x200;
+/// See [`PROD`].
+pub const LENT: usize = 0x018;
+/// See [`PROD`].
+pub const ANSWER: usize = 0x300;
 /// Size class of the DMBs that we register: the smallest.
 const CLASS: u8 = 0;
 /// Nothing honest takes as long.

@@ -9,6 +9,7 @@ use shunpike_wire::Reason;
 use super::{drop_end, lane_closed, note, phase, settle};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
+use crate::zerocopy::lending;
 use crate::{link, ready, rx, session, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
@@ -66,6 +67,7 @@ fn is_socket_of(block: &Block, fd: i32) -> bool {
 
 /// Before exec(): connections whose descriptors survive it are handed over, on a lane or not yet.
 pub fn before_exec() {
+    lending::recall_all();
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let survives = rustix::io::fcntl_getfd(session::borrowed(fd))

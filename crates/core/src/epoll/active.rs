@@ -198,7 +198,7 @@ pub(super) fn arm(set: &Set, reg: &Reg, conn: Conn, level: &Level) -> bool {
     {
         wait::arm(&block.rx, dmb.words(), Side::Readers, cq as u8);
     }
-    if ready::waits_for_room(block, reg.events.get(), &reg.seen.get())
+    if ready::waits_for_writers(block, reg.events.get(), &reg.seen.get())
         && let Some(dmb) = tx::dmb(&block.tx)
     {
         wait::arm(&block.tx, dmb.words(), Side::Writers, cq as u8);

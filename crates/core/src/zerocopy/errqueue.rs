@@ -3,7 +3,7 @@
 
 use rustix::io::Errno;
 
-use super::{end_turn, tell};
+use super::{end_turn, lending, tell};
 use crate::conn::Outcome;
 use crate::table::Conn;
 use crate::{session, sys, user};
@@ -97,6 +97,7 @@ unsafe fn next(
     control: &mut Control,
 ) -> Result<usize, Errno> {
     let notices = &conn.block.notices;
+    lending::refresh(conn, fd);
     // The kernel's first, also where they are still on their way: their numbers are the lower ones.
     if notices.kernel_owes() {
         // SAFETY: the caller's word for it.
@@ -106,13 +107,18 @@ unsafe fn next(
         }
         return taken;
     }
-    let Some((info, data)) = notices.take() else {
+    let Some((info, data, copied)) = notices.take() else {
         // A notice of a call that another thread makes just now, or something else than a notice.
         // SAFETY: the caller's word for it.
         return unsafe { kernels(conn, fd, header, flags, control) };
     };
-    let copied =
-        Extended { errno: 0, origin: ORIGIN_ZEROCOPY, kind: 0, code: CODE_COPIED, pad: 0, info, data };
+    // Those that have waited because their code is another.
+    lending::refresh(conn, fd);
+    if notices.readable() {
+        tell(conn);
+    }
+    let code = if copied { CODE_COPIED } else { 0 };
+    let notice = Extended { errno: 0, origin: ORIGIN_ZEROCOPY, kind: 0, code, pad: 0, info, data };
     control.put_time(fd);
     // The socket's own family tells, also where its addresses are IPv4-mapped; behind it the offender's address: none.
     let (level, kind, offender) = match sys::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) {
@@ -120,7 +126,7 @@ unsafe fn next(
         _ => (libc::SOL_IP, libc::IP_RECVERR, size_of::<libc::sockaddr_in>()),
     };
     let mut bytes = [0u8; size_of::<Extended>() + size_of::<libc::sockaddr_in6>()];
-    copied.write(&mut bytes);
+    notice.write(&mut bytes);
     control.put(level, kind, &bytes[..size_of::<Extended>() + offender]);
     header.msg_namelen = 0;
     Ok(0)

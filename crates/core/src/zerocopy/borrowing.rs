@@ -1,0 +1,260 @@
+//! Borrowing: a receiver's reads of bytes that are not in the ring but in the sender's memory (shm's `loans`).
+//!
+//! Large reads go from there straight into the program's buffers, by process_vm_readv(2). For small ones, and for
+//! MSG_PEEK, a piece of the loan is fetched into the copy that `peek` keeps, and read from there. Each call to the kernel
+//! reads the sender's witness first, so that no other process is taken for it, and asks after it whether the loan still stood.
+//!
+//! The process is the one that the broker named. What cannot be read is lost with the process that had it: the connection
+//! is reset, after all bytes before.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::Half;
+use shunpike_shm::lane::Dmb;
+use shunpike_shm::loans::{Lent, Loan, SLOTS, Witness};
+
+use crate::bufs::Bufs;
+use crate::table::Conn;
+use crate::{device, peek, sys, user};
+
+/// Reads of fewer bytes are served from a copy,
+const SMALL: usize = 16 * 1024;
+/// ... of so many at a time.
+const PIECE: u64 = 64 * 1024;
+
+/// While more is there to be read, a sender that sleeps hears of what was consumed after so many bytes: a wake-up for each
+/// call would cost it more than it has saved. One that hears nothing looks after the grace.
+const TELL: u64 = 1 << 20;
+
+/// Why a read gave nothing.
+pub enum Failure {
+    /// The program's own mistake.
+    Errno(Errno),
+    /// The sender wrote what it must not.
+    Violated,
+    /// The sender's memory is not there any more.
+    Gone,
+}
+
+/// One read under the receive lock.
+struct Read<'a> {
+    conn: Conn,
+    dmb: &'a Dmb,
+    /// Offset up to which bytes are published, and the sender's count of loans then.
+    prod: u64,
+    lent: Lent,
+    /// Number of the next loan.
+    number: u32,
+    /// The last one that was found recalled: it stays so, whatever its sender writes.
+    recalled: Option<u32>,
+}
+
+/// Answers a sender that would lend. Under the receive lock.
+pub fn probe(conn: Conn, dmb: &Dmb) {
+    let mut nothing = Bufs::kernel_iov();
+    let can = fetch(conn, dmb.words().witness(), &mut nothing[..1], 0, 0) == Ok(0);
+    dmb.words().answer(can);
+    conn.block.rx.loans.store(Lent::of(0).0, Ordering::Relaxed);
+}
+
+/// Copies up to `n` unread bytes at `offset` to the program, as `peek::deliver` does where nothing is lent; returns how
+/// many. `prod`: offset up to which bytes are published. Under the receive lock.
+pub fn deliver(
+    conn: Conn,
+    dmb: &Dmb,
+    bufs: &Bufs<'_>,
+    (offset, prod): (u64, u64),
+    n: usize,
+    flags: i32,
+) -> Result<usize, Failure> {
+    if flags & libc::MSG_TRUNC != 0 || n == 0 {
+        return Ok(n);
+    }
+    let half = &conn.block.rx;
+    let peeks = flags & libc::MSG_PEEK != 0;
+    let mut read = Read::new(conn, dmb, prod);
+    let (mut rest, mut at, end) = (*bufs, offset, offset + n as u64);
+    while at < end {
+        let left = (end - at) as usize;
+        let known = half.peeked.load(Ordering::Relaxed).saturating_sub(at).min(left as u64) as usize;
+        if known > 0
+            && let Some(copy) = peek::copy_of(half, dmb, false)
+        {
+            // SAFETY: the program's buffers; the copy has the ring's size, and `known` is at most what is unread.
+            unsafe { rest.drain(&copy, at, known) }.map_err(Failure::Errno)?;
+            rest.advance(known);
+            at += known as u64;
+            continue;
+        }
+        let loan = read.loan_at(at)?;
+        let direct = loan.filter(|loan| loan.at <= at && read.stands());
+        let Some(loan) = direct else {
+            // In the ring, up to the loan that comes next or to the end of this one.
+            let to = loan.map_or(end, |loan| if loan.at > at { loan.at } else { loan.end() }).min(end);
+            let n = (to - at) as usize;
+            if peeks && let Some(copy) = peek::copy_of(half, dmb, true) {
+                device::move_data(&copy, dmb, at, n);
+                half.peeked.store(to, Ordering::Relaxed);
+                continue;
+            }
+            // SAFETY: as above.
+            unsafe { rest.drain(dmb, at, n) }.map_err(Failure::Errno)?;
+            rest.advance(n);
+            at = to;
+            continue;
+        };
+        let n = (loan.end().min(end) - at) as usize;
+        if (peeks || n < SMALL)
+            && let Some(copy) = peek::copy_of(half, dmb, true)
+        {
+            // The copy has all bytes from the cursor on, or none.
+            if !peeks && at > offset {
+                break;
+            }
+            let n = (loan.end() - at).min(PIECE);
+            match read.fill_copy(&copy, &loan, at, n as usize) {
+                Ok(0) => {}
+                Ok(n) => half.peeked.store(at + n as u64, Ordering::Relaxed),
+                Err(failure) => return so_far(at - offset, failure),
+            }
+            continue;
+        }
+        match read.direct(&rest, &loan, at, n) {
+            Ok(n) => {
+                rest.advance(n);
+                at += n as u64;
+            }
+            Err(failure) => return so_far(at - offset, failure),
+        }
+    }
+    Ok((at - offset) as usize)
+}
+
+/// Bytes before a failure come first; the next read meets it again.
+fn so_far(n: u64, failure: Failure) -> Result<usize, Failure> {
+    if n > 0 && !matches!(failure, Failure::Errno(_)) { Ok(n as usize) } else { Err(failure) }
+}
+
+/// All before `cursor` is consumed: loans that ended there are over. Under the receive lock.
+pub fn consumed(half: &Half, dmb: &Dmb, cursor: u64) {
+    let lent = dmb.words().lent();
+    let mut number = Lent(half.loans.load(Ordering::Relaxed)).count();
+    while number != lent.count() && dmb.words().loan(number).end() <= cursor {
+        number = number.wrapping_add(1);
+    }
+    half.loans.store(Lent::of(number).0, Ordering::Relaxed);
+}
+
+/// Whether the sender is told now that the bytes from `before` up to `cursor` were consumed, with `prod` published.
+pub fn tells(before: u64, cursor: u64, prod: u64) -> bool {
+    cursor == prod || before / TELL != cursor / TELL
+}
+
+impl<'a> Read<'a> {
+    fn new(conn: Conn, dmb: &'a Dmb, prod: u64) -> Self {
+        let lent = dmb.words().lent();
+        let known = Lent(conn.block.rx.loans.load(Ordering::Relaxed)).count();
+        // Only a reader that died before it wrote down how far it had come, or a sender that lies, is further behind.
+        let first = lent.count().wrapping_sub(SLOTS);
+        let number = if lent.count().wrapping_sub(known) > SLOTS { first } else { known };
+        Self { conn, dmb, prod, lent, number, recalled: None }
+    }
+
+    /// The loan that has the byte at `at`, or else the next one behind it.
+    fn loan_at(&mut self, at: u64) -> Result<Option<Loan>, Failure> {
+        while self.number != self.lent.count() {
+            let loan = self.dmb.words().loan(self.number);
+            if loan.at >= self.prod {
+                // Its bytes are not published yet.
+                return Ok(None);
+            }
+            if loan.len > self.dmb.window() || loan.end() > self.prod {
+                return Err(Failure::Violated);
+            }
+            if loan.end() > at {
+                return Ok(Some(loan));
+            }
+            self.number = self.number.wrapping_add(1);
+        }
+        Ok(None)
+    }
+
+    /// Whether the next loan stands still.
+    fn stands(&mut self) -> bool {
+        let stands = self.recalled != Some(self.number) && self.dmb.words().stands(self.number);
+        if !stands {
+            self.recalled = Some(self.number);
+        }
+        stands
+    }
+
+    /// `n` bytes at `at` of a loan into the copy's places for them. 0: they are in the ring now.
+    fn fill_copy(&mut self, copy: &Dmb, loan: &Loan, at: u64, n: usize) -> Result<usize, Failure> {
+        let (to, room) = copy.span(at);
+        let first = n.min(room);
+        let mut iov = Bufs::kernel_iov();
+        iov[1] = libc::iovec { iov_base: to.cast(), iov_len: first };
+        iov[2] = libc::iovec { iov_base: copy.span(0).0.cast(), iov_len: n - first };
+        let got = self.fetch(&mut iov[..3], loan, at, n);
+        match got {
+            _ if !self.stands() => Ok(0),
+            Ok(0) | Err(_) => Err(Failure::Gone),
+            Ok(n) => Ok(n),
+        }
+    }
+
+    /// Up to `n` bytes at `at` of a loan into the program's buffers. 0: they are in the ring now.
+    fn direct(&mut self, bufs: &Bufs<'_>, loan: &Loan, at: u64, n: usize) -> Result<usize, Failure> {
+        let mut iov = Bufs::kernel_iov();
+        let used = 1 + bufs.for_kernel_at(&mut iov[1..], n);
+        let asked = iov[1..used].iter().map(|one| one.iov_len).sum();
+        let got = self.fetch(&mut iov[..used], loan, at, asked);
+        if !self.stands() {
+            return Ok(0);
+        }
+        match got {
+            Ok(got) if got == asked => Ok(got),
+            // Which of the two stretches ends there?
+            got => {
+                let got = got.unwrap_or(0);
+                let mut rest = *bufs;
+                rest.advance(got);
+                let to = rest.address();
+                // SAFETY: the program gave us its buffers to write to.
+                if !unsafe { user::writable(to, 1) } {
+                    Err(Failure::Errno(Errno::FAULT))
+                } else if got > 0 {
+                    Ok(got)
+                } else {
+                    Err(Failure::Gone)
+                }
+            }
+        }
+    }
+
+    fn fetch(&self, iov: &mut [libc::iovec], loan: &Loan, at: u64, n: usize) -> Result<usize, Errno> {
+        let from = loan.from.wrapping_add(at - loan.at);
+        fetch(self.conn, self.dmb.words().witness(), iov, from, n)
+    }
+}
+
+/// Reads `n` bytes at `from` of the peer into `iov` but its first entry, which is the witness's. Errors: ESRCH, it is not that
+/// process; others as the call says.
+fn fetch(conn: Conn, witness: Witness, iov: &mut [libc::iovec], from: u64, n: usize) -> Result<usize, Errno> {
+    let pid = conn.block.rx.lender.load(Ordering::Relaxed);
+    let mut found = [0u64; 2];
+    // A page that a fork has wiped is nobody's witness.
+    if pid == 0 || witness.value == found {
+        return Err(Errno::PERM);
+    }
+    let size = size_of_val(&found);
+    iov[0] = libc::iovec { iov_base: found.as_mut_ptr().cast(), iov_len: size };
+    let remote =
+        |at: u64, len| libc::iovec { iov_base: core::ptr::without_provenance_mut(at as usize), iov_len: len };
+    let got = sys::read_process(pid, iov, &[remote(witness.at, size), remote(from, n)])?;
+    match got.checked_sub(size) {
+        Some(got) if found == witness.value => Ok(got),
+        _ => Err(Errno::SRCH),
+    }
+}

@@ -1,0 +1,410 @@
+/* MSG_ZEROCOPY on lanes where it saves a copy: which bytes arrive, which notices tell of them, and what becomes of bytes that
+ * the reader had not read when their sender closed, forked, executed something else, ended, or took its memory away.
+ *   lent server|client CASE PORT */
+#include "bed.h"
+#include <linux/errqueue.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#define ZC (MSG_ZEROCOPY | MSG_NOSIGNAL)
+#define KIB 1024
+#define MIB (1 << 20)
+#define PART (128 * KIB) /* fits into a lane that nobody reads */
+
+static unsigned char *data;
+static uint64_t hash = HASH_START;
+static unsigned calls, told, copied; /* calls with a notice to come, told of, told of as copied */
+
+static void *pages(size_t size) {
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) die("mmap");
+    return at;
+}
+
+static void begin(int fd) {
+    uint64_t seed = 11;
+    int on = 1;
+    if (setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on)) die("SO_ZEROCOPY");
+    if (getenv("BED_HIDDEN")) prctl(PR_SET_DUMPABLE, 0);
+    rng_fill(&seed, data = pages(32 * MIB), 32 * MIB);
+}
+
+static void take_notices(int fd) {
+    for (;;) {
+        union { char bytes[256]; struct cmsghdr align; } control;
+        struct msghdr message = {.msg_control = &control, .msg_controllen = sizeof control};
+        if (recvmsg(fd, &message, MSG_ERRQUEUE) < 0) {
+            if (errno == EAGAIN) return;
+            die("recvmsg");
+        }
+        struct sock_extended_err *notice = (void *)CMSG_DATA(CMSG_FIRSTHDR(&message));
+        expect(notice->ee_origin == SO_EE_ORIGIN_ZEROCOPY && notice->ee_info == told, "numbers follow each other");
+        told = notice->ee_data + 1;
+        if (notice->ee_code == SO_EE_CODE_ZEROCOPY_COPIED) copied += told - notice->ee_info;
+        else expect(notice->ee_code == 0, "a code that there is");
+    }
+}
+
+static void await_told(int fd, unsigned count) {
+    while (take_notices(fd), (int)(count - told) > 0) {
+        struct pollfd one = {fd, 0, 0};
+        expect(poll(&one, 1, 10000) == 1, "a notice comes");
+        expect(one.revents & POLLERR, "an unread notice is POLLERR");
+    }
+}
+
+static void send_vector(int fd, struct iovec *parts, int count, int flags) {
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+    size_t size = 0;
+    for (int i = 0; i < count; i++) {
+        hash = hash_more(hash, parts[i].iov_base, parts[i].iov_len);
+        size += parts[i].iov_len;
+    }
+    expect(sendmsg(fd, &message, flags) == (ssize_t)size, "a blocking call sends all");
+    calls += flags & MSG_ZEROCOPY && size > 0;
+}
+
+static void send_one(int fd, void *from, size_t size, int flags) {
+    struct iovec one = {from, size};
+    send_vector(fd, &one, 1, flags);
+}
+
+/* The first call announces, and is copied: from its reading on the reader may be lent to. Over the second one the lane grows.
+ * From there on calls are counted anew. */
+static void introduce(int fd) {
+    char byte;
+    send_one(fd, data, 64 * KIB, ZC);
+    recv_all(fd, &byte, 1);
+    await_told(fd, 1);
+    expect(copied == 1, "the first call is copied");
+    send_one(fd, data, 4 * MIB, ZC);
+    recv_all(fd, &byte, 1);
+    await_told(fd, 2);
+    copied = 0;
+}
+
+#define CALLS (calls - 2)
+
+static void be_introduced(int fd) {
+    static const int sizes[] = {64 * KIB, 4 * MIB};
+    data = pages(32 * MIB);
+    for (int i = 0; i < 2; i++) {
+        recv_all(fd, data, sizes[i]);
+        hash = hash_more(hash, data, sizes[i]);
+        send_all(fd, "!", 1);
+    }
+}
+
+static void overwrite(void) {
+    memset(data, 0xee, 32 * MIB);
+}
+
+/* -- all sizes, flagged and not, of one piece and of several; read in all ways -- */
+static void mixed_client(int fd) {
+    uint64_t seed = 5;
+    begin(fd);
+    introduce(fd);
+    for (size_t sent = 0; sent < 96 * MIB;) {
+        struct iovec parts[5];
+        int count = 1 + rng_next(&seed) % 5;
+        for (int i = 0; i < count; i++) {
+            static const size_t sizes[] = {100, 4 * KIB, 40 * KIB, 64 * KIB, 256 * KIB, MIB};
+            size_t size = rng_next(&seed) % sizes[rng_next(&seed) % 6];
+            parts[i] = (struct iovec){data + rng_next(&seed) % (31 * MIB), size};
+            sent += size;
+        }
+        send_vector(fd, parts, count, rng_next(&seed) % 4 ? ZC : MSG_NOSIGNAL);
+        if (rng_next(&seed) % 8 == 0) take_notices(fd);
+    }
+    await_told(fd, calls);
+    say("not all copied: %d", copied < CALLS);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
+static void mixed_server(int fd) {
+    uint64_t seed = 6;
+    unsigned char *peeked = pages(MIB);
+    be_introduced(fd);
+    for (;;) {
+        size_t size = 1 + rng_next(&seed) % (rng_next(&seed) % 3 ? MIB : 3000), way = rng_next(&seed) % 6;
+        struct iovec parts[3] = {{data, size / 3}, {data + size / 3, size / 7}, {data + size / 3 + size / 7, size}};
+        ssize_t before = way == 0 ? recv(fd, peeked, size, MSG_PEEK) : 0;
+        ssize_t got = way == 1 ? recv(fd, data, size, MSG_WAITALL) : way == 2 ? readv(fd, parts, 3) : recv(fd, data, size, 0);
+        if (got < 0 || before < 0) die("recv");
+        if (!got) break;
+        if (way == 0) {
+            ssize_t both = got < before ? got : before;
+            expect(!memcmp(peeked, data, both), "what was peeked at is read");
+        }
+        hash = hash_more(hash, data, got);
+    }
+    say("hash %016lx", hash);
+    tell();
+}
+
+/* -- buffers that are written anew as soon as they are told of; a thread that sends, one that reads notices -- */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int shared_fd;
+
+static void *reuser(void *which) {
+    uint64_t seed = (uintptr_t)which;
+    unsigned char *buffer = data + (uintptr_t)which * 2 * MIB;
+    for (int round = 0; round < 40; round++) {
+        size_t size = 8 * KIB + rng_next(&seed) % MIB;
+        rng_fill(&seed, buffer, size);
+        pthread_mutex_lock(&lock);
+        send_one(shared_fd, buffer, size, ZC);
+        unsigned number = calls;
+        pthread_mutex_unlock(&lock);
+        for (int over = 0; !over;) {
+            struct pollfd one = {shared_fd, 0, 0};
+            poll(&one, 1, 1);
+            pthread_mutex_lock(&lock);
+            take_notices(shared_fd);
+            over = (int)(told - number) >= 0;
+            pthread_mutex_unlock(&lock);
+        }
+    }
+    return NULL;
+}
+
+static void reused_client(int fd) {
+    pthread_t threads[3];
+    begin(fd);
+    introduce(fd);
+    shared_fd = fd;
+    for (uintptr_t i = 0; i < 3; i++) pthread_create(threads + i, NULL, reuser, (void *)i);
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    say("not all copied: %d", copied < CALLS);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
+/* -- one call of BED_CALL MiB -- */
+static void huge_client(int fd) {
+    const char *wish = getenv("BED_CALL");
+    size_t size = (size_t)(wish ? atoi(wish) : 256) * MIB;
+    begin(fd);
+    introduce(fd);
+    unsigned char *all = pages(size);
+    for (size_t at = 0; at < size; at += MIB) memcpy(all + at, data + at / MIB % 31 * 1000, MIB);
+    send_one(fd, all, size, ZC);
+    await_told(fd, calls);
+    say("not all copied: %d", copied < CALLS);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
+/* -- small calls, and calls with a small part -- */
+static void small_client(int fd) {
+    begin(fd);
+    introduce(fd);
+    for (int i = 0; i < 20; i++) send_one(fd, data + i * 4 * KIB, 4 * KIB, ZC);
+    await_told(fd, calls);
+    say("all copied: %d", copied == CALLS);
+    say("nowhere: %s", outcome(send(fd, (void *)4096, PART, ZC)));
+    struct iovec parts[3] = {{data, 10}, {data + 5, PART}, {data + 9, 10}};
+    send_vector(fd, parts, 3, ZC);
+    await_told(fd, calls);
+    say("one with small parts, too: %d", copied == CALLS);
+    send_one(fd, data, PART, ZC);
+    await_told(fd, calls);
+    say("one without is not: %d", copied == CALLS - 1);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
+/* -- what is under way when something ends -- */
+static void under_way(int fd) {
+    begin(fd);
+    introduce(fd);
+    send_one(fd, data + MIB, 1000, MSG_NOSIGNAL);
+    send_one(fd, data + 2 * MIB, PART, ZC);
+    take_notices(fd);
+    say("complete: %d", told == calls);
+    say("hash %016lx", hash);
+}
+
+static void reads_when_told(int fd) {
+    be_introduced(fd);
+    await();
+    for (ssize_t got; (got = recv(fd, data, MIB, 0)) != 0; hash = hash_more(hash, data, got))
+        if (got < 0) die("recv");
+    say("hash %016lx", hash);
+    tell();
+}
+
+static void closed_client(int fd) {
+    under_way(fd);
+    close(fd);
+    overwrite();
+    tell();
+    await();
+}
+
+static void shut_client(int fd) {
+    under_way(fd);
+    shutdown(fd, SHUT_WR);
+    await_told(fd, calls);
+    say("copied: %d", copied == CALLS);
+    overwrite();
+    tell();
+    await();
+}
+
+/* Waits for the notice longer than the grace: it may be that nobody reads before. */
+static void awaited_client(int fd) {
+    under_way(fd);
+    await_told(fd, calls);
+    say("copied: %d", copied == CALLS);
+    overwrite();
+    shutdown(fd, SHUT_WR);
+    tell();
+    await();
+}
+
+/* Whoever does not wait has lent for as long as it takes. */
+static void unread_client(int fd) {
+    under_way(fd);
+    sleep(1);
+    tell();
+    usleep(200000);
+    await_told(fd, calls);
+    say("copied: %d", copied == CALLS);
+    shutdown(fd, SHUT_WR);
+    await();
+}
+
+static void forked_client(int fd) {
+    under_way(fd);
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        overwrite();
+        if (send(fd, data, PART, ZC) != PART) die("send");
+        _exit(0);
+    }
+    int status;
+    expect(waitpid(child, &status, 0) == child && status == 0, "the child sends");
+    unsigned char *same = pages(PART);
+    memset(same, 0xee, PART);
+    hash = hash_more(hash, same, PART), calls++;
+    overwrite();
+    await_told(fd, calls);
+    say("copied: %d", copied == CALLS);
+    send_one(fd, data, PART, ZC);
+    tell();
+    await_told(fd, calls);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
+static void revoked_client(int fd) {
+    under_way(fd);
+    await(); /* the operator revokes, and tells */
+    send_one(fd, data, 1000, MSG_NOSIGNAL);
+    overwrite();
+    tell();
+    await_told(fd, calls);
+    say("copied: %d", copied == CALLS);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
+static void hidden_client(int fd) {
+    under_way(fd);
+    prctl(PR_SET_DUMPABLE, 0);
+    overwrite();
+    tell();
+    send_one(fd, data, PART, ZC);
+    await_told(fd, calls);
+    say("copied: %d", copied == CALLS);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
+/* -- ends of the process -- */
+static void exits_client(int fd) {
+    under_way(fd);
+    exit(0);
+}
+
+static void leaves_client(int fd) {
+    under_way(fd);
+    _exit(0);
+}
+
+static void executes_client(int fd) {
+    under_way(fd);
+    execl("/bin/true", "true", NULL);
+    die("execl");
+}
+
+static void killed_client(int fd) {
+    under_way(fd);
+    raise(SIGKILL);
+}
+
+/* Reads what is left of a sender that is gone: how many bytes, and how it ends. */
+static void reads_the_rest(int fd) {
+    struct pollfd one = {fd, POLLRDHUP, 0};
+    be_introduced(fd);
+    while (poll(&one, 1, 10000) != 1 || !(one.revents & (POLLRDHUP | POLLHUP))) {}
+    size_t total = 0;
+    ssize_t got;
+    for (; (got = recv(fd, data, 700, 0)) > 0; total += got) hash = hash_more(hash, data, got);
+    say("%zu bytes, %s", total, outcome(got));
+    if (!got) say("hash %016lx", hash);
+}
+
+static void unmapped_client(int fd) {
+    under_way(fd);
+    munmap(data, 32 * MIB);
+    tell();
+    await();
+}
+
+static void reads_the_unmapped(int fd) {
+    be_introduced(fd);
+    await();
+    size_t total = 0;
+    ssize_t got;
+    for (; (got = recv(fd, data, 100000, 0)) > 0; total += got) {}
+    say("%zu bytes, %s", total, outcome(got));
+    tell();
+}
+
+static const struct bed_case cases[] = {
+    {"mixed", mixed_server, mixed_client},
+    {"reused", mixed_server, reused_client},
+    {"huge", mixed_server, huge_client},
+    {"small", mixed_server, small_client},
+    {"closed", reads_when_told, closed_client},
+    {"shut", reads_when_told, shut_client},
+    {"awaited", reads_when_told, awaited_client},
+    {"unread", reads_when_told, unread_client},
+    {"forked", reads_when_told, forked_client},
+    {"revoked", reads_when_told, revoked_client},
+    {"hidden", reads_when_told, hidden_client},
+    {"exits", reads_the_rest, exits_client},
+    {"leaves", reads_the_rest, leaves_client},
+    {"executes", reads_the_rest, executes_client},
+    {"killed", reads_the_rest, killed_client},
+    {"unmapped", reads_the_unmapped, unmapped_client},
+    {0},
+};
+
+int main(int argc, char **argv) {
+    return run_case(argc, argv, cases);
+}

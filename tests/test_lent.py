@@ -1,0 +1,103 @@
+"""MSG_ZEROCOPY where a lane saves the copy (`lent.c`): every byte as it was sent, notices that tell the truth, and no way out
+of a connection or a process on which bytes are lost or read from memory that is something else by then."""
+
+import re
+import signal
+
+import pytest
+
+from harness import Accel, fifos
+from procs import finish_together, free_port, until
+
+pytestmark = pytest.mark.parity
+
+HASH = re.compile(r"hash ([0-9a-f]{16})")
+
+
+def start(world, bed, case, mode="both", env=None, options=()):
+    """The two ends of a case, and who runs them."""
+    accel, port = Accel.eager(world, mode), free_port()
+    env = fifos(world) | (env or {})
+    server = accel.server("server", [*options, bed / "lent", "server", case, port], env=env).wait_listening(port)
+    client = accel.client("client", [bed / "lent", "client", case, port], env=env)
+    return accel, server, client
+
+
+def run(world, bed, case, mode="both", **more):
+    accel, server, client = start(world, bed, case, mode, **more)
+    sent, received = finish_together(client, server)
+    assert HASH.findall(sent)[-1:] == HASH.findall(received)[-1:] != [], (sent, received)
+    accel.verify(lane_bytes=100_000)
+    return sent
+
+
+@pytest.mark.parametrize("mode", ["tcp", "client", "both"])
+@pytest.mark.parametrize("case", ["mixed", "reused"])
+def test_all_bytes_in_order(world, bed, case, mode):
+    """Calls of all sizes, of one piece and of several, with and without the flag; read in all ways. Buffers that are reused
+    once they are told of, by several threads."""
+    sent = run(world, bed, case, mode)
+    assert f"not all copied: {int(mode == 'both')}" in sent
+
+
+@pytest.mark.parametrize("mebibytes", [64, pytest.param(1024, marks=pytest.mark.soak)])
+def test_a_single_call(world, bed, mebibytes):
+    assert "not all copied: 1" in run(world, bed, "huge", env={"BED_CALL": str(mebibytes)})
+
+
+def test_what_is_copied_says_so(world, bed):
+    sent = run(world, bed, "small")
+    assert "all copied: 1\nnowhere: EFAULT\none with small parts, too: 1\none without is not: 1" in sent
+
+
+@pytest.mark.parametrize("case, copied", [("closed", None), ("shut", 1), ("awaited", 1), ("unread", 0), ("forked", 1), ("hidden", 1)])
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_no_memory_is_lent_beyond(world, bed, case, copied, mode):
+    """The sender's memory is overwritten after the close, the notice, the fork; the reader gets what was sent."""
+    sent = run(world, bed, case, mode)
+    assert mode == "tcp" or "complete: 0" in sent
+    if copied is not None:
+        assert f"copied: {1 if mode == 'tcp' else copied}" in sent
+
+
+def test_the_operator_revokes(world, bed):
+    """With a loan outstanding: it goes to TCP, and then its notice."""
+    accel, server, client = start(world, bed, "revoked")
+    until(lambda: "hash" in client.out, lambda: f"the loan; {client.describe()}")
+    accel.broker.tool("revoke", str(client.pid))
+    with open(world.directory / "sync" / "to-client", "r+b", buffering=0) as fifo:
+        fifo.write(b"!")
+        sent, received = finish_together(client, server)
+    assert HASH.findall(sent)[-1:] == HASH.findall(received)[-1:] != []
+    assert "copied: 1" in sent
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("case", ["exits", "leaves", "executes"])
+def test_a_process_that_ends_by_itself_hands_over(world, bed, case, mode):
+    """exit, _exit, execve: all that it sent is there to be read."""
+    accel, server, client = start(world, bed, case, mode)
+    sent, received = client.finish(), server.finish()
+    assert "66536 bytes, 0" not in received and "132072 bytes, 0" in received
+    assert HASH.findall(sent)[-1:] == HASH.findall(received)[-1:]
+
+
+@pytest.mark.crash
+def test_a_killed_sender(world, bed):
+    """What it copied is read, then comes ECONNRESET: no silence, and no byte that was not sent."""
+    accel, server, client = start(world, bed, "killed")
+    client.finish(status=-signal.SIGKILL)
+    assert "1000 bytes, ECONNRESET" in server.finish()
+    until(lambda: accel.broker.stats().reasons.get("lent_unreadable"), lambda: f"the reason; {accel.broker.stats()}")
+
+
+def test_memory_that_is_gone(world, bed):
+    accel, server, client = start(world, bed, "unmapped")
+    assert "1000 bytes, ECONNRESET" in server.finish()
+    client.finish()
+
+
+def test_a_reader_that_may_not(world, bed):
+    """A process that nobody may look at lends nothing: every call is copied."""
+    sent = run(world, bed, "mixed", env={"BED_HIDDEN": "1"})
+    assert "not all copied: 0" in sent
