@@ -1,9 +1,14 @@
 //! The tools' side of a query: one question, one answer.
 
-use rustix::io::Errno;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{Errno, IoSlice};
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use shunpike_wire::session::{ClcBytes, MAX, ToBroker};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+use shunpike_wire::session::{ClcBytes, FromBroker, MAX, ToBroker};
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,6 +42,8 @@ pub mod what {
     pub const CHECK: u16 = 13;
     /// What each process has done: [`crate::report::Processes`]. No argument.
     pub const PROCESSES: u16 = 14;
+    /// What programs send on lanes: [`crate::report::Done`], and from then on the session is a tap's. No argument.
+    pub const TAP: u16 = 15;
 }
 
 /// Why there is no answer.
@@ -86,6 +93,11 @@ pub(crate) const CHUNK: usize = 16 * 1024;
 
 /// Asks the broker at `socket` and returns its answer, JSON text. Blocks; for tools.
 pub fn query(socket: &Path, what: u16, arg: &str) -> Result<String, QueryError> {
+    ask(socket, what, arg).map(|(_, text)| text)
+}
+
+/// The answer, and the connection that it came by.
+fn ask(socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryError> {
     let arg = ClcBytes::new(arg.as_bytes()).map_err(|_| QueryError::Argument(arg.len()))?;
     let mut message = [0; MAX];
     let len = ToBroker::Query { what, arg }.encode(&mut message).map_err(|_| QueryError::Argument(MAX))?;
@@ -115,8 +127,50 @@ pub fn query(socket: &Path, what: u16, arg: &str) -> Result<String, QueryError> 
     match serde_json::from_str::<crate::report::Answer>(&text) {
         Ok(answer) => match answer.error {
             Some(failure) => Err(QueryError::Refused(failure)),
-            None => Ok(text),
+            None => Ok((fd, text)),
         },
         Err(_) => Err(broken(Errno::BADMSG)),
+    }
+}
+
+/// A tap's session: rings go to the broker, which gives them to programs and says which.
+pub struct TapSession {
+    fd: OwnedFd,
+}
+
+impl TapSession {
+    /// Begins one. Errors: as those of a query, and the broker's refusal.
+    pub fn begin(socket: &Path) -> Result<Self, QueryError> {
+        ask(socket, what::TAP, "").map(|(fd, _)| Self { fd })
+    }
+
+    /// Hands over the memory of ring number `ring`. Errors: the broker is gone, or reads nothing.
+    pub fn hand_over(&self, ring: u32, class: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
+        let mut message = [0; MAX];
+        let len = ToBroker::Ring { ring, class }.encode(&mut message).map_err(|_| Errno::INVAL)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(core::slice::from_ref(&memory)));
+        let bytes = IoSlice::new(message.get(..len).unwrap_or(&[]));
+        rustix::net::sendmsg(&self.fd, &[bytes], &mut control, SendFlags::NOSIGNAL).map(drop)
+    }
+
+    /// What the broker has said, if anything; never waits. Errors: it is gone, or says what this version does not know.
+    pub fn hear(&self) -> Result<Option<FromBroker>, Errno> {
+        let mut bytes = [0; MAX];
+        match rustix::net::recv(&self.fd, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => Err(Errno::PIPE),
+            Ok((n, _)) => {
+                FromBroker::decode(bytes.get(..n).unwrap_or(&[])).map(Some).map_err(|_| Errno::PROTO)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+impl AsFd for TapSession {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

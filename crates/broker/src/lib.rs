@@ -30,8 +30,9 @@ mod session;
 pub mod settings;
 mod sockopt;
 mod stats;
+mod taps;
 
-pub use client::{QueryError, query, what};
+pub use client::{QueryError, TapSession, query, what};
 use policy::Policy;
 use rustix::fd::BorrowedFd;
 pub use server::Server;

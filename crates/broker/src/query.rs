@@ -130,6 +130,7 @@ impl Server {
             what::PROCESSES => Ok(json(&self.processes(asker))),
             what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
+            what::TAP => self.begin_tap(asker),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
         }
     }
@@ -376,7 +377,7 @@ pub(crate) fn failure(what: &str, on: &str, hint: &str) -> Failure {
     Failure { what: what.to_owned(), on: on.to_owned(), hint: hint.to_owned() }
 }
 
-fn done(text: &str) -> String {
+pub(crate) fn done(text: &str) -> String {
     json(&Done { done: text.to_owned() })
 }
 

@@ -17,6 +17,7 @@ use crate::session::{Kind, Peer, Program, Sent, Session};
 use crate::settings::Settings;
 use crate::sockopt;
 use crate::stats::{ArenaKey, Ledger};
+use crate::taps::Taps;
 use crate::{BrokerError, Config};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -66,6 +67,7 @@ pub struct Server {
     pub(crate) system: System,
     pub(crate) ledger: Ledger,
     pub(crate) settings: Settings,
+    pub(crate) taps: Taps,
     pub(crate) began: Instant,
     /// Where the operator wants them.
     metrics: Option<Metrics>,
@@ -133,6 +135,7 @@ impl Server {
             knobs,
             system: System::new(&config, gid),
             ledger: Ledger::default(),
+            taps: Taps::default(),
             began: Instant::now(),
             metrics,
             rates: Rates::default(),
@@ -232,6 +235,7 @@ impl Server {
         if !self.exchange.posts.is_empty() {
             return Err(format!("not delivered: {:?}", self.exchange.posts));
         }
+        self.audit_taps()?;
         self.exchange.audit()
     }
 
@@ -355,6 +359,7 @@ impl Server {
     fn handle(&mut self, id: SessionId, message: ToBroker, received: Received) -> Result<(), End> {
         let Some(session) = self.sessions.get(&id) else { return Err(End) };
         let (is_new, is_program) = (matches!(session.kind, Kind::New), session.program().is_some());
+        let is_tap = matches!(session.kind, Kind::Tap);
         let party = |conn| Party { session: id, conn };
         match message {
             ToBroker::Hello { version, doorbells, comm } if is_new => {
@@ -368,6 +373,8 @@ impl Server {
                 }
             }
             ToBroker::Hello { .. } | ToBroker::Query { .. } => return Err(End),
+            ToBroker::Ring { ring, class } if is_tap => return self.take_ring(id, ring, class, received.fds),
+            ToBroker::Ring { .. } => return Err(End),
             _ if !is_program => return Err(End),
             ToBroker::Nominate { conn, .. } if conn.0 as u32 >= BLOCKS as u32 => return Err(End),
             ToBroker::Nominate { conn, role, tx, rx, answer } => {
@@ -444,8 +451,13 @@ impl Server {
                 self.exchange.lets_read(id, session.peer.pid);
             }
         }
+        let speaks = !session.closing;
         let sent = session.post(&welcome, fds);
         self.note(id, sent);
+        if speaks {
+            // Before it can have a lane.
+            self.show_to_taps(id);
+        }
         Ok(())
     }
 
@@ -514,6 +526,7 @@ impl Server {
             self.ledger.end(program.key, &program.arena);
             self.exchange.end_session(id);
         }
+        self.end_of_taps(id);
         if self.sessions.is_empty() {
             self.idle_since = Some(Instant::now());
         }
@@ -538,7 +551,8 @@ impl Server {
             metrics.keep_time(now, &self.epoll);
         }
         while let Some((until, id)) = self.patience.front().copied() {
-            let waits = self.sessions.get(&id).is_some_and(|session| session.program().is_none());
+            let is_settled = |session: &Session| matches!(session.kind, Kind::Program(_) | Kind::Tap);
+            let waits = self.sessions.get(&id).is_some_and(|session| !is_settled(session));
             if waits && until > now {
                 break;
             }

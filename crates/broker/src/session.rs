@@ -65,6 +65,8 @@ pub enum Kind {
     Program(Box<Program>),
     /// A tool; nothing more is expected of it.
     Tool,
+    /// A tool that looks at what programs send, for as long as it likes.
+    Tap,
 }
 
 struct Outgoing {
@@ -130,12 +132,14 @@ impl Session {
         self.flush()
     }
 
-    /// Queues a tool's answer: chunks, and an empty one as its end.
+    /// Queues a tool's answer: chunks, and an empty one as its end. The session ends with it, but for a tap's.
     pub fn answer(&mut self, text: &str) -> Sent {
         let chunks = text.as_bytes().chunks(CHUNK).chain([&[][..]]);
         self.queue.extend(chunks.map(|chunk| Outgoing { bytes: chunk.into(), fds: Vec::new() }));
-        self.kind = Kind::Tool;
-        self.closing = true;
+        if !matches!(self.kind, Kind::Tap) {
+            self.kind = Kind::Tool;
+            self.closing = true;
+        }
         self.flush()
     }
 

@@ -12,8 +12,8 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
 use crate::zerocopy::lending;
 use crate::{
-    clock, device, eager, epoll, link, process, ready, rx, session, sys, tenants, trace, tx, upgrade, wait,
-    window, zerocopy,
+    clock, device, eager, epoll, link, process, ready, rx, session, sys, tap, tenants, trace, tx, upgrade,
+    wait, window, zerocopy,
 };
 
 mod handover;
@@ -100,6 +100,8 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     for (to, from) in [(&block.rx, &old.rx), (&block.tx, &old.tx)] {
         to.tcp_bytes.store(from.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
         to.tcp_calls.store(from.tcp_calls.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.skew
+            .store(from.position().wrapping_sub(from.tcp_bytes.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
     block.notices.move_from(&old.notices);
     if let Some(header) = process::header() {
@@ -306,12 +308,15 @@ pub fn at_exit() {
         if tx::asked_to_leave(&conn.block.tx) || tx::owes(&conn.block.tx) {
             tx::conclude(conn, fd);
         }
-        if !tenants::alone(conn.block) {
+        if tenants::alone(conn.block) {
+            tap::over(conn.block);
+            if ring_bytes(conn) > 0 {
+                reset_at_close(fd);
+            }
+        } else {
             table::take(fd);
             // The kernel finds out when we are gone, should the others be the last just now.
             let _ = tenants::leave(conn.block);
-        } else if ring_bytes(conn) > 0 {
-            reset_at_close(fd);
         }
     }
 }
@@ -407,6 +412,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     {
         end_lanes(conn, fd, open);
     }
+    tap::over(block);
     let server = usize::from(!opener(block));
     if let Some(header) = process::header() {
         let reason = Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal);
@@ -505,6 +511,7 @@ pub fn shutdown(fd: i32, how: i32) {
     session::pump_if_news();
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         tx::conclude(conn, fd);
+        tap::over(conn.block);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         stop(conn, fd);

@@ -23,6 +23,7 @@ pub mod rx;
 pub mod session;
 pub mod sys;
 pub mod table;
+pub mod tap;
 pub mod tenants;
 pub mod tls;
 pub mod trace;

@@ -11,7 +11,7 @@ use shunpike_wire::Reason;
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
 use crate::zerocopy::lending;
-use crate::{clock, conn, device, eager, epoll, readers, session, tenants, tls, wait};
+use crate::{clock, conn, device, eager, epoll, readers, session, tap, tenants, tls, wait};
 
 /// Doorbells, and so completion queues, of a process.
 pub const BELLS: usize = 4;
@@ -323,6 +323,8 @@ pub fn after_fork_in_child() {
     eager::after_fork_in_child();
     device::after_fork_in_child();
     lending::after_fork_in_child();
+    // What it writes is of another process, whose session it is not.
+    tap::stop_all();
 }
 
 /// The parent's arenas stay mapped: inherited connections live in them. New ones get our own.

@@ -22,7 +22,7 @@ use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
 use crate::process::{self, BELLS};
 use crate::zerocopy::lending;
-use crate::{clock, eager, upgrade};
+use crate::{clock, eager, tap, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
 const RETRY_US: u64 = 1_000_000;
@@ -390,6 +390,7 @@ impl Session {
         UNSENT.store(false, Ordering::Relaxed);
         PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
         OPENING.store(false, Ordering::Relaxed);
+        tap::stop_all();
         upgrade::broker_gone(self);
     }
 }

@@ -14,7 +14,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Napped, Woken};
 use crate::zerocopy::lending;
-use crate::{clock, cork, eager, process, session, sys, window, zerocopy};
+use crate::{clock, cork, eager, process, session, sys, tap, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -269,7 +269,8 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         dmb = window::shrink(half, dmb, offset);
     }
     let (mut wish, mut from) = ((source.left() as u64).min(CHUNK as u64), core::ptr::null());
-    if call.is_entered() {
+    // Whoever looks sees what is in the ring.
+    if call.is_entered() && !tap::is_on() {
         (wish, from) = call.next(&dmb, source, wish);
     }
     if wish == 0 {
@@ -325,7 +326,13 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         return Step::Sent(0);
     }
     let quiet = cork::before_publish(half, &dmb, offset, n, cork::holds(conn, flags));
-    match words.publish(at, n as u64) {
+    // What was lent just before somebody looked is missing there, and told by what follows.
+    let published = if tap::is_on() && from.is_null() {
+        tap::publish(conn.block, &dmb, at, n)
+    } else {
+        words.publish(at, n as u64)
+    };
+    match published {
         Ok(next) => {
             half.cursor.store(next.offset(), Ordering::Relaxed);
             half.full_since.store(0, Ordering::Relaxed);
@@ -495,6 +502,7 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
         .words()
         .take_back(half.generation.load(Ordering::Relaxed))
         .map_or(end, |(from, _)| from.clamp(end.saturating_sub(dmb.window()), end));
+    half.recount(end - from);
     half.other.store(from, Ordering::Relaxed);
     half.mode.store(mode::DEBT, Ordering::Release);
     wait::notify(conn.block, dmb.words(), Side::Readers);

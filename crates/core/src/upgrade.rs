@@ -26,7 +26,7 @@ use nomination::postpone;
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, link, process, tenants};
+use crate::{clock, device, eager, link, process, tap, tenants};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -182,7 +182,13 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
                 eager::answered(conn.block, expected);
             }
         }
-        FromBroker::Welcome(_) => {}
+        FromBroker::Tap { tap, class, root } => tap::start(tap, class, root, fds[0].take()),
+        FromBroker::Untap { tap } => {
+            tap::stop(tap);
+            device::sweep(session);
+        }
+        // Not for a program.
+        FromBroker::Welcome(_) | FromBroker::Tapped { .. } | FromBroker::TapOver { .. } => {}
     }
 }
 

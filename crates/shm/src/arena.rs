@@ -173,6 +173,8 @@ pub struct Half {
     /// Receive: the sender's count of loans as far as they were consumed. Send: offset at which the oldest call with a
     /// notice still to come is consumed; 0 none.
     pub loans: AtomicU64,
+    /// What `bytes` and `tcp_bytes` together lack of the stream's own count (wrapping), see [`Half::position`].
+    pub skew: AtomicU64,
 }
 
 /// One connection end.
@@ -321,6 +323,18 @@ impl Arena {
 }
 
 impl Half {
+    /// Bytes of this direction of the stream so far, whichever way they went: for a tap.
+    pub fn position(&self) -> u64 {
+        [&self.tcp_bytes, &self.bytes, &self.skew]
+            .into_iter()
+            .fold(0u64, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
+    }
+
+    /// `n` bytes that were counted on the lane are counted on TCP as well, as they were taken back. Under the lock.
+    pub fn recount(&self, n: u64) {
+        self.skew.store(self.skew.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
+    }
+
     /// Before a kernel call on this direction while it is PLAIN: no lane begins until [`Half::leave`]. False when
     /// one has begun, or is just being begun and must not find us here.
     #[inline]
@@ -386,6 +400,7 @@ impl Block {
                 &half.debt_end,
                 &half.held,
                 &half.loans,
+                &half.skew,
             ] {
                 word.store(0, Ordering::Relaxed);
             }

@@ -14,6 +14,8 @@ pub const CLC_MAX: usize = 768;
 pub const MAX_CQS: usize = 8;
 /// Most UEIDs that a broker announces (the wire carries eight).
 pub const MAX_UEIDS: usize = 8;
+/// Most taps of one process.
+pub const MAX_TAPS: usize = 8;
 /// Most connections of one link group; the link page has a news bit for each.
 pub const MAX_CONNS_PER_LGR: u32 = 256;
 
@@ -169,6 +171,13 @@ pub enum ToBroker {
         /// Port.
         port: u16,
     },
+    /// From a tap: memory for the records of one process, whichever comes next. Fd: the memfd, sealed.
+    Ring {
+        /// The tap's own number for it.
+        ring: u32,
+        /// Ring size class n: 256 KiB << n.
+        class: u8,
+    },
 }
 
 /// Who may be at the other end of a connection that has been nominated from one end only.
@@ -269,6 +278,36 @@ pub enum FromBroker {
         conn: ConnId,
         /// Who may nominate the other end.
         expected: Expected,
+    },
+    /// Somebody who may wants to see what this process sends on lanes. Fd: the ring, a sealed memfd.
+    Tap {
+        /// Names the tap in a later `Untap`.
+        tap: u64,
+        /// Ring size class n: 256 KiB << n.
+        class: u8,
+        /// It is root, who may look into every process.
+        root: bool,
+    },
+    /// That one is gone.
+    Untap {
+        /// The tap.
+        tap: u64,
+    },
+    /// To a tap: a process was given one of its rings.
+    Tapped {
+        /// The ring's number.
+        ring: u32,
+        /// The process, as the broker's pid namespace names it; 0 when it cannot.
+        pid: u32,
+        /// Its user.
+        uid: u32,
+        /// Its name, NUL-padded.
+        comm: [u8; 16],
+    },
+    /// To a tap: the process of this ring has ended its session, and mostly itself.
+    TapOver {
+        /// The ring's number.
+        ring: u32,
     },
 }
 
@@ -430,6 +469,11 @@ impl ToBroker {
                 w.put(&ip)?;
                 w.u16(port)?;
             }
+            ToBroker::Ring { ring, class } => {
+                w.u16(11)?;
+                w.u32(ring)?;
+                w.u8(class)?;
+            }
         }
         Ok(w.at)
     }
@@ -454,6 +498,7 @@ impl ToBroker {
             8 => ToBroker::Detach { token: r.u64()? },
             9 => ToBroker::Query { what: r.u16()?, arg: r.clc()? },
             10 => ToBroker::Expect { conn: r.conn()?, role: r.role()?, ip: r.take()?, port: r.u16()? },
+            11 => ToBroker::Ring { ring: r.u32()?, class: r.u8()? },
             _ => return Err(SessionError::Unknown),
         };
         r.end()?;
@@ -537,6 +582,27 @@ impl FromBroker {
                     Expected::Other => 2,
                 })?;
             }
+            FromBroker::Tap { tap, class, root } => {
+                w.u16(12)?;
+                w.u64(tap)?;
+                w.u8(class)?;
+                w.u8(u8::from(root))?;
+            }
+            FromBroker::Untap { tap } => {
+                w.u16(13)?;
+                w.u64(tap)?;
+            }
+            FromBroker::Tapped { ring, pid, uid, comm } => {
+                w.u16(14)?;
+                w.u32(ring)?;
+                w.u32(pid)?;
+                w.u32(uid)?;
+                w.put(&comm)?;
+            }
+            FromBroker::TapOver { ring } => {
+                w.u16(15)?;
+                w.u32(ring)?;
+            }
         }
         Ok(w.at)
     }
@@ -597,6 +663,10 @@ impl FromBroker {
                     _ => return Err(SessionError::Unknown),
                 },
             },
+            12 => FromBroker::Tap { tap: r.u64()?, class: r.u8()?, root: r.flag()? },
+            13 => FromBroker::Untap { tap: r.u64()? },
+            14 => FromBroker::Tapped { ring: r.u32()?, pid: r.u32()?, uid: r.u32()?, comm: r.take()? },
+            15 => FromBroker::TapOver { ring: r.u32()? },
             _ => return Err(SessionError::Unknown),
         };
         r.end()?;

@@ -538,6 +538,10 @@ impl<'a> World<'a> {
             | FromBroker::Revoke { .. }
             | FromBroker::LinkGone { .. }
             | FromBroker::Waiting { .. } => {}
+            FromBroker::Tap { .. }
+            | FromBroker::Untap { .. }
+            | FromBroker::Tapped { .. }
+            | FromBroker::TapOver { .. } => panic!("nobody taps here: {message:?}"),
         }
         assert_eq!(fds.len(), expected, "{message:?}");
     }

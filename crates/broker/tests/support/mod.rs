@@ -214,7 +214,8 @@ pub fn receive(socket: &OwnedFd) -> Option<(FromBroker, Vec<OwnedFd>)> {
     Some((FromBroker::decode(&bytes[..got.bytes]).expect("decodes"), fds))
 }
 
-fn readable(socket: &OwnedFd, patience: Duration) -> bool {
+/// Whether something was said within `patience`.
+pub fn readable(socket: &OwnedFd, patience: Duration) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
     poll(&mut fds, Some(&timeout)).expect("poll") > 0

@@ -14,7 +14,7 @@ use super::{go_on, left_for_good, part_unless_granted};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
-use crate::{cork, device, epoll, process, sys, tenants, trace};
+use crate::{cork, device, epoll, process, sys, tap, tenants, trace};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -144,5 +144,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
         conn::lane_closed(conn, fd, half);
+        return;
     }
+    tap::begun(conn.block);
 }

@@ -1,0 +1,155 @@
+//! Taps: who may see what programs send on their lanes, and by which memory.
+//!
+//! A tap hands over rings in advance, so that a program has one before it can have a lane. The broker passes each to a
+//! program that its tap may look into, and never maps it.
+
+use crate::datagram::MAX_FDS;
+use crate::exchange::Post;
+use crate::foreign::Foreign;
+use crate::ism::SessionId;
+use crate::query::{Reply, done, failure};
+use crate::runtime;
+use crate::server::{End, Server};
+use crate::session::Kind;
+use rustix::fd::{AsFd, OwnedFd};
+use shunpike_shm::{region, tap};
+use shunpike_wire::session::{FromBroker, MAX_TAPS};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// Taps of one user at a time. Root's are beside those of a program's user, so that a program's places suffice for both.
+const OF_USER: usize = MAX_TAPS / 2;
+/// Taps of all users at a time.
+const OF_ALL: usize = 32;
+/// Rings that a tap can have handed over in advance.
+const SPARE: usize = MAX_FDS;
+
+/// Those who look.
+#[derive(Default)]
+pub struct Taps(BTreeMap<SessionId, Tap>);
+
+#[derive(Default)]
+struct Tap {
+    /// Rings that no program has yet.
+    spare: VecDeque<Spare>,
+    /// The programs that it looks into, with its number for their ring.
+    rings: BTreeMap<SessionId, u32>,
+}
+
+struct Spare {
+    ring: u32,
+    class: u8,
+    memory: Rc<OwnedFd>,
+}
+
+impl Server {
+    /// The asker becomes a tap, if there is room for one more.
+    pub(crate) fn begin_tap(&mut self, asker: SessionId) -> Reply {
+        let uid = |id: &SessionId| self.sessions.get(id).and_then(|session| session.peer.identity.user());
+        let Some(own) = uid(&asker) else {
+            return Err(failure("not permitted", "tap", "your user has no name where the broker runs"));
+        };
+        let of_user = self.taps.0.keys().filter(|id| uid(id) == Some(own)).count();
+        if of_user >= OF_USER || self.taps.0.len() >= OF_ALL {
+            let on = format!("{of_user} of yours, {} in all", self.taps.0.len());
+            return Err(failure("too many taps", &on, "end one first"));
+        }
+        tracing::info!(session = asker.0, uid = own, "tap");
+        if let Some(session) = self.sessions.get_mut(&asker) {
+            session.kind = Kind::Tap;
+        }
+        self.taps.0.insert(asker, Tap::default());
+        Ok(done("tapping"))
+    }
+
+    /// Whether the tap may look into the program, and whether it may as root: who may read a process's memory anyway. A
+    /// container's root is root by number only, and looks into its own user's programs in its own network namespace.
+    fn may_tap(&self, tap: SessionId, program: SessionId) -> Option<bool> {
+        let [asker, subject] = [tap, program].map(|id| self.sessions.get(&id).map(|session| &session.peer));
+        let (asker, subject) = (asker?, subject?);
+        let private = self.config.private;
+        let user = asker.identity.user()?;
+        if user == 0 && (private || runtime::shares_our_pids(asker.pid)) {
+            return Some(true);
+        }
+        let together = subject.identity.user() == Some(user) && (private || subject.netns == asker.netns);
+        together.then_some(false)
+    }
+
+    /// A ring of a tap's, for the first program that has none, or for one that is still to come.
+    pub(crate) fn take_ring(
+        &mut self,
+        id: SessionId,
+        ring: u32,
+        class: u8,
+        fds: Vec<Foreign>,
+    ) -> Result<(), End> {
+        let mut fds = fds.into_iter();
+        let memory = fds.next().filter(|_| fds.next().is_none()).and_then(Foreign::into_memory).ok_or(End)?;
+        if class > tap::MAX_CLASS || region::verify(memory.as_fd(), tap::len(class)).is_err() {
+            return Err(End);
+        }
+        let tap = self.taps.0.get_mut(&id).ok_or(End)?;
+        if tap.spare.len() >= SPARE {
+            return Err(End);
+        }
+        tap.spare.push_back(Spare { ring, class, memory: Rc::new(memory) });
+        let programs = self.exchange.members();
+        programs.into_iter().for_each(|program| self.assign(id, program));
+        Ok(())
+    }
+
+    /// A program has come.
+    pub(crate) fn show_to_taps(&mut self, program: SessionId) {
+        let taps: Vec<SessionId> = self.taps.0.keys().copied().collect();
+        taps.into_iter().for_each(|tap| self.assign(tap, program));
+    }
+
+    /// Gives the program a ring of the tap's, where it may have one and has none.
+    fn assign(&mut self, tap: SessionId, program: SessionId) {
+        let wanted = |tap: &Tap| !tap.spare.is_empty() && !tap.rings.contains_key(&program);
+        if !self.taps.0.get(&tap).is_some_and(wanted) {
+            return;
+        }
+        let Some(root) = self.may_tap(tap, program) else { return };
+        let Some(session) = self.sessions.get(&program) else { return };
+        let (Some(of), Some(known)) = (session.program(), self.taps.0.get_mut(&tap)) else { return };
+        let Some(Spare { ring, class, memory }) = known.spare.pop_front() else { return };
+        known.rings.insert(program, ring);
+        let mut comm = [0; 16];
+        comm.iter_mut().zip(of.comm.bytes().take(15)).for_each(|(to, byte)| *to = byte);
+        let (pid, uid) = (session.peer.pid, session.peer.uid());
+        // The program first: once the tap hears of it, all that the program sends is seen.
+        let message = FromBroker::Tap { tap: tap.0, class, root };
+        self.exchange.posts.push(Post { to: program, message, fds: vec![memory] });
+        let message = FromBroker::Tapped { ring, pid, uid, comm };
+        self.exchange.posts.push(Post { to: tap, message, fds: Vec::new() });
+    }
+
+    /// A session has ended: a tap's, or a program's.
+    pub(crate) fn end_of_taps(&mut self, id: SessionId) {
+        let posts = &mut self.exchange.posts;
+        for program in self.taps.0.remove(&id).into_iter().flat_map(|tap| tap.rings.into_keys()) {
+            posts.push(Post { to: program, message: FromBroker::Untap { tap: id.0 }, fds: Vec::new() });
+        }
+        for (tap, known) in &mut self.taps.0 {
+            if let Some(ring) = known.rings.remove(&id) {
+                posts.push(Post { to: *tap, message: FromBroker::TapOver { ring }, fds: Vec::new() });
+            }
+        }
+    }
+
+    /// Whether the taps' tables agree with the sessions. Errors: where they do not.
+    pub(crate) fn audit_taps(&self) -> Result<(), String> {
+        let is_tap =
+            |id: &SessionId| self.sessions.get(id).is_some_and(|session| matches!(session.kind, Kind::Tap));
+        let programs = self.exchange.members();
+        for (id, tap) in &self.taps.0 {
+            let stray = tap.rings.keys().find(|program| !programs.contains(program));
+            if !is_tap(id) || stray.is_some() || tap.spare.len() > SPARE {
+                return Err(format!("tap {id:?}: programs {:?}, of {programs:?}", tap.rings));
+            }
+        }
+        Ok(())
+    }
+}
