@@ -1,5 +1,6 @@
 //! The command line, as help, man pages and completions show it.
 
+use crate::tools::tap::{self, extcap};
 use crate::tools::top::Sort;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use shunpike_broker::metrics::Address;
@@ -90,6 +91,27 @@ Examples:
   shunpike top -s tx
   shunpike top --once --connections
   shunpike top -b 10 -i 5 >log";
+
+const TAP_NOTES: &str = "\
+Shows what processes under Shunpike send on lanes, from their next call on; programs that start later are seen from their \
+first byte. Without -w each segment is a line of text; with it, a capture in pcapng for Wireshark and tshark, in which each process \
+is an interface. Addresses and ports are the connection's own; sequence numbers count its bytes from 1. Bytes that went by TCP, \
+before a lane or after it, are not in it: that is said in comments.
+
+FILTER: port N, host ADDRESS (either with src or dst before it), pid N, tcp, ip, ip6, joined by and, or, not, parentheses.
+
+Nobody waits for a tap: what finds no room in the ring of its process (--buffer) is lost, and counted in the capture and at the end.
+
+Whose processes: your own, and for root all. One that is not dumpable (prctl(2)) is root's only.
+
+Examples:
+  shunpike tap port 6379
+  shunpike tap -w lanes.pcapng
+  shunpike tap -w - | wireshark -k -i -
+  shunpike tap -w - pid 4711 | tshark -r - -Y http
+
+In Wireshark's own list of interfaces: link PREFIX/lib/shunpike/extcap/shunpike-extcap into ~/.local/lib/wireshark/extcap \
+(docs/seeing.md).";
 
 const DBG_NOTES: &str = "\
 In it: versions, kernel, CPUs and memory; the broker's settings, policy, statistics, connections, link groups; for each \
@@ -219,6 +241,12 @@ pub enum Command {
     /// Watch processes and connections live: rates, lanes, fallbacks, spinning
     #[command(after_help = TOP_NOTES)]
     Top(Top),
+    /// Show what goes over lanes, or write it down for Wireshark and tshark
+    #[command(after_help = TAP_NOTES)]
+    Tap(Tap),
+    /// What Wireshark calls, by a link in its extcap directory
+    #[command(hide = true)]
+    Extcap(Extcap),
     /// Collect everything for a bug report into one archive, without payload or secrets
     #[command(after_help = DBG_NOTES)]
     Dbg {
@@ -407,6 +435,61 @@ pub struct Top {
     /// Print N looks as text and leave
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: Option<u32>,
+}
+
+/// `tap`.
+#[derive(Args)]
+pub struct Tap {
+    /// Write a capture (pcapng) there, readable by you alone; - is standard output
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub write: Option<PathBuf>,
+    /// Room for each process's segments until they are read, 256K to 32M
+    #[arg(short = 'B', long, value_name = "SIZE", default_value = extcap::BUFFER, value_parser = tap::buffer)]
+    pub buffer: usize,
+    /// End after N segments
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// What to show
+    #[arg(value_name = "FILTER")]
+    pub filter: Vec<String>,
+}
+
+/// `extcap`: the names are Wireshark's.
+#[derive(Args)]
+pub struct Extcap {
+    /// List interfaces
+    #[arg(long = "extcap-interfaces")]
+    pub interfaces: bool,
+    /// Wireshark's version
+    #[arg(long = "extcap-version", value_name = "VERSION", num_args = 0..=1, default_missing_value = "")]
+    pub of_wireshark: Option<String>,
+    /// Which interface
+    #[arg(long = "extcap-interface", value_name = "NAME")]
+    pub interface: Option<String>,
+    /// List its link types
+    #[arg(long = "extcap-dlts")]
+    pub dlts: bool,
+    /// List its options
+    #[arg(long = "extcap-config")]
+    pub config: bool,
+    /// A filter, to be used or checked
+    #[arg(long = "extcap-capture-filter", value_name = "FILTER")]
+    pub filter: Option<String>,
+    /// Capture
+    #[arg(long)]
+    pub capture: bool,
+    /// ... to this FIFO
+    #[arg(long, value_name = "PATH")]
+    pub fifo: Option<PathBuf>,
+    /// As `tap --buffer`
+    #[arg(long, value_name = "SIZE", default_value = extcap::BUFFER, value_parser = extcap::buffer_or_default)]
+    pub buffer: usize,
+    /// Wireshark's log level: what there is to say goes to standard error
+    #[arg(long = "log-level", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Wireshark's log file: as above
+    #[arg(long = "log-file", value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
 }
 
 /// `explain`.

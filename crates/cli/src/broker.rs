@@ -98,7 +98,7 @@ pub fn default_socket(private: bool) -> PathBuf {
 }
 
 /// A descriptor that is readable once the broker is told to end.
-fn stop_signals() -> io::Result<OwnedFd> {
+pub fn stop_signals() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset makes the set, which the following calls read; a null old mask is allowed. No
     // handler is installed, and the process has one thread, so that blocking here blocks everywhere.

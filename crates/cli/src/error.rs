@@ -1,8 +1,10 @@
 //! What can go wrong in a tool: what failed, on what, and what to do about it.
 
+use crate::tools::tap::FilterError;
 use shunpike_broker::policy::PolicyError;
 use shunpike_broker::report::Failure;
 use shunpike_broker::{BrokerError, QueryError};
+use shunpike_shm::RegionError;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -63,6 +65,16 @@ pub enum Error {
     NoTerminal,
     /// Standard output could not be written.
     Output(io::Error),
+    /// `tap -w -` to a terminal.
+    Terminal,
+    /// A filter of `tap` cannot be understood.
+    Filter(FilterError),
+    /// There is no memory for a ring of `tap`.
+    TapMemory(RegionError),
+    /// Wireshark asks for an interface that there is not.
+    ExtcapInterface(String),
+    /// Wireshark does not say where to.
+    ExtcapFifo,
     /// The broker's policy cannot be used.
     Policy(PolicyError),
     /// The broker could not serve.
@@ -90,6 +102,7 @@ impl Error {
         match self {
             Error::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Error::Exec { .. } => 126,
+            Error::Filter(_) => 2,
             Error::NoLibrary { .. } | Error::LibraryPath(_) | Error::SettingsOfOthers { .. } => 125,
             _ => 1,
         }
@@ -141,6 +154,21 @@ impl fmt::Display for Error {
                 write!(f, "cannot find '{target}': {why}; write HOST:PORT, as localhost:80 or [::1]:80")
             }
             Error::NoTerminal => write!(f, "'top' needs a terminal; without one use --once, or --batch N"),
+            Error::Terminal => {
+                write!(
+                    f,
+                    "a capture is nothing for a terminal: name a file, or pipe it, as 'shunpike tap -w - | tshark -r -'"
+                )
+            }
+            Error::Filter(error) => error.fmt(f),
+            Error::TapMemory(error) => write!(f, "no memory for a ring: {error}; try a smaller --buffer"),
+            Error::ExtcapInterface(name) => {
+                write!(
+                    f,
+                    "no interface '{name}': there is one, 'shunpike'; Wireshark names it by --extcap-interface"
+                )
+            }
+            Error::ExtcapFifo => write!(f, "--capture needs --fifo, where the capture is to be written"),
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
             Error::Policy(error) => write!(f, "cannot use the policy {error}"),
             Error::Broker(error) => error.fmt(f),

@@ -52,6 +52,8 @@ fn dispatch(cli: Cli) -> Result<bool, Error> {
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { directory } => pages::man(&directory),
         Command::Chk { target, format } => return tools::check(&target, socket, &format),
+        Command::Tap(args) => tools::tap::tap(&args, socket),
+        Command::Extcap(args) => tools::tap::extcap::answer(&args, socket),
         Command::Dbg { output } => tools::collect(socket, output),
         question => tools::ask(question, socket),
     }

@@ -16,10 +16,19 @@ pub fn translated(arguments: impl Iterator<Item = OsString>) -> Result<Vec<OsStr
         "smcd" => smcd(given),
         "smc_chk" => check(given)?,
         "smc_dbg" => with("dbg", given),
+        // In Wireshark's directory, whatever it is called there.
+        name if name.starts_with("shunpike") && is_extcap(&given) => with("extcap", given),
         _ => given,
     };
     arguments.extend(own);
     Ok(arguments)
+}
+
+/// Whether Wireshark calls, as it does the programs of its extcap directory: without a subcommand.
+fn is_extcap(given: &[OsString]) -> bool {
+    let begins = |word: &OsString, with: &[u8]| word.as_bytes().starts_with(with);
+    given.first().is_some_and(|word| begins(word, b"--"))
+        && given.iter().any(|word| begins(word, b"--extcap-"))
 }
 
 fn with(subcommand: &str, given: Vec<OsString>) -> Vec<OsString> {
@@ -136,6 +145,8 @@ mod tests {
             ("smc_chk -C ::1 -p 80", "smc_chk chk [::1]:80"),
             ("smc_chk -C localhost:80", "smc_chk chk localhost:80"),
             ("smc_dbg", "smc_dbg dbg"),
+            ("shunpike-extcap --extcap-interfaces", "shunpike-extcap extcap --extcap-interfaces"),
+            ("shunpike tap -w -", "shunpike tap -w -"),
         ] {
             assert_eq!(of(line), own, "{line}");
         }

@@ -9,6 +9,7 @@ mod explain;
 mod kernel;
 mod stats;
 pub mod table;
+pub mod tap;
 pub mod top;
 
 use crate::args::{

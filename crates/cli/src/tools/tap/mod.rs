@@ -1,0 +1,473 @@
+//! `tap`: what goes over lanes, as a capture that Wireshark and tshark read, or as text.
+
+pub mod extcap;
+mod filter;
+mod output;
+mod packet;
+mod pcapng;
+mod rings;
+mod streams;
+
+pub use filter::{Filter, FilterError};
+
+use crate::args::Tap;
+use crate::broker;
+use crate::error::Error;
+use crate::socket;
+use filter::Subject;
+use output::{Output, Written};
+use packet::Packet;
+use rings::{News, Process, Rings, Seen, now};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::time::Timespec;
+use shunpike_broker::{QueryError, TapSession, query, report, what};
+use shunpike_shm::tap;
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use streams::{Ends, Streams, ends};
+
+/// How often rings are looked at.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+/// How often a capture says how many were lost, if more were.
+const ACCOUNT: Duration = Duration::from_secs(1);
+/// How often the broker is asked whose a connection is that is new.
+const ASK: Duration = Duration::from_millis(100);
+/// Connections whose processes are remembered.
+const KNOWN: usize = 1 << 18;
+/// Bytes of a segment that its line of text shows.
+const PREVIEW: usize = 48;
+
+/// What is to be done.
+pub struct Options {
+    /// Which segments.
+    pub filter: Filter,
+    /// Bytes of each process's ring.
+    pub buffer: usize,
+    /// End after so many segments.
+    pub count: Option<u64>,
+}
+
+/// Size class of the smallest ring that holds so many bytes.
+fn class(bytes: usize) -> u8 {
+    (0..tap::MAX_CLASS).find(|class| tap::ring_size(*class) >= bytes).unwrap_or(tap::MAX_CLASS)
+}
+
+/// Bytes for a ring, as `4M`. Errors: what may be written.
+pub fn buffer(text: &str) -> Result<usize, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    let range = tap::ring_size(0)..=tap::ring_size(tap::MAX_CLASS);
+    bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| "write 256K to 32M".into())
+}
+
+/// `shunpike tap`.
+pub fn tap(args: &Tap, named: Option<PathBuf>) -> Result<(), Error> {
+    let filter = args.filter.join(" ").parse().map_err(Error::Filter)?;
+    let options = Options { filter, buffer: args.buffer, count: args.count };
+    let kind = match &args.write {
+        None => Kind::Text,
+        Some(_) => Kind::Capture,
+    };
+    let to = match args.write.as_deref() {
+        None => standard_output()?,
+        Some(path) if path == Path::new("-") && io::stdout().is_terminal() => return Err(Error::Terminal),
+        Some(path) if path == Path::new("-") => standard_output()?,
+        // What is in it is nobody else's business.
+        Some(path) => OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|source| Error::Write { path: path.to_owned(), source })?
+            .into(),
+    };
+    run(&options, kind, to, named)
+}
+
+fn standard_output() -> Result<OwnedFd, Error> {
+    io::stdout().as_fd().try_clone_to_owned().map_err(Error::Output)
+}
+
+/// What is written.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Kind {
+    Capture,
+    Text,
+}
+
+/// Writes to `to` until it is told to end, nobody reads any more, or `options.count` is reached.
+fn run(options: &Options, kind: Kind, to: OwnedFd, named: Option<PathBuf>) -> Result<(), Error> {
+    let stop = broker::stop_signals().map_err(Error::Signals)?;
+    let socket = socket::answering(named)?;
+    let session = TapSession::begin(&socket).map_err(|error| match error {
+        QueryError::NoBroker { socket, .. } => Error::NoBroker { tried: vec![socket] },
+        QueryError::Refused(failure) => Error::Refused(failure),
+        other => Error::Query(other),
+    })?;
+    let rings = Rings::new(session, socket.clone(), class(options.buffer))?;
+    let mut tap = Tapping {
+        kind,
+        count: options.count.unwrap_or(u64::MAX),
+        whose: Whose { socket, asked: None, pids: HashMap::new() },
+        filter: options.filter.clone(),
+        output: Output::new(to),
+        streams: Streams::default(),
+        processes: HashMap::new(),
+        interfaces: 0,
+        shown: 0,
+        failed: false,
+        began: wall_clock_offset(),
+        accounted: Instant::now(),
+    };
+    if kind == Kind::Capture {
+        pcapng::section(tap.output.buffer(), concat!("shunpike ", env!("CARGO_PKG_VERSION")));
+    }
+    note("waiting for programs under Shunpike; Ctrl-C ends");
+    tap.work(rings, &stop)
+}
+
+/// To standard error, beside what is written.
+fn note(text: &str) {
+    eprintln!("shunpike: {text}");
+}
+
+/// What CLOCK_MONOTONIC lacks of the time since 1970, nanoseconds.
+fn wall_clock_offset() -> u64 {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (wall.as_nanos() as u64).wrapping_sub(now())
+}
+
+/// A process and its part of the capture.
+struct Shown {
+    process: Process,
+    /// Number of its interface.
+    interface: u32,
+    /// Segments that were there to be seen, lost or not; and those told of as lost.
+    received: u64,
+    dropped: u64,
+}
+
+struct Tapping {
+    kind: Kind,
+    count: u64,
+    filter: Filter,
+    whose: Whose,
+    output: Output,
+    streams: Streams,
+    /// By their rings' numbers.
+    processes: HashMap<u32, Shown>,
+    interfaces: u32,
+    shown: u64,
+    /// A process wrote nonsense, or ended within a record.
+    failed: bool,
+    began: u64,
+    accounted: Instant,
+}
+
+impl Tapping {
+    fn work(&mut self, mut rings: Rings, stop: &OwnedFd) -> Result<(), Error> {
+        let told_to_end = loop {
+            let heard = rings.hear(|news| self.tell(news));
+            self.take(&mut rings)?;
+            self.account(&rings, false);
+            let written =
+                self.output.flush(Some(stop.as_fd())).map_err(|errno| Error::Output(errno.into()))?;
+            if written != Written::Yes || self.count == 0 {
+                break written != Written::Closed;
+            }
+            if let Err(gone) = heard {
+                self.finish(&mut rings)?;
+                return Err(gone);
+            }
+            let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&rings, PollFlags::IN)];
+            let _ = poll(&mut fds, Some(&PAUSE));
+            if fds[0].revents().contains(PollFlags::IN) {
+                break true;
+            }
+            if self.output.is_closed() {
+                break false;
+            }
+        };
+        if told_to_end { self.finish(&mut rings) } else { self.sum_up(&rings) }
+    }
+
+    /// Shows what is in the rings.
+    fn take(&mut self, rings: &mut Rings) -> Result<(), Error> {
+        let (seen, news) = rings.read();
+        if self.filter.asks_for_processes() {
+            // Of both directions before the first is shown: an answer tells whose its question was, too.
+            for seen in &seen {
+                let sender = self.processes.get(&seen.ring).map(|shown| shown.process.pid);
+                self.whose.learn(ends(&seen.segment), sender);
+            }
+        }
+        seen.into_iter().try_for_each(|seen| self.see(seen))?;
+        news.into_iter().for_each(|news| self.tell(news));
+        Ok(())
+    }
+
+    /// What was sent before is still shown, as far as whoever reads takes it.
+    fn finish(&mut self, rings: &mut Rings) -> Result<(), Error> {
+        self.take(rings)?;
+        self.account(rings, true);
+        self.output.flush(None).map_err(|errno| Error::Output(errno.into()))?;
+        self.sum_up(rings)
+    }
+
+    fn sum_up(&self, rings: &Rings) -> Result<(), Error> {
+        let ((lost, bytes), connections) = (rings.lost(), self.streams.connections);
+        let missed = self.streams.missed;
+        note(&format!(
+            "{} segments of {connections} connections; lost for want of room: {lost} ({bytes} bytes); {missed} bytes are \
+             missing from what is shown",
+            self.shown
+        ));
+        if lost > 0 {
+            note("a larger --buffer loses less");
+        }
+        if self.failed {
+            note("not all that was sent can be shown: see above");
+        }
+        Ok(())
+    }
+
+    fn name(&self, ring: u32) -> String {
+        let process = self.processes.get(&ring).map(|shown| &shown.process);
+        process.map_or("a process".to_owned(), |process| format!("{} (PID {})", process.comm, process.pid))
+    }
+
+    fn tell(&mut self, news: News) {
+        match news {
+            News::Began { ring, process } => {
+                note(&format!("tapping {} (PID {}, uid {})", process.comm, process.pid, process.uid));
+                let interface = self.interfaces;
+                if self.kind == Kind::Capture {
+                    self.interfaces += 1;
+                    let description =
+                        format!("{}, process {}, uid {}", process.comm, process.pid, process.uid);
+                    let name = format!("{}/{}", process.pid, process.comm);
+                    pcapng::interface(self.output.buffer(), &name, &description);
+                }
+                self.processes.insert(ring, Shown { process, interface, received: 0, dropped: 0 });
+            }
+            News::Guarded { ring } => {
+                note(&format!(
+                    "{} does not let its own user look into it: not tapped; root may",
+                    self.name(ring)
+                ));
+            }
+            News::Failed { ring } => note(&format!("{} could not map its ring: not tapped", self.name(ring))),
+            News::Nonsense { ring } => {
+                note(&format!(
+                    "{} wrote nonsense into its ring: nothing more is read of it",
+                    self.name(ring)
+                ));
+                self.failed = true;
+            }
+            News::Over { ring, unfinished, lost } => {
+                self.count_lost(ring, lost, true);
+                if unfinished {
+                    note(&format!(
+                        "{} ended within a record: the rest of what it sent is lost",
+                        self.name(ring)
+                    ));
+                    self.failed = true;
+                }
+                self.processes.remove(&ring);
+            }
+            News::Crowd => {
+                note("no more processes are tapped: as many are as can be at a time");
+                self.failed = true;
+            }
+        }
+    }
+
+    fn see(&mut self, seen: Seen) -> Result<(), Error> {
+        let Seen { ring, segment, bytes, dropped } = seen;
+        let Some(shown) = self.processes.get_mut(&ring) else { return Ok(()) };
+        shown.received += 1;
+        let pids = self.whose.of(ends(&segment));
+        let subject = Subject { from: segment.local, to: segment.remote, pids };
+        if self.count == 0 || !self.filter.admits(&subject) {
+            return Ok(());
+        }
+        let (kind, out) = (self.kind, self.output.buffer());
+        let ns = self.began.wrapping_add(segment.time);
+        let mut first = dropped;
+        let mut raw = Vec::new();
+        let result = self.streams.show(&segment, &bytes, |packet| {
+            let dropped = std::mem::take(&mut first);
+            match kind {
+                Kind::Capture => {
+                    raw.clear();
+                    packet.write(&mut raw);
+                    let comment = packet.comment.as_deref();
+                    pcapng::packet(out, shown.interface, ns, &raw, dropped, comment);
+                }
+                Kind::Text => line(out, ns, packet, &shown.process),
+            }
+            Ok::<(), Error>(())
+        });
+        if !bytes.is_empty() {
+            self.shown += 1;
+            self.count -= 1;
+        }
+        if self.output.is_full() {
+            // Told to end meanwhile: the loop finds out.
+            self.output.flush(None).map_err(|errno| Error::Output(errno.into()))?;
+        }
+        result
+    }
+
+    /// How many were lost, where that has changed and it is time, or at the end.
+    fn account(&mut self, rings: &Rings, at_the_end: bool) {
+        if self.kind != Kind::Capture || !(at_the_end || self.accounted.elapsed() >= ACCOUNT) {
+            return;
+        }
+        self.accounted = Instant::now();
+        for (ring, lost) in rings.losses() {
+            self.count_lost(ring, lost, at_the_end);
+        }
+    }
+
+    fn count_lost(&mut self, ring: u32, lost: u64, at_the_end: bool) {
+        let Some(shown) = self.processes.get_mut(&ring).filter(|_| self.kind == Kind::Capture) else {
+            return;
+        };
+        if lost != shown.dropped || at_the_end {
+            shown.dropped = lost;
+            let (ns, received) = (self.began.wrapping_add(now()), shown.received.saturating_add(lost));
+            pcapng::statistics(self.output.buffer(), shown.interface, ns, received, lost);
+        }
+    }
+}
+
+/// One line of text: time of day (UTC), ends, numbers as in the capture, the sender, the data's beginning.
+fn line(out: &mut Vec<u8>, ns: u64, packet: &Packet<'_>, process: &Process) {
+    use std::io::Write;
+    let seconds = ns / 1_000_000_000;
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    let (seconds, micros) = (seconds % 60, ns / 1000 % 1_000_000);
+    let flag = |bit, letter: &'static str| if packet.flags & bit != 0 { letter } else { "" };
+    let flags = [
+        flag(packet::tcp::SYN, "S"),
+        flag(packet::tcp::FIN, "F"),
+        flag(packet::tcp::PSH, "P"),
+        flag(packet::tcp::ACK, "."),
+    ]
+    .concat();
+    let shown = packet.data.get(..PREVIEW).unwrap_or(packet.data).escape_ascii();
+    let more = if packet.data.len() > PREVIEW { "..." } else { "" };
+    let comment = packet.comment.as_ref().map_or(String::new(), |comment| format!(" ({comment})"));
+    // Into memory: cannot fail.
+    let _ = writeln!(
+        out,
+        "{hours:02}:{minutes:02}:{seconds:02}.{micros:06} {} > {}: [{flags}] seq {} ack {} len {} {}/{} \"{shown}\"{more}{comment}",
+        packet.from,
+        packet.to,
+        packet.seq,
+        packet.ack,
+        packet.data.len(),
+        process.comm,
+        process.pid,
+    );
+}
+
+/// The processes of connections, for filters that ask for them.
+struct Whose {
+    socket: PathBuf,
+    asked: Option<Instant>,
+    pids: HashMap<Ends, Vec<u32>>,
+}
+
+impl Whose {
+    /// The processes at the two ends, as far as they are known.
+    fn of(&self, ends: Ends) -> &[u32] {
+        self.pids.get(&ends).map_or(&[], Vec::as_slice)
+    }
+
+    /// A process sends on a connection; the broker may know who is at the other end.
+    fn learn(&mut self, ends: Ends, sender: Option<u32>) {
+        if self.pids.len() >= KNOWN {
+            self.pids.clear();
+        }
+        sender.into_iter().for_each(|pid| self.add(ends, pid));
+        let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= ASK);
+        if is_due && self.of(ends).len() < 2 {
+            self.asked = Some(Instant::now());
+            self.ask();
+        }
+    }
+
+    fn add(&mut self, ends: Ends, pid: u32) {
+        let pids = self.pids.entry(ends).or_default();
+        if !pids.contains(&pid) {
+            pids.push(pid);
+        }
+    }
+
+    /// What the broker does not say now it may say the next time.
+    fn ask(&mut self) {
+        let Ok(text) = query(&self.socket, what::SS, "") else { return };
+        let Ok(report::Connections { connections }) = serde_json::from_str(&text) else { return };
+        for connection in connections {
+            let (Ok(local), Ok(remote)) =
+                (connection.local.parse::<SocketAddr>(), connection.remote.parse::<SocketAddr>())
+            else {
+                continue;
+            };
+            let ends = if connection.role == "client" { (local, remote) } else { (remote, local) };
+            self.add(ends, connection.pid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_rings_are_checked() {
+        for (text, bytes) in [("256K", 256 << 10), ("4M", 4 << 20), ("32m", 32 << 20), ("300000", 300_000)] {
+            assert_eq!(buffer(text), Ok(bytes), "{text}");
+            assert!(tap::ring_size(class(bytes)) >= bytes);
+        }
+        for text in ["", "K", "255K", "33M", "-1", "4G", "99999999999999999999M"] {
+            assert!(buffer(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_line_shows_the_beginning_of_what_was_sent() {
+        let address = |text: &str| text.parse().expect("address");
+        let data = [b'x'; 60];
+        let packet = Packet {
+            from: address("127.0.0.1:4000"),
+            to: address("[::1]:80"),
+            seq: 1,
+            ack: 2,
+            flags: packet::tcp::ACK | packet::tcp::PSH,
+            data: &data,
+            comment: Some("why".into()),
+        };
+        let mut out = Vec::new();
+        let process = Process { pid: 4, uid: 0, comm: "cat".into() };
+        line(&mut out, (3600 + 62) * 1_000_000_000 + 5_000, &packet, &process);
+        let wanted = format!(
+            "01:01:02.000005 127.0.0.1:4000 > [::1]:80: [P.] seq 1 ack 2 len 60 cat/4 \"{}\"... (why)\n",
+            "x".repeat(PREVIEW)
+        );
+        assert_eq!(String::from_utf8(out).expect("text"), wanted);
+    }
+}

@@ -1,0 +1,277 @@
+//! The rings of all processes that are tapped, read together and put in order.
+//!
+//! A record is reserved before its bytes are published, and its time is taken in between. So what a record is the cause of has a
+//! later time and is reserved later, in whatever ring: once all rings are read up to where they stood after some moment, all
+//! records with times up to that moment are known, and can be shown in the order of their times.
+
+use crate::error::Error;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::time::{ClockId, clock_gettime};
+use shunpike_broker::TapSession;
+use shunpike_shm::tap::{Next, Nonsense, Reader, Segment, state};
+use shunpike_wire::session::FromBroker;
+use std::path::PathBuf;
+
+/// Rings that the broker has in hand for programs that are still to come.
+const SPARE: usize = 4;
+/// Most processes.
+const MOST: usize = 512;
+/// How long a process may take to finish a record before others are shown without it, nanoseconds.
+const PATIENCE: u64 = 200_000_000;
+/// Most bytes that wait to be put in order; beyond, the rings keep them.
+const WAITING: usize = 64 << 20;
+
+/// CLOCK_MONOTONIC, nanoseconds.
+pub fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// A process that is tapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// 0: in a pid namespace that the broker cannot see into.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its name.
+    pub comm: String,
+}
+
+/// One that was seen, with its bytes.
+pub struct Seen {
+    /// Which process's ring, as [`News::Began`] numbers them.
+    pub ring: u32,
+    /// What.
+    pub segment: Segment,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Records of this ring that were lost before it.
+    pub dropped: u64,
+}
+
+/// What is to be told of processes.
+pub enum News {
+    /// The process is tapped from now on.
+    Began { ring: u32, process: Process },
+    /// It does not want to be looked into by its own user.
+    Guarded { ring: u32 },
+    /// It could not.
+    Failed { ring: u32 },
+    /// It has written nonsense into its ring: nothing more is read of it.
+    Nonsense { ring: u32 },
+    /// It is over, perhaps within a record; so many were lost.
+    Over { ring: u32, unfinished: bool, lost: u64 },
+    /// More processes than can be tapped at a time.
+    Crowd,
+}
+
+struct Tapped {
+    number: u32,
+    reader: Reader,
+    is_given: bool,
+    is_over: bool,
+    /// Nothing more is read of it.
+    is_broken: bool,
+    said: u32,
+    /// All records with times up to this are known.
+    clear: u64,
+    /// When a record that is not finished was first met.
+    waits_since: Option<u64>,
+    /// Records, bytes lost so far; and of the records, those that were told of.
+    lost: (u64, u64),
+    told: u64,
+}
+
+/// How far a ring was read.
+enum Progress {
+    All,
+    /// Up to a record that is not finished.
+    Unfinished,
+    /// Not at all: too much waits to be put in order.
+    NoRoom,
+}
+
+/// All of them.
+pub struct Rings {
+    session: TapSession,
+    socket: PathBuf,
+    class: u8,
+    rings: Vec<Tapped>,
+    made: u32,
+    waiting: Vec<Seen>,
+    /// Records and bytes lost by rings that are over.
+    past: (u64, u64),
+}
+
+impl Rings {
+    /// Offers rings of this size class to the broker.
+    pub fn new(session: TapSession, socket: PathBuf, class: u8) -> Result<Self, Error> {
+        let mut rings =
+            Self { session, socket, class, rings: Vec::new(), made: 0, waiting: Vec::new(), past: (0, 0) };
+        (0..SPARE).try_for_each(|_| rings.offer())?;
+        Ok(rings)
+    }
+
+    fn offer(&mut self) -> Result<(), Error> {
+        let (memory, reader) = Reader::create(self.class).map_err(Error::TapMemory)?;
+        let number = self.made;
+        self.made += 1;
+        self.session.hand_over(number, self.class, memory.as_fd()).map_err(|_| self.gone())?;
+        self.rings.push(Tapped {
+            number,
+            reader,
+            is_given: false,
+            is_over: false,
+            is_broken: false,
+            said: state::ASKED,
+            clear: 0,
+            waits_since: None,
+            lost: (0, 0),
+            told: 0,
+        });
+        Ok(())
+    }
+
+    fn gone(&self) -> Error {
+        Error::NoBroker { tried: vec![self.socket.clone()] }
+    }
+
+    /// What the broker and the processes have said. Errors: the broker is gone.
+    pub fn hear(&mut self, mut tell: impl FnMut(News)) -> Result<(), Error> {
+        while let Some(message) = self.session.hear().map_err(|_| self.gone())? {
+            match message {
+                FromBroker::Tapped { ring, pid, uid, comm } => {
+                    let Some(known) = self.rings.iter_mut().find(|known| known.number == ring) else {
+                        continue;
+                    };
+                    known.is_given = true;
+                    // Its own choice, and on its way to somebody's terminal.
+                    let comm = String::from_utf8_lossy(&comm);
+                    let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
+                    tell(News::Began { ring, process: Process { pid, uid, comm } });
+                    if self.rings.len() < MOST {
+                        self.offer()?;
+                    } else if self.rings.iter().all(|known| known.is_given) {
+                        tell(News::Crowd);
+                    }
+                }
+                FromBroker::TapOver { ring } => {
+                    let known = self.rings.iter_mut().find(|known| known.number == ring);
+                    if let Some(known) = known {
+                        known.is_over = true;
+                    }
+                }
+                _ => {}
+            }
+        }
+        for known in &mut self.rings {
+            let says = known.reader.state();
+            if std::mem::replace(&mut known.said, says) != says {
+                match says {
+                    state::GUARDED => tell(News::Guarded { ring: known.number }),
+                    state::NO_MEMORY => tell(News::Failed { ring: known.number }),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is there. Returns, in order, what nothing earlier can come before any more, and what is to be told after it.
+    pub fn read(&mut self) -> (Vec<Seen>, Vec<News>) {
+        let mut news = Vec::new();
+        let moment = now();
+        let heads: Vec<u64> = self.rings.iter().map(|known| known.reader.head()).collect();
+        for (known, head) in self.rings.iter_mut().zip(heads).filter(|(known, _)| !known.is_broken) {
+            let room = self.waiting.iter().map(|seen| seen.bytes.len()).sum::<usize>() < WAITING;
+            match known.read_to(head, &mut self.waiting, room) {
+                Ok(Progress::All) => (known.clear, known.waits_since) = (moment, None),
+                Ok(Progress::NoRoom) => {}
+                Ok(Progress::Unfinished) if known.is_over => {
+                    known.is_broken = true;
+                    known.clear = u64::MAX;
+                }
+                Ok(Progress::Unfinished) => {
+                    let since = *known.waits_since.get_or_insert(moment);
+                    if moment - since > PATIENCE {
+                        known.clear = moment;
+                    }
+                }
+                Err(Nonsense) => {
+                    known.is_broken = true;
+                    known.clear = u64::MAX;
+                    news.push(News::Nonsense { ring: known.number });
+                }
+            }
+        }
+        let known_to = self.rings.iter().map(|known| known.clear).min().unwrap_or(u64::MAX);
+        let (mut ready, later): (Vec<Seen>, Vec<Seen>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|seen| seen.segment.time <= known_to);
+        self.waiting = later;
+        // Stable: of equal times, those of one ring stay in order.
+        ready.sort_by_key(|seen| seen.segment.time);
+        self.let_go(&mut news);
+        (ready, news)
+    }
+
+    /// Rings of processes that have ended, and are read, or will never be.
+    fn let_go(&mut self, news: &mut Vec<News>) {
+        let (past, waiting) = (&mut self.past, &self.waiting);
+        self.rings.retain(|known| {
+            let is_read = known.is_broken || !known.reader.is_before(known.reader.head());
+            let done = known.is_over && is_read && !waiting.iter().any(|seen| seen.ring == known.number);
+            if done {
+                *past = (past.0.saturating_add(known.lost.0), past.1.saturating_add(known.lost.1));
+                news.push(News::Over { ring: known.number, unfinished: known.is_broken, lost: known.lost.0 });
+            }
+            !done
+        });
+    }
+
+    /// Records and bytes for which there was no room, so far.
+    pub fn lost(&self) -> (u64, u64) {
+        self.rings.iter().fold(self.past, |(records, bytes), known| {
+            (records.saturating_add(known.lost.0), bytes.saturating_add(known.lost.1))
+        })
+    }
+
+    /// Of each process that is tapped: the records lost so far.
+    pub fn losses(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.rings.iter().filter(|known| known.is_given).map(|known| (known.number, known.lost.0))
+    }
+}
+
+impl AsFd for Rings {
+    /// Readable when the broker has said something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.session.as_fd()
+    }
+}
+
+impl Tapped {
+    /// Reads up to `head`. Without `room`, nothing.
+    fn read_to(&mut self, head: u64, to: &mut Vec<Seen>, room: bool) -> Result<Progress, Nonsense> {
+        if !room {
+            return Ok(Progress::NoRoom);
+        }
+        let mut bytes = Vec::new();
+        while self.reader.is_before(head) {
+            match self.reader.next(&mut bytes)? {
+                Next::Segment(mut segment) => {
+                    // One that says to be of the future would wait for it.
+                    segment.time = segment.time.min(now());
+                    // Counted before it was reserved, or a moment after.
+                    self.lost = self.reader.lost();
+                    let dropped = self.lost.0.saturating_sub(self.told);
+                    self.told = self.lost.0;
+                    to.push(Seen { ring: self.number, segment, bytes: std::mem::take(&mut bytes), dropped });
+                }
+                Next::Empty => break,
+                Next::Unfinished => return Ok(Progress::Unfinished),
+            }
+        }
+        self.lost = self.reader.lost();
+        Ok(Progress::All)
+    }
+}
