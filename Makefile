@@ -78,6 +78,9 @@ install: | $(RELEASE)/shunpike
 	install -d $(DESTDIR)$(PREFIX)/lib/shunpike/smc-tools
 	for name in smc_run smcss smcd smc_chk smc_dbg; do \
 	    ln -sfn ../../../bin/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike/smc-tools/$$name; done
+	# For Wireshark: to be linked into its own directory of such programs (docs/seeing.md).
+	install -d $(DESTDIR)$(PREFIX)/lib/shunpike/extcap
+	ln -sfn ../../../bin/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike/extcap/shunpike-extcap
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/doc/shunpike
 	sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
 	install -m 644 dist/broker.toml $(SHARE)/doc/shunpike/broker.toml

@@ -74,6 +74,7 @@ def test_it_is_installed_and_removed_and_leaves_nothing(world, package, tmp_path
         "usr/share/man/man1/shunpike.1.gz", "usr/share/man/man1/shunpike-top.1.gz", "usr/share/bash-completion/completions/shunpike",
         "usr/share/zsh/vendor-completions/_shunpike", "usr/share/fish/vendor_completions.d/shunpike.fish",
         "usr/share/doc/shunpike/copyright", "usr/lib/shunpike/smc-tools/smcss",
+        "usr/lib/shunpike/extcap/shunpike-extcap", "usr/share/man/man1/shunpike-tap.1.gz",
     ):  # fmt: skip
         assert wanted in there, f"{wanted} in {sorted(there)}"
 
@@ -83,6 +84,7 @@ def test_it_is_installed_and_removed_and_leaves_nothing(world, package, tmp_path
                                     "--config", tmp_path / "etc/shunpike/broker.toml"])  # fmt: skip
     env["SHUNPIKE_SOCKET"] = str(world.directory / "b.sock")
     until(lambda: run(tmp_path / "usr/lib/shunpike/smc-tools/smcd", "info").returncode == 0, broker.describe)
+    assert "interface {value=shunpike}" in run(tmp_path / "usr/lib/shunpike/extcap/shunpike-extcap", "--extcap-interfaces").stdout
     ran = run(tmp_path / "usr/bin/shunpike", "run", "printenv", "LD_PRELOAD")
     assert ran.stdout.strip() == str(tmp_path / "usr/lib/libshunpike.so"), ran.stderr
     broker.stop()
