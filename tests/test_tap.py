@@ -363,7 +363,7 @@ def test_a_tap_ends_with_its_broker_and_with_its_reader(world):
         assert tap.stdout.read(4) == bytes.fromhex("0a0d0d0a")
         tap.stdout.close()
         assert tap.wait(10) == 0, tap.stderr.read()
-    tap = Tap(world, pair.broker).says(pair.server.pid)
+    tap = Tap(world, pair.broker).says(pair.client.pid, pair.server.pid)
     pair.talk()
     pair.broker.kill()
     tap.proc.finish(status=1)
