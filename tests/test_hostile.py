@@ -26,8 +26,8 @@ def victim(request, world, bed):
     return accel, accel.server("victim", argv).wait_listening(port), port
 
 
-def attack(accel, port, pid, rounds):
-    argv = [HOSTILE, accel.broker.socket, f"127.0.0.1:{port}", pid, SEED, rounds]
+def attack(accel, port, pid, rounds, seed=SEED):
+    argv = [HOSTILE, accel.broker.socket, f"127.0.0.1:{port}", pid, seed, rounds]
     return accel.world.start("hostile", argv)
 
 
@@ -42,6 +42,14 @@ def test_victim_alone(victim):
     """Probed by a bystander after each round, and idle whenever nobody wants anything of it."""
     accel, server, port = victim
     attack(accel, port, server.pid, ROUNDS).finish(SECONDS)
+    stood(accel, server)
+
+
+# What broke a victim once. Urgent data that came in place of a lane's beginning kept a blocking reader awake.
+@pytest.mark.parametrize("victim,seed", [("threads", 2885608605)], indirect=["victim"])
+def test_attacks_of_old(victim, seed):
+    accel, server, port = victim
+    attack(accel, port, server.pid, 60, seed).finish(SECONDS)
     stood(accel, server)
 
 

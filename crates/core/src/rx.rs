@@ -322,17 +322,18 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     // First what TCP has, only then the start word: bytes counted now were written before it.
     let Ok(queued) = sys::queue(fd, sys::SIOCINQ) else { return Step::Plain };
-    let shows = if queued == 0 { sys::tcp_shows(fd, libc::POLLIN | libc::POLLRDHUP) } else { 0 };
-    let over = shows & !libc::POLLIN != 0;
+    let shows = if queued == 0 { sys::tcp_shows(fd, NEWS) } else { 0 };
+    let over = shows & !(libc::POLLIN | libc::POLLPRI) != 0;
     let queued = if shows != 0 { sys::queue(fd, sys::SIOCINQ).unwrap_or(0) } else { queued };
-    if queued == 0 && shows == libc::POLLIN {
+    if debt && seen >= half.debt_end.load(Ordering::Relaxed) {
+        finish(conn, fd);
+        return Step::Again;
+    }
+    // A sleep would end at once, as it hears of urgent data, too.
+    if queued == 0 && shows != 0 && !over {
         return urgent(conn, fd);
     }
     let limit = if debt {
-        if seen >= half.debt_end.load(Ordering::Relaxed) {
-            finish(conn, fd);
-            return Step::Again;
-        }
         half.debt_end.load(Ordering::Relaxed) - seen
     } else {
         match dmb.words().start(half.generation.load(Ordering::Relaxed)) {
@@ -378,7 +379,7 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
 }
 
-/// Bytes wait behind the mark of urgent data (SIOCINQ counts up to it): what the kernel skips there nobody can count.
+/// Urgent data is next, or bytes wait behind its mark (SIOCINQ counts up to it): what the kernel skips there nobody can count.
 /// A lane that has not begun never will; behind one that has, urgent data is no peer's of ours.
 fn urgent(conn: Conn, fd: i32) -> Step {
     conn::stop_receiving(conn, fd);
