@@ -17,7 +17,7 @@ use crate::lane::{Line, Words};
 use crate::primitive::{Ordering, SharedU64, fence};
 
 /// Loans of a lane at a time.
-pub const SLOTS: u32 = if cfg!(loom) { 2 } else { 32 };
+pub const SLOTS: u32 = if cfg!(loom) { 2 } else { 64 };
 /// In the count: the witness stands. The low half counts loans, wrapping.
 const ANNOUNCED: u64 = 1 << 32;
 

@@ -7,6 +7,7 @@ mod crowd;
 mod dialogue;
 mod endpoint;
 mod epoll;
+mod pour;
 mod ring;
 mod short;
 mod stream;
@@ -80,6 +81,23 @@ pub enum Load {
         /// How long
         seconds: f64,
     },
+    /// Reads one connection to its end, and answers what it cost
+    Drain {
+        /// tcp:PORT or unix:PATH
+        at: Endpoint,
+    },
+    /// Writes to one connection, and tells what it cost both ends
+    Pour {
+        /// tcp:PORT or unix:PATH
+        to: Endpoint,
+        /// Bytes in a write
+        size: usize,
+        /// How long
+        seconds: f64,
+        /// With MSG_ZEROCOPY, and all notices awaited
+        #[arg(long)]
+        zerocopy: bool,
+    },
     /// Answers one byte on each connection, and closes it
     Brief {
         /// tcp:PORT or unix:PATH
@@ -116,6 +134,8 @@ pub fn run(load: Load) -> io::Result<()> {
         Load::Idle { to, open, still } => crowd::idle(&to, open, &still),
         Load::Sink { at } => stream::sink(&at),
         Load::Source { to, size, seconds } => print(&stream::source(&to, size, seconds)?),
+        Load::Drain { at } => pour::drain(&at),
+        Load::Pour { to, size, seconds, zerocopy } => print(&pour::pour(&to, size, seconds, zerocopy)?),
         Load::Brief { at } => short::brief(&at),
         Load::Connect { to, seconds } => print(&short::connect(&to, seconds)?),
         Load::RingWrite { memory, seconds } => ring::write(&memory, seconds),

@@ -26,7 +26,7 @@ pub const LEAST_PART: usize = 4096;
 /// Connections of a process that lend at a time; others copy.
 const LEDGERS: usize = 256;
 /// Calls of a connection whose notices are to come; with more, the last ones are told of together.
-const CALLS: u32 = 64;
+const CALLS: u32 = 128;
 
 static LEDGER: [Ledger; LEDGERS] = [const { Ledger::new() }; LEDGERS];
 /// The process has become another user, or none that may be looked at: nobody may read its memory any more.
