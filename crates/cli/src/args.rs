@@ -110,7 +110,7 @@ Examples:
   shunpike tap -w - | wireshark -k -i -
   shunpike tap -w - pid 4711 | tshark -r - -Y http
 
-In Wireshark's own list of interfaces: link PREFIX/lib/shunpike/extcap/shunpike-extcap into ~/.local/lib/wireshark/extcap \
+In Wireshark's own list of interfaces: WIRESHARK_EXTCAP_DIR=PREFIX/lib/shunpike/extcap, or a link to shunpike-extcap there \
 (docs/seeing.md).";
 
 const DBG_NOTES: &str = "\
