@@ -240,5 +240,8 @@ class Round:
         time.sleep(self.random.random() * 0.3)
         self.tool("sysctl", "grace_ms=100")
 
+    def queues(self):
+        self.tool("sysctl", f"max_cqs={self.random.choice((1, 2, 8))}")
+
     def broker_killed(self):
         self.broker.restart()

@@ -5,6 +5,7 @@
 
 use crate::report::{Failure, Sysctl};
 use shunpike_shm::lane::{MAX_CLASS, ring_size};
+use shunpike_shm::pages::CQS;
 
 /// One setting.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -29,6 +30,8 @@ pub enum Knob {
     Active,
     /// The device's: copy through a send buffer.
     DmbCopy,
+    /// Completion queues of a process.
+    MaxCqs,
 }
 
 /// What is written for people and checked for all.
@@ -66,7 +69,7 @@ const ABSENT: [(&str, &str); 4] = [
 
 impl Knob {
     /// All of them, SMC's first.
-    pub const ALL: [Knob; 10] = [
+    pub const ALL: [Knob; 11] = [
         Knob::Wmem,
         Knob::Rmem,
         Knob::MaxConnsPerLgr,
@@ -77,6 +80,7 @@ impl Knob {
         Knob::GraceMs,
         Knob::Active,
         Knob::DmbCopy,
+        Knob::MaxCqs,
     ];
 
     fn form(self) -> Form {
@@ -137,6 +141,13 @@ impl Knob {
                 1,
                 0,
                 "1: new lanes are written through a send buffer, as hardware ISM is",
+            ),
+            Knob::MaxCqs => form(
+                "max_cqs",
+                1,
+                CQS as u64,
+                CQS as u64,
+                "completion queues that the epoll sets and threads of a process are spread over; 1: all share one",
             ),
         }
     }

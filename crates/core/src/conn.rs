@@ -340,7 +340,7 @@ pub fn revoke_all(reason: Reason) {
 
 /// Threads of ours that sleep on a lane look again.
 pub fn wake_ourselves() {
-    for cq in 0..process::BELLS as u8 {
+    for cq in 0..process::cqs() {
         if let Some(bell) = process::doorbell(cq) {
             wait::ring(bell);
         }

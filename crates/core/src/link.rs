@@ -90,13 +90,13 @@ impl Link {
         self.half(side, cq).map_or(0, CqNews::rung)
     }
 
-    /// Takes the news of queue `cq` and calls `each` with the first registration of every connection named.
-    pub fn take_news(&self, cq: u8, mut each: impl FnMut(u32)) {
+    /// Takes the news of queue `cq` and calls `each` with where the registrations of every connection named begin.
+    pub fn take_news(&self, cq: u8, mut each: impl FnMut(&AtomicU32)) {
         let side = usize::from(self.side.load(Ordering::Relaxed));
         let Some(half) = self.half(side, cq) else { return };
         half.take(|slot| {
             if let Some(first) = self.slots.get(usize::from(slot)) {
-                each(first.load(Ordering::Relaxed));
+                each(first);
             }
         });
     }

@@ -93,8 +93,8 @@ fn poll_with(
             Err(_) => return Ok(0),
         };
         // Without one (no descriptor left, a filter of system calls) nobody can ring: look again now and then.
+        let cq = wait::sleeping_cq();
         let sleeper = wait::thread_sleeper().unwrap_or(-1);
-        let cq = wait::thread_cq();
         let (armed, bound) = prepare(fds, kernel, cq);
         lanes |= armed;
         if any_changed(fds) {

@@ -13,9 +13,9 @@ use crate::table::{self, Entry};
 use crate::zerocopy::lending;
 use crate::{clock, conn, device, eager, epoll, readers, session, tap, tenants, tls, wait};
 
-/// Doorbells, and so completion queues, of a process.
-pub const BELLS: usize = 4;
-const _: () = assert!(BELLS <= CQS);
+/// Completion queues of a process with few CPUs; with more it has one for each, up to [`CQS`]. Each costs every peer a
+/// descriptor.
+const FEW_CQS: u32 = 4;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static EAGER: AtomicBool = AtomicBool::new(false);
@@ -24,9 +24,10 @@ static PID: AtomicU32 = AtomicU32::new(0);
 static CPUS: AtomicU32 = AtomicU32::new(1);
 static ARENA: Mutex<Option<Arena>> = Mutex::new(None);
 static HOMES: Mutex<[Option<Home>; HOMES_MOST]> = Mutex::new([const { None }; HOMES_MOST]);
-static DOORBELLS: [AtomicI32; BELLS] = [const { AtomicI32::new(-1) }; BELLS];
+static DOORBELLS: [AtomicI32; CQS] = [const { AtomicI32::new(-1) }; CQS];
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
-static NEXT_CQ: AtomicU32 = AtomicU32::new(0);
+/// Epoll sets and threads on each queue.
+static POLLERS: [AtomicU32; CQS] = [const { AtomicU32::new(0) }; CQS];
 static KNOBS: AtomicPtr<KnobPage> = AtomicPtr::new(core::ptr::null_mut());
 
 /// An arena of an ancestor, for the connections that came by fork.
@@ -50,6 +51,7 @@ static DEFAULTS: KnobPage = KnobPage {
     grace_ms: AtomicU32::new(100),
     cpus: AtomicU32::new(1),
     wmem: AtomicU32::new(0),
+    max_cqs: AtomicU32::new(0),
 };
 
 /// What the environment asks for.
@@ -215,9 +217,47 @@ pub fn doorbell(cq: u8) -> Option<i32> {
     }
 }
 
-/// The least-used queue's number, in turn.
-pub fn next_cq() -> u8 {
-    (NEXT_CQ.fetch_add(1, Ordering::Relaxed) % BELLS as u32) as u8
+/// Completion queues of this process, each with a doorbell that its peers have.
+pub fn cqs() -> u8 {
+    CPUS.load(Ordering::Relaxed).clamp(FEW_CQS, CQS as u32) as u8
+}
+
+/// The least-used queue, and how many pollers it has, among those that the setting allows.
+fn least_used() -> (u8, u32) {
+    let allowed = match knobs().max_cqs.load(Ordering::Relaxed) {
+        0 => cqs(),
+        most => cqs().min(u8::try_from(most).unwrap_or(u8::MAX)),
+    };
+    let pollers = |cq: u8| POLLERS[usize::from(cq)].load(Ordering::Relaxed);
+    (0..allowed).map(|cq| (cq, pollers(cq))).min_by_key(|&(_, pollers)| pollers).unwrap_or((0, 0))
+}
+
+/// An epoll set or a thread takes the least-used queue.
+pub fn take_cq() -> u8 {
+    let (cq, _) = least_used();
+    POLLERS[usize::from(cq)].fetch_add(1, Ordering::Relaxed);
+    cq
+}
+
+/// It gives its queue back.
+pub fn leave_cq(cq: u8) {
+    if let Some(pollers) = POLLERS.get(usize::from(cq)) {
+        // None left where the count is that of another process, before a fork.
+        let _ = pollers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+    }
+}
+
+/// Another queue that it should be on, which it takes by this: pollers have come or gone, or the setting allows its own no
+/// more. It gives the old one back when it has left it.
+pub fn better_cq(cq: u8) -> Option<u8> {
+    let (least, pollers) = least_used();
+    let here = POLLERS[usize::from(cq) % CQS].load(Ordering::Relaxed);
+    let is_forbidden = knobs().max_cqs.load(Ordering::Relaxed).wrapping_sub(1) < u32::from(cq);
+    if here <= pollers + 1 && !is_forbidden || least == cq {
+        return None;
+    }
+    POLLERS[usize::from(least)].fetch_add(1, Ordering::Relaxed);
+    Some(least)
 }
 
 /// Moves a descriptor of ours to a high number, CLOEXEC, and marks it as not the program's.
@@ -318,6 +358,7 @@ pub fn after_fork_in_child() {
     let_go_after_fork();
     PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
     readers::after_fork_in_child();
+    POLLERS.iter().for_each(|pollers| pollers.store(0, Ordering::Relaxed));
     move_homes();
     session::after_fork_in_child();
     eager::after_fork_in_child();
@@ -356,5 +397,31 @@ fn move_homes() {
         {
             table::take(fd);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pollers_are_spread_and_go_over_when_others_have_gone() {
+        let all = cqs();
+        assert!((FEW_CQS..=CQS as u32).contains(&all.into()));
+        let taken: Vec<u8> = (0..2 * all).map(|_| take_cq()).collect();
+        for cq in 0..all {
+            assert_eq!(taken.iter().filter(|&&other| other == cq).count(), 2, "{taken:?}");
+            assert_eq!(better_cq(cq), None);
+        }
+        leave_cq(1);
+        assert_eq!(better_cq(0), None, "one fewer is no reason to go");
+        leave_cq(1);
+        assert_eq!(better_cq(0), Some(1));
+        assert_eq!(better_cq(2), None, "the first has gone over");
+        leave_cq(0);
+        for _ in 0..9 {
+            leave_cq(3);
+        }
+        assert_eq!(take_cq(), 3, "none left is none, however often they leave");
     }
 }

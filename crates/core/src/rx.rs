@@ -585,7 +585,7 @@ impl Wait {
         if on_lane && !self.napped && self.nap(conn, fd)? != Napped::Over {
             return Ok(());
         }
-        let cq = wait::thread_cq();
+        let cq = wait::sleeping_cq();
         {
             let _critical = critical();
             let Some(dmb) = dmb(half) else { return Ok(()) };

@@ -20,7 +20,7 @@ use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
 
 use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
-use crate::process::{self, BELLS};
+use crate::process;
 use crate::zerocopy::lending;
 use crate::{clock, eager, tap, upgrade};
 
@@ -219,18 +219,19 @@ impl Session {
             let bytes = name.to_bytes();
             comm[..bytes.len().min(15)].copy_from_slice(&bytes[..bytes.len().min(15)]);
         }
-        let hello = ToBroker::Hello { version: VERSION, doorbells: BELLS as u8, comm };
-        let mut bells = [-1; BELLS];
+        let hello = ToBroker::Hello { version: VERSION, doorbells: process::cqs(), comm };
+        let mut bells = [-1; CQS];
+        let bells = &mut bells[..usize::from(process::cqs())];
         for (cq, bell) in bells.iter_mut().enumerate() {
             *bell = process::doorbell(cq as u8).ok_or(Errno::MFILE)?;
         }
         let sent = process::with_arena_fd(|arena| {
-            let mut fds = [arena; 1 + BELLS];
-            for (to, bell) in fds.iter_mut().skip(1).zip(bells) {
+            let mut fds = [arena; 1 + CQS];
+            for (to, bell) in fds.iter_mut().skip(1).zip(&*bells) {
                 // SAFETY: our own doorbells, open for the life of the process.
-                *to = unsafe { BorrowedFd::borrow_raw(bell) };
+                *to = unsafe { BorrowedFd::borrow_raw(*bell) };
             }
-            self.offer(&hello, &fds)
+            self.offer(&hello, &fds[..=bells.len()])
         });
         OPENING.store(true, Ordering::Relaxed);
         if sent == Some(true) { Ok(()) } else { Err(Errno::PIPE) }

@@ -683,7 +683,7 @@ impl Wait {
         if !self.napped && self.nap(conn, fd)? != Napped::Over {
             return Ok(());
         }
-        let cq = wait::thread_cq();
+        let cq = wait::sleeping_cq();
         let mut events = libc::POLLRDHUP;
         if owes(half) {
             events |= libc::POLLOUT;

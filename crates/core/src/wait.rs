@@ -321,12 +321,29 @@ pub fn thread_cq() -> u8 {
     own(thread);
     match thread.cq.load(Ordering::Relaxed) {
         0 => {
-            let cq = process::next_cq();
+            let cq = process::take_cq();
             thread.cq.store(u32::from(cq) + 1, Ordering::Relaxed);
             cq
         }
         cq => (cq - 1) as u8,
     }
+}
+
+/// The same for a thread that is about to sleep: it may be time for another queue.
+pub fn sleeping_cq() -> u8 {
+    let cq = thread_cq();
+    let Some(better) = process::better_cq(cq) else { return cq };
+    let thread = thread();
+    if let Some(sleeper) = thread.sleeper.load(Ordering::Relaxed).checked_sub(1) {
+        if add_doorbell(sleeper as i32, better, 0).is_err() {
+            process::leave_cq(better);
+            return cq;
+        }
+        remove_doorbell(sleeper as i32, cq);
+    }
+    thread.cq.store(u32::from(better) + 1, Ordering::Relaxed);
+    process::leave_cq(cq);
+    better
 }
 
 /// The calling thread's private epoll instance, with its doorbell.
@@ -363,6 +380,13 @@ pub fn add_doorbell(epfd: i32, cq: u8, data: u64) -> Result<(), Errno> {
     sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, bell, Some(&mut event)).map(drop)
 }
 
+/// Takes doorbell `cq` out of an epoll instance.
+pub fn remove_doorbell(epfd: i32, cq: u8) {
+    if let Some(bell) = process::doorbell(cq) {
+        let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, bell, None);
+    }
+}
+
 /// What the thread has of a process before a fork is not its own any more.
 fn own(thread: &Thread) {
     let pid = process::pid();
@@ -377,6 +401,9 @@ fn own(thread: &Thread) {
 pub fn thread_ends() {
     let thread = thread();
     own(thread);
+    if let Some(cq) = thread.cq.swap(0, Ordering::Relaxed).checked_sub(1) {
+        process::leave_cq(cq as u8);
+    }
     if let Some(fd) = thread.sleeper.swap(0, Ordering::Relaxed).checked_sub(1) {
         crate::table::take(fd as i32);
         // SAFETY: our own descriptor, made in `thread_sleeper` and forgotten just now.

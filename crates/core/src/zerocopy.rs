@@ -193,7 +193,7 @@ pub fn told(conn: Conn) {
 /// There is a new notice: whoever sleeps for it looks.
 fn tell(conn: Conn) {
     let queues = conn.block.notices.wake();
-    for bell in (0..process::BELLS as u8).filter(|cq| queues >> cq & 1 != 0).filter_map(process::doorbell) {
+    for bell in (0..process::cqs()).filter(|cq| queues >> cq & 1 != 0).filter_map(process::doorbell) {
         wait::ring(bell);
     }
     if in_sets(conn) {

@@ -38,6 +38,8 @@ pub struct KnobPage {
     pub cpus: AtomicU32,
     /// Most bytes of a ring that a sender uses; 0 (an older broker): no limit.
     pub wmem: AtomicU32,
+    /// Completion queues that a process spreads its pollers over; 0 (an older broker): no limit.
+    pub max_cqs: AtomicU32,
 }
 
 /// News for one completion queue of one side, in a link page (models/cq.pml).

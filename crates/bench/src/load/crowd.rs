@@ -57,8 +57,58 @@ pub fn echo(at: &Endpoint) -> io::Result<()> {
     }
 }
 
-pub fn crowd(to: &Endpoint, open: usize, active: usize, seconds: f64) -> io::Result<Value> {
+/// What a connection sends again and again, and how long the answer is.
+#[derive(Copy, Clone)]
+pub struct Message {
+    request: &'static [u8],
+    answer: usize,
+}
+
+/// To a server that sends back what it gets.
+pub const ECHOED: Message = Message { request: &[7; SIZE], answer: SIZE };
+
+/// To a memcached, which is given a value to answer with.
+pub fn asked(to: &Endpoint) -> io::Result<Message> {
+    let (stored, head, tail) = ("STORED\r\n", format!("VALUE k 0 {SIZE}\r\n"), "\r\nEND\r\n");
+    let mut stream = to.connect()?;
+    stream.write_all(format!("set k 0 0 {SIZE}\r\n{}\r\n", "v".repeat(SIZE)).as_bytes())?;
+    let mut answer = vec![0; stored.len()];
+    stream.read_exact(&mut answer)?;
+    if answer != stored.as_bytes() {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    Ok(Message { request: b"get k\r\n", answer: head.len() + SIZE + tail.len() })
+}
+
+/// Connections divided among threads, each with an epoll set of its own; `open` and `active` in all.
+pub fn crowds(
+    to: &Endpoint,
+    [open, active]: [usize; 2],
+    seconds: f64,
+    threads: usize,
+    message: Message,
+) -> io::Result<Value> {
     raise_limit();
+    let share = |all: usize, thread: usize| (thread + 1) * all / threads - thread * all / threads;
+    let results: Vec<io::Result<[f64; 3]>> = std::thread::scope(|scope| {
+        let start = |thread| {
+            let (open, active) = (share(open, thread), share(active, thread));
+            scope.spawn(move || crowd(to, open, active, seconds, message))
+        };
+        let running: Vec<_> = (0..threads).map(start).collect();
+        let died = |_| Err(io::Error::other("a thread of the load program died"));
+        running.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
+    });
+    let mut sum = [0.0f64; 3];
+    for result in results {
+        let [messages, taken, before] = result?;
+        sum = [sum[0] + messages, sum[1].max(taken), sum[2] + before];
+    }
+    Ok(json!({ "messages": sum[0], "seconds": sum[1], "before": sum[2] }))
+}
+
+/// Messages, seconds that they took, and messages of the warm-up.
+fn crowd(to: &Endpoint, open: usize, active: usize, seconds: f64, message: Message) -> io::Result<[f64; 3]> {
     let mut streams = Vec::with_capacity(open);
     let mut set = Set::new()?;
     for number in 0..open {
@@ -69,9 +119,9 @@ pub fn crowd(to: &Endpoint, open: usize, active: usize, seconds: f64) -> io::Res
     }
     // The busy ones lie spread among the others.
     for number in (0..active).map(|n| n * open / active) {
-        streams[number].0.write_all(&[7; SIZE])?;
+        streams[number].0.write_all(message.request)?;
     }
-    let mut buffer = [0; SIZE];
+    let mut buffer = [0; 4096];
     let mut turn = |seconds: f64| -> io::Result<(u64, f64)> {
         let (mut messages, start) = (0, Instant::now());
         loop {
@@ -83,10 +133,10 @@ pub fn crowd(to: &Endpoint, open: usize, active: usize, seconds: f64) -> io::Res
                     Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
                     Err(error) => return Err(error),
                 }
-                if *got >= SIZE {
-                    *got -= SIZE;
+                if *got >= message.answer {
+                    *got -= message.answer;
                     messages += 1;
-                    stream.write_all(&buffer)?;
+                    stream.write_all(message.request)?;
                 }
             }
             let taken = start.elapsed().as_secs_f64();
@@ -97,7 +147,7 @@ pub fn crowd(to: &Endpoint, open: usize, active: usize, seconds: f64) -> io::Res
     };
     let (before, _) = turn(warm_up(seconds))?;
     let (messages, taken) = turn(seconds)?;
-    Ok(json!({ "messages": messages, "seconds": taken, "before": before }))
+    Ok([messages as f64, taken, before as f64])
 }
 
 pub fn idle(to: &Endpoint, open: usize, still: &Path) -> io::Result<()> {

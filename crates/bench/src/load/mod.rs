@@ -57,6 +57,12 @@ pub enum Load {
         active: usize,
         /// How long
         seconds: f64,
+        /// Threads that the connections are divided among
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
+        /// The server is a memcached, the messages ask for 100 bytes
+        #[arg(long)]
+        memcached: bool,
     },
     /// Opens connections, uses them until the file `still` exists, and then only keeps them
     Idle {
@@ -130,7 +136,10 @@ pub fn run(load: Load) -> io::Result<()> {
         Load::Pong { at, size } => dialogue::pong(&at, size),
         Load::Ping { to, size, seconds, latencies } => print(&dialogue::ping(&to, size, seconds, latencies)?),
         Load::Echo { at } => crowd::echo(&at),
-        Load::Crowd { to, open, active, seconds } => print(&crowd::crowd(&to, open, active, seconds)?),
+        Load::Crowd { to, open, active, seconds, threads, memcached } => {
+            let message = if memcached { crowd::asked(&to)? } else { crowd::ECHOED };
+            print(&crowd::crowds(&to, [open, active], seconds, threads.max(1), message)?)
+        }
         Load::Idle { to, open, still } => crowd::idle(&to, open, &still),
         Load::Sink { at } => stream::sink(&at),
         Load::Source { to, size, seconds } => print(&stream::source(&to, size, seconds)?),

@@ -1,4 +1,4 @@
-//! nginx with one worker, and wrk.
+//! nginx, with one worker unless said otherwise, and wrk.
 
 use super::{Metric, NO_UNIX, OWN, Program, RATE, Seeds, Workload, number};
 use crate::bed::{Bed, Failed, Sample, free_port};
@@ -6,7 +6,7 @@ use crate::goal::Goal;
 use std::fs;
 use std::process::{Command, Stdio};
 
-const NGINX: &[Program] =
+pub const NGINX: &[Program] =
     &[Program { name: "nginx", package: "nginx-light" }, Program { name: "wrk", package: "wrk" }];
 const NGINX_TLS: &[Program] = &[
     Program { name: "nginx", package: "nginx-light" },
@@ -128,9 +128,21 @@ pub const ROWS: &[Workload] = &[
 ];
 
 fn requests(bed: &mut Bed, page: Page, threads: u32, connections: u32) -> Result<Sample, Failed> {
+    let rate = rate(bed, page, 1, threads, connections)?;
+    // Neither a request nor an answer is shorter than this.
+    let bytes = if page == Page::Close { 0.0 } else { 40.0 * rate * f64::from(bed.seconds()) };
+    Ok(Sample::new(vec![rate], bytes))
+}
+
+/// Requests a second on so many connections, of a server with so many workers.
+pub fn rate_of_workers(bed: &mut Bed, workers: u32, connections: u32) -> Result<f64, Failed> {
+    rate(bed, Page::Return, workers, SEEDS, connections)
+}
+
+fn rate(bed: &mut Bed, page: Page, workers: u32, threads: u32, connections: u32) -> Result<f64, Failed> {
     let port = free_port()?.to_string();
     let configuration = bed.directory.join("nginx.conf");
-    fs::write(&configuration, configure(bed, page, &port)?)?;
+    fs::write(&configuration, configure(bed, page, workers, &port)?)?;
     let server = bed
         .command([&"nginx".into(), &"-c".into(), &configuration.into_os_string()].map(|word| word.clone()));
     bed.serve(server, &format!("tcp:{port}"), None)?;
@@ -148,16 +160,11 @@ fn requests(bed: &mut Bed, page: Page, threads: u32, connections: u32) -> Result
         return Err(Failed::new("nginx answered something else than 200"));
     }
     let rate = number(&out, "Requests/sec:")?;
-    if rate == 0.0 {
-        return Err(Failed::new("nginx answered nothing"));
-    }
-    // Neither a request nor an answer is shorter than this.
-    let bytes = if page == Page::Close { 0.0 } else { 40.0 * rate * f64::from(bed.seconds()) };
-    Ok(Sample::new(vec![rate], bytes))
+    if rate == 0.0 { Err(Failed::new("nginx answered nothing")) } else { Ok(rate) }
 }
 
 /// Writes the page or the certificate, and gives nginx's configuration.
-fn configure(bed: &Bed, page: Page, port: &str) -> Result<String, Failed> {
+fn configure(bed: &Bed, page: Page, workers: u32, port: &str) -> Result<String, Failed> {
     let directory = bed.directory.display();
     // As root it would become a user who cannot read our directory.
     let user = if rustix::process::getuid().is_root() { "user root; " } else { "" };
@@ -179,7 +186,7 @@ fn configure(bed: &Bed, page: Page, port: &str) -> Result<String, Failed> {
         .map(|name| format!("{name}_temp_path {directory}/{name}; "))
         .concat();
     Ok(format!(
-        "{user}worker_processes 1; daemon off; error_log {directory}/error.log; pid {directory}/pid;\n\
+        "{user}worker_processes {workers}; daemon off; error_log {directory}/error.log; pid {directory}/pid;\n\
          events {{ worker_connections 4096; }}\n\
          http {{ access_log off; keepalive_requests 1000000000; {temporary}\n\
          server {{ listen 127.0.0.1:{port} {listen} backlog=4096; {tls} {location} }} }}\n"

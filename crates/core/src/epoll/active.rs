@@ -1,10 +1,10 @@
 //! The active list of a set: what puts connections on it, how they are looked at, reported and armed.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use shunpike_shm::lane::Side;
 
-use super::regs::{CONTROL, Reg, kin, kin_of, reg};
+use super::regs::{Reg, managed_of, reg};
 use super::{EDGE, ONESHOT, Set, ring};
 use crate::mutex::Guard;
 use crate::ready::{self, Level};
@@ -73,8 +73,9 @@ pub(super) fn next(list: &mut List) -> Option<(u32, &'static Reg, Conn)> {
 
 /// Something changed on a connection outside of its peer's posts: its sets look at it.
 pub fn touch(conn: Conn) {
-    let _control = CONTROL.lock();
-    look_at(kin_of(conn), None);
+    if let Some(first) = link::registrations(conn.block) {
+        managed_of(first, |index| look_at(index, None));
+    }
 }
 
 /// A call found no room: the sets that wait for it look at the connection again.
@@ -84,19 +85,21 @@ pub fn starved(conn: Conn) {
     }
 }
 
-/// Puts registrations on their active lists; sets other than `own` whose threads sleep are rung. Under CONTROL.
-fn look_at(indices: impl Iterator<Item = u32>, own: Option<&'static Set>) {
-    for index in indices {
-        let Some(reg) = reg(index) else { continue };
-        let Some(set) = reg.set.get().filter(|_| reg.managed.get()) else { continue };
-        let mut list = set.list.lock();
-        reg.dirty.set(reg.dirty.get() | own.is_none());
-        push(&mut list, index);
-        let wake = list.sleepers > 0 && own.is_none_or(|own| !core::ptr::eq(own, set));
-        drop(list);
-        if wake {
-            ring(set);
-        }
+/// Puts a registration, if it still is managed, on its set's active list; sets other than `own` whose threads sleep are rung.
+fn look_at(index: u32, own: Option<&'static Set>) {
+    let Some(reg) = reg(index) else { return };
+    let Some(set) = reg.set.get() else { return };
+    let mut list = set.list.lock();
+    // Now it stays so: it leaves under this lock.
+    if !reg.managed.get() || !reg.is_in(set) {
+        return;
+    }
+    reg.dirty.set(reg.dirty.get() | own.is_none());
+    push(&mut list, index);
+    let wake = list.sleepers > 0 && own.is_none_or(|own| !core::ptr::eq(own, set));
+    drop(list);
+    if wake {
+        ring(set);
     }
 }
 
@@ -105,8 +108,7 @@ pub(super) fn news(set: &'static Set) {
     let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return };
     for link in link::all() {
         if link.has_news(cq as u8) {
-            let _control = CONTROL.lock();
-            link.take_news(cq as u8, |first| look_at(kin(&AtomicU32::new(first)), Some(set)));
+            link.take_news(cq as u8, |first| managed_of(first, |index| look_at(index, Some(set))));
         }
     }
 }

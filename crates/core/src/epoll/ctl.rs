@@ -9,7 +9,7 @@ use shunpike_wire::Reason;
 use super::active::{pop, push};
 use super::fdinfo::kernel_knows;
 use super::regs::{
-    CONTROL, Control, Reg, allocate, bell_tag, find, indices, kin_of, reg, remove, tag, unmanage,
+    CONTROL, Changing, Control, Reg, allocate, bell_tag, find, indices, kin_of, reg, remove, tag, unmanage,
 };
 use super::{EDGE, EXCLUSIVE, ONESHOT, Set, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
@@ -265,14 +265,17 @@ fn take_over(control: &mut Control, index: u32) {
         reg.managed.set(true);
         reg.kin.set(reg.conn.get().and_then(|conn| link::registrations(conn.block)));
         if let Some(first) = reg.kin.get() {
+            let _changing = Changing::begin(control);
             reg.next_kin.set(first.swap(index, Ordering::Relaxed));
         }
         set.managed.fetch_add(1, Ordering::SeqCst);
         if set.cq.load(Ordering::Relaxed) == 0 {
-            let cq = process::next_cq();
+            let cq = process::take_cq();
             let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
             if matches!(added, Ok(()) | Err(Errno::EXIST)) {
                 set.cq.store(u32::from(cq) + 1, Ordering::Release);
+            } else {
+                process::leave_cq(cq);
             }
         }
     }
@@ -289,6 +292,34 @@ fn take_over(control: &mut Control, index: u32) {
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);
+}
+
+/// The set goes to queue `to`, which it has taken: pollers have come or gone. With no lock held.
+pub(super) fn move_to(set: &'static Set, to: u8) {
+    let control = CONTROL.lock();
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    let from = set.cq.load(Ordering::Relaxed);
+    // Another thread of the set may have been faster.
+    let is_there = from == u32::from(to) + 1;
+    if from == 0 || is_there || wait::add_doorbell(epfd, to, bell_tag()).is_err() {
+        return process::leave_cq(to);
+    }
+    set.cq.store(u32::from(to) + 1, Ordering::Release);
+    // Publishers know the old queue: each connection is looked at, and armed for the new one.
+    let mut list = set.list.lock();
+    for index in 1..=control.used {
+        if reg(index).is_some_and(|reg| reg.managed.get() && reg.is_in(set)) {
+            push(&mut list, index);
+        }
+    }
+    let wake = list.sleepers > 0;
+    drop(list);
+    if wake {
+        ring(set);
+    }
+    let from = (from - 1) as u8;
+    wait::remove_doorbell(epfd, from);
+    process::leave_cq(from);
 }
 
 /// What stands in the kernel for a registration.
@@ -335,7 +366,7 @@ fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
         let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
         remove(control, index, fd);
     } else {
-        unmanage(reg, index);
+        unmanage(control, reg, index);
         let _ = tell_kernel(reg, index);
     }
 }

@@ -117,6 +117,11 @@ pub fn close(set: &'static Set, fd: i32) {
         set.refs.fetch_sub(1, Ordering::AcqRel);
         return;
     }
+    if let Some(cq) = set.cq.load(Ordering::Relaxed).checked_sub(1)
+        && !is_inherited(set)
+    {
+        process::leave_cq(cq as u8);
+    }
     let mut control = CONTROL.lock();
     for index in 1..=control.used {
         if let Some(reg) = reg(index)

@@ -1,7 +1,7 @@
 //! The registrations of a process: one pool, chained by descriptor, by connection, and in the sets' active lists.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 use super::Set;
 use super::active::pop;
@@ -23,14 +23,14 @@ const _: () = assert!(REGS < 1 << INDEX_BITS);
 /// registrations are listed, so a holder of the list's lock alone meets no other.
 pub(super) struct Reg {
     // Under CONTROL. What a holder of the list's lock reads too changes only while the registration is unlisted.
-    pub(super) set: Cell<Option<&'static Set>>,
+    pub(super) set: Place,
     pub(super) fd: Cell<i32>,
     pub(super) conn: Cell<Option<Conn>>,
     /// Next registration of the same descriptor.
     pub(super) next: Cell<u32>,
     /// The list of its connection's managed registrations: where it begins, and what follows.
     pub(super) kin: Cell<Option<&'static AtomicU32>>,
-    pub(super) next_kin: Cell<u32>,
+    pub(super) next_kin: Word,
     /// The program has deleted it. The kernel keeps it while the connection is on a lane: programs that delete
     /// and add with every message need no system call.
     pub(super) parked: Cell<bool>,
@@ -38,7 +38,7 @@ pub(super) struct Reg {
     pub(super) turn: Cell<u32>,
 
     // Under CONTROL, and under the list's lock too while the registration is managed.
-    pub(super) managed: Cell<bool>,
+    pub(super) managed: Flag,
     pub(super) events: Cell<u32>,
     pub(super) data: Cell<u64>,
 
@@ -58,7 +58,48 @@ pub(super) struct Reg {
     pub(super) seen: Cell<ready::Seen>,
 }
 
-// SAFETY: each field is guarded by a lock, as its group says. A registration becomes managed, and so comes on
+/// A field as a [`Cell`] is, that others may look at without its lock.
+pub(super) struct Word(AtomicU32);
+
+impl Word {
+    pub(super) fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self, value: u32) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+/// The same of a flag.
+pub(super) struct Flag(AtomicBool);
+
+impl Flag {
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self, value: bool) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+/// The same of the set that a registration is in.
+pub(super) struct Place(AtomicPtr<Set>);
+
+impl Place {
+    pub(super) fn get(&self) -> Option<&'static Set> {
+        // SAFETY: null, or one of the sets, which are static.
+        unsafe { self.0.load(Ordering::Relaxed).as_ref() }
+    }
+
+    pub(super) fn set(&self, set: Option<&'static Set>) {
+        let at = set.map_or(core::ptr::null_mut(), |set| core::ptr::from_ref(set).cast_mut());
+        self.0.store(at, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: each field is guarded by a lock, as its group says, or atomic. A registration becomes managed, and so comes on
 // its set's list, under CONTROL; it leaves both in one hold of the list's lock, before CONTROL changes the rest.
 unsafe impl Sync for Reg {}
 
@@ -199,6 +240,49 @@ pub(super) fn indices(fd: i32) -> impl Iterator<Item = u32> {
     })
 }
 
+/// Changes of the lists of kin: odd while one is under way.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
+
+/// A change of the lists of kin.
+pub(super) struct Changing;
+
+impl Changing {
+    /// Under CONTROL.
+    pub(super) fn begin(_control: &Control) -> Self {
+        CHANGES.fetch_add(1, Ordering::AcqRel);
+        Self
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        // Release pairs with the Acquire of the first look in `managed_of`.
+        CHANGES.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Registrations of a connection that are found without a lock.
+const KIN: usize = 8;
+
+/// Calls `each` with the managed registrations of the connection whose list begins at `first`; they may have changed since,
+/// which the lock of their set's list tells. Without CONTROL, which all threads share, unless lists are just changing.
+pub(super) fn managed_of(first: &AtomicU32, each: impl FnMut(u32)) {
+    // Acquire pairs with the Release of who changed them last.
+    let before = CHANGES.load(Ordering::Acquire);
+    let (mut found, mut n) = ([0; KIN], 0);
+    for (index, to) in kin(first).zip(&mut found) {
+        *to = index;
+        n += 1;
+    }
+    // The looks above come before this one: who began a change before any of them is seen.
+    fence(Ordering::Acquire);
+    if before % 2 == 0 && n < KIN && CHANGES.load(Ordering::Relaxed) == before {
+        return found.into_iter().take(n).for_each(each);
+    }
+    let _control = CONTROL.lock();
+    kin(first).for_each(each);
+}
+
 /// The managed registrations of a connection, under whichever descriptor. Under CONTROL.
 pub(super) fn kin(first: &AtomicU32) -> impl Iterator<Item = u32> {
     let mut next = first.load(Ordering::Relaxed);
@@ -226,7 +310,7 @@ pub(super) fn remove(control: &mut Control, index: u32, fd: i32) {
         }
     }
     let Some(reg) = reg(index) else { return };
-    unmanage(reg, index);
+    unmanage(control, reg, index);
     reg.set.set(None);
     reg.conn.set(None);
     reg.next.set(control.free);
@@ -234,7 +318,7 @@ pub(super) fn remove(control: &mut Control, index: u32, fd: i32) {
 }
 
 /// Answered by the kernel from now on, or not at all. Under CONTROL.
-pub(super) fn unmanage(reg: &Reg, index: u32) {
+pub(super) fn unmanage(control: &Control, reg: &Reg, index: u32) {
     let Some(set) = reg.set.get().filter(|_| reg.managed.get()) else { return };
     {
         let mut list = set.list.lock();
@@ -243,6 +327,7 @@ pub(super) fn unmanage(reg: &Reg, index: u32) {
         pop(&mut list, index);
     }
     let Some(first) = reg.kin.take() else { return };
+    let _changing = Changing::begin(control);
     if first.load(Ordering::Relaxed) == index {
         first.store(reg.next_kin.get(), Ordering::Relaxed);
     } else if let Some(before) =

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
 use super::active::{arm, hot, look, news, next, push, scan};
-use super::ctl::restore_left;
+use super::ctl::{move_to, restore_left};
 use super::regs::{BELL, CONTROL, index_and_turn, reg, untag};
 use super::{EDGE, Set, has_lanes, own, ring};
 use crate::table::{self, Conn, Entry};
@@ -181,6 +181,10 @@ fn sleep(
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
     let (mut bound, mut asleep) = (None, None);
     if lanes && left != Some(0) {
+        let cq = set.cq.load(Ordering::Acquire).checked_sub(1);
+        if let Some(better) = cq.and_then(|cq| process::better_cq(cq as u8)) {
+            move_to(set, better);
+        }
         let _critical = critical();
         let mut list = set.list.lock();
         let mut news = false;
