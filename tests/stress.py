@@ -46,7 +46,7 @@ class Round:
     # deed: how often, by weight
     DEEDS = {
         "revoke_process": 8, "revoke_connection": 30, "revoke_both": 4, "stop": 12, "stop_long": 2, "device_off": 1,
-        "dmb_copy": 4, "rmem": 6, "grace": 2, "broker_killed": 0.6, "nothing": 10,
+        "dmb_copy": 4, "rmem": 6, "grace": 2, "queues": 3, "broker_killed": 0.6, "nothing": 10,
     }  # fmt: skip
 
     def __init__(self, world, bed, seed, conns=12, oneway=False, deeds=None, pause=0.06, verbose=lambda text: None):
