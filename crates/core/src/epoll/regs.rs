@@ -276,7 +276,7 @@ pub(super) fn managed_of(first: &AtomicU32, each: impl FnMut(u32)) {
     }
     // The looks above come before this one: who began a change before any of them is seen.
     fence(Ordering::Acquire);
-    if before % 2 == 0 && n < KIN && CHANGES.load(Ordering::Relaxed) == before {
+    if before.is_multiple_of(2) && n < KIN && CHANGES.load(Ordering::Relaxed) == before {
         return found.into_iter().take(n).for_each(each);
     }
     let _control = CONTROL.lock();
