@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Held, Side, Words};
 
 use crate::table::{self, Conn};
@@ -21,26 +21,32 @@ const SEGMENT: u64 = 65_483;
 /// SIOCOUTQNSD (include/uapi/linux/sockios.h): bytes not sent yet.
 pub const SIOCOUTQNSD: libc::c_ulong = 0x894B;
 
-/// Whether a send call with these flags holds back what it sends.
-#[inline]
-pub fn holds(conn: Conn, flags: i32) -> bool {
-    flags & libc::MSG_MORE != 0 || conn.block.corked.load(Ordering::Relaxed) != 0
+/// In place of a half's own copy of what is held, where nothing is, but the program has set TCP_CORK: so a send looks at one
+/// word. It has not the bit that marks what is held.
+const CORKED: u64 = 1;
+
+/// What is held, as we know it.
+fn own(half: &Half) -> Held {
+    Held(Some(half.held.load(Ordering::Relaxed)).filter(|&word| word != CORKED).unwrap_or(0))
 }
 
 /// Before `n` bytes at `offset` are published: says whether the reader need not be told of them, because it was told of
 /// the time until which it overlooks what is held. Under the send lock.
 #[inline]
-pub fn before_publish(half: &Half, dmb: &Dmb, offset: u64, n: usize, holds: bool) -> bool {
-    let held = Held(half.held.load(Ordering::Relaxed));
-    (holds || held != Held::NOTHING) && decide(half, dmb, held, offset..offset + n as u64, holds)
+pub fn before_publish(block: &Block, dmb: &Dmb, offset: u64, n: usize, flags: i32) -> bool {
+    let more = flags & libc::MSG_MORE != 0;
+    (more || block.tx.held.load(Ordering::Relaxed) != 0)
+        && decide(block, dmb, offset..offset + n as u64, more)
 }
 
 #[cold]
-fn decide(half: &Half, dmb: &Dmb, held: Held, bytes: core::ops::Range<u64>, holds: bool) -> bool {
-    if !holds {
+fn decide(block: &Block, dmb: &Dmb, bytes: core::ops::Range<u64>, more: bool) -> bool {
+    let half = &block.tx;
+    if !more && block.corked.load(Ordering::Relaxed) == 0 {
         forget(half, dmb.words());
         return false;
     }
+    let held = own(half);
     let now = clock::ticks();
     let goes_on = held.left(now, clock::from_us(MOST_US)) > 0;
     let first = if goes_on { bytes.end - held.before(bytes.end) } else { bytes.start };
@@ -58,7 +64,15 @@ fn decide(half: &Half, dmb: &Dmb, held: Held, bytes: core::ops::Range<u64>, hold
 
 /// Nothing is held any more. Under the send lock.
 pub fn forget(half: &Half, words: &Words) {
-    words.show(Held(half.held.swap(0, Ordering::Relaxed)));
+    let held = own(half);
+    half.held.store(0, Ordering::Relaxed);
+    words.show(held);
+}
+
+/// The cork is there or not; with nothing held. Under the send lock.
+fn mark(block: &Block) {
+    let word = if block.corked.load(Ordering::Relaxed) != 0 { CORKED } else { 0 };
+    block.tx.held.store(word, Ordering::Relaxed);
 }
 
 /// What is held goes out.
@@ -71,6 +85,7 @@ pub fn flush(conn: Conn) {
     let guard = half.lock.lock();
     let Some(dmb) = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else { return };
     forget(half, dmb.words());
+    mark(conn.block);
     drop(guard);
     wait::notify(conn.block, dmb.words(), Side::Readers);
 }
@@ -81,6 +96,13 @@ pub fn option_set(fd: i32, name: i32, on: bool) {
     let cork = name == libc::TCP_CORK;
     if cork {
         conn.block.corked.store(u8::from(on), Ordering::Relaxed);
+        if on {
+            let _critical = critical();
+            let _guard = conn.block.tx.lock.lock();
+            if own(&conn.block.tx) == Held::NOTHING {
+                mark(conn.block);
+            }
+        }
     }
     // TCP_NODELAY pushes what is held, also where the cork stays for what follows.
     if on != cork {
@@ -92,7 +114,7 @@ pub fn option_set(fd: i32, name: i32, on: bool) {
 pub fn lane_begins(conn: Conn, fd: i32) {
     let on = |name| sys::option::<i32>(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
     conn.block.corked.store(u8::from(on(libc::TCP_CORK) != 0), Ordering::Relaxed);
-    conn.block.tx.held.store(0, Ordering::Relaxed);
+    mark(conn.block);
     if sys::queue(fd, SIOCOUTQNSD).is_ok_and(|bytes| bytes > 0) {
         let before = on(libc::TCP_NODELAY);
         for value in [1, before] {
@@ -105,7 +127,7 @@ pub fn lane_begins(conn: Conn, fd: i32) {
 pub fn unsent_bytes(conn: Conn) -> usize {
     let half = &conn.block.tx;
     let _guard = half.lock.lock();
-    let held = Held(half.held.load(Ordering::Relaxed));
+    let held = own(half);
     if held.left(clock::ticks(), clock::from_us(MOST_US)) == 0 {
         return 0;
     }

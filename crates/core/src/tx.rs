@@ -325,7 +325,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if n == 0 {
         return Step::Sent(0);
     }
-    let quiet = cork::before_publish(half, &dmb, offset, n, cork::holds(conn, flags));
+    let quiet = cork::before_publish(conn.block, &dmb, offset, n, flags);
     // What was lent just before somebody looked is missing there, and told by what follows.
     let published = if tap::is_on() && from.is_null() {
         tap::publish(conn.block, &dmb, at, n)
