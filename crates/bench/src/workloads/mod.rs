@@ -109,8 +109,16 @@ const OWN: Workload = Workload {
 
 /// All of them, in the table's order.
 pub fn all() -> Vec<&'static Workload> {
-    let groups: [&'static [Workload]; 8] =
-        [limits::ROWS, own::ROWS, packaged::ROWS, http::ROWS, queues::ROWS, crowds::ROWS, zerocopy::ROWS, cost::ROWS];
+    let groups: [&'static [Workload]; 8] = [
+        limits::ROWS,
+        own::ROWS,
+        packaged::ROWS,
+        http::ROWS,
+        queues::ROWS,
+        crowds::ROWS,
+        zerocopy::ROWS,
+        cost::ROWS,
+    ];
     groups.iter().flat_map(|rows| rows.iter()).collect()
 }
 
