@@ -1,8 +1,10 @@
 """MSG_ZEROCOPY where a lane saves the copy (`lent.c`): every byte as it was sent, notices that tell the truth, and no way out
 of a connection or a process on which bytes are lost or read from memory that is something else by then."""
 
+import os
 import re
 import signal
+import time
 
 import pytest
 
@@ -14,12 +16,12 @@ pytestmark = pytest.mark.parity
 HASH = re.compile(r"hash ([0-9a-f]{16})")
 
 
-def start(world, bed, case, mode="both", env=None, options=()):
-    """The two ends of a case, and who runs them."""
+def start(world, bed, case, mode="both", env=None, prefix=()):
+    """The two ends of a case, and who runs them; the sender by way of `prefix`."""
     accel, port = Accel.eager(world, mode), free_port()
     env = fifos(world) | (env or {})
-    server = accel.server("server", [*options, bed / "lent", "server", case, port], env=env).wait_listening(port)
-    client = accel.client("client", [bed / "lent", "client", case, port], env=env)
+    server = accel.server("server", [bed / "lent", "server", case, port], env=env).wait_listening(port)
+    client = accel.client("client", [*prefix, bed / "lent", "client", case, port], env=env)
     return accel, server, client
 
 
@@ -80,6 +82,25 @@ def test_a_process_that_ends_by_itself_hands_over(world, bed, case, mode):
     sent, received = client.finish(), server.finish()
     assert "66536 bytes, 0" not in received and "132072 bytes, 0" in received
     assert HASH.findall(sent)[-1:] == HASH.findall(received)[-1:]
+
+
+def test_a_reader_that_is_stopped(world, bed):
+    """Again and again, for longer than a full ring is waited for: what it was lent goes by TCP, and all of it arrives."""
+    accel, server, client = start(world, bed, "mixed")
+    until(lambda: accel.broker.stats().lanes, "the lane is there")
+    for _ in range(4):
+        if server.popen.poll() is None:
+            os.kill(server.pid, signal.SIGSTOP)
+            time.sleep(0.3)
+            os.kill(server.pid, signal.SIGCONT)
+            time.sleep(0.01)
+    sent, received = finish_together(client, server)
+    assert HASH.findall(sent) == HASH.findall(received) != []
+
+
+def test_a_sender_in_a_pid_namespace_of_its_own(world, bed):
+    """Its number there says nothing here: every call is copied."""
+    assert "not all copied: 0" in run(world, bed, "mixed", prefix=["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"])
 
 
 @pytest.mark.crash
