@@ -8,6 +8,7 @@ use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use shunpike_shm::lane::{Cursor, MAX_OFFSET};
+use shunpike_shm::loans::{Loan, Witness};
 use shunpike_shm::{Region, region};
 use shunpike_wire::session::{ClcBytes, ToBroker};
 
@@ -54,12 +55,14 @@ pub enum Attack {
     TcpReset,
     /// Messages to the broker that nobody awaits.
     Messages,
+    /// Loans of memory that is not there, of bytes that were read or lent already, with a witness that lies or not.
+    Lend,
     /// Nothing for a moment.
     Pause,
 }
 
 /// All of them.
-pub const ALL: [Attack; 19] = [
+pub const ALL: [Attack; 20] = [
     Attack::Word,
     Attack::Hammer,
     Attack::Bytes,
@@ -78,6 +81,7 @@ pub const ALL: [Attack; 19] = [
     Attack::TcpShutdown,
     Attack::TcpReset,
     Attack::Messages,
+    Attack::Lend,
     Attack::Pause,
 ];
 
@@ -150,6 +154,7 @@ impl Attack {
             }
             Attack::TcpReset => reset(peer),
             Attack::Messages => messages(peer, session, dice),
+            Attack::Lend => lend(peer, session, dice),
             Attack::Pause => std::thread::sleep(Duration::from_micros(dice.below(2000))),
         }
         Ok(())
@@ -249,6 +254,30 @@ fn retract(peer: &mut Peer, session: &Session, dice: &mut Dice) {
         }
         victims.word(PROD).store(before.0, Ordering::SeqCst);
     }
+}
+
+/// The victim may read this process, if the witness is where it is said to be; and of it what there is.
+fn lend(peer: &mut Peer, session: &Session, dice: &mut Dice) {
+    static WITNESS: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
+    static MEMORY: [u8; 1 << 16] = [4; 1 << 16];
+    let Some(victims) = &peer.victims else { return };
+    let beside = if dice.one_in(4) { 8 } else { 0 };
+    victims.dmb().words().announce(Witness { at: WITNESS.as_ptr() as u64 + beside, value: WITNESS });
+    // It looks for the witness when it reads.
+    peer.publish(session, &[6; 100]);
+    std::thread::sleep(Duration::from_micros(dice.below(1000)));
+    let (Some(victims), Some(sent)) = (&peer.victims, peer.sent) else { return };
+    let memory = MEMORY.as_ptr() as u64;
+    for number in 0..1 + dice.below(6) {
+        let loan = Loan {
+            at: sent.offset().wrapping_add_signed(dice.pick(&[0, 0, 0, 100, 4096, -1, -4096, 1 << 40])),
+            len: dice.pick(&[0, 1, 100, 4096, 16384, 1 << 20, u64::MAX]),
+            from: dice.pick(&[memory, memory, memory + (1 << 16) - 50, 0, 1 << 63, u64::MAX - 50]),
+        };
+        victims.dmb().words().lend(number as u32, loan);
+    }
+    let length = 1 + dice.below(8000) as usize;
+    peer.publish(session, &vec![8; length]);
 }
 
 fn news(peer: &Peer, session: &Session, dice: &mut Dice) {
