@@ -1,0 +1,88 @@
+//! Whether and for how long a call waits: by its flags, and by the socket's options, which the kernel is asked for once, and only
+//! when it comes to that.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::{Block, Half};
+
+use crate::conn;
+use crate::table::Conn;
+use crate::wait::{Nap, Napped};
+
+/// Of one call.
+pub struct Blocking {
+    dontwait: bool,
+    /// SO_RCVTIMEO or SO_SNDTIMEO.
+    option: i32,
+    asked: bool,
+    timeout: Option<u64>,
+    deadline: Option<u64>,
+}
+
+impl Blocking {
+    /// Of a call with these flags, whose time `option` bounds.
+    pub fn new(flags: i32, option: i32) -> Self {
+        Self {
+            dontwait: flags & libc::MSG_DONTWAIT != 0,
+            option,
+            asked: false,
+            timeout: None,
+            deadline: None,
+        }
+    }
+
+    /// Whether the call blocks, as far as we know.
+    pub fn may_wait(&self, block: &Block) -> bool {
+        !self.dontwait && block.nonblock.load(Ordering::Relaxed) == 0
+    }
+
+    /// Asks the kernel, unless it was. Errors: EAGAIN when the call does not block.
+    pub fn ask(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        if self.asked {
+            return Ok(());
+        }
+        self.asked = true;
+        conn::must_block(conn.block, fd)?;
+        self.timeout = conn::timeout_option(fd, self.option);
+        self.deadline = conn::deadline(self.timeout);
+        Ok(())
+    }
+
+    /// Nanoseconds that are left. Errors: EAGAIN when the program's time is over.
+    pub fn remaining(&self) -> Result<Option<u64>, Errno> {
+        conn::remaining(self.deadline)
+    }
+
+    /// After a signal; see [`conn::interrupted`]. Errors: EINTR.
+    pub fn interrupted(&self, restarts: (u32, u32)) -> Result<(), Errno> {
+        conn::interrupted(restarts, self.timeout.is_some())
+    }
+
+    /// Naps on what `declare` declares, in a critical section, or does not: then it says what that comes to. Errors: EAGAIN when
+    /// the program's time is over, EINTR, EBADF.
+    pub fn nap(
+        &self,
+        conn: Conn,
+        fd: i32,
+        half: &Half,
+        declare: impl FnOnce() -> Result<Nap, Napped>,
+    ) -> Result<Napped, Errno> {
+        let remaining = self.remaining()?;
+        let declared = {
+            let _critical = crate::tls::critical();
+            declare()
+        };
+        let nap = match declared {
+            Ok(nap) => nap,
+            Err(napped) => return Ok(napped),
+        };
+        let restarts = conn::restarts_before();
+        let napped = nap.take(fd, half, remaining);
+        conn::still_at(conn, fd)?;
+        if napped == Napped::Interrupted {
+            self.interrupted(restarts)?;
+        }
+        Ok(napped)
+    }
+}

@@ -1,0 +1,181 @@
+//! Waiting for news: of the ring, or of TCP.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::lane::{Cursor, Side};
+
+use super::{DEBT_US, NEWS, dmb, tcp_check_us};
+use crate::blocking::Blocking;
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::wait::{self, Nap, Napped, Woken};
+use crate::{clock, conn, cork, link, sys, tx};
+
+/// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
+/// inside a critical section.
+#[inline]
+pub fn has_news(half: &Half) -> bool {
+    let Some(dmb) = dmb(half) else { return true };
+    let words = dmb.words();
+    match half.mode.load(Ordering::Acquire) {
+        mode::LANE => {
+            let at =
+                Cursor::new(half.generation.load(Ordering::Relaxed), half.cursor.load(Ordering::Relaxed));
+            let prod = words.prod();
+            prod != at && !cork::hides(half, words, prod, at) || words.cons().has(Cursor::TAKEN)
+        }
+        mode::GRANTED => {
+            words.start(half.generation.load(Ordering::Relaxed))
+                == Some(half.tcp_bytes.load(Ordering::Relaxed))
+        }
+        mode::DEBT => false,
+        _ => true,
+    }
+}
+
+/// Whether nothing of the ring is unread. Without the lock, inside a critical section.
+pub fn is_drained(half: &Half) -> bool {
+    dmb(half).is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
+}
+
+/// After the TCP socket showed news while the ring was empty: EOF and errors end the lane, bytes that the
+/// sender did not announce stop it.
+pub fn tcp_news(conn: Conn, fd: i32) {
+    let _critical = critical();
+    let half = &conn.block.rx;
+    let guard = half.lock.lock();
+    if !conn.current() || half.mode.load(Ordering::Relaxed) != mode::LANE {
+        return;
+    }
+    let Some(dmb) = dmb(half) else { return };
+    let shows = sys::tcp_shows(fd, NEWS);
+    if shows & (NEWS | libc::POLLHUP) != 0 && !has_news(half) {
+        // No publish after this: the next look is the second and last one that rule 5 asks for.
+        let generation = half.generation.load(Ordering::Relaxed);
+        if dmb.words().flag(generation, Cursor::STOP, 0).is_ok() && shows & libc::POLLIN != 0 {
+            conn::note_unexpected_bytes(conn, fd);
+        }
+    }
+    drop(guard);
+}
+
+/// A receive call that found nothing.
+pub(super) struct Wait {
+    blocking: Blocking,
+    /// It napped since the last byte: the next wait is a sleep.
+    pub(super) napped: bool,
+}
+
+impl Wait {
+    pub(super) fn new(flags: i32) -> Self {
+        Self { blocking: Blocking::new(flags, libc::SO_RCVTIMEO), napped: false }
+    }
+
+    /// Whether the call blocks, as far as we know.
+    pub(super) fn may_wait(&self, block: &Block) -> bool {
+        self.blocking.may_wait(block)
+    }
+
+    /// Waits for news. Errors: EAGAIN when the call does not block or its time is over, EINTR.
+    pub(super) fn more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        let block = conn.block;
+        let half = &block.rx;
+        tx::attend(conn, fd);
+        if !self.blocking.may_wait(block) {
+            let now = clock::ticks();
+            let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
+            if since > clock::from_us(tcp_check_us(fd)) {
+                half.checked.store(now, Ordering::Relaxed);
+                if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::tcp_shows(fd, NEWS) != 0 {
+                    tcp_news(conn, fd);
+                    return Ok(());
+                }
+            }
+            return Err(Errno::AGAIN);
+        }
+        let on_lane = half.mode.load(Ordering::Relaxed) == mode::LANE;
+        {
+            let _critical = critical();
+            if on_lane && wait::spin(|| has_news(half)) {
+                return Ok(());
+            }
+        }
+        self.blocking.ask(conn, fd)?;
+        if on_lane && !self.napped && self.nap(conn, fd)? != Napped::Over {
+            return Ok(());
+        }
+        let cq = wait::sleeping_cq();
+        {
+            let _critical = critical();
+            let Some(dmb) = dmb(half) else { return Ok(()) };
+            wait::declare(block, half, dmb.words(), Side::Readers, cq);
+            if has_news(half) || tx::asked_to_leave(&block.tx) {
+                return Ok(());
+            }
+        }
+        if self.sleep(conn, fd)? == Woken::Tcp {
+            tcp_news(conn, fd);
+        }
+        Ok(())
+    }
+
+    /// Naps, where that can be; TCP is not looked at meanwhile. Errors: EAGAIN when the program's time is over, EINTR.
+    fn nap(&mut self, conn: Conn, fd: i32) -> Result<Napped, Errno> {
+        self.napped = true;
+        let half = &conn.block.rx;
+        self.blocking.nap(conn, fd, half, || {
+            let dmb = dmb(half).filter(|_| !tx::owes(&conn.block.tx)).ok_or(Napped::Over)?;
+            let nap = Nap::declare(conn.block, half, dmb.words(), Side::Readers);
+            if has_news(half) || tx::asked_to_leave(&conn.block.tx) {
+                return Err(Napped::Look);
+            }
+            nap.ok_or(Napped::Over)
+        })
+    }
+
+    /// Waits for TCP's bytes while the sending side is not on plain TCP: a sleep in the kernel's recv would not
+    /// hear that the peer wants back what we sent.
+    pub(super) fn for_tcp(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        let block = conn.block;
+        loop {
+            tx::attend(conn, fd);
+            if !self.blocking.may_wait(block)
+                || block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN
+                || self.blocking.ask(conn, fd).is_err()
+            {
+                return Ok(());
+            }
+            if let Some(link) = link::of(block) {
+                link.declare_sleep(wait::thread_cq());
+            }
+            let asked = {
+                let _critical = critical();
+                tx::asked_to_leave(&block.tx) || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
+            };
+            if !asked && self.sleep(conn, fd)? == Woken::Tcp && sys::tcp_shows(fd, NEWS) != 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sleeps until the doorbell or TCP. Errors: EAGAIN when the program's time is over, EINTR.
+    fn sleep(&mut self, conn: Conn, fd: i32) -> Result<Woken, Errno> {
+        let remaining = self.blocking.remaining()?;
+        let restarts = conn::restarts_before();
+        let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
+        let debt = DEBT_US * 1000 + 1;
+        let in_debt = conn.block.rx.mode.load(Ordering::Relaxed) == mode::DEBT;
+        let most = if in_debt { Some(debt) } else { cork::sleeps_at_most(&conn.block.rx) };
+        let nap = most.into_iter().chain(remaining).min();
+        match wait::sleep(conn.block, fd, NEWS | owed, nap) {
+            Woken::Timeout if remaining.is_none_or(|left| nap.is_some_and(|nap| nap < left)) => {
+                Ok(Woken::Look)
+            }
+            Woken::Timeout => Err(Errno::AGAIN),
+            Woken::Interrupted => self.blocking.interrupted(restarts).map(|()| Woken::Look),
+            woken => Ok(woken),
+        }
+    }
+}

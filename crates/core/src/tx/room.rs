@@ -1,0 +1,187 @@
+//! Waiting for room in the ring.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::lane::{Cursor, Dmb, Side};
+use shunpike_wire::Reason;
+
+use super::{dmb, end, owes};
+use crate::blocking::Blocking;
+use crate::rx::writable_at;
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::wait::{self, Nap, Napped, Woken};
+use crate::{clock, conn, process};
+
+/// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
+#[inline]
+pub fn has_room(half: &Half) -> bool {
+    !owes(half) && room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb))
+}
+
+/// Of a part of a write that is stuck, readers that nap were not told yet.
+fn wake_readers(conn: Conn) {
+    let _critical = critical();
+    if let Some(dmb) = dmb(&conn.block.tx) {
+        wait::notify(conn.block, dmb.words(), Side::Readers);
+    }
+}
+
+/// Free bytes of the ring. `None`: `step` finds something else than a lane. It must find it: a writer that was
+/// told of room comes back at once.
+fn room(half: &Half) -> Option<(u64, Dmb)> {
+    if half.mode.load(Ordering::Acquire) != mode::LANE {
+        return None;
+    }
+    let dmb = dmb(half)?;
+    let words = dmb.words();
+    let generation = half.generation.load(Ordering::Relaxed);
+    let (prod, cons) = (words.prod(), words.cons());
+    if prod.has(Cursor::STOP) || prod.generation() != generation || cons.generation() != generation {
+        return None;
+    }
+    // By our own cursor: what stands in the shared one is the peer's to write, too.
+    let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(cons.offset());
+    Some((dmb.window().checked_sub(unread)?, dmb))
+}
+
+/// Ends the lanes of a writer that found no room for longer than the grace: a stopped receiver must not block
+/// it where TCP's buffers would take the bytes. Says whether it did.
+pub fn overflow(conn: Conn, fd: i32) -> bool {
+    let overflow = overflowed(conn, fd);
+    if overflow == Overflow::Ended {
+        // Both directions, else neither would ever come on a lane again.
+        conn::stop(conn, fd);
+    }
+    overflow != Overflow::No
+}
+
+#[derive(PartialEq, Eq)]
+enum Overflow {
+    No,
+    Room,
+    Ended,
+}
+
+fn overflowed(conn: Conn, fd: i32) -> Overflow {
+    let half = &conn.block.tx;
+    let _critical = critical();
+    let _guard = half.lock.lock();
+    let Some((free, dmb)) = room(half) else {
+        return if owes(half) { Overflow::No } else { Overflow::Room };
+    };
+    let now = clock::ticks();
+    let since = half.full_since.load(Ordering::Relaxed);
+    let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
+    if free >= writable_at(&dmb) {
+        half.full_since.store(0, Ordering::Relaxed);
+        return Overflow::Room;
+    }
+    let consumed = dmb.words().cons().offset();
+    if consumed < half.other.load(Ordering::Relaxed) {
+        return Overflow::Room;
+    }
+    if since == 0 || consumed != half.other.swap(consumed, Ordering::Relaxed) {
+        // The grace is for a reader that does not move at all.
+        half.full_since.store(now.max(1), Ordering::Relaxed);
+        return Overflow::No;
+    }
+    if now.wrapping_sub(since) < clock::from_us(grace) {
+        return Overflow::No;
+    }
+    conn::note(conn.block, Reason::GraceExceeded);
+    end(conn, fd, &dmb);
+    Overflow::Ended
+}
+
+/// A send call that found the ring full.
+pub(super) struct Wait {
+    blocking: Blocking,
+    /// It napped since there was room: the next wait is a sleep.
+    pub(super) napped: bool,
+    /// Room comes when the reader has read what was lent: no spinning for that.
+    pub(super) is_long: bool,
+}
+
+impl Wait {
+    pub(super) fn new(flags: i32) -> Self {
+        Self { blocking: Blocking::new(flags, libc::SO_SNDTIMEO), napped: false, is_long: false }
+    }
+
+    /// Waits for room. Errors: EAGAIN when the call does not block or its time is over, EINTR.
+    pub(super) fn more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        let block = conn.block;
+        let half = &block.tx;
+        wake_readers(conn);
+        if !self.blocking.may_wait(block) {
+            if overflow(conn, fd) {
+                return Ok(());
+            }
+            half.starved.fetch_add(1, Ordering::Relaxed);
+            crate::epoll::starved(conn);
+            return Err(Errno::AGAIN);
+        }
+        {
+            let _critical = critical();
+            if !self.is_long && wait::spin(|| has_room(half)) {
+                return Ok(());
+            }
+        }
+        self.blocking.ask(conn, fd)?;
+        if overflow(conn, fd) {
+            return Ok(());
+        }
+        if !self.napped && self.nap(conn, fd)? != Napped::Over {
+            return Ok(());
+        }
+        let cq = wait::sleeping_cq();
+        let mut events = libc::POLLRDHUP;
+        if owes(half) {
+            events |= libc::POLLOUT;
+        } else {
+            let _critical = critical();
+            let Some(dmb) = dmb(half) else { return Ok(()) };
+            wait::declare(block, half, dmb.words(), Side::Writers, cq);
+            if has_room(half) {
+                return Ok(());
+            }
+            // Whoever filled the ring may have been killed before it rang.
+            wait::notify(block, dmb.words(), Side::Readers);
+        }
+        let remaining = self.blocking.remaining()?;
+        let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000 + 1;
+        let restarts = conn::restarts_before();
+        let nap = remaining.map_or(grace, |left| left.min(grace));
+        match wait::sleep(block, fd, events, Some(nap)) {
+            Woken::Look => Ok(()),
+            Woken::Tcp => {
+                half.checked.store(0, Ordering::Relaxed);
+                Ok(())
+            }
+            Woken::Timeout if remaining.is_some_and(|left| left <= grace) => Err(Errno::AGAIN),
+            Woken::Timeout => {
+                overflow(conn, fd);
+                Ok(())
+            }
+            Woken::Interrupted => self.blocking.interrupted(restarts),
+        }
+    }
+
+    /// Naps, where that can be, as a reader does. Errors: EAGAIN when the program's time is over, EINTR.
+    fn nap(&mut self, conn: Conn, fd: i32) -> Result<Napped, Errno> {
+        self.napped = true;
+        let half = &conn.block.tx;
+        self.blocking.nap(conn, fd, half, || {
+            let dmb = dmb(half).filter(|_| !owes(half)).ok_or(Napped::Over)?;
+            let nap = Nap::declare(conn.block, half, dmb.words(), Side::Writers);
+            if has_room(half) {
+                return Err(Napped::Look);
+            }
+            // Whoever filled the ring may have been killed before it rang.
+            wait::notify(conn.block, dmb.words(), Side::Readers);
+            nap.ok_or(Napped::Over)
+        })
+    }
+}
