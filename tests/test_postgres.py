@@ -14,6 +14,7 @@ import pytest
 
 import harness
 from procs import free_port
+from test_tap import Tap
 
 pytestmark = pytest.mark.programs
 
@@ -96,3 +97,19 @@ def test_psql_gets_what_it_stored(postgres, bindir):
 
     dialogue()
     accel.verify(lane_bytes=10_000_000, more=dialogue)
+
+
+@pytest.mark.parametrize("mode", ["both"])
+def test_tshark_reads_it_from_a_tap(postgres, world, bindir):
+    """Queries and their rows, of connections that a forked server process has on lanes."""
+    accel, port = postgres
+    tap = Tap(world, accel.broker, f"port {port}")
+    argv = [bindir / "pgbench", "-h", "127.0.0.1", "-p", port, "-U", "postgres", "-c", 2, "-T", 2, "-n", "-S"]
+    accel.client("pgbench", [*argv, "postgres"]).finish()
+    tap.end()
+    as_postgres = ("-d", f"tcp.port=={port},pgsql")
+    queries = tap.fields("pgsql.query", "tcp.dstport", "pgsql.query", options=as_postgres)
+    assert len(queries) > 100 and {to for to, _ in queries} == {str(port)}
+    assert all("SELECT abalance FROM pgbench_accounts" in query for _, query in queries), queries[:3]
+    rows = tap.fields('pgsql.type == "Data row"', "tcp.srcport", options=as_postgres)
+    assert len(rows) > 100 and set(rows) == {(str(port),)}
