@@ -1,5 +1,6 @@
 """A client, a server or the broker dies at any system call of its life: kill -9 between two of them, at each side of
-each. What is left goes on as on TCP, and nothing of the dead stays anywhere. CRASH_ROUNDS and CRASH_SEED: `make crash`."""
+each; and any two of them, or all. What is left goes on as on TCP, and nothing of the dead stays anywhere. CRASH_ROUNDS and
+CRASH_SEED: `make crash`."""
 
 import os
 import random
@@ -8,7 +9,7 @@ import subprocess
 import pytest
 
 from harness import Accel
-from procs import free_port, until
+from procs import free_port, listens, until
 
 pytestmark = pytest.mark.crash
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "8"))
@@ -79,3 +80,46 @@ def test_broker_killed(world, bed, number):
     assert server.popen.poll() is None, server.describe()
     broker.kill()
     accel.verify()
+
+
+SEVERAL = [{"client", "server"}, {"client", "broker"}, {"server", "broker"}, {"client", "server", "broker"}]
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_several_killed(world, bed, number):
+    """Each at a moment of its own. A server that is left serves whoever comes, a client that is left ends as on TCP."""
+    dice, doomed, port = random.Random(f"{SEED} several {number}"), SEVERAL[number % len(SEVERAL)], free_port()
+    moments = {who: moment(dice) + 300 * (who != "client") for who in sorted(doomed)}
+    print(f"seed {SEED}: killed at stops {moments}")
+
+    def start(who, *argv):
+        prefix = [bed / "killat", moments[who]] if who in doomed else []
+        return world.start(who, [*prefix, *argv], env={"SHUNPIKE_SOCKET": str(socket)})
+
+    is_over = lambda proc: proc.popen.poll() is not None
+    if "broker" in doomed:
+        socket = world.directory / "mortal.sock"
+        broker = start("broker", world.binary, "broker", "--socket", socket)
+        until(lambda: socket.exists() or is_over(broker), "it serves, or is dead")
+    else:
+        accel = Accel(world, "both")
+        socket, broker = accel.broker.socket, None
+    run = (world.binary, "run", "--")
+    server = start("server", *run, bed / "echo", "server", "lt", port, 1 << 30)
+    until(lambda: listens(server.pid, port) or is_over(server), "it listens, or is dead")
+    client = start("client", *run, bed / "soak", port, 6, 1)
+    try:
+        client.popen.wait(60)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"the client hangs: {client.describe()}") from None
+    if "client" not in doomed:
+        # 70, 71: the bed's word for what TCP told it of its server's end.
+        assert client.popen.returncode in ((0,) if "server" not in doomed else (0, 70, 71)), client.describe()
+    if "server" not in doomed:
+        world.start("next", [bed / "echo", "client", port, 2, 60]).finish(60)
+        assert not is_over(server), server.describe()
+    server.kill()
+    if broker:
+        broker.kill()
+    else:
+        lets_go(accel, "after several deaths")
