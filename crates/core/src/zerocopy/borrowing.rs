@@ -139,11 +139,18 @@ fn so_far(n: u64, failure: Failure) -> Result<usize, Failure> {
 /// All before `cursor` is consumed: loans that ended there are over. Under the receive lock.
 pub fn consumed(half: &Half, dmb: &Dmb, cursor: u64) {
     let lent = dmb.words().lent();
-    let mut number = Lent(half.loans.load(Ordering::Relaxed)).count();
+    let mut number = next_number(half, lent);
     while number != lent.count() && dmb.words().loan(number).end() <= cursor {
         number = number.wrapping_add(1);
     }
     half.loans.store(Lent::of(number).0, Ordering::Relaxed);
+}
+
+/// Number of the first loan that may be unread, when the sender's count is `lent`: at most [`SLOTS`] before it.
+fn next_number(half: &Half, lent: Lent) -> u32 {
+    let known = Lent(half.loans.load(Ordering::Relaxed)).count();
+    // Only a reader that died before it wrote down how far it had come, or a sender that lies, is further behind.
+    if lent.count().wrapping_sub(known) > SLOTS { lent.count().wrapping_sub(SLOTS) } else { known }
 }
 
 /// Whether the sender is told now that the bytes from `before` up to `cursor` were consumed, with `prod` published.
@@ -154,11 +161,7 @@ pub fn tells(before: u64, cursor: u64, prod: u64) -> bool {
 impl<'a> Read<'a> {
     fn new(conn: Conn, dmb: &'a Dmb, prod: u64) -> Self {
         let lent = dmb.words().lent();
-        let known = Lent(conn.block.rx.loans.load(Ordering::Relaxed)).count();
-        // Only a reader that died before it wrote down how far it had come, or a sender that lies, is further behind.
-        let first = lent.count().wrapping_sub(SLOTS);
-        let number = if lent.count().wrapping_sub(known) > SLOTS { first } else { known };
-        Self { conn, dmb, prod, lent, number, recalled: None }
+        Self { conn, dmb, prod, lent, number: next_number(&conn.block.rx, lent), recalled: None }
     }
 
     /// The loan that has the byte at `at`, or else the next one behind it.
