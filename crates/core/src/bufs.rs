@@ -72,12 +72,7 @@ impl<'a> Bufs<'a> {
     }
 
     /// The next stretches up to `limit` bytes, for a kernel call. Returns how many entries of `to` are set.
-    pub fn for_kernel(&self, to: &mut [libc::iovec; KERNEL_IOV], limit: usize) -> usize {
-        self.for_kernel_at(to, limit)
-    }
-
-    /// The same for a part of such a vector.
-    pub fn for_kernel_at(&self, to: &mut [libc::iovec], limit: usize) -> usize {
+    pub fn for_kernel(&self, to: &mut [libc::iovec], limit: usize) -> usize {
         let mut n = 0;
         for ((base, len), slot) in self.stretches(limit).zip(to.iter_mut()) {
             *slot = libc::iovec { iov_base: base.cast(), iov_len: len };

@@ -31,10 +31,11 @@ pub(crate) fn in_use() -> bool {
         return true;
     }
     let nominations = NOMINATIONS.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-    if nominations.is_power_of_two() && is_held() {
+    let found = nominations.is_power_of_two() && is_held();
+    if found {
         IN_USE.store(true, Ordering::Relaxed);
     }
-    IN_USE.load(Ordering::Relaxed)
+    found
 }
 
 /// Whether a descriptor of the process is a ring, without memory of its own. Without /proc: no.

@@ -39,6 +39,7 @@ impl Real {
 fn local(name: &CStr) -> Option<*mut c_void> {
     /// Names of objects that may define it. They are opened when the loader's list is no longer held.
     struct Found([[u8; 256]; 4], usize);
+    // SAFETY: only the loader calls it, as dl_iterate_phdr(3) says.
     unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
         // SAFETY: the loader's description of an object, with a NUL-terminated name; `found` is the one below.
         let (name, found) =

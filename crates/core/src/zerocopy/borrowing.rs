@@ -210,7 +210,7 @@ impl<'a> Read<'a> {
     /// Up to `n` bytes at `at` of a loan into the program's buffers. 0: they are in the ring now.
     fn direct(&mut self, bufs: &Bufs<'_>, loan: &Loan, at: u64, n: usize) -> Result<usize, Failure> {
         let mut iov = Bufs::kernel_iov();
-        let used = 1 + bufs.for_kernel_at(&mut iov[1..], n);
+        let used = 1 + bufs.for_kernel(&mut iov[1..], n);
         let asked = iov[1..used].iter().map(|one| one.iov_len).sum();
         let got = self.fetch(&mut iov[..used], loan, at, asked);
         if !self.stands() {

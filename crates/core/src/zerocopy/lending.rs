@@ -29,6 +29,8 @@ const LEDGERS: usize = 256;
 const CALLS: u32 = 128;
 
 static LEDGER: [Ledger; LEDGERS] = [const { Ledger::new() }; LEDGERS];
+/// Some connection has, or had, a ledger: until then there is nothing to look for at a fork, 256 pages that nobody touched.
+static LENDS: AtomicBool = AtomicBool::new(false);
 /// The process has become another user, or none that may be looked at: nobody may read its memory any more.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 /// A page of this process alone, whose first 16 bytes are random. 0: none yet.
@@ -209,6 +211,7 @@ fn ledger_for(block: &Block) -> Option<&'static Ledger> {
             one.used.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let index = LEDGER.iter().position(free)?;
+        LENDS.store(true, Ordering::Relaxed);
         LEDGER[index].clear();
         block.tx.lender.store(index as u32 + 1, Ordering::Relaxed);
         Some(&LEDGER[index])
@@ -390,6 +393,9 @@ pub fn forget(block: &Block) {
 
 /// Before the process forks, executes something else or ends: no memory of it is lent any more.
 pub fn recall_all() {
+    if !LENDS.load(Ordering::Relaxed) {
+        return;
+    }
     for (fd, entry) in table::all() {
         if let Entry::Conn(conn) = entry
             && conn.block.tx.lender.load(Ordering::Relaxed) != 0
@@ -411,10 +417,8 @@ pub fn close() {
 
 /// In a forked child: nothing that its parent has lent is its own.
 pub fn after_fork_in_child() {
-    for ledger in &LEDGER {
-        if ledger.used.load(Ordering::Relaxed) {
-            ledger.used.store(false, Ordering::Relaxed);
-        }
+    if LENDS.swap(false, Ordering::Relaxed) {
+        LEDGER.iter().for_each(|ledger| ledger.used.store(false, Ordering::Relaxed));
     }
     let page = WITNESS.swap(0, Ordering::Relaxed);
     if page != 0 {
