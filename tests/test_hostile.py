@@ -52,6 +52,14 @@ def test_urgent_data_in_place_of_a_lane(victim):
     attack(accel, port, server.pid, 120, ["TcpUrgent"]).finish(SECONDS)
 
 
+@pytest.mark.parametrize("victim", ["knowing"], indirect=True)
+def test_bytes_that_nobody_tells_of(victim):
+    """A call that shows them tells the sets: seen as a poll() with bytes before an epoll_wait() without."""
+    accel, server, port = victim
+    attack(accel, port, 0, 60, ["Mute"]).finish(SECONDS)
+    assert server.popen.poll() is None, f"the victim ended: {server.describe()}"
+
+
 @pytest.mark.parametrize("victim", ["threads", "peek", "lt"], indirect=True)
 def test_loans(victim):
     """Of what is not there, is not the peer's, or was read already."""

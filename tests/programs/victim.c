@@ -2,9 +2,13 @@
  *   victim threads PORT   a thread for each connection, blocking
  *   victim peek PORT      the same; looks at bytes with MSG_PEEK first, and they must be what is read then
  *   victim trusting PORT  one thread, poll, and blocking reads: what poll says is there is there
+ *   victim knowing PORT   one thread, asks each connection by itself (FIONREAD, poll, a peek, a read of one byte of several)
+ *                         and then a set without waiting, which must know of what was shown
  * A connection that its peer breaks is closed; anything else than TCP's own ways for that ends the server. */
 #include "bed.h"
 #include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
 
 #define CHUNK 16384
 #define MOST 512
@@ -80,10 +84,71 @@ static void serve_trusting(int listener) {
     }
 }
 
+/* Whether `way` shows bytes; what it takes of them goes to `bytes`, how many to `taken`. */
+static int shows(int fd, int way, unsigned char *bytes, ssize_t *taken) {
+    struct pollfd one = {fd, POLLIN, 0};
+    int count = 0;
+    *taken = 0;
+    switch (way) {
+    case 0:
+        if (ioctl(fd, FIONREAD, &count)) die("FIONREAD");
+        return count > 0;
+    case 1: return poll(&one, 1, 0) == 1 && one.revents == POLLIN;
+    case 2: return recv(fd, bytes, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+    default:
+        if (recv(fd, bytes, 2, MSG_PEEK | MSG_DONTWAIT) != 2) return 0;
+        *taken = recv(fd, bytes, 1, MSG_DONTWAIT);
+        return *taken == 1;
+    }
+}
+
+/* 1 when the connection is over. */
+static int echo_knowing(int set, int fd, int way) {
+    static unsigned char bytes[CHUNK];
+    struct epoll_event events[MOST];
+    ssize_t taken = 0, got = 0;
+    int known = 0;
+    if (shows(fd, way, bytes, &taken)) {
+        int count = epoll_wait(set, events, MOST, 0);
+        for (int i = 0; i < count; i++) known |= events[i].data.fd == fd;
+        expect(known, "the set knows of bytes that were shown");
+    }
+    while ((got = recv(fd, bytes + taken, CHUNK - taken, MSG_DONTWAIT)) > 0) {
+        if (send(fd, bytes, got + taken, MSG_NOSIGNAL | MSG_DONTWAIT) != got + taken) return 1;
+        taken = 0;
+    }
+    return got == 0 || errno != EAGAIN;
+}
+
+static void serve_knowing(int listener) {
+    static int fds[MOST];
+    static unsigned asked[MOST];
+    int set = epoll_create1(EPOLL_CLOEXEC), used = 0;
+    for (;;) {
+        struct pollfd guests = {listener, POLLIN, 0};
+        /* The set is armed: this thread sees what came before anybody tells it. */
+        struct epoll_event event;
+        epoll_wait(set, &event, 1, 1);
+        for (int i = used - 1; i >= 0; i--) {
+            if (!echo_knowing(set, fds[i], asked[i]++ % 4)) continue;
+            close(fds[i]);
+            fds[i] = fds[--used];
+        }
+        if (poll(&guests, 1, 0) == 1 && used < MOST) {
+            int fd = accept(listener, NULL, NULL);
+            if (fd < 0) die("accept");
+            struct epoll_event in = {EPOLLIN, {.fd = fd}};
+            if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &in)) die("EPOLL_CTL_ADD");
+            fds[used++] = fd;
+        }
+    }
+}
+
 int main(int argc, char **argv) {
-    expect(argc == 3, "usage: victim threads|peek|trusting PORT");
+    expect(argc == 3, "usage: victim threads|peek|trusting|knowing PORT");
     int listener = listen_on(atoi(argv[2]));
     peeks = !strcmp(argv[1], "peek");
     if (!strcmp(argv[1], "trusting")) serve_trusting(listener);
+    if (!strcmp(argv[1], "knowing")) serve_knowing(listener);
     serve_threads(listener);
 }

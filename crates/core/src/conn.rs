@@ -540,7 +540,13 @@ pub fn reads_tcp(conn: Conn) -> bool {
 pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
     match ring_bytes(conn) {
         0 => sys::queue(fd, sys::SIOCINQ).unwrap_or(0),
-        n => n,
+        n => {
+            let _critical = critical();
+            if let Some(dmb) = rx::dmb(&conn.block.rx) {
+                epoll::shown(conn, dmb.words(), Side::Readers);
+            }
+            n
+        }
     }
 }
 

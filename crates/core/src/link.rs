@@ -48,13 +48,19 @@ impl Link {
         unsafe { page.as_ref() }?.halves.get(to)?.get(usize::from(cq))
     }
 
-    /// Posts "look at `slot`" to queue `cq` of side `to`, and rings its doorbell if the consumer sleeps.
-    pub fn post(&self, to: usize, cq: u8, slot: u16) {
-        let Some(half) = self.half(to, cq) else { return };
-        if let Some(sleep) = half.post(slot) {
+    /// Posts "look at `slot`" to each of the queues `cqs` (a bit each) of side `to`, and rings their doorbells where the
+    /// consumers sleep. Posts come first: whom a ring wakes, which may be at once and in our place, finds all queues told.
+    pub fn post(&self, to: usize, cqs: u8, slot: u16) {
+        let each = || (0..CQS).filter(|cq| cqs >> cq & 1 != 0);
+        let mut asleep = [None; CQS];
+        for cq in each() {
+            asleep[cq] = self.half(to, cq as u8).and_then(|half| half.post(slot));
+        }
+        for cq in each() {
+            let (Some(sleep), Some(half)) = (asleep[cq], self.half(to, cq as u8)) else { continue };
             half.stamp(clock::ticks());
             // Ring first, clear then.
-            self.ring(cq);
+            self.ring(cq as u8);
             half.answered(sleep);
         }
     }

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
-use crate::table::{self, Entry};
+use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::trace::Sleep;
 use crate::wait;
@@ -65,6 +65,7 @@ fn poll_with(
                     let wanted = one.events | libc::POLLERR | libc::POLLHUP;
                     // RDNORM and WRNORM are IN and OUT under their STREAMS names.
                     one.revents = (level.events as i16 | norm(level.events as i16)) & wanted;
+                    shown(conn, one.revents);
                     slot.fd = -1;
                     lanes = true;
                 }
@@ -128,6 +129,19 @@ fn poll_with(
             if n > 0 {
                 return Ok(n);
             }
+        }
+    }
+}
+
+/// The call tells the program of `revents`.
+fn shown(conn: Conn, revents: i16) {
+    let _critical = critical();
+    for (bit, dmb, side) in [
+        (libc::POLLIN, rx::dmb(&conn.block.rx), Side::Readers),
+        (libc::POLLOUT, tx::dmb(&conn.block.tx), Side::Writers),
+    ] {
+        if let Some(dmb) = dmb.filter(|_| revents & bit != 0) {
+            epoll::shown(conn, dmb.words(), side);
         }
     }
 }

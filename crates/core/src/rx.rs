@@ -19,7 +19,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
-use crate::{clock, cork, eager, peek, process, session, sys};
+use crate::{clock, cork, eager, epoll, peek, process, session, sys};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -172,11 +172,17 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         mode::LANE => {
             let step = ring(conn, fd, bufs, flags);
             drop(guard);
-            if let Step::Data(_) = step
+            if let Step::Data(n) = step
                 && let Some(dmb) = dmb(half)
-                && flags & libc::MSG_PEEK == 0
+                && bufs.left() > 0
             {
-                wake_writers(conn.block, &dmb);
+                let peeks = flags & libc::MSG_PEEK != 0;
+                if !peeks {
+                    wake_writers(conn.block, &dmb);
+                }
+                if peeks || n == bufs.left() {
+                    epoll::shown(conn, dmb.words(), Side::Readers);
+                }
             }
             step
         }

@@ -66,9 +66,7 @@ fn notify_declared(block: &Block, words: &Words, side: Side) {
     let slot = block.slot.load(Ordering::Relaxed);
     let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
     if let Some(link) = link::of(block) {
-        for cq in (0..8).filter(|cq| wait.cqs() >> cq & 1 != 0) {
-            link.post(to, cq, slot);
-        }
+        link.post(to, wait.cqs(), slot);
     }
     // Ring first, clear then: a publisher killed in between has rung.
     words.answered(side, wait);

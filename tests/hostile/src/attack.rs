@@ -27,6 +27,8 @@ pub enum Attack {
     Bytes,
     /// Bytes as an honest peer sends them.
     Publish,
+    /// Bytes that the victim is not told of, for a while: as from a sender who lost the CPU there.
+    Mute,
     /// Bytes announced, the victim told, and the announcement taken back.
     Retract,
     /// More requests than the answers find room for, and no answer is read.
@@ -62,11 +64,12 @@ pub enum Attack {
 }
 
 /// All of them.
-pub const ALL: [Attack; 20] = [
+pub const ALL: [Attack; 21] = [
     Attack::Word,
     Attack::Hammer,
     Attack::Bytes,
     Attack::Publish,
+    Attack::Mute,
     Attack::Retract,
     Attack::Fill,
     Attack::Stop,
@@ -95,6 +98,12 @@ impl Attack {
             Attack::Publish => {
                 let message = vec![7; 1 + dice.below(4000) as usize];
                 peer.publish(session, &message);
+            }
+            Attack::Mute => {
+                let message = vec![8; 1 + dice.below(4000) as usize];
+                peer.publish_untold(&message);
+                std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+                peer.ring(session);
             }
             Attack::Retract => retract(peer, session, dice),
             Attack::Fill => {

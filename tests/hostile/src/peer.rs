@@ -267,6 +267,15 @@ impl Peer {
 
     /// Puts `bytes` on the lane as an honest sender does. False: there is no lane (any more), or no room.
     pub fn publish(&mut self, session: &Session, bytes: &[u8]) -> bool {
+        let published = self.publish_untold(bytes);
+        if published {
+            self.ring(session);
+        }
+        published
+    }
+
+    /// The same, but tells nobody.
+    pub fn publish_untold(&mut self, bytes: &[u8]) -> bool {
         let (Some(at), Some(memory)) = (self.sent, &self.victims) else { return false };
         let dmb = memory.dmb();
         let unread = at.offset().wrapping_sub(dmb.words().cons().offset());
@@ -276,7 +285,6 @@ impl Peer {
         // SAFETY: `bytes` is readable; its length is at most what is free.
         unsafe { dmb.fill(at.offset(), bytes.as_ptr(), bytes.len()) };
         self.sent = dmb.words().publish(at, bytes.len() as u64).ok();
-        self.ring(session);
         self.sent.is_some()
     }
 

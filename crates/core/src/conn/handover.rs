@@ -44,8 +44,7 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     if let Some(link) = link::of(block) {
         // Our sender may be asleep, reading: it must look at what it sends.
         let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
-        (0..shunpike_shm::pages::CQS as u8)
-            .for_each(|cq| link.post(to, cq, block.slot.load(Ordering::Relaxed)));
+        link.post(to, u8::MAX, block.slot.load(Ordering::Relaxed));
     }
     settle(conn, fd);
 }

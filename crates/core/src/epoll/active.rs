@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::lane::Side;
+use shunpike_shm::lane::{Side, Words};
 
 use super::regs::{Reg, managed_of, reg};
 use super::{EDGE, ONESHOT, Set, ring};
@@ -75,6 +75,15 @@ pub(super) fn next(list: &mut List) -> Option<(u32, &'static Reg, Conn)> {
 pub fn touch(conn: Conn) {
     if let Some(first) = link::registrations(conn.block) {
         managed_of(first, |index| look_at(index, None));
+    }
+}
+
+/// A call other than epoll_wait has shown the program news on `side`. Where a publisher has yet to post them, the
+/// connection's sets are told here: a program that knows of bytes may rely on an epoll_wait that does not wait.
+#[inline]
+pub fn shown(conn: Conn, words: &Words, side: Side) {
+    if words.waiting(side).cqs() != 0 {
+        touch(conn);
     }
 }
 

@@ -28,7 +28,7 @@ use crate::{conn, process};
 use self::active::List;
 use self::regs::{CONTROL, managed_after, reg, remove};
 
-pub use self::active::{starved, touch};
+pub use self::active::{shown, starved, touch};
 pub use self::ctl::{bars, closing, ctl, forget, manage, restore, watches};
 pub use self::wait::wait;
 
