@@ -3,7 +3,7 @@
 use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
-use shunpike_shm::lane::{self, Cursor, MAX_CLASS, Wait, Words};
+use shunpike_shm::lane::{self, Cursor, Dmb as Lane, MAX_CLASS, Wait, Words};
 use shunpike_shm::region;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
 use std::collections::HashMap;
@@ -189,9 +189,10 @@ impl IsmDevice for LoopbackIsm {
 
     fn cursors(&self, token: DmbToken) -> Option<Cursors> {
         let memory = &self.dmbs.get(&token)?.memory;
+        let words = Lane::words_at(token.0);
         let word = |at: usize| {
             let mut word = [0; 8];
-            let n = rustix::io::pread(memory, &mut word, at as u64).ok()?;
+            let n = rustix::io::pread(memory, &mut word, (words + at) as u64).ok()?;
             (n == word.len()).then(|| u64::from_ne_bytes(word))
         };
         let (produced, consumed) = (Cursor(word(Words::PROD_AT)?), Cursor(word(Words::CONS_AT)?));
@@ -291,17 +292,17 @@ mod tests {
     fn cursors_are_those_in_the_memory() {
         let mut device = device();
         let token = conformance::register(&mut device, 1, 2).unwrap();
-        let memory = &device.dmbs[&token].memory;
-        rustix::io::pwrite(memory, &Cursor::new(3, 700).0.to_ne_bytes(), 0).unwrap();
-        let consumed = Cursor::new(3, 500).with(Cursor::TAKEN);
-        rustix::io::pwrite(memory, &consumed.0.to_ne_bytes(), Words::CONS_AT as u64).unwrap();
-        rustix::io::pwrite(memory, &16384u64.to_ne_bytes(), Words::WINDOW_AT as u64).unwrap();
+        let write = |device: &LoopbackIsm, at: usize, word: u64| {
+            let at = (Lane::words_at(token.0) + at) as u64;
+            rustix::io::pwrite(&device.dmbs[&token].memory, &word.to_ne_bytes(), at).unwrap();
+        };
+        write(&device, Words::PROD_AT, Cursor::new(3, 700).0);
+        write(&device, Words::CONS_AT, Cursor::new(3, 500).with(Cursor::TAKEN).0);
+        write(&device, Words::WINDOW_AT, 16384);
         let quiet = Cursors { produced: 700, consumed: 500, window: 16384, ended: false, blocked: false };
         assert_eq!(device.cursors(token), Some(quiet));
-        let ended = Cursor::new(3, 700).with(Cursor::END);
-        let memory = &device.dmbs[&token].memory;
-        rustix::io::pwrite(memory, &ended.0.to_ne_bytes(), 0).unwrap();
-        rustix::io::pwrite(memory, &(1u64 << 32 | 1).to_ne_bytes(), Words::WWAIT_AT as u64).unwrap();
+        write(&device, Words::PROD_AT, Cursor::new(3, 700).with(Cursor::END).0);
+        write(&device, Words::WWAIT_AT, 1 << 32 | 1);
         assert_eq!(device.cursors(token), Some(Cursors { ended: true, blocked: true, ..quiet }));
         assert_eq!(device.cursors(DmbToken(token.0 ^ 1)), None);
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::Region;
 use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, HEADER, Side};
+use shunpike_shm::lane::{Cursor, Dmb, HEADER, Side};
 use shunpike_wire::{DmbToken, Reason};
 
 use crate::table::{self, Conn, Entry};
@@ -162,7 +162,7 @@ pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
     let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
     let owner = if core::ptr::eq(half, &conn.block.rx) { device::Owner::Ours } else { device::Owner::Peer };
     if base != 0 {
-        device::retire(Region::of(base, len), token, owner);
+        device::retire(Region::of(Dmb::start_of(base), len), token, owner);
     }
     let sndbuf = half.sndbuf.swap(0, Ordering::AcqRel);
     // A copy of peeked bytes that another process of the tree made is not mapped here.

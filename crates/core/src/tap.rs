@@ -190,7 +190,7 @@ mod tests {
 
     fn lane() -> Dmb {
         let fd = region::create("dmb", Dmb::len(0)).expect("memfd");
-        let dmb = Dmb::new(Region::map(fd.as_fd(), Dmb::len(0)).expect("maps")).expect("a DMB");
+        let dmb = Dmb::new(Region::map(fd.as_fd(), Dmb::len(0)).expect("maps"), 0).expect("a DMB");
         dmb.words().grant(1);
         assert!(dmb.words().begin(1, 0, dmb.window()));
         dmb

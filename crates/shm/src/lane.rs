@@ -20,7 +20,10 @@
 //! by either; as when the producer stands at an odd multiple of the window. S goes back to a small window only when
 //! nothing is unread.
 //!
-//! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Whatever is read here is
+//! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Offsets are from where the words begin: the
+//! DMB's start, or a multiple of [`COLOUR`] behind it by its token ([`Dmb::words_at`]). Were it the start of a page for all,
+//! the cursors of all lanes would share the few places that a cache has for such addresses: more than 60 connections (two DMBs
+//! each; 16 ways, 16 sets of 1024 in a second level of 1 MiB) pushed each other out. Whatever is read here is
 //! one copy, checked by the caller against its private cursor before use.
 
 use crate::loans::Loans;
@@ -29,6 +32,10 @@ use crate::region::Region;
 
 /// Bytes before the ring in a DMB.
 pub const HEADER: usize = 4096;
+/// Distance between two places where a DMB's words can begin, bytes: a pair of cache lines.
+pub const COLOUR: usize = 128;
+/// How many such places there are.
+const COLOURS: usize = 8;
 /// Generations that one DMB can serve; 0 is "never granted".
 pub const MAX_GENERATION: u32 = (1 << 12) - 1;
 /// A lane ends itself before its offset gets here: cursors never wrap within reach of a stale view.
@@ -155,7 +162,7 @@ pub struct Words {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Words>() <= HEADER);
+const _: () = assert!(size_of::<Words>() + (COLOURS - 1) * COLOUR <= HEADER);
 
 /// A wait word: epoch (32 bits) | ... | nap mark (1 bit) | CQ mask (8 bits); 0 is awake. The epoch's half is the futex
 /// of those who nap: each declaration and each answer changes it.
@@ -459,29 +466,45 @@ impl Dmb {
         HEADER + ring_size(class)
     }
 
-    /// The DMB in `region`, whose length is `Dmb::len(class)` for some class.
-    pub fn new(region: Region) -> Option<Self> {
+    /// Byte of a DMB at which its words begin: both ends know its token.
+    pub const fn words_at(token: u64) -> usize {
+        token as usize % COLOURS * COLOUR
+    }
+
+    /// The DMB named `token` in `region`, whose length is `Dmb::len(class)` for some class.
+    pub fn new(region: Region, token: u64) -> Option<Self> {
         let capacity = u32::try_from(region.len().checked_sub(HEADER)?).ok()?;
         capacity.is_power_of_two().then_some(())?;
         // SAFETY: the region is page-aligned and holds a header; mappings of DMBs outlive their users
         // (core retires them only when no thread looks any more).
-        Some(unsafe { Self::at(region.base() as usize, capacity) })
+        Some(unsafe { Self::at(region.base() as usize + Self::words_at(token), capacity) })
     }
 
-    /// The DMB mapped at `base` with a ring of `capacity` bytes, all of which are in use.
+    /// The DMB whose words are mapped at `words`, with a ring of `capacity` bytes, all of which are in use.
     ///
     /// # Safety
-    /// `base` is the start of a mapping made from a region accepted by [`Dmb::new`] with this capacity, and
-    /// stays mapped while the value is used.
+    /// `words` is the [address](Self::address) of a DMB made from a region accepted by [`Dmb::new`] with this capacity, or
+    /// that region's start, and the region stays mapped while the value is used.
     #[inline]
-    pub unsafe fn at(base: usize, capacity: u32) -> Self {
+    pub unsafe fn at(words: usize, capacity: u32) -> Self {
         Self {
             // SAFETY: the caller's word for it.
-            words: unsafe { &*(base as *const Words) },
-            ring: (base + HEADER) as *mut u8,
+            words: unsafe { &*(words as *const Words) },
+            ring: (Self::start_of(words) + HEADER) as *mut u8,
             capacity,
             window: capacity,
         }
+    }
+
+    /// Where its words are, to be found again by [`Self::at`].
+    pub fn address(&self) -> usize {
+        core::ptr::from_ref(self.words) as usize
+    }
+
+    /// Start of the mapping that `address` is in.
+    #[inline]
+    pub const fn start_of(address: usize) -> usize {
+        address & !(HEADER - 1)
     }
 
     /// The words.
@@ -576,6 +599,22 @@ mod tests {
         assert_eq!(Cursor::new(3, 7).plus(5), Cursor::new(3, 12));
         let lawful = (0..16).filter(|&flags| Cursor::new(1, 9).with(flags).is_lawful());
         assert_eq!(lawful.collect::<Vec<_>>(), [0, 1, 2, 3, 6, 7]);
+    }
+
+    #[test]
+    fn the_words_lie_in_the_header_wherever_they_begin() {
+        let places: Vec<_> = (0..64).map(Dmb::words_at).collect();
+        assert!(places.iter().all(|at| at % align_of::<Words>() == 0 && at + size_of::<Words>() <= HEADER));
+        assert_eq!(places.iter().collect::<std::collections::BTreeSet<_>>().len(), COLOURS);
+        let fd = crate::region::create("colours", Dmb::len(0)).expect("memfd");
+        for token in 0..COLOURS as u64 {
+            let region = Region::map(std::os::fd::AsFd::as_fd(&fd), Dmb::len(0)).expect("maps");
+            let dmb = Dmb::new(region, token).expect("a DMB");
+            assert_eq!(Dmb::start_of(dmb.address()), region.base() as usize);
+            assert_eq!(dmb.span(0).0 as usize, region.base() as usize + HEADER);
+            // SAFETY: nothing borrowed from it is left.
+            unsafe { region.unmap() };
+        }
     }
 
     #[test]

@@ -53,6 +53,9 @@ struct Memory {
 }
 
 const LEN: usize = Dmb::len(CLASS);
+/// Where the words are, as in a DMB with some token; and where the header goes on behind them.
+const WORDS: usize = Dmb::words_at(5);
+const BEHIND: usize = WORDS + size_of::<Words>();
 
 impl Memory {
     fn new() -> Self {
@@ -69,7 +72,8 @@ impl Memory {
                 .expect("a mapping");
             let theirs = rustix::mm::mmap(std::ptr::null_mut(), LEN, both, MapFlags::SHARED, &fd, 0)
                 .expect("a mapping");
-            theirs.cast::<u8>().add(size_of::<Words>()).write_bytes(CANARY, HEADER - size_of::<Words>());
+            theirs.cast::<u8>().write_bytes(CANARY, WORDS);
+            theirs.cast::<u8>().add(BEHIND).write_bytes(CANARY, HEADER - BEHIND);
             (guards as usize, theirs as usize)
         };
         Self { guards, ours: guards + PAGE, theirs }
@@ -78,7 +82,7 @@ impl Memory {
     /// The peer's word at `at`: not by `Words`, whose looks are ours.
     fn word(&self, at: usize) -> &AtomicU64 {
         // SAFETY: aligned, within the mapping, which lives as long as `self`; atomics on both sides.
-        unsafe { &*((self.theirs + at) as *const AtomicU64) }
+        unsafe { &*((self.theirs + WORDS + at) as *const AtomicU64) }
     }
 
     /// A byte of the ring, as the peer has it at `offset` within `window`.
@@ -87,11 +91,11 @@ impl Memory {
     }
 
     fn is_intact(&self) -> bool {
-        let at = self.theirs + size_of::<Words>();
-        // SAFETY: within the mapping; nobody writes there, which is what is asked.
-        unsafe { std::slice::from_raw_parts(at as *const u8, HEADER - size_of::<Words>()) }
-            .iter()
-            .all(|byte| *byte == CANARY)
+        [(0, WORDS), (BEHIND, HEADER - BEHIND)].into_iter().all(|(at, len)| {
+            // SAFETY: within the mapping; nobody writes there, which is what is asked.
+            let bytes = unsafe { std::slice::from_raw_parts((self.theirs + at) as *const u8, len) };
+            bytes.iter().all(|byte| *byte == CANARY)
+        })
     }
 }
 
@@ -172,7 +176,7 @@ impl World {
                 word.store(0, Ordering::Relaxed);
             }
             half.ring.store((LEN - HEADER) as u32, Ordering::Relaxed);
-            half.dmb.store(memory.ours, Ordering::Relaxed);
+            half.dmb.store(memory.ours + WORDS, Ordering::Relaxed);
         }
         let words = |half| rx::dmb(half).expect("just set").words();
         words(&block.rx).grant(1);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::OFlags;
-use shunpike_shm::lane::{Cursor, Dmb};
+use shunpike_shm::lane::{Cursor, Dmb, HEADER};
 use shunpike_shm::{Region, region};
 use shunpike_wire::clc::handshake::{Client, Dmb as Named, Input, Next, Outbox, Step};
 use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role, ToBroker};
@@ -48,8 +48,9 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The word at byte `offset`.
+    /// The word at byte `offset` of the words, or of the region, where that is behind them.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
+        let offset = if offset < HEADER { Dmb::words_at(self.token) + offset } else { offset };
         // SAFETY: an atomic inside of a live mapping; unmapped only together with `self`.
         unsafe { self.region.at(offset).expect("inside the region") }
     }
@@ -62,7 +63,7 @@ impl Memory {
 
     /// As a DMB.
     pub fn dmb(&self) -> Dmb {
-        Dmb::new(self.region).expect("a DMB's size")
+        Dmb::new(self.region, self.token).expect("a DMB's size")
     }
 }
 

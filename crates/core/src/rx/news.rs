@@ -11,7 +11,7 @@ use crate::blocking::Blocking;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
-use crate::{clock, conn, cork, link, sys, tx};
+use crate::{clock, conn, cork, link, process, sys, tx};
 
 /// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
 /// inside a critical section.
@@ -38,6 +38,38 @@ pub fn has_news(half: &Half) -> bool {
 /// Whether nothing of the ring is unread. Without the lock, inside a critical section.
 pub fn is_drained(half: &Half) -> bool {
     dmb(half).is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
+}
+
+/// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
+/// close behind takes each line out of the writer's own cache, and both go at a third of the speed that they reach over the
+/// shared one (docs/speed.md).
+const LEAD: u64 = 1 << 20;
+/// Windows from which on a lane carries such a stream, bytes.
+const BULK_WINDOW: u64 = 4 << 20;
+/// A writer that adds nothing for so long, microseconds, has no more to say for now.
+const STEP_US: u64 = 8;
+/// The longest such wait, microseconds.
+const LEAD_US: u64 = 32 * STEP_US;
+
+/// Lets the writer of a bulk stream take its lead. Within a critical section.
+fn fall_behind(half: &Half) {
+    let Some(dmb) = dmb(half).and_then(|dmb| dmb.as_sent()).filter(|dmb| dmb.window() >= BULK_WINDOW) else {
+        return;
+    };
+    let (words, read) = (dmb.words(), half.cursor.load(Ordering::Relaxed));
+    let (begin, mut last) = (clock::ticks(), (words.prod(), clock::ticks()));
+    while process::may_spin() {
+        let (prod, now) = (words.prod(), clock::ticks());
+        if prod != last.0 {
+            last = (prod, now);
+        }
+        let is_over = prod.has(Cursor::END | Cursor::STOP) || prod.offset().wrapping_sub(read) >= LEAD;
+        let idle = now.wrapping_sub(last.1) > clock::from_us(STEP_US);
+        if is_over || idle || now.wrapping_sub(begin) > clock::from_us(LEAD_US) {
+            return;
+        }
+        core::hint::spin_loop();
+    }
 }
 
 /// After the TCP socket showed news while the ring was empty: EOF and errors end the lane, bytes that the
@@ -99,6 +131,7 @@ impl Wait {
         {
             let _critical = critical();
             if on_lane && wait::spin(|| has_news(half)) {
+                fall_behind(half);
                 return Ok(());
             }
         }

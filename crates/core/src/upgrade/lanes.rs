@@ -48,7 +48,7 @@ pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> boo
         if half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0 {
             return false;
         }
-        let Some(dmb) = Dmb::new(region) else { return false };
+        let Some(dmb) = Dmb::new(region, token.0) else { return false };
         half.generation.store(1, Ordering::Relaxed);
         half.cursor.store(0, Ordering::Relaxed);
         half.other.store(0, Ordering::Relaxed);
@@ -56,7 +56,7 @@ pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> boo
         half.loans.store(0, Ordering::Relaxed);
         half.ring.store(dmb.capacity(), Ordering::Relaxed);
         half.token.store(token.0, Ordering::Relaxed);
-        half.dmb.store(region.base() as usize, Ordering::Relaxed);
+        half.dmb.store(dmb.address(), Ordering::Relaxed);
         dmb.words().grant(1);
         half.mode.store(mode::GRANTED, Ordering::SeqCst);
         // Who came in before the store is counted; who comes after sees it.
@@ -106,7 +106,8 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
             half.sndbuf.store(device::sndbuf(capacity), Ordering::Relaxed);
         }
-        half.dmb.store(region.base() as usize, Ordering::Relaxed);
+        let words = region.base() as usize + Dmb::words_at(opened.peer.token.0);
+        half.dmb.store(words, Ordering::Relaxed);
     }
     go_on(conn.block, phase::OPEN);
     conn.block.opened.store(1, Ordering::Relaxed);
