@@ -23,13 +23,15 @@ def test_iperf3(accel, iperf3, options):
     report = json.loads(accel.client("iperf3", argv).finish(40))
     assert "error" not in report, report
     end = report["end"]
+    streams = 4 if "-P" in options else 1
     directions = [""] + (["_bidir_reverse"] if "--bidir" in options else [])
     for direction in directions:
         sent, received = end[f"sum_sent{direction}"]["bytes"], end[f"sum_received{direction}"]["bytes"]
         assert sent > 10_000_000, end
-        # Whoever sends stops at the end of its second; what is then on its way is the difference.
-        assert 0.8 * sent <= received <= sent, f"{direction or 'forward'}: {sent} sent, {received} received"
-    streams = 4 if "-P" in options else 1
+        # Whoever sends stops at the end of its second; what is then on its way is the difference: in a ring of 8 MiB for each
+        # stream and in TCP's buffers, on a busy machine more than a fifth of all.
+        on_its_way = max(0.2 * sent, streams * 12 * 2**20)
+        assert sent - on_its_way <= received <= sent, f"{direction or 'forward'}: {sent} sent, {received} received"
     accel.verify(lanes=streams, lane_bytes=10_000_000)
 
 
