@@ -117,7 +117,7 @@ class Broker:
     def tool(self, *arguments):
         """Runs one of the tools against this broker; its standard output."""
         result = subprocess.run([str(BINARY), *arguments], env=self.world.env | {"SHUNPIKE_SOCKET": str(self.socket)},
-                                capture_output=True, text=True, timeout=10 * PATIENCE)  # fmt: skip
+                                capture_output=True, text=True, timeout=60 * PATIENCE)  # fmt: skip
         assert result.returncode == 0, f"shunpike {' '.join(arguments)}: {result.stdout}{result.stderr}"
         return result.stdout
 

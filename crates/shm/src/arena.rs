@@ -173,6 +173,10 @@ pub struct Half {
     /// Receive: the sender's count of loans as far as they were consumed. Send: offset at which the oldest call with a
     /// notice still to come is consumed; 0 none.
     pub loans: AtomicU64,
+    /// Receive: how much we had sent, by lane and TCP, when a reader of a bulk stream last looked.
+    pub answered: AtomicU64,
+    /// Receive: where in the lane it found that to be more than before.
+    pub answered_at: AtomicU64,
     /// What `bytes` and `tcp_bytes` together lack of the stream's own count (wrapping), see [`Half::position`].
     pub skew: AtomicU64,
 }
@@ -400,6 +404,8 @@ impl Block {
                 &half.debt_end,
                 &half.held,
                 &half.loans,
+                &half.answered,
+                &half.answered_at,
                 &half.skew,
             ] {
                 word.store(0, Ordering::Relaxed);

@@ -44,20 +44,30 @@ pub fn is_drained(half: &Half) -> bool {
 /// close behind takes each line out of the writer's own cache, and both go at a third of the speed that they reach over the
 /// shared one (docs/speed.md).
 const LEAD: u64 = 1 << 20;
-/// Windows from which on a lane carries such a stream, bytes.
-const BULK_WINDOW: u64 = 4 << 20;
+/// A stream is bulk when its reader has read so much since it sent anything itself: an answer should not wait for its end.
+const BULK: u64 = 8 << 20;
 /// A writer that adds nothing for so long, microseconds, has no more to say for now.
 const STEP_US: u64 = 8;
 /// The longest such wait, microseconds.
 const LEAD_US: u64 = 32 * STEP_US;
 
 /// Lets the writer of a bulk stream take its lead. Within a critical section.
-fn fall_behind(half: &Half) {
-    let Some(dmb) = dmb(half).and_then(|dmb| dmb.as_sent()).filter(|dmb| dmb.window() >= BULK_WINDOW) else {
+fn fall_behind(block: &Block) {
+    let half = &block.rx;
+    let Some(dmb) = dmb(half).and_then(|dmb| dmb.as_sent()).filter(|dmb| dmb.window() >= 4 * LEAD) else {
         return;
     };
     let (words, read) = (dmb.words(), half.cursor.load(Ordering::Relaxed));
-    let (begin, mut last) = (clock::ticks(), (words.prod(), clock::ticks()));
+    let [on_lane, on_tcp] = [&block.tx.cursor, &block.tx.tcp_bytes].map(|word| word.load(Ordering::Relaxed));
+    let sent = on_lane.wrapping_add(on_tcp);
+    if half.answered.swap(sent, Ordering::Relaxed) != sent {
+        half.answered_at.store(read, Ordering::Relaxed);
+    }
+    if read.saturating_sub(half.answered_at.load(Ordering::Relaxed)) < BULK {
+        return;
+    }
+    let begin = clock::ticks();
+    let mut last = (words.prod(), begin);
     while process::may_spin() {
         let (prod, now) = (words.prod(), clock::ticks());
         if prod != last.0 {
@@ -131,7 +141,7 @@ impl Wait {
         {
             let _critical = critical();
             if on_lane && wait::spin(|| has_news(half)) {
-                fall_behind(half);
+                fall_behind(block);
                 return Ok(());
             }
         }
