@@ -11,6 +11,24 @@ pub fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
+/// Now, with the CPU of the calling thread in place of the lowest bits.
+pub fn stamp() -> u64 {
+    ticks() & !CPU_MASK | cpu()
+}
+
+/// Whether a stamp was made on the CPU that the calling thread runs on.
+pub fn is_from_here(stamp: u64) -> bool {
+    stamp & CPU_MASK == cpu()
+}
+
+/// CPUs whose numbers differ by its multiples are taken for one.
+const CPU_MASK: u64 = 0xff;
+
+fn cpu() -> u64 {
+    // SAFETY: no preconditions; -1 where it cannot be said, which is a number like any other.
+    (unsafe { libc::sched_getcpu() }) as u64 & CPU_MASK
+}
+
 /// Ticks in `us` microseconds.
 #[inline]
 pub fn from_us(us: u64) -> u64 {

@@ -58,7 +58,7 @@ impl Link {
         }
         for cq in each() {
             let (Some(sleep), Some(half)) = (asleep[cq], self.half(to, cq as u8)) else { continue };
-            half.stamp(clock::ticks());
+            half.stamp(clock::stamp());
             // Ring first, clear then.
             self.ring(cq as u8);
             half.answered(sleep);

@@ -36,6 +36,8 @@ pub struct Thread {
     pub rested: AtomicU32,
     /// The thread has woken somebody since its last wait: 1.
     pub woke: AtomicU32,
+    /// Who last woke the thread did so on the CPU on which it runs now: 1.
+    pub in_place: AtomicU32,
     /// Its last wait lasted longer than a nap: 1.
     pub sleeps_long: AtomicU32,
     /// Ticks until which spins do not yield, because one came back late.

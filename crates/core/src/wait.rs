@@ -73,7 +73,7 @@ fn notify_declared(block: &Block, words: &Words, side: Side) {
     // Clear first, wake then: who is about to nap finds another epoch. One killed in between leaves it the nap's length.
     if wait.naps() {
         thread().woke.store(1, Ordering::Relaxed);
-        words.stamp(side, clock::ticks());
+        words.stamp(side, clock::stamp());
         sys::futex_wake(words.futex(side));
     }
 }
@@ -167,6 +167,7 @@ impl Asleep {
         let late = slept.checked_sub(rung.wrapping_sub(self.since));
         if let (Some(late), Some(header)) = (late, process::header()) {
             header.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
+            thread().in_place.store(u32::from(clock::is_from_here(rung)), Ordering::Relaxed);
         }
         trace::wake(self.how, self.fd, clock::to_ns(slept), late.map(clock::to_ns));
     }
@@ -209,8 +210,11 @@ pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
     }
     let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
     let begin = clock::ticks();
-    if most == 0 || begin < thread.rest_until.load(Ordering::Relaxed) || !process::may_spin() {
+    if most == 0 || !process::may_spin() {
         return false;
+    }
+    if begin < thread.rest_until.load(Ordering::Relaxed) {
+        return let_waker_finish(thread, ready);
     }
     let budget = match thread.budget.load(Ordering::Relaxed) {
         0 => most,
@@ -288,6 +292,16 @@ fn yield_to_others(thread: &Thread, begin: u64, longest: u64, mut ready: impl Fn
         }
         return is_ready;
     }
+}
+
+/// In place of a spin, before a sleep. Who woke us on this CPU may have lost it to us in the midst of its work: it goes on, and
+/// what else it has for us comes without a wake-up, which would stop it again. Says whether something is ready.
+fn let_waker_finish(thread: &Thread, ready: impl FnOnce() -> bool) -> bool {
+    if thread.in_place.swap(0, Ordering::Relaxed) == 0 {
+        return false;
+    }
+    rustix::thread::sched_yield();
+    ready()
 }
 
 fn paid(thread: &Thread) {
