@@ -48,7 +48,7 @@ pub struct KnobPage {
 /// |---|---|---|---|---|
 /// | news | 0x00 | poster sets bits, consumer takes them | consumer | make it look at connections of this link in vain |
 /// | sleeps | 0x20 | consumer declares, poster clears | poster | cost the poster a needless write to an eventfd, or itself a wake-up |
-/// | rung | 0x28 | poster | consumer | make the consumer's statistics of wake-ups lie |
+/// | rung | 0x28 | poster | consumer | make the consumer's statistics of wake-ups lie, and cost it a yield |
 #[repr(C, align(128))]
 pub struct CqNews {
     news: [primitive::AtomicU64; SLOTS / 64],
