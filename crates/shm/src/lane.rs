@@ -22,8 +22,8 @@
 //!
 //! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Offsets are from where the words begin: the
 //! DMB's start, or a multiple of [`COLOUR`] behind it by its token ([`Dmb::words_at`]). Were it the start of a page for all,
-//! the cursors of all lanes would share the few places that a cache has for such addresses: more than 60 connections (two DMBs
-//! each; 16 ways, 16 sets of 1024 in a second level of 1 MiB) pushed each other out. Whatever is read here is
+//! the cursors of all lanes would share the few places that a cache has for such addresses: those of more than 128 connections
+//! (two DMBs each; 16 ways, 16 sets of 1024 in a second level of 1 MiB) would push each other out. Whatever is read here is
 //! one copy, checked by the caller against its private cursor before use.
 
 use crate::loans::Loans;
