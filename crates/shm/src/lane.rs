@@ -602,6 +602,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
     fn the_words_lie_in_the_header_wherever_they_begin() {
         let places: Vec<_> = (0..64).map(Dmb::words_at).collect();
         assert!(places.iter().all(|at| at % align_of::<Words>() == 0 && at + size_of::<Words>() <= HEADER));
