@@ -262,11 +262,18 @@ def test_text_shows_what_is_said(world):
     env = {"SHUNPIKE_SOCKET": str(accel.broker.socket)}
     tap = world.start("tap", [world.binary, "tap", "-c", "2"], env=env)
     until(lambda: "tapping redis-server" in tap.err, tap.describe)
-    accel.client("redis-cli", ["redis-cli", "-p", port, "ping"]).finish()
+    # It speaks when the tap is there: what a program says before is not seen.
+    words, speak = os.pipe()
+    client = accel.client("redis-cli", ["redis-cli", "-p", port, "-x", "echo"], stdin=words)
+    until(lambda: "tapping redis-cli" in tap.err, tap.describe)
+    os.write(speak, b"ping")
+    os.close(speak)
+    client.finish()
+    os.close(words)
     lines = tap.finish().splitlines()
     assert [line.split("[")[1].split("]")[0] for line in lines[:3]] == ["S", "S.", "."]
-    assert f"127.0.0.1:{port}: [P.] seq 1 ack 1 len 14 redis-cli/" in lines[3] and lines[3].endswith(r'"*1\r\n$4\r\nping\r\n"')
-    assert "[P.] seq 1 ack 15 len 7 redis-server/" in lines[4] and lines[4].endswith(r'"+PONG\r\n"')
+    assert f"127.0.0.1:{port}: [P.] seq 1 ack 1 len 24 redis-cli/" in lines[3] and lines[3].endswith(r'"*2\r\n$4\r\necho\r\n$4\r\nping\r\n"')
+    assert "[P.] seq 1 ack 25 len 10 redis-server/" in lines[4] and lines[4].endswith(r'"$4\r\nping\r\n"')
     assert "2 segments of 1 connections" in tap.err
 
 
