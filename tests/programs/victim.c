@@ -96,8 +96,9 @@ static int shows(int fd, int way, unsigned char *bytes, ssize_t *taken) {
     case 1: return poll(&one, 1, 0) == 1 && one.revents == POLLIN;
     case 2: return recv(fd, bytes, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
     default:
-        if (recv(fd, bytes, 2, MSG_PEEK | MSG_DONTWAIT) != 2) return 0;
+        /* All was read before, and no message is of one byte: there is more. */
         *taken = recv(fd, bytes, 1, MSG_DONTWAIT);
+        if (*taken != 1) *taken = 0;
         return *taken == 1;
     }
 }
@@ -109,8 +110,11 @@ static int echo_knowing(int set, int fd, int way) {
     ssize_t taken = 0, got = 0;
     int known = 0;
     if (shows(fd, way, bytes, &taken)) {
-        int count = epoll_wait(set, events, MOST, 0);
-        for (int i = 0; i < count; i++) known |= events[i].data.fd == fd;
+        /* Twice: in the very call in which a lane is granted the set may overlook what TCP still has. */
+        for (int call = 0; call < 2 && !known; call++) {
+            int count = epoll_wait(set, events, MOST, 0);
+            for (int i = 0; i < count; i++) known |= events[i].data.fd == fd;
+        }
         expect(known, "the set knows of bytes that were shown");
     }
     while ((got = recv(fd, bytes + taken, CHUNK - taken, MSG_DONTWAIT)) > 0) {

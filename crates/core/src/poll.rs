@@ -65,7 +65,9 @@ fn poll_with(
                     let wanted = one.events | libc::POLLERR | libc::POLLHUP;
                     // RDNORM and WRNORM are IN and OUT under their STREAMS names.
                     one.revents = (level.events as i16 | norm(level.events as i16)) & wanted;
-                    shown(conn, one.revents);
+                    if one.revents & (libc::POLLIN | libc::POLLOUT) != 0 {
+                        shown(conn, one.revents);
+                    }
                     slot.fd = -1;
                     lanes = true;
                 }

@@ -167,8 +167,9 @@ impl Asleep {
         let late = slept.checked_sub(rung.wrapping_sub(self.since));
         if let (Some(late), Some(header)) = (late, process::header()) {
             header.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
-            thread().in_place.store(u32::from(clock::is_from_here(rung)), Ordering::Relaxed);
         }
+        let in_place = late.is_some() && clock::is_from_here(rung);
+        thread().in_place.store(u32::from(in_place), Ordering::Relaxed);
         trace::wake(self.how, self.fd, clock::to_ns(slept), late.map(clock::to_ns));
     }
 

@@ -41,9 +41,10 @@ fn local(name: &CStr) -> Option<*mut c_void> {
     struct Found([[u8; 256]; 4], usize);
     // SAFETY: only the loader calls it, as dl_iterate_phdr(3) says.
     unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-        // SAFETY: the loader's description of an object, with a NUL-terminated name; `found` is the one below.
-        let (name, found) =
-            unsafe { (CStr::from_ptr((*info).dlpi_name).to_bytes_with_nul(), &mut *found.cast::<Found>()) };
+        // SAFETY: the loader's description of an object, with a NUL-terminated name.
+        let name = unsafe { CStr::from_ptr((*info).dlpi_name) }.to_bytes_with_nul();
+        // SAFETY: the one below, of which nobody else has a reference meanwhile.
+        let found = unsafe { &mut *found.cast::<Found>() };
         if name.windows(5).any(|part| part == b"uring")
             && let Some(slot) = found.0.get_mut(found.1).and_then(|slot| slot.get_mut(..name.len()))
         {

@@ -100,7 +100,7 @@ impl Attack {
                 peer.publish(session, &message);
             }
             Attack::Mute => {
-                let message = vec![8; 1 + dice.below(4000) as usize];
+                let message = vec![8; 2 + dice.below(4000) as usize];
                 peer.publish_untold(&message);
                 std::thread::sleep(Duration::from_micros(dice.below(20_000)));
                 peer.ring(session);

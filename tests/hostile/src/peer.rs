@@ -160,7 +160,7 @@ impl Peer {
                     return Err(format!("the handshake does not go on after {heard} messages"));
                 }
                 // The victim reads the broker's messages inside of calls of its own: it must have something to do.
-                self.exchange(session, b".").map_err(|e| format!("by TCP in the handshake: {e}"))?;
+                self.exchange(session, b"..").map_err(|e| format!("by TCP in the handshake: {e}"))?;
                 continue;
             };
             let input = match message {
@@ -291,7 +291,7 @@ impl Peer {
 
     /// Sends a message and awaits its echo, by lane or TCP as the victim chooses. Errors: what differs.
     pub fn echo(&mut self, session: &Session, dice: &mut Dice) -> Result<(), String> {
-        let message: Vec<u8> = (0..1 + dice.below(700)).map(|_| dice.word() as u8).collect();
+        let message: Vec<u8> = (0..2 + dice.below(700)).map(|_| dice.word() as u8).collect();
         if !self.publish(session, &message) {
             return Err("the lane is closed".into());
         }

@@ -57,6 +57,9 @@ fn fall_behind(block: &Block) {
     let Some(dmb) = dmb(half).and_then(|dmb| dmb.as_sent()).filter(|dmb| dmb.window() >= 4 * LEAD) else {
         return;
     };
+    if !process::may_spin() {
+        return;
+    }
     let (words, read) = (dmb.words(), half.cursor.load(Ordering::Relaxed));
     let [on_lane, on_tcp] = [&block.tx.cursor, &block.tx.tcp_bytes].map(|word| word.load(Ordering::Relaxed));
     let sent = on_lane.wrapping_add(on_tcp);
@@ -68,7 +71,7 @@ fn fall_behind(block: &Block) {
     }
     let begin = clock::ticks();
     let mut last = (words.prod(), begin);
-    while process::may_spin() {
+    loop {
         let (prod, now) = (words.prod(), clock::ticks());
         if prod != last.0 {
             last = (prod, now);

@@ -53,6 +53,7 @@ pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> boo
         half.cursor.store(0, Ordering::Relaxed);
         half.other.store(0, Ordering::Relaxed);
         half.peeked.store(0, Ordering::Relaxed);
+        half.answered_at.store(0, Ordering::Relaxed);
         half.loans.store(0, Ordering::Relaxed);
         half.ring.store(dmb.capacity(), Ordering::Relaxed);
         half.token.store(token.0, Ordering::Relaxed);
