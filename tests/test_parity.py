@@ -21,7 +21,7 @@ CASES = {
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "elapsing", "shared", "twice"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw"],
-    "waits": ["thousands", "masks", "timers", "flood"],
+    "waits": ["thousands", "masks", "timers", "flood", "filled"],
     "corks": ["more", "cork", "push", "timer", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
 }  # fmt: skip

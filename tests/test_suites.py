@@ -15,6 +15,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -191,24 +192,36 @@ def test_redis(world, sources):
     every = [unit for unit in helper.stdout.split() if unit not in REDIS_WITHOUT]
     assert len(every) > 50, helper
 
+    bases = SimpleQueue()  # where each of those that run side by side has its ports, and 10,000 above them
+    for base in (11000, 13500, 16000):
+        bases.put(base)
+
     def run(accel, label, tests):
+        units = dict.fromkeys(name.split(": ")[0] for name in tests) or every
         found = {}
-        for unit in dict.fromkeys(name.split(": ")[0] for name in tests) or every:
-            place = world.directory / f"{label}-{unit.replace('/', '.')}"
-            shutil.copytree(source / "tests", place / "tests")  # it writes there
-            for part in ("src", "redis.conf", "sentinel.conf"):
-                (place / part).symlink_to(source / part)
-            argv = ["tclsh", "tests/test_helper.tcl", "--single", unit, "--clients", 1, "--portcount", 2000]
-            proc = accel.client(place.name, argv, cwd=place)
-            try:
-                proc.popen.wait(LONGEST / 6)
-            except subprocess.TimeoutExpired:
-                proc.kill()
-            for line in proc.out.splitlines():
-                if match := REDIS_LINE.match(line):
-                    name = f"{unit}: {match[2]}"
-                    found[name] = f"{found[name]}, {match[1]}" if name in found else match[1]
-            shutil.rmtree(place)
+        with ThreadPoolExecutor(bases.qsize() if not tests else 1) as pool:
+            for outcomes in pool.map(lambda unit: run_one(accel, label, unit), units):
+                found |= outcomes
+        return found
+
+    def run_one(accel, label, unit):
+        found, base = {}, bases.get()
+        place = world.directory / f"{label}-{unit.replace('/', '.')}"
+        shutil.copytree(source / "tests", place / "tests")  # it writes there
+        for part in ("src", "redis.conf", "sentinel.conf"):
+            (place / part).symlink_to(source / part)
+        argv = ["tclsh", "tests/test_helper.tcl", "--single", unit, "--clients", 1, "--baseport", base, "--portcount", 2000]
+        proc = accel.client(place.name, argv, cwd=place)
+        try:
+            proc.popen.wait(LONGEST / 6)
+        except subprocess.TimeoutExpired:
+            proc.kill()
+        for line in proc.out.splitlines():
+            if match := REDIS_LINE.match(line):
+                name = f"{unit}: {match[2]}"
+                found[name] = f"{found[name]}, {match[1]}" if name in found else match[1]
+        shutil.rmtree(place)
+        bases.put(base)
         return found
 
     compare(world, run, wanted=500)

@@ -18,15 +18,8 @@ int main(int argc, char **argv) {
 #else
 #include "bed.h"
 #include <liburing.h>
-#include <sys/syscall.h>
 
 static unsigned char data[100000];
-
-static long setup_unseen(unsigned entries, struct io_uring_params *params) {
-    long result;
-    __asm__ volatile("syscall" : "=a"(result) : "a"((long)SYS_io_uring_setup), "D"((long)entries), "S"(params) : "rcx", "r11", "memory");
-    return result;
-}
 
 static struct io_uring made(const char *how) {
     struct io_uring_params params = {0};
@@ -35,7 +28,7 @@ static struct io_uring made(const char *how) {
     if (!strcmp(how, "linked")) {
         result = io_uring_queue_init(8, &ring, 0);
     } else {
-        long fd = !strcmp(how, "called") ? syscall(SYS_io_uring_setup, 8, &params) : setup_unseen(8, &params);
+        long fd = !strcmp(how, "called") ? syscall(SYS_io_uring_setup, 8, &params) : unseen_call(SYS_io_uring_setup, 8, (long)&params, 0, 0);
         expect(fd >= 0, "the kernel makes a ring");
         result = io_uring_queue_mmap(fd, &params, &ring);
         for (unsigned slot = 0; slot < params.sq_entries; slot++) ring.sq.array[slot] = slot;

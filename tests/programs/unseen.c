@@ -3,18 +3,6 @@
  *   unseen server|client PORT */
 #include "bed.h"
 #include <sys/epoll.h>
-#include <sys/syscall.h>
-
-/* libc's syscall() may be a hook, too. */
-static long add_unseen(int set, int fd, struct epoll_event *event) {
-    register struct epoll_event *fourth __asm__("r10") = event;
-    long result;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"((long)SYS_epoll_ctl), "D"((long)set), "S"((long)EPOLL_CTL_ADD), "d"((long)fd), "r"(fourth)
-                     : "rcx", "r11", "memory");
-    return result;
-}
 
 int main(int argc, char **argv) {
     expect(argc == 3, "usage: server|client PORT");
@@ -29,7 +17,7 @@ int main(int argc, char **argv) {
     } else {
         int fd = connect_to(atoi(argv[2])), set = epoll_create1(EPOLL_CLOEXEC);
         struct epoll_event event = {EPOLLIN, {.u64 = 7}};
-        expect(add_unseen(set, fd, &event) == 0, "the kernel takes the registration");
+        expect(unseen_call(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, (long)&event) == 0, "the kernel takes the registration");
         warm_up_client(fd);
         tell();
         int count = epoll_wait(set, &event, 1, 10000);

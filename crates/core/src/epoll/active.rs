@@ -23,11 +23,13 @@ pub(super) struct List {
     /// The kernel's events left no room for the lanes'.
     pub(super) kernel_filled: bool,
     pub(super) sleepers: u32,
+    /// Reports so far.
+    pub(super) reports: u64,
 }
 
 impl List {
     pub(super) const fn new() -> Self {
-        Self { head: 0, tail: 0, len: 0, kernel_at: 0, kernel_filled: false, sleepers: 0 }
+        Self { head: 0, tail: 0, len: 0, kernel_at: 0, kernel_filled: false, sleepers: 0, reports: 0 }
     }
 }
 
@@ -142,11 +144,13 @@ pub(super) fn hot(set: &'static Set) -> bool {
     false
 }
 
-/// Reports what is ready on the active list, each at most once and the first to the back; arms the quiet.
+/// Reports what is ready on the active list, each at most once and the first to the back; arms the quiet. Of what was
+/// reported after the first `before` reports it says nothing.
 pub(super) fn scan(
     set: &'static Set,
     mut list: Guard<'static, List>,
     out: &mut [libc::epoll_event],
+    before: u64,
 ) -> usize {
     let mut n = 0;
     for _ in 0..list.len {
@@ -154,11 +158,17 @@ pub(super) fn scan(
             break;
         }
         let Some((index, reg, conn)) = next(&mut list) else { continue };
+        if reg.reported.get() > before {
+            push(&mut list, index);
+            continue;
+        }
         let level = look(reg, conn);
         match report(reg, &level) {
             Some(event) => {
                 out[n] = event;
                 n += 1;
+                list.reports += 1;
+                reg.reported.set(list.reports);
                 reg.quiet.set(0);
                 if !reg.disarmed.get() {
                     push(&mut list, index);

@@ -54,6 +54,8 @@ pub(super) struct Reg {
     pub(super) dirty: Cell<bool>,
     /// Something happened since the last report of an edge-triggered registration.
     pub(super) edge: Cell<bool>,
+    /// Which report of the set's the last one was.
+    pub(super) reported: Cell<u64>,
     /// What was there at the last report.
     pub(super) seen: Cell<ready::Seen>,
 }
@@ -126,6 +128,7 @@ impl Reg {
         self.quiet.set(0);
         self.dirty.set(false);
         self.edge.set(false);
+        self.reported.set(0);
         self.seen.set(ready::Seen::NOTHING);
     }
 

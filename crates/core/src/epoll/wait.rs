@@ -86,9 +86,12 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
     let of_kernel = |out: &mut [libc::epoll_event]| kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0);
     let mut n = if due && !lanes_first { of_kernel(out) } else { 0 };
     let list = set.list.lock();
-    n += scan(set, list, &mut out[n..]);
+    let before = list.reports;
+    n += scan(set, list, &mut out[n..], u64::MAX);
     if due && lanes_first && n < out.len() {
         n += of_kernel(&mut out[n..]);
+        // It may have told of lanes, too.
+        n += scan(set, set.list.lock(), &mut out[n..], before);
     }
     // Last: what goes back to the kernel may be told of already, and the kernel would tell of it a second time.
     if settle_unsettled(set) && n == 0 && complete {
@@ -251,7 +254,7 @@ fn sleep(
     {
         news(set);
         let list = set.list.lock();
-        return Ok(n + scan(set, list, &mut out[n..]));
+        return Ok(n + scan(set, list, &mut out[n..], u64::MAX));
     }
     result
 }
