@@ -1,8 +1,9 @@
 /* Requests on several connections by several threads, each with an epoll set of its own: which memory do they share?
  *   lines PORT THREADS CONNECTIONS ROUNDS
  *
- * Both ends of a connection are the same thread's, so that nothing waits. The first two threads have their rounds one after the
- * other, between stores to MARKS that a trace of all accesses shows: byte 0 the first begins, 1 it ends, 2 and 3 the second. */
+ * Both ends of a connection are the same thread's, so that no request waits; each arms its connection anew (EPOLLONESHOT,
+ * EPOLL_CTL_MOD). The first two threads have their rounds one after the other, between stores to MARKS that a trace of all
+ * accesses shows: byte 0 the first begins requests, 1 it ends, 2 and 3 the second; 4 to 7 the same of a sleep in vain. */
 #include "bed.h"
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -27,10 +28,17 @@ static void requests(struct own *own) {
         int ready = epoll_wait(own->set, events, CONNECTIONS, -1);
         for (int i = 0; i < ready; i++) {
             char answer[SIZE];
+            struct epoll_event again = {EPOLLIN | EPOLLONESHOT, events[i].data};
             expect(recv(events[i].data.fd, answer, SIZE, 0) == SIZE, "received");
+            if (epoll_ctl(own->set, EPOLL_CTL_MOD, events[i].data.fd, &again)) die("EPOLL_CTL_MOD");
         }
         done += ready;
     }
+}
+
+static void sleep_in_vain(struct own *own) {
+    struct epoll_event event;
+    expect(epoll_wait(own->set, &event, 1, 20) == 0, "nothing comes");
 }
 
 /* Looks in vain: the connections are armed, so that what is sent is posted to the thread's queue. */
@@ -46,11 +54,16 @@ static void *thread(void *argument) {
     pthread_mutex_unlock(&lock);
     rest(own);
     requests(own);
+    sleep_in_vain(own);
     for (int round = 0; round < rounds && own->number < 2; round++) {
         rest(own);
         MARKS[2 * own->number] = 1;
         requests(own);
         MARKS[2 * own->number + 1] = 1;
+        rest(own);
+        MARKS[2 * own->number + 4] = 1;
+        sleep_in_vain(own);
+        MARKS[2 * own->number + 5] = 1;
     }
     pthread_mutex_lock(&lock);
     turn++;
@@ -69,7 +82,7 @@ int main(int argc, char **argv) {
         owners[t].number = t, owners[t].set = epoll_create1(EPOLL_CLOEXEC);
         for (int i = 0; i < connections; i++) {
             owners[t].from[i] = connect_to(port), owners[t].to[i] = accept_one(listener);
-            struct epoll_event event = {EPOLLIN, {.fd = owners[t].to[i]}};
+            struct epoll_event event = {EPOLLIN | EPOLLONESHOT, {.fd = owners[t].to[i]}};
             if (epoll_ctl(owners[t].set, EPOLL_CTL_ADD, owners[t].to[i], &event)) die("epoll_ctl");
         }
     }

@@ -8,7 +8,7 @@ use crate::report::{
 };
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use shunpike_shm::arena::{ArenaView, BUCKETS, Block, Half, Header, REASONS, Totals, WAKES, mode};
+use shunpike_shm::arena::{ArenaView, BUCKETS, Block, Half, Header, REASONS, Totals, WAKES, Waits, mode};
 use shunpike_wire::Reason;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -86,6 +86,7 @@ impl Sums {
 
     fn of_header(header: &Header) -> Self {
         let pair = |pair: &[AtomicU64; 2]| [long(&pair[0]), long(&pair[1])];
+        let sum = |which: &dyn Fn(&Waits) -> &AtomicU64| header.waits.iter().map(|of| long(which(of))).sum();
         let counts = |counts: &[AtomicU32; REASONS]| std::array::from_fn(|i| word(&counts[i]).into());
         Self {
             handled: pair(&header.handled),
@@ -93,10 +94,10 @@ impl Sums {
             fallback: [counts(&header.fallback[0]), counts(&header.fallback[1])],
             revoked: long(&header.revoked),
             handshake_errors: long(&header.handshake_errors),
-            sleeps: long(&header.sleeps),
-            spins: long(&header.spins),
+            sleeps: sum(&|of| &of.sleeps),
+            spins: sum(&|of| &of.spins),
             corked: long(&header.corked),
-            wakes: std::array::from_fn(|i| long(&header.wakes[i])),
+            wakes: std::array::from_fn(|i| sum(&|of| &of.wakes[i])),
             tx: Flow::of_totals(&header.tx),
             rx: Flow::of_totals(&header.rx),
         }
@@ -414,10 +415,10 @@ mod tests {
         let (arena, key, view) = arena();
         let mut ledger = Ledger::default();
         ledger.begin(key, &view);
-        arena.header().sleeps.store(4, Ordering::Relaxed);
+        arena.header().waits[1].sleeps.store(4, Ordering::Relaxed);
         ledger.reset([(key, &view)].into_iter());
         assert_eq!(ledger.report([(key, &view)].into_iter()).sleeps, 0);
-        arena.header().sleeps.store(9, Ordering::Relaxed);
+        arena.header().waits[1].sleeps.store(9, Ordering::Relaxed);
         ledger.end(key, &view);
         assert_eq!(ledger.report(std::iter::empty()).sleeps, 5);
     }

@@ -75,7 +75,7 @@ impl Link {
     /// Declares that queue `cq` of our side `side` goes to sleep. News must be looked at once more after.
     pub fn sleep_on(&self, side: usize, cq: u8) {
         if let Some(half) = self.half(side, cq) {
-            half.declare(fresh_epoch());
+            half.declare(fresh_epoch(cq));
         }
     }
 
@@ -113,11 +113,14 @@ pub fn registrations(block: &Block) -> Option<&'static AtomicU32> {
     of(block)?.slots.get(usize::from(block.slot.load(Ordering::Relaxed)))
 }
 
-/// Never 0; shared by all link pages, and another in each process that sleeps on one queue (a forked child has
-/// its parent's queues).
-fn fresh_epoch() -> u64 {
-    static EPOCH: AtomicU32 = AtomicU32::new(0);
-    u64::from(process::pid()) << 32 | u64::from(EPOCH.fetch_add(1, Ordering::Relaxed))
+/// Never 0; of a queue's own count, for all link pages, and another in each process that sleeps on one queue (a forked child
+/// has its parent's queues).
+fn fresh_epoch(cq: u8) -> u64 {
+    #[repr(align(64))]
+    struct Epochs(AtomicU32);
+    static EPOCHS: [Epochs; CQS] = [const { Epochs(AtomicU32::new(0)) }; CQS];
+    let count = EPOCHS[usize::from(cq) % CQS].0.fetch_add(1, Ordering::Relaxed);
+    u64::from(process::pid()) << 32 | u64::from(count)
 }
 
 /// All link groups in use.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
-use shunpike_shm::arena::{Arena, Block, Header};
+use shunpike_shm::arena::{Arena, Block, Header, WAITS, Waits};
 use shunpike_shm::pages::{CQS, KnobPage};
 use shunpike_wire::Reason;
 
@@ -182,10 +182,15 @@ pub fn header() -> Option<&'static Header> {
     unsafe { HEADER.load(Ordering::Acquire).as_ref() }
 }
 
+/// Where the calling thread counts how it waits.
+pub fn waits() -> Option<&'static Waits> {
+    header()?.waits.get(readers::own_place() % WAITS)
+}
+
 /// Counts a sleep.
 pub fn count_sleep() {
-    if let Some(header) = header() {
-        header.sleeps.fetch_add(1, Ordering::Relaxed);
+    if let Some(waits) = waits() {
+        waits.sleeps.fetch_add(1, Ordering::Relaxed);
     }
     count_spins(tls::thread());
 }
@@ -193,8 +198,8 @@ pub fn count_sleep() {
 /// Adds a thread's own count of waits that a spin ended to the process's.
 pub fn count_spins(thread: &tls::Thread) {
     let spins = thread.spins.swap(0, Ordering::Relaxed);
-    if let Some(header) = header().filter(|_| spins > 0) {
-        header.spins.fetch_add(u64::from(spins), Ordering::Relaxed);
+    if let Some(waits) = waits().filter(|_| spins > 0) {
+        waits.spins.fetch_add(u64::from(spins), Ordering::Relaxed);
     }
 }
 

@@ -90,6 +90,13 @@ pub fn is_own(place: usize) -> bool {
     PLACES.get(place).is_some_and(|place| core::ptr::eq(&place.reader, own))
 }
 
+/// Number of the calling thread's place; 0 where it has none.
+pub fn own_place() -> usize {
+    let own = tls::thread().reader.load(Ordering::Relaxed) as usize;
+    let from_first = own.wrapping_sub(PLACES.as_ptr() as usize) / size_of::<Place>();
+    if from_first < MOST { from_first } else { 0 }
+}
+
 /// Has every thread pass a full fence. False when there is one that cannot be made to, or told of: nothing may
 /// be unmapped now.
 pub fn fence_all() -> bool {

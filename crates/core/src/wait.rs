@@ -165,8 +165,8 @@ impl Asleep {
     pub fn end(&self, rung: u64) {
         let slept = clock::ticks().wrapping_sub(self.since);
         let late = slept.checked_sub(rung.wrapping_sub(self.since));
-        if let (Some(late), Some(header)) = (late, process::header()) {
-            header.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
+        if let (Some(late), Some(waits)) = (late, process::waits()) {
+            waits.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
         }
         let in_place = late.is_some() && clock::is_from_here(rung);
         thread().in_place.store(u32::from(in_place), Ordering::Relaxed);

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Identifies an arena, and its layout's version.
-pub const MAGIC: u64 = 0x5348_554e_5049_4b34;
+pub const MAGIC: u64 = 0x5348_554e_5049_4b35;
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.
 pub const BLOCKS: usize = 32 * 1024;
 /// Blocks that are looked at for a free one before a new one is touched.
@@ -55,6 +55,20 @@ pub struct Totals {
     pub sizes: [AtomicU64; BUCKETS],
 }
 
+/// How threads waited.
+#[repr(C, align(64))]
+pub struct Waits {
+    /// Sleeps, and spins that ended without one.
+    pub sleeps: AtomicU64,
+    /// Waits that a spin satisfied.
+    pub spins: AtomicU64,
+    /// Wake-ups, by the time from the ring until the sleeper ran.
+    pub wakes: [AtomicU64; WAKES],
+}
+
+/// Lines of [`Waits`]: threads that sleep often should not have to share one.
+pub const WAITS: usize = 16;
+
 /// Start of an arena.
 #[repr(C, align(64))]
 pub struct Header {
@@ -72,18 +86,14 @@ pub struct Header {
     pub revoked: AtomicU64,
     /// Handshakes that failed.
     pub handshake_errors: AtomicU64,
-    /// Sleeps, and spins that ended without one.
-    pub sleeps: AtomicU64,
-    /// Waits that a spin satisfied.
-    pub spins: AtomicU64,
-    /// Wake-ups, by the time from the ring until the sleeper ran.
-    pub wakes: [AtomicU64; WAKES],
     /// Times that a sender held bytes back on a lane (TCP_CORK, MSG_MORE).
     pub corked: AtomicU64,
     /// Bytes of rings in use beyond what every lane may grow to.
     pub grown: AtomicU64,
     /// Connections that ended on TCP, by role and by index of their reason.
     pub fallback: [[AtomicU32; REASONS]; 2],
+    /// How threads waited; each adds to one of these.
+    pub waits: [Waits; WAITS],
     /// Sent on lanes by connections that are gone.
     pub tx: Totals,
     /// Received on lanes by connections that are gone.

@@ -6,10 +6,11 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_wire::Reason;
 
-use super::active::{pop, push};
+use super::active::{List, pop, push};
 use super::fdinfo::kernel_knows;
 use super::regs::{
-    CONTROL, Changing, Control, Reg, allocate, bell_tag, find, indices, kin_of, reg, remove, tag, unmanage,
+    CONTROL, Changing, Control, Reg, allocate, bell_tag, find, glimpse, indices, kin_of, reg, remove, tag,
+    unmanage,
 };
 use super::{EDGE, EXCLUSIVE, ONESHOT, Set, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
@@ -54,49 +55,39 @@ fn change(
     conn: Option<Conn>,
     event: Option<libc::epoll_event>,
 ) -> Option<Result<usize, Errno>> {
+    if let Some(done) = change_managed(set, glimpse(set, fd), op, fd, event) {
+        return Some(done);
+    }
     let mut control = CONTROL.lock();
-    let known = find(set, fd).and_then(|index| Some((index, reg(index)?)));
+    let known = find(set, fd);
+    if let Some(done) = change_managed(set, known, op, fd, event) {
+        return Some(done);
+    }
     let result = match (op, event) {
-        (libc::EPOLL_CTL_ADD, Some(mut event)) => match known {
-            Some((index, reg)) if reg.parked.get() && event.events & EXCLUSIVE == 0 => {
-                reg.parked.set(false);
-                rearm(set, index, reg, event);
-                Ok(0)
+        (libc::EPOLL_CTL_ADD, Some(mut event)) => {
+            if let Some((index, _)) = known.filter(|(_, reg)| reg.parked.get()) {
+                let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
+                remove(&mut control, index, fd);
             }
-            known => {
-                if let Some((index, _)) = known.filter(|(_, reg)| reg.parked.get()) {
-                    let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
+            let added = prepare(&mut control, set, fd, conn, event);
+            // A one-shot is ours from the first: to change it when it has fired already would arm it twice.
+            if let Some((index, reg)) = added.filter(|_| event.events & ONESHOT != 0) {
+                event = in_kernel(reg, index);
+            }
+            let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
+            if done.is_ok() {
+                // One that we still know was closed behind our back.
+                if let Some((index, _)) = find(set, fd) {
                     remove(&mut control, index, fd);
                 }
-                let added = prepare(&mut control, set, fd, conn, event);
-                // A one-shot is ours from the first: to change it when it has fired already would arm it twice.
-                if let Some((index, reg)) = added.filter(|_| event.events & ONESHOT != 0) {
-                    event = in_kernel(reg, index);
-                }
-                let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
-                if done.is_ok() {
-                    // One that we still know was closed behind our back.
-                    if let Some(index) = find(set, fd) {
-                        remove(&mut control, index, fd);
-                    }
-                    add(&mut control, fd, conn, added);
-                } else if let Some((index, _)) = added {
-                    remove(&mut control, index, fd);
-                }
-                done
+                add(&mut control, fd, conn, added);
+            } else if let Some((index, _)) = added {
+                remove(&mut control, index, fd);
             }
-        },
-        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _)
-            if known.as_ref().is_some_and(|(_, reg)| reg.parked.get()) =>
-        {
-            Err(Errno::NOENT)
+            done
         }
         (libc::EPOLL_CTL_MOD, Some(mut event)) => match known {
             Some((_, reg)) if (event.events | reg.events.get()) & EXCLUSIVE != 0 => Err(Errno::INVAL),
-            Some((index, reg)) if reg.managed.get() => {
-                rearm(set, index, reg, event);
-                Ok(0)
-            }
             Some((index, reg)) => {
                 let before = (reg.events.get(), reg.data.get(), reg.disarmed.get());
                 reg.wish(event.events, event.u64, false);
@@ -109,39 +100,66 @@ fn change(
             }
             None => sys::epoll_ctl(epfd, op, fd, Some(&mut event)),
         },
-        (libc::EPOLL_CTL_DEL, _) => match known {
-            Some((index, reg)) if reg.managed.get() => {
-                let mut list = set.list.lock();
-                reg.parked.set(true);
-                reg.disarmed.set(true);
-                pop(&mut list, index);
-                Ok(0)
+        (libc::EPOLL_CTL_DEL, _) => {
+            let done = sys::epoll_ctl(epfd, op, fd, None);
+            if let (Ok(_), Some((index, _))) = (&done, known) {
+                remove(&mut control, index, fd);
             }
-            known => {
-                let done = sys::epoll_ctl(epfd, op, fd, None);
-                if let (Ok(_), Some((index, _))) = (&done, known) {
-                    remove(&mut control, index, fd);
-                }
-                done
-            }
-        },
+            done
+        }
         _ => return None,
     };
     Some(result)
 }
 
-/// New wishes for a registration on a lane: in the kernel it stands as ever, only our side of it changes.
-fn rearm(set: &'static Set, index: u32, reg: &Reg, event: libc::epoll_event) {
+/// What the program wants of a registration on a lane: in the kernel it stands as ever, only our side of it changes. Under
+/// the lock of the set's list alone, as programs may do it for every message. `None`: it is not managed, or has to be made
+/// anew.
+fn change_managed(
+    set: &'static Set,
+    known: Option<(u32, &'static Reg)>,
+    op: i32,
+    fd: i32,
+    event: Option<libc::epoll_event>,
+) -> Option<Result<usize, Errno>> {
+    let (index, reg) = known?;
     let mut list = set.list.lock();
-    reg.wish(event.events, event.u64, false);
-    reg.edge.set(true);
-    reg.dirty.set(reg.dirty.get() || event.events & EDGE != 0);
-    push(&mut list, index);
+    // Now it stays so, and its descriptor with it.
+    if !reg.managed.get() || !reg.is_in(set) || reg.fd.get() != fd {
+        return None;
+    }
+    match (op, event) {
+        (libc::EPOLL_CTL_ADD, Some(event)) if reg.parked.get() && event.events & EXCLUSIVE == 0 => {
+            reg.parked.set(false);
+            rearm(&mut list, index, reg, event);
+        }
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if reg.parked.get() => return Some(Err(Errno::NOENT)),
+        (libc::EPOLL_CTL_MOD, Some(event)) if (event.events | reg.events.get()) & EXCLUSIVE != 0 => {
+            return Some(Err(Errno::INVAL));
+        }
+        (libc::EPOLL_CTL_MOD, Some(event)) => rearm(&mut list, index, reg, event),
+        (libc::EPOLL_CTL_DEL, _) => {
+            reg.parked.set(true);
+            reg.disarmed.set(true);
+            pop(&mut list, index);
+            return Some(Ok(0));
+        }
+        _ => return None,
+    }
     let wake = list.sleepers > 0;
     drop(list);
     if wake {
         ring(set);
     }
+    Some(Ok(0))
+}
+
+/// New wishes: what is there is news again.
+fn rearm(list: &mut List, index: u32, reg: &Reg, event: libc::epoll_event) {
+    reg.wish(event.events, event.u64, false);
+    reg.edge.set(true);
+    reg.dirty.set(reg.dirty.get() || event.events & EDGE != 0);
+    push(list, index);
 }
 
 /// A registration that is not in the descriptor's list yet; `None` when there are more than we can keep.
@@ -361,12 +379,13 @@ pub fn restore(conn: Conn) {
 
 /// One registration to the kernel, as the program made it; one that the program has deleted goes.
 fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
+    unmanage(control, reg, index);
+    // Nobody else changes it any more.
     if reg.parked.get() {
         let (fd, epfd) = (reg.fd.get(), reg.set.get().map_or(-1, |set| set.epfd.load(Ordering::Relaxed)));
         let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
         remove(control, index, fd);
     } else {
-        unmanage(control, reg, index);
         let _ = tell_kernel(reg, index);
     }
 }

@@ -19,30 +19,33 @@ const _: () = assert!(REGS < 1 << INDEX_BITS);
 
 /// One registration of a TCP socket in a set. Indices are plus one; 0 is none.
 ///
-/// Who writes a field holds CONTROL, the lock of its set's list, or both; the groups say which. Only managed
-/// registrations are listed, so a holder of the list's lock alone meets no other.
+/// Who writes a field holds CONTROL or the lock of its set's list; the groups say which. Only managed registrations are
+/// listed, so a holder of the list's lock alone meets no other. On lines of its own, as neighbours are other threads'.
+#[repr(align(64))]
 pub(super) struct Reg {
     // Under CONTROL. What a holder of the list's lock reads too changes only while the registration is unlisted.
     pub(super) set: Place,
     pub(super) fd: Cell<i32>,
     pub(super) conn: Cell<Option<Conn>>,
-    /// Next registration of the same descriptor.
-    pub(super) next: Cell<u32>,
+    /// Next registration of the same descriptor; also read without the lock.
+    pub(super) next: Word,
     /// The list of its connection's managed registrations: where it begins, and what follows.
     pub(super) kin: Cell<Option<&'static AtomicU32>>,
     pub(super) next_kin: Word,
-    /// The program has deleted it. The kernel keeps it while the connection is on a lane: programs that delete
-    /// and add with every message need no system call.
-    pub(super) parked: Cell<bool>,
     /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
     pub(super) turn: Cell<u32>,
 
-    // Under CONTROL, and under the list's lock too while the registration is managed.
+    /// Set under CONTROL, cleared under the list's lock too: whoever holds that and finds it set has a registration that
+    /// stays managed.
     pub(super) managed: Flag,
-    pub(super) events: Cell<u32>,
-    pub(super) data: Cell<u64>,
 
-    // Under the list's lock; of a registration that is not managed, under CONTROL.
+    // Of a managed registration under the list's lock, else under CONTROL.
+    /// The program has deleted it. The kernel keeps it while the connection is on a lane: programs that delete
+    /// and add with every message need no system call.
+    pub(super) parked: Flag,
+    /// Also read without the lock, for EXCLUSIVE, which does not change.
+    pub(super) events: Word,
+    pub(super) data: Cell<u64>,
     /// A one-shot that has fired.
     pub(super) disarmed: Cell<bool>,
     pub(super) listed: Cell<bool>,
@@ -102,7 +105,8 @@ impl Place {
 }
 
 // SAFETY: each field is guarded by a lock, as its group says, or atomic. A registration becomes managed, and so comes on
-// its set's list, under CONTROL; it leaves both in one hold of the list's lock, before CONTROL changes the rest.
+// its set's list, under CONTROL, which leaves the fields of the second group alone from then on; it leaves both in one hold
+// of the list's lock, before CONTROL changes the rest.
 unsafe impl Sync for Reg {}
 
 impl Reg {
@@ -229,11 +233,22 @@ fn reserve() -> Option<*mut Reg> {
         .map(|at| at.cast())
 }
 
-pub(super) fn find(set: &'static Set, fd: i32) -> Option<u32> {
-    indices(fd).find(|&index| reg(index).is_some_and(|reg| reg.is_in(set)))
+/// The registration of `fd` in `set`. Under CONTROL.
+pub(super) fn find(set: &'static Set, fd: i32) -> Option<(u32, &'static Reg)> {
+    among(set, indices(fd))
 }
 
-/// Registrations of `fd`. Under CONTROL.
+/// The same without CONTROL: it may be missed, or be another one by now, which the lock of the set's list tells.
+pub(super) fn glimpse(set: &'static Set, fd: i32) -> Option<(u32, &'static Reg)> {
+    // A list that changes under the look may lead anywhere.
+    among(set, indices(fd).take(KIN))
+}
+
+fn among(set: &'static Set, mut indices: impl Iterator<Item = u32>) -> Option<(u32, &'static Reg)> {
+    indices.find_map(|index| reg(index).filter(|reg| reg.is_in(set)).map(|reg| (index, reg)))
+}
+
+/// Registrations of `fd`. Under CONTROL, but for `glimpse`.
 pub(super) fn indices(fd: i32) -> impl Iterator<Item = u32> {
     let mut next = table::regs(fd).map_or(0, |head| head.load(Ordering::Relaxed));
     core::iter::from_fn(move || {
@@ -264,7 +279,7 @@ impl Drop for Changing {
     }
 }
 
-/// Registrations of a connection that are found without a lock.
+/// Registrations of a connection or descriptor that are found without a lock.
 const KIN: usize = 8;
 
 /// Calls `each` with the managed registrations of the connection whose list begins at `first`; they may have changed since,
