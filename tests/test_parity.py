@@ -144,6 +144,15 @@ def test_storm_of_short_connections(world, bed, mode, how):
 
 
 @pytest.mark.parametrize("mode", EAGER_MODES)
+def test_set_that_one_thread_waits_for_and_others_fill(world, bed, mode):
+    """As Apache's event module: 1600 connections that come on lanes while their set tells of them. Each is told of once."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "removes", "server", port, 1600]).wait_listening(port)
+    assert finish_together(accel.client("client", [bed / "removes", "client", port, 8, 40, 200]), server) == ["done\n", "done\n"]
+    accel.verify(lanes=1000)
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("exec_options", ["", ",nofork"], ids=["relayed", "inherited"])
 def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options):
     """As inetd does: a child for each connection; `cat` talks to socat, or has the connection itself."""

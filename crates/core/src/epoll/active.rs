@@ -23,13 +23,11 @@ pub(super) struct List {
     /// The kernel's events left no room for the lanes'.
     pub(super) kernel_filled: bool,
     pub(super) sleepers: u32,
-    /// Reports so far.
-    pub(super) reports: u64,
 }
 
 impl List {
     pub(super) const fn new() -> Self {
-        Self { head: 0, tail: 0, len: 0, kernel_at: 0, kernel_filled: false, sleepers: 0, reports: 0 }
+        Self { head: 0, tail: 0, len: 0, kernel_at: 0, kernel_filled: false, sleepers: 0 }
     }
 }
 
@@ -144,13 +142,13 @@ pub(super) fn hot(set: &'static Set) -> bool {
     false
 }
 
-/// Reports what is ready on the active list, each at most once and the first to the back; arms the quiet. Of what was
-/// reported after the first `before` reports it says nothing.
+/// Reports what is ready on the active list, each at most once and the first to the back; arms the quiet. Those that the
+/// call has told of already, as `told` says, are left for the next one.
 pub(super) fn scan(
     set: &'static Set,
     mut list: Guard<'static, List>,
     out: &mut [libc::epoll_event],
-    before: u64,
+    told: impl Fn(&Reg) -> bool,
 ) -> usize {
     let mut n = 0;
     for _ in 0..list.len {
@@ -158,7 +156,7 @@ pub(super) fn scan(
             break;
         }
         let Some((index, reg, conn)) = next(&mut list) else { continue };
-        if reg.reported.get() > before {
+        if told(reg) {
             push(&mut list, index);
             continue;
         }
@@ -167,8 +165,7 @@ pub(super) fn scan(
             Some(event) => {
                 out[n] = event;
                 n += 1;
-                list.reports += 1;
-                reg.reported.set(list.reports);
+                reg.reported.set(set.tick());
                 reg.quiet.set(0);
                 if !reg.disarmed.get() {
                     push(&mut list, index);

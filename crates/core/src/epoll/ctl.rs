@@ -280,7 +280,11 @@ fn take_over(control: &mut Control, index: u32) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set.get() else { return };
     if !reg.managed.get() {
-        reg.managed.set(true);
+        {
+            let _list = set.list.lock();
+            reg.ours_since.set(u64::MAX);
+            reg.managed.set(true);
+        }
         reg.kin.set(reg.conn.get().and_then(|conn| link::registrations(conn.block)));
         if let Some(first) = reg.kin.get() {
             let _changing = Changing::begin(control);
@@ -297,16 +301,19 @@ fn take_over(control: &mut Control, index: u32) {
             }
         }
     }
-    {
-        let mut list = set.list.lock();
-        reg.dirty.set(true);
-        reg.edge.set(true);
-        push(&mut list, index);
-    }
     if tell_kernel(reg, index).is_err() {
         // Closed behind our back, the kernel has it no more.
         let fd = reg.fd.get();
         return remove(control, index, fd);
+    }
+    {
+        let mut list = set.list.lock();
+        if reg.ours_since.get() == u64::MAX {
+            reg.ours_since.set(set.tick());
+        }
+        reg.dirty.set(true);
+        reg.edge.set(true);
+        push(&mut list, index);
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);

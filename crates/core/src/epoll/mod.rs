@@ -17,7 +17,7 @@ mod fdinfo;
 mod regs;
 mod wait;
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use shunpike_wire::Reason;
 
@@ -53,6 +53,8 @@ pub struct Set {
     /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
     /// answers for the whole of it.
     watched: AtomicBool,
+    /// Counts what a call must not tell of twice: reports, and registrations that came on lanes.
+    clock: AtomicU64,
     list: Mutex<List>,
 }
 
@@ -68,8 +70,20 @@ impl Set {
             managed: AtomicU32::new(0),
             cq: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            clock: AtomicU64::new(0),
             list: Mutex::new(List::new()),
         }
+    }
+
+    /// The next moment of the set's clock. Under the list's lock.
+    fn tick(&self) -> u64 {
+        let now = self.clock.load(Ordering::Relaxed) + 1;
+        self.clock.store(now, Ordering::Relaxed);
+        now
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
     }
 }
 

@@ -57,8 +57,10 @@ pub(super) struct Reg {
     pub(super) dirty: Cell<bool>,
     /// Something happened since the last report of an edge-triggered registration.
     pub(super) edge: Cell<bool>,
-    /// Which report of the set's the last one was.
+    /// When it was last reported, by its set's clock.
     pub(super) reported: Cell<u64>,
+    /// When the kernel had it from us; it may have told of it for itself before, and nobody knows when it has.
+    pub(super) ours_since: Cell<u64>,
     /// What was there at the last report.
     pub(super) seen: Cell<ready::Seen>,
 }
@@ -133,6 +135,7 @@ impl Reg {
         self.dirty.set(false);
         self.edge.set(false);
         self.reported.set(0);
+        self.ours_since.set(u64::MAX);
         self.seen.set(ready::Seen::NOTHING);
     }
 

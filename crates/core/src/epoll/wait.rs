@@ -7,7 +7,7 @@ use shunpike_shm::arena::mode;
 
 use super::active::{arm, hot, look, news, next, push, scan};
 use super::ctl::{move_to, restore_left};
-use super::regs::{BELL, CONTROL, index_and_turn, reg, untag};
+use super::regs::{BELL, CONTROL, Control, index_and_turn, reg, untag};
 use super::{EDGE, Set, has_lanes, own, ring};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
@@ -71,7 +71,8 @@ fn wake_others(set: &'static Set) {
     }
 }
 
-/// One look at lanes and, when it is time or the look must be complete, at the kernel's part.
+/// One look at lanes and, when it is time or the look must be complete, at the kernel's part. Nothing is told of twice, as
+/// the kernel would not: other threads take connections from the kernel and give them back meanwhile.
 fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: bool) -> usize {
     news(set);
     let now = clock::ticks();
@@ -83,30 +84,42 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
         list.kernel_at = now;
     }
     drop(list);
-    let of_kernel = |out: &mut [libc::epoll_event]| kernel(set, epfd, out, 0, core::ptr::null()).unwrap_or(0);
-    let mut n = if due && !lanes_first { of_kernel(out) } else { 0 };
-    let list = set.list.lock();
-    let before = list.reports;
-    n += scan(set, list, &mut out[n..], u64::MAX);
-    if due && lanes_first && n < out.len() {
-        n += of_kernel(&mut out[n..]);
-        // It may have told of lanes, too.
-        n += scan(set, set.list.lock(), &mut out[n..], before);
+    let of_kernel = |out: &mut [libc::epoll_event], control: Option<&Control>| {
+        kernel(set, epfd, out, 0, core::ptr::null(), control).unwrap_or(0)
+    };
+    let before = set.now();
+    let mut n = 0;
+    if due && lanes_first {
+        // Held: what a scan told of does not become the kernel's before that is asked.
+        let control = CONTROL.lock();
+        n += scan(set, set.list.lock(), out, |_| false);
+        n += of_kernel(&mut out[n..], Some(&control));
+        // The kernel may have told of lanes, too.
+        n += scan(set, set.list.lock(), &mut out[n..], |reg| reg.reported.get() > before);
+    } else {
+        n += if due { of_kernel(out, None) } else { 0 };
+        n += scan_after(set, out, n, before);
     }
     // Last: what goes back to the kernel may be told of already, and the kernel would tell of it a second time.
     if settle_unsettled(set) && n == 0 && complete {
-        n = of_kernel(out);
+        n = of_kernel(out, None);
     }
     n
 }
 
-/// The kernel's part of the set: its own events go to the program, ours are looked at.
+/// `scan`, when the kernel has told of `n` since `before`: what it has ceded since may be among them.
+fn scan_after(set: &'static Set, out: &mut [libc::epoll_event], n: usize, before: u64) -> usize {
+    scan(set, set.list.lock(), &mut out[n..], |reg| n > 0 && reg.ours_since.get() > before)
+}
+
+/// The kernel's part of the set: its own events go to the program, ours are looked at. `control`: for who holds it.
 fn kernel(
     set: &'static Set,
     epfd: i32,
     out: &mut [libc::epoll_event],
     timeout: i32,
     mask: *const libc::sigset_t,
+    control: Option<&Control>,
 ) -> Result<usize, Errno> {
     // Not into the program's array, which beyond its events must stay as it is; a large one serves itself, as the kernel
     // tells of what is level-triggered once in a call only.
@@ -130,7 +143,7 @@ fn kernel(
                 }
                 Some(BELL) => {}
                 Some(word) => {
-                    if let Some(event) = tcp_news(set, word, event.events) {
+                    if let Some(event) = tcp_news(set, word, event.events, control) {
                         out[n] = event;
                         n += 1;
                     }
@@ -151,9 +164,14 @@ fn kernel(
 }
 
 /// The kernel reports the TCP socket of a registration that has our tag. Returns what the program is to see of it.
-fn tcp_news(set: &'static Set, word: u32, events: u32) -> Option<libc::epoll_event> {
+fn tcp_news(
+    set: &'static Set,
+    word: u32,
+    events: u32,
+    control: Option<&Control>,
+) -> Option<libc::epoll_event> {
     let (index, turn) = index_and_turn(word);
-    let _control = CONTROL.lock();
+    let _control = control.is_none().then(|| CONTROL.lock());
     let mut list = set.list.lock();
     let reg = reg(index).filter(|reg| reg.turn.get() == turn)?;
     if !reg.is_in(set) {
@@ -183,6 +201,7 @@ fn sleep(
 ) -> Result<usize, Errno> {
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
     let (mut bound, mut asleep) = (None, None);
+    let before = set.now();
     if lanes && left != Some(0) {
         let cq = set.cq.load(Ordering::Acquire).checked_sub(1);
         if let Some(better) = cq.and_then(|cq| process::better_cq(cq as u8)) {
@@ -238,7 +257,7 @@ fn sleep(
     let ms = shortest.map_or(-1, |ns| i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX));
     let result = match crate::eager::attention().filter(|_| left != Some(0)) {
         Some(session) => attentive(set, epfd, out, (shortest, session), mask),
-        None => kernel(set, epfd, out, ms, mask),
+        None => kernel(set, epfd, out, ms, mask, None),
     };
     if let (Some(asleep), Some(cq)) = (asleep, set.cq.load(Ordering::Relaxed).checked_sub(1)) {
         asleep.end_on(cq as u8);
@@ -253,8 +272,7 @@ fn sleep(
         && has_lanes(set)
     {
         news(set);
-        let list = set.list.lock();
-        return Ok(n + scan(set, list, &mut out[n..], u64::MAX));
+        return Ok(n + scan_after(set, out, n, before));
     }
     result
 }
@@ -272,7 +290,7 @@ fn attentive(
     if fds[1].revents != 0 {
         crate::session::pump();
     }
-    if fds[0].revents != 0 { kernel(set, epfd, out, 0, core::ptr::null()) } else { Ok(0) }
+    if fds[0].revents != 0 { kernel(set, epfd, out, 0, core::ptr::null(), None) } else { Ok(0) }
 }
 
 /// Connections whose lanes closed under a look go back to the kernel, now that no lock is held. Says whether there were
