@@ -161,8 +161,9 @@ def test_apache(world, mode, mpm, content):
     url = f"http://127.0.0.1:{port}"
     assert curl(accel, world, f"{url}/random") == wanted
     # prefork serves a connection in a process: at most as many as it starts soon.
-    requests, errors, bad = requests_of(accel.client("wrk", ["wrk", "-t2", "-c8", "-d1s", f"{url}/hello"]).finish())
-    assert requests > 50 and errors == 0 and bad == 0
+    report = accel.client("wrk", ["wrk", "-t2", "-c8", "-d1s", f"{url}/hello"]).finish()
+    requests, errors, bad = requests_of(report)
+    assert requests > 50 and errors == 0 and bad == 0, report + (world.directory / "error.log").read_text()
     # Apache's listeners defer accept until there are bytes on TCP: --eager waits its whole moment for each connection.
     for options in ([], ["-k"]):
         report = accel.client("ab", ["ab", "-q", "-n", 60, "-c", 4, *options, f"{url}/hello"]).finish()
