@@ -71,7 +71,7 @@ pub fn advice(reason: Reason) -> &'static str {
         EpollSets => "Register the connection in fewer epoll sets.",
         Confined => {
             "Nothing: a filter may end the program at a call that it does not make itself. Filters that are there before \
-             the program begins (containers, services) are no hindrance."
+             the program begins (containers, services) are no hindrance, unless they refuse getsockopt or ioctl."
         }
         Memory | MemoryRefused => {
             "Free memory, or raise the limit (cgroup, RLIMIT_AS) of the process; smaller buffers help too."

@@ -296,7 +296,6 @@ fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
             (!spent).then_some((Cause::Ourselves, SHORT_US))
         }
         _ if !is_possible(block) => None,
-        phase::WATCHED if clock::ticks() < block.retry_at.load(Ordering::Relaxed) => None,
         phase::WATCHED if session::is_closed() => None,
         phase::WATCHED if session::is_opening() => broker(),
         phase::WATCHED => Some((Cause::Ourselves, SHORT_US)),
@@ -318,6 +317,12 @@ fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
 /// Returns the connection, whose state may have moved to another block. Errors: EINTR, when reading.
 pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
     if !is_possible(conn.block) && !is_inherited(conn.block) {
+        return Ok(conn);
+    }
+    // Before any system call: most connections of most programs have nothing to wait for.
+    if !may_be_nominated(conn.block)
+        && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none()
+    {
         return Ok(conn);
     }
     if let Some(flags) = reading
@@ -361,6 +366,12 @@ pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn,
         PATIENCE_US.store(PEER_US, Ordering::Relaxed);
     }
     Ok(conn)
+}
+
+/// Whether the connection could be nominated now, as far as that can be said at once.
+fn may_be_nominated(block: &Block) -> bool {
+    block.phase.load(Ordering::Relaxed) == phase::WATCHED
+        && clock::ticks() >= block.retry_at.load(Ordering::Relaxed)
 }
 
 fn give_up(block: &Block, cause: Cause, patience: u64) {

@@ -417,7 +417,7 @@ fn forget(conn: Conn, fd: i32, seen: u64) -> Step {
     if let Some(dmb) = dmb(half)
         && let Some(start) = dmb.words().start(half.generation.load(Ordering::Relaxed))
         && seen < start
-        && sys::counts(fd, opener).is_some_and(|counts| counts.received == start)
+        && sys::counts(fd, opener).is_ok_and(|counts| counts.received == start)
     {
         conn::note(conn.block, Reason::BypassedHooks);
         half.tcp_bytes.store(start, Ordering::Relaxed);
@@ -475,7 +475,7 @@ fn recover(block: &Block, fd: i32) {
             }
         }
         _ => {
-            if let Some(counts) = sys::counts(fd, conn::opener(block)) {
+            if let Ok(counts) = sys::counts(fd, conn::opener(block)) {
                 half.tcp_bytes.store(counts.received, Ordering::Relaxed);
             }
         }

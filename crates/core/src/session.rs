@@ -119,6 +119,11 @@ fn has_affairs() -> bool {
 #[cold]
 fn look_unasked() {
     pump();
+    note_look();
+}
+
+/// The socket was looked at unasked: when the next look is due.
+fn note_look() {
     let pause = if has_affairs() { LOOK_PAUSE_US.load(Ordering::Relaxed).max(1) } else { 0 };
     LOOK_PAUSE_US.store((2 * pause).min(LOOK_MOST_US), Ordering::Relaxed);
     LOOK_AT.store(clock::ticks() + clock::from_us(u64::from(pause)), Ordering::Relaxed);
@@ -188,9 +193,17 @@ impl Session {
                     self.close();
                 }
             }
-            self.read();
+            if self.socket.is_some() && clock::ticks() >= LOOK_AT.load(Ordering::Relaxed) {
+                self.read();
+                note_look();
+            }
         }
         self.device
+    }
+
+    /// Where `ready` said no: when it may say something else, ticks.
+    pub fn ready_at(&self) -> u64 {
+        if self.socket.is_some() { LOOK_AT.load(Ordering::Relaxed) } else { self.retry_at }
     }
 
     /// Whether only our user can reach the broker.
@@ -234,6 +247,8 @@ impl Session {
             self.offer(&hello, &fds[..=bells.len()])
         });
         OPENING.store(true, Ordering::Relaxed);
+        LOOK_PAUSE_US.store(0, Ordering::Relaxed);
+        LOOK_AT.store(0, Ordering::Relaxed);
         if sent == Some(true) { Ok(()) } else { Err(Errno::PIPE) }
     }
 

@@ -402,24 +402,24 @@ pub struct Counts {
     pub connecting: bool,
 }
 
-/// Reads [`Counts`] from TCP_INFO, SIOCOUTQ and SIOCINQ; `None` when the kernel would not say, or the
-/// figures moved while they were read. `opener`: this end called connect(), its bytes_acked counts the SYN.
-pub fn counts(fd: i32, opener: bool) -> Option<Counts> {
+/// Reads [`Counts`] from TCP_INFO, SIOCOUTQ and SIOCINQ. `opener`: this end called connect(), its bytes_acked counts the SYN.
+/// Errors: EAGAIN where the figures moved while they were read; others where the kernel would not say.
+pub fn counts(fd: i32, opener: bool) -> Result<Counts, Errno> {
     for _ in 0..3 {
-        let before: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
-        let unacked = queue(fd, SIOCOUTQ).ok()? as u64;
-        let unread = queue(fd, SIOCINQ).ok()? as u64;
-        let after: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+        let before: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+        let unacked = queue(fd, SIOCOUTQ)? as u64;
+        let unread = queue(fd, SIOCINQ)? as u64;
+        let after: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
         if (before.acked, before.received) == (after.acked, after.received) {
-            return Some(Counts {
-                sent: (after.acked + unacked).checked_sub(u64::from(opener))?,
-                received: after.received.checked_sub(unread)?,
+            return Ok(Counts {
+                sent: (after.acked + unacked).checked_sub(u64::from(opener)).ok_or(Errno::AGAIN)?,
+                received: after.received.checked_sub(unread).ok_or(Errno::AGAIN)?,
                 established: after.state == 1,
                 connecting: after.state == 2,
             });
         }
     }
-    None
+    Err(Errno::AGAIN)
 }
 
 /// struct tcp_info of include/uapi/linux/tcp.h, as far as we read it.

@@ -519,7 +519,7 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
 /// `inherited`: its last holder may have died between a send and its count.
 fn pay(conn: Conn, fd: i32, dmb: &Dmb, inherited: bool) -> bool {
     let half = &conn.block.tx;
-    if inherited && let Some(counts) = sys::counts(fd, conn::opener(conn.block)) {
+    if inherited && let Ok(counts) = sys::counts(fd, conn::opener(conn.block)) {
         half.tcp_bytes.store(counts.sent, Ordering::Relaxed);
     }
     let end = half.cursor.load(Ordering::Relaxed);

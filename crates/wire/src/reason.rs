@@ -135,7 +135,7 @@ reasons! {
     Stdio              = 0x0a03_0006, "stdio", "a stdio stream is open on the connection";
     Splice             = 0x0a03_0007, "splice", "splice or tee on the connection";
     EpollSets          = 0x0a03_0008, "epoll_sets", "the connection is in too many epoll sets";
-    Confined           = 0x0a03_0009, "confined", "the program has installed a system call filter (seccomp)";
+    Confined           = 0x0a03_0009, "confined", "a system call filter (seccomp) that the program has installed, or that refuses what a proof takes";
 
     // Resources.
     DmbLimit           = 0x0a04_0000, "dmb_limit", "the process's or user's limit of DMBs or their memory is reached";

@@ -68,7 +68,7 @@ pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> boo
         }
         // From here on the kernel's count is ours to compare with the start word.
         let proved = sys::counts(fd, conn::opener(conn.block));
-        if proved.is_none_or(|counts| counts.received != half.tcp_bytes.load(Ordering::Relaxed)) {
+        if !proved.is_ok_and(|counts| counts.received == half.tcp_bytes.load(Ordering::Relaxed)) {
             half.mode.store(mode::PLAIN, Ordering::SeqCst);
             half.dmb.store(0, Ordering::Relaxed);
             return false;
@@ -134,7 +134,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     let sent = half.tcp_bytes.load(Ordering::Relaxed);
     cork::lane_begins(conn, fd);
     let proved = half.inflight.load(Ordering::SeqCst) == 0
-        && sys::counts(fd, conn::opener(conn.block)).is_some_and(|counts| counts.sent == sent);
+        && sys::counts(fd, conn::opener(conn.block)).is_ok_and(|counts| counts.sent == sent);
     if !proved {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
         return;

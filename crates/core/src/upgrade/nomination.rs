@@ -3,6 +3,7 @@
 use core::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
+use rustix::io::Errno;
 use shunpike_shm::arena::Block;
 use shunpike_wire::Reason;
 use shunpike_wire::session::{Role, ToBroker};
@@ -19,6 +20,11 @@ const BACKOFF_US: u64 = 50_000;
 const TRIES: u32 = 12;
 /// What will pass by itself is asked for again at least this often: doublings of the pause.
 const PASSING: u32 = 4;
+
+/// What asking takes and gives no answer is a small part of the time: it is repeated after so many times as long,
+const SELDOM: u64 = 32;
+/// ... where the thread lost the CPU meanwhile, as if it had taken no more than this, microseconds.
+const ASKING_US: u64 = 300;
 
 /// Asks the broker for a lane, if the time has come.
 pub fn nominate(conn: Conn, fd: i32) {
@@ -46,22 +52,24 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     let Some(conn) = conn::made_ours(conn, fd) else { return postpone(block, Reason::Memory) };
     let block = conn.block;
     if session.ready().is_none() {
-        conn::note(block, Reason::NoBroker);
-        return;
+        block.retry_at.store(session.ready_at(), Ordering::Relaxed);
+        return conn::note(block, Reason::NoBroker);
     }
     if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
         block.phase.store(phase::DONE, Ordering::Relaxed);
         return conn::note(block, reason);
     }
     let Some(id) = id_of(block) else { return postpone(block, Reason::Shared) };
+    let began = clock::ticks();
     match proved(block, fd) {
         Proof::Equal => {}
-        Proof::Moving => return,
+        Proof::Moving => return ask_seldom(block, began),
         // connect() that does not wait: nominated when it has succeeded.
         Proof::Connecting if eager::is_possible(block) => return,
         Proof::Connecting | Proof::NotEstablished => return postpone(block, Reason::NotEstablished),
         // Asked again later: should the counts ever be equal, that is the proof.
         Proof::Bypassed => return postpone(block, Reason::BypassedHooks),
+        Proof::Refused => return postpone(block, Reason::Confined),
     }
     let message = ToBroker::Nominate {
         conn: id,
@@ -79,7 +87,17 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         block.fd.store(fd as u32, Ordering::Relaxed);
         go_on(block, phase::NOMINATED);
         conn::note(block, Reason::AwaitingPeer);
+    } else {
+        // The broker is far behind.
+        ask_seldom(block, began);
     }
+}
+
+/// It could not be told now, which took since `began`: the next call that moves bytes might ask in vain, too.
+fn ask_seldom(block: &Block, began: u64) {
+    let now = clock::ticks();
+    let took = now.saturating_sub(began).min(clock::from_us(ASKING_US));
+    block.retry_at.store(now + SELDOM * took, Ordering::Relaxed);
 }
 
 /// Writes down addresses for the tools, the socket's cookie, and whether it blocks.
@@ -106,6 +124,8 @@ enum Proof {
     Connecting,
     NotEstablished,
     Bypassed,
+    /// A filter of system calls keeps us from asking.
+    Refused,
 }
 
 fn proved(block: &Block, fd: i32) -> Proof {
@@ -114,7 +134,11 @@ fn proved(block: &Block, fd: i32) -> Proof {
         || block.tx.inflight.load(Ordering::SeqCst) != 0 || block.rx.inflight.load(Ordering::SeqCst) != 0;
     let before = ours();
     let busy_before = busy();
-    let Some(counts) = sys::counts(fd, conn::opener(block)) else { return Proof::Moving };
+    let counts = match sys::counts(fd, conn::opener(block)) {
+        Ok(counts) => counts,
+        Err(Errno::AGAIN) => return Proof::Moving,
+        Err(_) => return Proof::Refused,
+    };
     if !counts.established {
         return if counts.connecting { Proof::Connecting } else { Proof::NotEstablished };
     }
