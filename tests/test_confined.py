@@ -1,11 +1,14 @@
 """Confinement: filters of system calls, limits, nothing in /proc. A program that may not do what a lane needs stays on TCP, and works."""
 
 import os
+import shutil
+import signal
 
 import pytest
 
-from harness import MODES, Accel
+from harness import LIBRARY, MODES, Accel
 from procs import finish_together, free_port
+from toll import BOUND, Dialogue, compare
 
 CALLS = ["memfd_create", "eventfd2", "membarrier", "sendmsg", "recvmsg", "getsockopt", "epoll_create1", "epoll_ctl", "ioctl",
          "sched_getaffinity", "preadv2", "gettid", "rt_tgsigqueueinfo", "sched_yield", "uname"]  # fmt: skip
@@ -46,3 +49,67 @@ def test_from_the_beginning(world, bed, mode, how, confined):
 def test_by_the_program_itself(world, bed, mode, when):
     """The filter comes when lanes are open, and ends the program at any call but read, write, poll, close and exit."""
     dialogue(world, bed, mode, "plain", when, ())
+
+
+def nobody(*argv):
+    return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", *argv]
+
+
+BOTH, SETTINGS = ("client", "server"), ("earned", "eager")
+# Why a connection is on TCP -> how its ends wait, and which of them have a library. The rest of the reason is in `kept_on_tcp`.
+REASONS = {
+    "stranger": (("read", "poll", "epoll"), ("client",)), "stranger-asks": (("read",), ("server",)),
+    "no-broker": (("read", "poll", "epoll"), BOTH), "stopped": (("read", "poll"), BOTH), "off": (("read", "poll", "epoll"), BOTH),
+    "unix": (("read",), BOTH), "nofile": (("read", "poll"), BOTH), "memory": (("read",), BOTH), "proc": (("read",), ("client",)),
+    **{f"no-{call}": (("read",), BOTH) for call in ("memfd_create", "eventfd2", "sendmsg", "recvmsg", "getsockopt", "ioctl")},
+    "chroot": (("chroot",), BOTH), "filter": (("filter",), BOTH), "user": (("read",), BOTH), "setuid": (("read",), BOTH),
+}  # fmt: skip
+TOLLS = [(reason, way, setting) for reason, (ways, _) in REASONS.items() for way in ways for setting in SETTINGS]
+
+
+def kept_on_tcp(world, bed, reason, way, setting):
+    """Two dialogues, the second under Shunpike, in the same confinement; and the broker."""
+    (world.directory / "broker.toml").write_text('[peers]\nallow = "same-user"\n')
+    broker = world.broker("--config", world.directory / "broker.toml")
+    if reason == "off":
+        broker.tool("device", "set", "active", "off")
+    if reason == "stopped":
+        broker.proc.signal(signal.SIGSTOP)
+    program, path = shutil.copy(bed / "turns", world.directory), broker.socket
+    if reason == "setuid":
+        os.chmod(program, 0o4755)
+    if reason == "no-broker":
+        path = world.directory / "none.sock"
+    env = ["env", f"LD_PRELOAD={shutil.copy(LIBRARY, world.directory)}", f"SHUNPIKE_SOCKET={path}", f"SHUNPIKE_EAGER={int(setting == 'eager')}"]
+
+    def confined(side):
+        how = [bed / "confined", "wrap", reason if reason in HOW else "plain"]
+        return nobody(*how) if reason == "setuid" or (reason, side) == ("user", "client") else how
+
+    under = REASONS[reason][1]
+    plain = Dialogue(world, "plain", program, way, confined)
+    return plain, Dialogue(world, "under", program, way, lambda side: [*confined(side), *(env if side in under else [])]), broker
+
+
+@pytest.mark.cost
+@pytest.mark.parametrize("reason,way,setting", TOLLS, ids=map("-".join, TOLLS))
+def test_costs_little_more_than_tcp(world, bed, reason, way, setting):
+    """CPU time of both ends and the broker, beside the same dialogue without Shunpike; and system calls."""
+    if os.getuid() != 0:
+        pytest.skip("confines programs in ways that need root, and looks at other users'")
+    plain, under, broker = kept_on_tcp(world, bed, reason, way, setting)
+    try:
+        for dialogue in 3 * (plain, under):
+            dialogue.turn()
+        # A set-user-ID program is started without it.
+        assert under.has_library() == [reason != "setuid" and side in REASONS[reason][1] for side in BOTH]
+        ratio, low, high = compare(plain, under, [broker.proc])
+        more, calls = under.system_calls()
+    finally:
+        broker.proc.signal(signal.SIGCONT)
+    print(f"{ratio:.3f} ({low:.3f} to {high:.3f}), {more:.4f} calls more a message")
+    assert ratio <= BOUND, f"times TCP's CPU: {ratio:.3f}, 95 % between {low:.3f} and {high:.3f}"
+    assert more <= 0.05, f"{more:.3f} system calls more for a message: {calls}"
+    assert broker.stats().smc == 0, "stayed on TCP"
+    under.end()
+    plain.end()

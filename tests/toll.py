@@ -1,69 +1,76 @@
 """What an end pays that stays on TCP: two dialogues, one of them under Shunpike, in turn on one CPU.
 
-The dialogues' CPU time is the scheduler's, to the nanosecond, of both ends and the broker. What else the machine does falls on
-turns of both, and the middle of the ratios of neighbours does not see what falls on few."""
+CPU time is the scheduler's, to the nanosecond. What else the machine does falls on turns of both dialogues, and the middle of
+the ratios of neighbours does not see what falls on few."""
 
 import os
 import re
+import select
 import statistics
 import time
+from pathlib import Path
 
+from harness import LIBRARY
 from procs import PATIENCE, free_port, until
 
-TURN = 500  # rounds of one turn, some milliseconds
+ROUNDS = 500  # of one turn: some milliseconds
 BOUND = 1.05
 
 
 class Dialogue:
-    """Both ends of tests/programs/turns.c on the CPU `core`; `wrap(side)`: the command, if any, that each of them is run by."""
+    """Both ends of tests/programs/turns.c on one CPU. `wrap(side)`: the command that each of them is run by."""
 
-    def __init__(self, world, bed, name, how, core, wrap=lambda side: [], env=None, rounds=TURN):
-        self.world, self.core, port = world, core, free_port()
+    def __init__(self, world, name, program, way, wrap):
+        self.world, self.ways, port = world, 2 + (way in ("poll", "epoll")), free_port()
         directory = world.directory / f"{name}-{port}"
         directory.mkdir()
-        directory.chmod(0o755)
-        for fifo in ("to-server", "to-client"):
-            os.mkfifo(directory / fifo)
-            (directory / fifo).chmod(0o666)
-        # Both ways open before the program comes: nobody waits for a writer.
-        self.told, self.tells = (os.open(directory / fifo, os.O_RDWR) for fifo in ("to-server", "to-client"))
-        env = {"BED_SYNC": str(directory)} | (env or {})
-        pinned = ["taskset", "-c", core]
-        argv = lambda side, *more: [*pinned, *wrap(side), bed / "turns", side, how, port, *more]
-        self.server = world.start(f"{name}-server", argv("server"), env=env).wait_listening(port)
-        self.client = world.start(f"{name}-client", argv("client", rounds), env=env)
-        self.ends = [self.server, self.client]
+        fifos = [directory / fifo for fifo in ("to-server", "to-client")]
+        for path in (directory, *fifos):
+            if path != directory:
+                os.mkfifo(path)
+            path.chmod(0o777)  # also for another user
+        # Both ways open before the program comes: nobody waits for the other to open.
+        self.told, self.tells = (os.open(fifo, os.O_RDWR) for fifo in fifos)
+        env, core = {"BED_SYNC": str(directory)}, max(os.sched_getaffinity(0))
+        argv = lambda side, *more: ["taskset", "-c", core, *wrap(side), program, side, way, port, *more]
+        server = world.start(f"{name}-server", argv("server"), env=env).wait_listening(port)
+        self.ends = [world.start(f"{name}-client", argv("client", ROUNDS), env=env), server]
 
     def turn(self):
-        """One turn of it."""
         os.write(self.tells, b"!")
-        assert os.read(self.told, 1) == b"!"
+        answered, _, _ = select.select([self.told], [], [], 20 * PATIENCE)
+        assert answered, "\n".join(end.describe() for end in self.ends)
+        os.read(self.told, 1)
 
     def end(self):
         os.write(self.tells, b".")
-        assert self.client.finish() == "done\n"
-        self.server.finish()
-        os.close(self.told)
-        os.close(self.tells)
+        assert [end.finish() for end in self.ends] == ["done\n", ""]
+        for fifo in (self.told, self.tells):
+            os.close(fifo)
 
-    def system_calls(self):
-        """Those of the two ends in one turn."""
+    def has_library(self):
+        return [LIBRARY.name in Path(f"/proc/{end.pid}/maps").read_text() for end in self.ends]
+
+    def system_calls(self, turns=4):
+        """More system calls than plain TCP makes, for a message; and all, by their names."""
         traces = [self.world.directory / f"{end.name}.trace" for end in self.ends]
         argv = ["strace", "-f", "-c", "-U", "name,calls", "-o"]
         tracers = [self.world.start("strace", [*argv, trace, "-p", end.pid]) for trace, end in zip(traces, self.ends, strict=True)]
         for tracer in tracers:
             until(lambda tracer=tracer: "attached" in tracer.err, "strace attaches")
-        self.turn()
+        for _ in range(turns):
+            self.turn()
         for tracer in tracers:
             tracer.signal(2)
             tracer.popen.wait(10)
-        counts = (re.fullmatch(r" *(?:(\d+) +(\w+)|(\w+) +(\d+)) *", line) for trace in traces for line in trace.read_text().splitlines())
-        found = {}
-        for count in filter(None, counts):
-            name, calls = count[2] or count[3], int(count[1] or count[4])
+        lines = (re.fullmatch(r"(\w+) +(\d+) *", line) for trace in traces for line in trace.read_text().splitlines())
+        counts = {}
+        for name, count in (line.groups() for line in lines if line):
             if name != "total":
-                found[name] = found.get(name, 0) + calls
-        return found
+                counts[name] = counts.get(name, 0) + int(count)
+        messages = 2 * ROUNDS * turns
+        assert sum(counts.values()) >= self.ways * messages, f"strace counted: {counts}"
+        return sum(counts.values()) / messages - self.ways, counts
 
 
 def cpu_ns(pid):
@@ -73,33 +80,30 @@ def cpu_ns(pid):
 
 def spent(dialogue, *others):
     """CPU time of one turn: of its ends and of `others`."""
-    pids = [end.pid for end in dialogue.ends] + [other.pid for other in others]
+    pids = [proc.pid for proc in (*dialogue.ends, *others)]
     before = sum(map(cpu_ns, pids))
     dialogue.turn()
     return sum(map(cpu_ns, pids)) - before
 
 
-def ratios(plain, under, broker, pairs):
-    """Of turns that are neighbours, each dialogue first in every other one."""
-    found = []
+def ratios(plain, under, brokers, pairs):
+    """Of turns that are neighbours; each dialogue is first in every other pair."""
     for pair in range(pairs):
         if pair % 2:
-            mine, theirs = spent(under, *broker), spent(plain)
+            mine, theirs = spent(under, *brokers), spent(plain)
         else:
-            theirs, mine = spent(plain), spent(under, *broker)
-        found.append(mine / theirs)
-    return found
+            theirs, mine = spent(plain), spent(under, *brokers)
+        yield mine / theirs
 
 
-def compare(plain, under, broker=(), pairs=15, most=240):
-    """The middle ratio, looked at until it is clear on which side of the bound it is, or for `most` pairs: then it is what it
-    is. Returns it with its bounds of 95 % confidence."""
+def compare(plain, under, brokers=(), pairs=16, most=256):
+    """The middle ratio, and between which two it is with 95 %. More pairs while the bound is between these; after `most` it is
+    what it is, on whichever side."""
     found = []
     while True:
-        found += ratios(plain, under, broker, pairs)
+        found += ratios(plain, under, brokers, pairs)
         ordered, count = sorted(found), len(found)
-        # Ranks between which the median lies with 95 % (the binomial's two standard deviations).
-        reach = int(count**0.5) + 1
+        reach = int(count**0.5) + 1  # two standard deviations of the rank of the middle
         low, high = ordered[max(count // 2 - reach, 0)], ordered[min(count // 2 + reach, count - 1)]
         if high <= BOUND or low > BOUND or count >= most:
-            return statistics.median(found), low, high, count
+            return statistics.median(found), low, high

@@ -26,10 +26,14 @@ static void prepare(void) {
 static int take(unsigned char *message, size_t count) {
     if (!strcmp(how, "poll")) {
         struct pollfd readable = {fd, POLLIN, 0};
-        expect(poll(&readable, 1, -1) == 1, "poll tells of a message");
+        int told;
+        while ((told = poll(&readable, 1, -1)) < 0 && errno == EINTR) {}
+        expect(told == 1, "poll tells of a message");
     } else if (set >= 0) {
         struct epoll_event readable;
-        expect(epoll_wait(set, &readable, 1, -1) == 1, "epoll_wait tells of a message");
+        int told;
+        while ((told = epoll_wait(set, &readable, 1, -1)) < 0 && errno == EINTR) {}
+        expect(told == 1, "epoll_wait tells of a message");
     }
     ssize_t got = read(fd, message, count);
     expect(got == (ssize_t)count || got == 0, "a message is whole");

@@ -6,7 +6,7 @@
 //! is ours a busy machine is given time, and less with each time that it was in vain.
 
 use core::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::Block;
@@ -55,6 +55,10 @@ static PATIENCE_US: AtomicU64 = AtomicU64::new(PEER_US);
 /// A wait for the broker ran out, and it has said nothing since.
 static SILENT: AtomicBool = AtomicBool::new(false);
 static ATTENTIVE_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// As long at most while nominations wait to be made, or for the broker's answer;
+static PENDING_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// so many do for that.
+static UNANSWERED: AtomicU32 = AtomicU32::new(0);
 
 /// Connections to be nominated when that becomes possible.
 pub struct Later {
@@ -71,7 +75,7 @@ impl Later {
         if let Some(free) = self.slots.iter_mut().find(|slot| slot.is_none()) {
             *free = Some((conn, fd));
             session::look_soon();
-            attend();
+            attend_to_pending();
         }
     }
 
@@ -209,12 +213,21 @@ pub(crate) fn nominated(session: &mut Session, block: &Block, fd: i32) {
         block.nomination.fetch_and(!(mark::ANSWERED | mark::OWN | mark::OTHER), Ordering::Relaxed);
     block.nomination.fetch_or(mark::LENT, Ordering::Relaxed);
     forget_expectation(session, block, announced, fd);
-    attend();
+    UNANSWERED.fetch_add(1, Ordering::Relaxed);
+    attend_to_pending();
 }
 
 /// The broker has looked at the nominated descriptor and closed its copy.
 pub(crate) fn returned(block: &Block) {
-    block.nomination.fetch_and(!mark::LENT, Ordering::Relaxed);
+    if block.nomination.fetch_and(!mark::LENT, Ordering::Relaxed) & mark::LENT != 0 {
+        let less = |n: u32| n.checked_sub(1);
+        let _ = UNANSWERED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+}
+
+/// The session is over: nothing is answered any more.
+pub(crate) fn unanswered() {
+    UNANSWERED.store(0, Ordering::Relaxed);
 }
 
 /// Whether a broker that does not answer has a copy of the descriptor, and nobody else was given one.
@@ -249,6 +262,9 @@ pub(crate) fn answered(block: &Block, expected: Expected) {
         Expected::Other => mark::OTHER,
     };
     block.nomination.fetch_or(mark::ANSWERED | who, Ordering::Relaxed);
+    if who != 0 {
+        attend();
+    }
 }
 
 /// The broker has said something.
@@ -263,14 +279,28 @@ pub(crate) fn attend() {
     }
 }
 
+/// ... while a nomination waits to be made, or for its answer: for a stranger, the broker has said all that there is.
+fn attend_to_pending() {
+    if process::eager() {
+        PENDING_UNTIL.store(clock::ticks() + clock::from_us(ATTENTION_US), Ordering::Relaxed);
+    }
+}
+
+/// Whether it is before that moment, which is forgotten when it has passed.
+fn is_before(moment: &AtomicU64) -> bool {
+    let until = moment.load(Ordering::Relaxed);
+    let is_before = until != 0 && clock::ticks() < until;
+    if until != 0 && !is_before {
+        moment.store(0, Ordering::Relaxed);
+    }
+    is_before
+}
+
 /// The session's socket and the events for a sleeping call to watch beside its own descriptors, and for how long at
 /// most, nanoseconds.
 pub fn attention() -> Option<(libc::pollfd, u64)> {
-    let until = ATTENTIVE_UNTIL.load(Ordering::Relaxed);
-    let is_attentive = until != 0 && clock::ticks() < until;
-    if until != 0 && !is_attentive {
-        ATTENTIVE_UNTIL.store(0, Ordering::Relaxed);
-    }
+    let is_pending = UNANSWERED.load(Ordering::Relaxed) != 0 || session::has_later();
+    let is_attentive = is_before(&ATTENTIVE_UNTIL) || is_pending && is_before(&PENDING_UNTIL);
     // A full socket is everybody's affair: no call of the program may come for a long time.
     let events = if session::has_unsent() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
     (is_attentive || session::has_unsent())
@@ -395,6 +425,7 @@ fn is_inherited(block: &Block) -> bool {
 /// In a forked child: what was announced is the parent's affair.
 pub(crate) fn after_fork_in_child() {
     ATTENTIVE_UNTIL.store(0, Ordering::Relaxed);
+    unanswered();
     SILENT.store(false, Ordering::Relaxed);
     PATIENCE_US.store(PEER_US, Ordering::Relaxed);
 }

@@ -10,10 +10,12 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::trace::Sleep;
 use crate::wait;
-use crate::{conn, cork, eager, epoll, process, ready, rx, session, sys, tenants, tx, user};
+use crate::{conn, cork, eager, epoll, process, ready, rx, session, sys, tenants, tx, upgrade, user};
 
 /// Longest sleep of a call with lanes that no doorbell can end.
 const UNRUNG_NS: u64 = 1_000_000;
+/// Where no lane can open for so long, nobody needs to ring.
+const STAYS_NS: u64 = 10_000_000;
 /// Descriptors of a call that are handled on the stack.
 const FEW: usize = 64;
 
@@ -96,15 +98,24 @@ fn poll_with(
             Err(_) => return Ok(0),
         };
         // Without one (no descriptor left, a filter of system calls) nobody can ring: look again now and then.
-        let cq = wait::sleeping_cq();
-        let sleeper = wait::thread_sleeper().unwrap_or(-1);
+        let stays = if lanes { 0 } else { stays_plain(fds) };
+        let rung = stays < STAYS_NS;
+        let cq = if rung { wait::sleeping_cq() } else { 0 };
+        let sleeper = if rung { wait::thread_sleeper().unwrap_or(-1) } else { -1 };
         let (armed, bound) = prepare(fds, kernel, cq);
         lanes |= armed;
         if any_changed(fds) {
             continue;
         }
         kernel[fds.len()] = libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 };
-        let unrung = (sleeper < 0).then_some(if lanes { UNRUNG_NS } else { wait::SHARED_BOUND_NS });
+        let unrung = match stays {
+            _ if sleeper >= 0 => None,
+            _ if lanes => Some(UNRUNG_NS),
+            _ if rung => Some(wait::SHARED_BOUND_NS),
+            // For ever: a time, however long, would cost the kernel a timer.
+            u64::MAX => None,
+            stays => Some(stays),
+        };
         let shortest = [left, bound, unrung].into_iter().flatten().min();
         let (session, shortest) = match eager::attention() {
             Some((session, most)) => (session, Some(shortest.map_or(most, |ns| ns.min(most)))),
@@ -133,6 +144,20 @@ fn poll_with(
             }
         }
     }
+}
+
+/// For how long no lane can open, while this thread sleeps, on a connection of the call that has none, nanoseconds. A
+/// doorbell among what the kernel watches costs about as much as the call itself.
+fn stays_plain(fds: &[libc::pollfd]) -> u64 {
+    // Nobody else could open it. A handler that does ends the sleep.
+    let alone = sys::is_single_threaded();
+    let stays = |one: &libc::pollfd| match table::look(one.fd) {
+        Entry::Conn(_) if alone => u64::MAX,
+        Entry::Conn(conn) => upgrade::not_within(conn.block),
+        Entry::Set(_) => 0,
+        _ => u64::MAX,
+    };
+    fds.iter().map(stays).min().unwrap_or(u64::MAX)
 }
 
 /// The call tells the program of `revents`.

@@ -178,6 +178,11 @@ pub(crate) fn look_soon() {
     LOOK_AT.store(0, Ordering::Relaxed);
 }
 
+/// Whether connections wait to be nominated.
+pub(crate) fn has_later() -> bool {
+    LATER.load(Ordering::Relaxed)
+}
+
 /// Whether messages wait for room in the socket.
 pub fn has_unsent() -> bool {
     UNSENT.load(Ordering::Relaxed)
@@ -407,6 +412,7 @@ impl Session {
         PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
         OPENING.store(false, Ordering::Relaxed);
         tap::stop_all();
+        eager::unanswered();
         upgrade::broker_gone(self);
     }
 }

@@ -302,6 +302,18 @@ pub fn threads() -> u64 {
     rustix::fs::stat(c"/proc/self/task").map_or(1, |stat| stat.st_nlink.saturating_sub(2).max(1))
 }
 
+// SAFETY: glibc's variable of this name and type (sys/single_threaded.h).
+unsafe extern "C" {
+    /// Not 0 while libc has made no second thread.
+    static __libc_single_threaded: core::sync::atomic::AtomicU8;
+}
+
+/// Whether this thread is the only one, as far as libc knows. One load.
+pub fn is_single_threaded() -> bool {
+    // SAFETY: a byte of libc's that is there as long as the process.
+    unsafe { &__libc_single_threaded }.load(core::sync::atomic::Ordering::Relaxed) != 0
+}
+
 /// Whether `fd` is an open descriptor.
 pub fn is_open(fd: i32) -> bool {
     rustix::io::fcntl_getfd(crate::session::borrowed(fd)).is_ok()

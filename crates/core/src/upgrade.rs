@@ -19,7 +19,7 @@ use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 
 use lanes::{begin, grant, map_dmb, open, wished_class};
-pub use nomination::nominate;
+pub use nomination::{nominate, not_within};
 pub(crate) use nomination::nominate_in;
 use nomination::postpone;
 

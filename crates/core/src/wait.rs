@@ -5,7 +5,7 @@
 //! epoll instance of its own;
 //! beside it the TCP fd tells of death and of bytes of a revoked lane.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{EventfdFlags, epoll};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
@@ -366,14 +366,32 @@ pub fn thread_sleeper() -> Result<i32, Errno> {
     if let Some(fd) = thread.sleeper.load(Ordering::Relaxed).checked_sub(1) {
         return Ok(fd as i32);
     }
-    let fd = process::internal(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
-    add_doorbell(fd.as_raw_fd(), cq, 0)?;
-    let fd = fd.into_raw_fd();
+    if clock::ticks() < SLEEPER_AT.load(Ordering::Relaxed) {
+        return Err(Errno::AGAIN);
+    }
+    let fd = new_sleeper(cq).inspect_err(|_| {
+        SLEEPER_AT.store(clock::ticks() + clock::from_us(SLEEPER_US), Ordering::Relaxed);
+    })?;
     thread.sleeper.store(fd as u32 + 1, Ordering::Relaxed);
     if let Some(mark) = FIRST_SLEEP.get() {
         mark();
     }
     Ok(fd)
+}
+
+/// One that could not be made (no descriptor left, a filter of system calls) is tried again after this long, microseconds.
+const SLEEPER_US: u64 = 100_000;
+static SLEEPER_AT: AtomicU64 = AtomicU64::new(0);
+
+fn new_sleeper(cq: u8) -> Result<i32, Errno> {
+    let fd = process::internal(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+    match add_doorbell(fd.as_raw_fd(), cq, 0) {
+        Ok(()) => Ok(fd.into_raw_fd()),
+        Err(errno) => {
+            process::close_internal(fd);
+            Err(errno)
+        }
+    }
 }
 
 /// Called when a thread gets something that it must give back at its end; set once, at start-up.

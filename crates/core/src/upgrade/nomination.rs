@@ -37,6 +37,18 @@ pub fn nominate(conn: Conn, fd: i32) {
     }
 }
 
+/// For how long nobody will ask for a lane for this connection, nanoseconds.
+pub fn not_within(block: &Block) -> u64 {
+    match block.phase.load(Ordering::Relaxed) {
+        phase::DONE => u64::MAX,
+        // With hope for its first byte it is asked for without regard to the time.
+        phase::WATCHED if !eager::is_possible(block) => {
+            clock::to_ns(block.retry_at.load(Ordering::Relaxed).saturating_sub(clock::ticks()))
+        }
+        _ => 0,
+    }
+}
+
 /// ... under the session's lock.
 pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     let block = conn.block;
