@@ -350,9 +350,7 @@ pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn,
         return Ok(conn);
     }
     // Before any system call: most connections of most programs have nothing to wait for.
-    if !may_be_nominated(conn.block)
-        && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none()
-    {
+    if !may_be_nominated(conn.block) && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none() {
         return Ok(conn);
     }
     if let Some(flags) = reading

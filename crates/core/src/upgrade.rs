@@ -19,9 +19,9 @@ use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 
 use lanes::{begin, grant, map_dmb, open, wished_class};
-pub use nomination::{nominate, not_within};
 pub(crate) use nomination::nominate_in;
 use nomination::postpone;
+pub use nomination::{nominate, not_within};
 
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, keep};
