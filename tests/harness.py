@@ -245,7 +245,8 @@ class Accel:
         if not (file := self.world.env.get("BED_WARM_UNTIL")):
             return
         ended = lambda: any(proc.popen.poll() is not None for proc in self.world.procs)
-        until(lambda: ended() or self.broker.stats().lanes >= lanes, lambda: f"{lanes} lanes; have {self.broker.stats()}")
+        have = lambda: f"{lanes} lanes; have {self.broker.stats()}"
+        until(lambda: ended() or self.broker.stats().lanes >= lanes, have, seconds=60)
         Path(file).touch()
 
     def verify(self, lanes=1, lane_bytes=1, more=lambda: None):
@@ -255,7 +256,7 @@ class Accel:
             return None
         if self.mode == "both":
             return until(lambda: self.satisfied(lanes, lane_bytes) or more(),
-                         lambda: f"{lanes} lanes and {lane_bytes} bytes on them; have {self.broker.stats()}", seconds=20)  # fmt: skip
+                         lambda: f"{lanes} lanes and {lane_bytes} bytes on them; have {self.broker.stats()}", seconds=60)  # fmt: skip
         until(lambda: self.broker.stats().handled > 0, lambda: f"the library to watch; have {self.broker.stats()}")
         stats = self.broker.stats()
         assert stats.smc == 0 and stats.tx_bytes == 0, f"a lane to a peer that is not ours: {stats}"

@@ -104,7 +104,7 @@ def test_forks_in_the_middle_of_handshakes(world, bed, mode):
     server = accel.server("server", [bed / "forks", "server", port, 300, seed]).wait_listening(port)
     client = accel.client("client", [bed / "forks", "client", port, 300, seed])
     assert finish_together(client, server) == ["asked 300\n", "served 300\n"]
-    accel.verify(lanes=10)
+    accel.verify(lanes=1)  # most are over too soon, or forked away
 
 
 @pytest.mark.parametrize("mode", EAGER_MODES)

@@ -84,7 +84,7 @@ static void handler_client(int fd) {
     handlers_fd = fd;
     memset(data, 'a', sizeof data);
     every(1, write_b);
-    for (int64_t until = now_ms() + 500; now_ms() < until;) {
+    for (int64_t until = now_ms() + 500; now_ms() < until && sent < 100 << 20;) {
         ssize_t count = send(fd, data, 1 + sent % 5000, MSG_NOSIGNAL);
         if (count < 0 && errno != EINTR) die("send");
         if (count > 0) sent += count;
