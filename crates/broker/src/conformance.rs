@@ -26,6 +26,8 @@ pub fn run<D: IsmDevice>(fixture: &Fixture<D>) {
     limits_are_clear_errors(&mut make(), fixture);
     what_is_held_is_counted(&mut make());
     a_session_takes_its_references_along(&mut make());
+    a_parked_dmb_serves_the_same_two_again(&mut make());
+    a_parked_dmb_that_others_may_have_serves_nobody(&mut make());
     moved_bytes_arrive(&mut make());
     transfers_stay_in_bounds(&mut make());
     optional_operations_say_so(&mut make());
@@ -59,15 +61,15 @@ fn a_dmb_lives_until_the_last_reference_goes(device: &mut impl IsmDevice) {
     assert_eq!(device.unregister_dmb(token, SessionId(1)), Ok(()));
     assert_eq!(device.dmb_count(), 1, "the peer still holds it");
     assert_eq!(device.attach_dmb(token, party(2)).map(drop), Err(IsmError::PeerGone));
-    assert_eq!(device.detach_dmb(token, SessionId(2)), Ok(()));
+    assert_eq!(device.detach_dmb(token, SessionId(2), true), Ok(()));
     assert_eq!(device.dmb_count(), 0);
-    assert_eq!(device.detach_dmb(token, SessionId(2)), Err(IsmError::UnknownToken));
+    assert_eq!(device.detach_dmb(token, SessionId(2), true), Err(IsmError::UnknownToken));
 
     let token = register(device, 1, 2).expect("room");
     device.attach_dmb(token, party(2)).expect("attach");
     device.attach_dmb(token, party(2)).expect("references count");
-    assert_eq!(device.detach_dmb(token, SessionId(2)), Ok(()));
-    assert_eq!(device.detach_dmb(token, SessionId(2)), Ok(()));
+    assert_eq!(device.detach_dmb(token, SessionId(2), true), Ok(()));
+    assert_eq!(device.detach_dmb(token, SessionId(2), true), Ok(()));
     assert_eq!(device.dmb_count(), 1, "the owner still holds it");
     assert_eq!(device.unregister_dmb(token, SessionId(1)), Ok(()));
     assert_eq!(device.dmb_count(), 0);
@@ -85,10 +87,10 @@ fn only_the_peer_attaches(device: &mut impl IsmDevice) {
 
 fn only_holders_let_go(device: &mut impl IsmDevice) {
     let token = register(device, 1, 2).expect("room");
-    assert_eq!(device.detach_dmb(token, SessionId(2)), Err(IsmError::UnknownToken), "not attached yet");
+    assert_eq!(device.detach_dmb(token, SessionId(2), true), Err(IsmError::UnknownToken), "not attached yet");
     device.attach_dmb(token, party(2)).expect("attach");
     assert_eq!(device.unregister_dmb(token, SessionId(2)), Err(IsmError::UnknownToken));
-    assert_eq!(device.detach_dmb(token, SessionId(1)), Err(IsmError::UnknownToken));
+    assert_eq!(device.detach_dmb(token, SessionId(1), true), Err(IsmError::UnknownToken));
     assert_eq!(device.unregister_dmb(token, SessionId(1)), Ok(()));
     assert_eq!(device.unregister_dmb(token, SessionId(1)), Err(IsmError::UnknownToken), "only once");
     assert_eq!(device.dmb_count(), 1);
@@ -116,7 +118,7 @@ fn what_is_held_is_counted(device: &mut impl IsmDevice) {
     assert_eq!(device.held_by_session(one), held(1));
     device.end_session(one);
     assert_eq!(device.held_by_user(0), held(2), "its peer keeps it alive");
-    device.detach_dmb(tokens[0], SessionId(20)).expect("attached");
+    device.detach_dmb(tokens[0], SessionId(20), true).expect("attached");
     device.end_session(two);
     assert_eq!(device.held_by_user(0), held(0));
 }
@@ -142,6 +144,64 @@ fn a_session_takes_its_references_along(device: &mut impl IsmDevice) {
     device.attach_dmb(token, party(1)).expect("attach");
     device.end_session(SessionId(1));
     assert_eq!(device.dmb_count(), 0);
+}
+
+fn a_parked_dmb_serves_the_same_two_again(device: &mut impl IsmDevice) {
+    let (owner, peer) = (SessionId(1), SessionId(2));
+    let next = |session, conn| Party { session: SessionId(session), conn: ConnId(conn) };
+    let token = register(device, 1, 2).expect("room");
+    device.attach_dmb(token, party(2)).expect("attach");
+    assert_eq!(device.is_spare(token), Err(IsmError::UnknownToken), "it is in use");
+    assert_eq!(device.reuse_dmb(token, next(1, 11), next(2, 21)), Err(IsmError::UnknownToken));
+    match device.park_dmb(token, peer) {
+        Err(IsmError::Unsupported) => return,
+        other => assert_eq!(other, Err(IsmError::UnknownToken), "the owner parks, nobody else"),
+    }
+    assert_eq!(device.park_dmb(token, owner), Ok(peer));
+    assert_eq!(device.park_dmb(token, owner), Err(IsmError::UnknownToken), "only once");
+    let quiet = Transfer { offset: 0, data: b"x", signal: false };
+    assert_eq!(device.move_data(token, party(2), quiet), Err(IsmError::PeerGone));
+    assert_eq!(device.attach_dmb(token, party(2)).map(drop), Err(IsmError::PeerGone));
+    assert_eq!(device.is_spare(token), Ok(false), "its peer has it");
+    assert_eq!(device.reuse_dmb(token, next(1, 11), next(2, 21)), Err(IsmError::NotAllowed));
+    assert_eq!(device.detach_dmb(token, peer, true), Ok(()));
+    assert_eq!(device.is_spare(token), Ok(true));
+    assert_eq!(device.held_by_session(owner).dmbs, 1, "it counts");
+    assert_eq!(device.reuse_dmb(token, next(3, 11), next(2, 21)), Err(IsmError::UnknownToken), "not the owner");
+    assert_eq!(device.reuse_dmb(token, next(1, 11), next(3, 21)), Err(IsmError::NotAllowed), "not its peer");
+    let new = device.reuse_dmb(token, next(1, 11), next(2, 21)).expect("spare");
+    assert_ne!(new, token);
+    assert_eq!(device.attach_dmb(token, party(2)).map(drop), Err(IsmError::UnknownToken));
+    assert_eq!(device.attach_dmb(new, party(2)).map(drop), Err(IsmError::NotAllowed), "not its connection");
+    assert!(device.attach_dmb(new, next(2, 21)).is_ok());
+    assert_eq!(device.unregister_dmb(new, owner), Ok(()));
+    assert_eq!(device.detach_dmb(new, peer, true), Ok(()));
+    assert_eq!((device.dmb_count(), device.held_by_session(owner)), (0, Held::default()));
+
+    // Let go of after all, by its owner or with it.
+    for session in [1, 3] {
+        let token = register(device, session, 2).expect("room");
+        assert_eq!(device.park_dmb(token, SessionId(session)), Ok(peer));
+    }
+    device.end_session(SessionId(3));
+    assert_eq!(device.dmb_count(), 1);
+    let token = register(device, 1, 2).expect("room");
+    assert_eq!(device.park_dmb(token, owner), Ok(peer));
+    assert_eq!(device.unregister_dmb(token, owner), Ok(()));
+    device.end_session(owner);
+    assert_eq!(device.dmb_count(), 0);
+}
+
+fn a_parked_dmb_that_others_may_have_serves_nobody(device: &mut impl IsmDevice) {
+    let token = register(device, 1, 2).expect("room");
+    device.attach_dmb(token, party(2)).expect("attach");
+    device.detach_dmb(token, SessionId(2), false).expect("attached");
+    if device.park_dmb(token, SessionId(1)) == Err(IsmError::Unsupported) {
+        return;
+    }
+    assert_eq!(device.is_spare(token), Err(IsmError::NotAllowed));
+    assert_eq!(device.reuse_dmb(token, party(1), party(2)), Err(IsmError::NotAllowed));
+    device.unregister_dmb(token, SessionId(1)).expect("owner");
 }
 
 fn moved_bytes_arrive(device: &mut impl IsmDevice) {

@@ -4,6 +4,7 @@
 //! the sending; a session that cannot be sent to is ended by [`Exchange::end_session`].
 
 mod audit;
+mod parking;
 mod room;
 
 use crate::expectations::Expectations;
@@ -12,6 +13,7 @@ use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId};
 use crate::links::{LinkId, Links, Seat};
 use crate::matching::{Decision, Matching};
 use crate::policy::{Identity, Policy};
+use parking::Parking;
 use room::{Holder, Promises};
 use rustix::fd::OwnedFd;
 use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role};
@@ -74,6 +76,7 @@ pub struct Exchange {
     ends: BTreeMap<Party, End>,
     policy: Policy,
     promises: Promises,
+    parking: Parking,
 }
 
 impl Exchange {
@@ -93,6 +96,7 @@ impl Exchange {
             ends: BTreeMap::new(),
             policy,
             promises: Promises::new(DmbSize::MIN),
+            parking: Parking::default(),
         }
     }
 
@@ -134,6 +138,7 @@ impl Exchange {
         for party in of_session {
             self.part(party);
         }
+        self.drop_parked_of(session);
         self.device.end_session(session);
         self.members.remove(&session);
         for (LinkId(link), to) in self.links.end_session(session) {
@@ -236,12 +241,37 @@ impl Exchange {
     /// Registers a DMB for an end that has a match, whose peer may attach it.
     pub fn register(&mut self, owner: Party, class: u8, memory: Option<OwnedFd>) {
         let result = self.try_register(owner, class, memory);
+        self.answer_register(owner, result);
+    }
+
+    fn answer_register(&mut self, owner: Party, result: Result<DmbToken, Reason>) {
         let conn = owner.conn;
         let message = match result {
             Ok(DmbToken(token)) => FromBroker::Registered { conn, token, reason: 0 },
             Err(reason) => FromBroker::Registered { conn, token: 0, reason: reason.code() },
         };
         self.post(owner.session, message);
+    }
+
+    /// Registers a parked DMB anew, for an end whose match is with the same process as before. Where that cannot be, it is
+    /// let go of.
+    pub fn reuse(&mut self, owner: Party, token: u64) {
+        let result = self.try_reuse(owner, DmbToken(token));
+        self.unpark(DmbToken(token), owner.session);
+        match result {
+            // It has taken the room that was kept.
+            Ok(_) => self.forgo_promise(owner),
+            Err(_) => self.unregister(owner.session, token),
+        }
+        self.answer_register(owner, result);
+    }
+
+    fn try_reuse(&mut self, owner: Party, token: DmbToken) -> Result<DmbToken, Reason> {
+        if !self.active {
+            return Err(Reason::Inactive);
+        }
+        let peer = self.peer(owner).ok_or(Reason::PeerVanished)?;
+        self.device.reuse_dmb(token, owner, peer).map_err(reason_of)
     }
 
     fn try_register(&mut self, owner: Party, class: u8, memory: Option<OwnedFd>) -> Result<DmbToken, Reason> {
@@ -253,13 +283,17 @@ impl Exchange {
         let memory = memory.ok_or(Reason::MemoryRefused)?;
         let holder = self.holder(owner.session).ok_or(Reason::Internal)?;
         self.forgo_promise(owner);
-        self.promises.room(holder, size, self.device.as_ref(), &self.policy)?;
+        self.evict_while(holder, |all| all.promises.room(holder, size, all.device.as_ref(), &all.policy))?;
         let new = NewDmb { owner, user: holder.uid, peer, size, memory };
         self.device.register_dmb(new).map_err(reason_of)
     }
 
     fn holder(&self, session: SessionId) -> Option<Holder> {
         self.members.get(&session).map(|member| Holder { session, uid: member.identity.uid })
+    }
+
+    fn promise(&mut self, holder: Holder) -> Result<(), Reason> {
+        self.evict_while(holder, |all| all.promises.make(holder, all.device.as_ref(), &all.policy))
     }
 
     /// The room that was kept for an end is everybody's again.
@@ -288,7 +322,7 @@ impl Exchange {
         match attachment.memory.map(|memory| memory.try_clone_to_owned()).transpose() {
             Ok(memory) => Ok((size, memory.into_iter().map(Rc::new).collect())),
             Err(_) => {
-                self.detach(by.session, token.0);
+                self.detach(by.session, token.0, true);
                 Err(Reason::NoDescriptors)
             }
         }
@@ -296,15 +330,17 @@ impl Exchange {
 
     /// Lets a registered DMB go. One that is not the session's, or of an earlier broker, is nobody's loss.
     pub fn unregister(&mut self, session: SessionId, token: u64) {
+        self.unpark(DmbToken(token), session);
         if let Err(error) = self.device.unregister_dmb(DmbToken(token), session) {
             tracing::debug!(session = session.0, token, %error, "unregister");
         }
     }
 
-    /// Lets an attached DMB go.
-    pub fn detach(&mut self, session: SessionId, token: u64) {
-        if let Err(error) = self.device.detach_dmb(DmbToken(token), session) {
-            tracing::debug!(session = session.0, token, %error, "detach");
+    /// Lets an attached DMB go; `gone`: it is mapped nowhere there any more.
+    pub fn detach(&mut self, session: SessionId, token: u64, gone: bool) {
+        match self.device.detach_dmb(DmbToken(token), session, gone) {
+            Ok(()) => self.look_at_parked(DmbToken(token)),
+            Err(error) => tracing::debug!(session = session.0, token, %error, "detach"),
         }
     }
 
@@ -312,6 +348,7 @@ impl Exchange {
     pub fn set_active(&mut self, active: bool) {
         self.active = active;
         if !active {
+            self.drop_all_parked();
             for party in self.matching.clear() {
                 self.refuse(party, Reason::Inactive);
             }
@@ -365,6 +402,7 @@ impl Exchange {
             && self.expectations.is_empty()
             && self.links.is_empty()
             && self.promises.is_empty()
+            && self.parking.is_empty()
             && self.device.dmb_count() == 0
     }
 
@@ -380,8 +418,8 @@ impl Exchange {
         let (Some(one), Some(other)) = (self.holder(client.session), self.holder(server.session)) else {
             return Err(Reason::Internal);
         };
-        let promised = self.promises.make(one, self.device.as_ref(), &self.policy).and_then(|()| {
-            let both = self.promises.make(other, self.device.as_ref(), &self.policy);
+        let promised = self.promise(one).and_then(|()| {
+            let both = self.promise(other);
             both.inspect_err(|_| self.promises.release(one))
         });
         if let Err(reason) = promised {

@@ -144,8 +144,9 @@ pub trait IsmDevice {
     /// Takes a reference for `by`. Errors: `UnknownToken`, `NotAllowed`, `PeerGone`.
     fn attach_dmb(&mut self, token: DmbToken, by: Party) -> Result<Attachment<'_>, IsmError>;
 
-    /// Lets one reference of an attached session go. Errors: `UnknownToken`, also when it holds none.
-    fn detach_dmb(&mut self, token: DmbToken, by: SessionId) -> Result<(), IsmError>;
+    /// Lets one reference of an attached session go; `gone`: its memory is mapped nowhere there any more.
+    /// Errors: `UnknownToken`, also when it holds none.
+    fn detach_dmb(&mut self, token: DmbToken, by: SessionId, gone: bool) -> Result<(), IsmError>;
 
     /// Copies bytes into a DMB that `by` has attached, and names whom to tell if the transfer says so.
     /// Errors: `UnknownToken`, `NotAllowed`, `OutOfBounds`, `PeerGone`; nothing was copied then.
@@ -155,6 +156,24 @@ pub trait IsmDevice {
         by: Party,
         transfer: Transfer<'_>,
     ) -> Result<Option<Party>, IsmError>;
+
+    /// Optional: nobody attaches the DMB any more, and its owner keeps its reference, to use it again with the same process
+    /// as its peer. Says which that is. Errors: `UnknownToken`, also when `owner` does not own it; `Unsupported`.
+    fn park_dmb(&mut self, _token: DmbToken, _owner: SessionId) -> Result<SessionId, IsmError> {
+        Err(IsmError::Unsupported)
+    }
+
+    /// Whether a parked DMB can be used again: its peer has let go of it. Errors: `UnknownToken`, also where it is not
+    /// parked; `NotAllowed` where it never can, because others may have it, too.
+    fn is_spare(&self, _token: DmbToken) -> Result<bool, IsmError> {
+        Err(IsmError::UnknownToken)
+    }
+
+    /// Names a parked DMB that can be used again anew, for another connection of the same two processes. Errors: those of
+    /// `is_spare`; `UnknownToken` when `owner` does not own it, `NotAllowed` when it is in use or was another process's.
+    fn reuse_dmb(&mut self, _token: DmbToken, _owner: Party, _peer: Party) -> Result<DmbToken, IsmError> {
+        Err(IsmError::UnknownToken)
+    }
 
     /// Whether a remote GID is reached from here. Errors: `Unreachable`.
     fn query_remote_gid(&self, gid: Gid) -> Result<(), IsmError>;

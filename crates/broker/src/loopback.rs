@@ -19,6 +19,10 @@ struct Dmb {
     owned: bool,
     /// References of the peer.
     attached: u32,
+    /// The peer let go of one without knowing that it is mapped nowhere any more.
+    shared: bool,
+    /// Its connection is over, and the owner keeps it mapped.
+    parked: bool,
 }
 
 /// The device. Its tables live in the broker; the bytes do not pass through it in no-copy mode.
@@ -52,6 +56,10 @@ impl LoopbackIsm {
     fn drop_if_unused(&mut self, token: DmbToken) {
         let unused = self.dmbs.get(&token).is_some_and(|dmb| !dmb.owned && dmb.attached == 0);
         if let Some(dmb) = unused.then(|| self.dmbs.remove(&token)).flatten() {
+            if dmb.parked {
+                // Its owner may sleep, and unmaps it when it wakes.
+                empty(&dmb);
+            }
             self.forget(&dmb);
         }
     }
@@ -87,7 +95,9 @@ impl IsmDevice for LoopbackIsm {
             held.dmbs += 1;
             held.bytes += memory_len(size);
         }
-        self.dmbs.insert(token, Dmb { owner, user, peer, size, memory, owned: true, attached: 0 });
+        let (attached, shared, parked) = (0, false, false);
+        let dmb = Dmb { owner, user, peer, size, memory, owned: true, attached, shared, parked };
+        self.dmbs.insert(token, dmb);
         Ok(token)
     }
 
@@ -107,22 +117,52 @@ impl IsmDevice for LoopbackIsm {
         if dmb.peer != by {
             return Err(IsmError::NotAllowed);
         }
-        if !dmb.owned {
+        if !dmb.owned || dmb.parked {
             return Err(IsmError::PeerGone);
         }
         dmb.attached += 1;
         Ok(Attachment { size: dmb.size, memory: Some(dmb.memory.as_fd()) })
     }
 
-    fn detach_dmb(&mut self, token: DmbToken, by: SessionId) -> Result<(), IsmError> {
+    fn detach_dmb(&mut self, token: DmbToken, by: SessionId, gone: bool) -> Result<(), IsmError> {
         let dmb = self
             .dmbs
             .get_mut(&token)
             .filter(|dmb| dmb.attached > 0 && dmb.peer.session == by)
             .ok_or(IsmError::UnknownToken)?;
         dmb.attached -= 1;
+        dmb.shared |= !gone;
         self.drop_if_unused(token);
         Ok(())
+    }
+
+    fn park_dmb(&mut self, token: DmbToken, owner: SessionId) -> Result<SessionId, IsmError> {
+        let dmb = self
+            .dmbs
+            .get_mut(&token)
+            .filter(|dmb| dmb.owned && !dmb.parked && dmb.owner.session == owner)
+            .ok_or(IsmError::UnknownToken)?;
+        dmb.parked = true;
+        Ok(dmb.peer.session)
+    }
+
+    fn is_spare(&self, token: DmbToken) -> Result<bool, IsmError> {
+        let dmb = self.dmbs.get(&token).filter(|dmb| dmb.owned && dmb.parked);
+        let dmb = dmb.ok_or(IsmError::UnknownToken)?;
+        if dmb.shared { Err(IsmError::NotAllowed) } else { Ok(dmb.attached == 0) }
+    }
+
+    fn reuse_dmb(&mut self, token: DmbToken, owner: Party, peer: Party) -> Result<DmbToken, IsmError> {
+        let is_spare = self.is_spare(token)?;
+        let dmb = self.dmbs.get(&token).filter(|dmb| dmb.owner.session == owner.session);
+        let dmb = dmb.ok_or(IsmError::UnknownToken)?;
+        if !is_spare || dmb.peer.session != peer.session {
+            return Err(IsmError::NotAllowed);
+        }
+        let new = self.free_token();
+        let dmb = self.dmbs.remove(&token).ok_or(IsmError::UnknownToken)?;
+        self.dmbs.insert(new, Dmb { owner, peer, parked: false, ..dmb });
+        Ok(new)
     }
 
     fn move_data(
@@ -135,7 +175,7 @@ impl IsmDevice for LoopbackIsm {
         if dmb.peer != by || dmb.attached == 0 {
             return Err(IsmError::NotAllowed);
         }
-        if !dmb.owned {
+        if !dmb.owned || dmb.parked {
             return Err(IsmError::PeerGone);
         }
         let end = transfer.offset.checked_add(transfer.data.len() as u64).ok_or(IsmError::OutOfBounds)?;
@@ -219,6 +259,14 @@ impl IsmDevice for LoopbackIsm {
 
     fn dmb_limit(&self) -> usize {
         self.limit
+    }
+}
+
+/// Gives the memory of a DMB back to the system, also where somebody has it mapped. Failure leaves it to those.
+fn empty(dmb: &Dmb) {
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    if let Err(errno) = rustix::fs::fallocate(&dmb.memory, flags, 0, memory_len(dmb.size)) {
+        tracing::debug!(%errno, "punch");
     }
 }
 

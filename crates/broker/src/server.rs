@@ -408,7 +408,9 @@ impl Server {
             }
             ToBroker::Attach { conn, token } => self.exchange.attach(party(conn), token),
             ToBroker::Unregister { token } => self.exchange.unregister(id, token),
-            ToBroker::Detach { token } => self.exchange.detach(id, token),
+            ToBroker::Detach { token, gone } => self.exchange.detach(id, token, gone),
+            ToBroker::Park { token } => self.exchange.park(id, token, Instant::now()),
+            ToBroker::Reuse { conn, token } => self.exchange.reuse(party(conn), token),
         }
         Ok(())
     }
@@ -537,7 +539,8 @@ impl Server {
         let idle = self.config.idle_exit.zip(self.idle_since).map(|(after, since)| since + after);
         let silent = self.patience.front().map(|(until, _)| *until);
         let scraper = self.metrics.as_ref().and_then(Metrics::deadline);
-        idle.into_iter().chain(self.paused_until).chain(silent).chain(scraper).min()
+        let stale = self.exchange.stale_at();
+        idle.into_iter().chain(self.paused_until).chain(silent).chain(scraper).chain(stale).min()
     }
 
     /// Does what is due; returns whether the broker has to go.
@@ -561,6 +564,7 @@ impl Server {
                 self.end(id);
             }
         }
+        self.exchange.drop_stale(now);
         self.deliver();
         let idle = self.config.idle_exit.zip(self.idle_since);
         idle.is_some_and(|(after, since)| since + after <= now) && self.leave()

@@ -54,7 +54,7 @@ impl Handshake<'_> {
             _ => {
                 for (session, own, peer) in [(&self.client, 0, 1), (&self.server, 1, 0)] {
                     let Some(session) = session else { continue };
-                    session.say(ToBroker::Detach { token: self.tokens[peer] });
+                    session.say(ToBroker::Detach { token: self.tokens[peer], gone: true });
                     session.say(ToBroker::Unregister { token: self.tokens[own] });
                     session.say(ToBroker::Withdraw { conn: CONN });
                 }

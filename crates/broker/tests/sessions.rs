@@ -59,7 +59,7 @@ fn a_whole_handshake() {
     assert_eq!(broker.info().device.link_groups, 1);
 
     server.say(ToBroker::Unregister { token });
-    client.say(ToBroker::Detach { token });
+    client.say(ToBroker::Detach { token, gone: true });
     until(|| broker.info().device.dmbs_cnt == 0);
     client.say(ToBroker::Withdraw { conn: CONN });
     assert_eq!(server.hear(), FromBroker::Gone { conn: CONN });
@@ -192,7 +192,7 @@ fn a_token_is_worth_nothing_to_others() {
         assert_eq!(message, FromBroker::Attached { conn, token, class: 0, reason: expected.code() });
         assert!(fds.is_empty());
     }
-    thief.say(ToBroker::Detach { token });
+    thief.say(ToBroker::Detach { token, gone: true });
     thief.say(ToBroker::Unregister { token });
     thief.say(ToBroker::Attach { conn: CONN, token: token ^ 1 });
     assert!(matches!(thief.hear(), FromBroker::Attached { reason: 0x0a04_0002, .. }));

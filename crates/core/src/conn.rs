@@ -162,7 +162,11 @@ pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
     let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
     let owner = if core::ptr::eq(half, &conn.block.rx) { device::Owner::Ours } else { device::Owner::Peer };
     if base != 0 {
-        device::retire(Region::of(Dmb::start_of(base), len), token, owner);
+        let lane = device::Lane {
+            group: half.group.swap(0, Ordering::Relaxed),
+            forks: half.forks.load(Ordering::Relaxed),
+        };
+        device::retire_lane(Region::of(Dmb::start_of(base), len), token, owner, Some(lane));
     }
     let sndbuf = half.sndbuf.swap(0, Ordering::AcqRel);
     // A copy of peeked bytes that another process of the tree made is not mapped here.

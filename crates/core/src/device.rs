@@ -2,7 +2,7 @@
 //!
 //! loopback-ism's DMBs are mapped, so move_data is a copy; a device that cannot map does its transfer here.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use shunpike_shm::Region;
 use shunpike_shm::grace::Grace;
@@ -11,7 +11,8 @@ use shunpike_wire::DmbToken;
 use shunpike_wire::session::ToBroker;
 
 use crate::mutex::Mutex;
-use crate::session::Session;
+use crate::session::{self, Session};
+use crate::spares::{self, Spare};
 use crate::{readers, tls};
 
 /// Whose memory it is.
@@ -32,6 +33,8 @@ enum Stage {
     Fresh,
     /// A grace period runs that began after.
     Waiting,
+    /// Nobody has its address, and it is to stay mapped for another connection.
+    Spare,
     /// Unmapped.
     Unmapped,
 }
@@ -43,21 +46,30 @@ struct Retired {
     owner: Owner,
     told: bool,
     stage: Stage,
+    /// What it was a lane's memory of.
+    lane: Option<Lane>,
+    /// Sweeps that found threads that may look at it.
+    age: u8,
 }
 
-impl Retired {
-    fn message(&self) -> ToBroker {
-        match self.owner {
-            Owner::Ours => ToBroker::Unregister { token: self.token.0 },
-            _ => ToBroker::Detach { token: self.token.0 },
-        }
-    }
+/// Of which lane some memory was. Only such memory can be used again: by us where we own it, or by its owner when we say that it
+/// is gone here.
+#[derive(Copy, Clone)]
+pub struct Lane {
+    /// Link group.
+    pub group: u32,
+    /// Forks of this process before it was mapped.
+    pub forks: u32,
 }
 
 const MOST: usize = 4096;
+/// Sweeps after which the broker is told of a lane's memory that a thread may look at still: it is not used again then.
+const PATIENCE: u8 = 16;
 
 static RETIRED: Mutex<Quarantine> =
     Mutex::new(Quarantine { items: [None; MOST], count: 0, grace: Grace::new() });
+/// Forks of this process so far; changed with RETIRED held. What is mapped at a fork is mapped in the child, too.
+static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// What was let go of and may still be looked at by threads without a lock.
 struct Quarantine {
@@ -67,29 +79,55 @@ struct Quarantine {
     grace: Grace<{ readers::MOST }>,
 }
 
-/// Lets memory go: told to the broker at the next sweep, unmapped after a grace period. Its address has been taken
+/// Lets memory go: unmapped after a grace period, and told to the broker at the next sweep. Its address has been taken
 /// away from where threads without a lock find it. Takes no other lock.
 pub fn retire(region: Region, token: DmbToken, owner: Owner) {
-    let told = token.0 == 0 || owner == Owner::Local;
-    RETIRED.lock().put(Retired { region, token, owner, told, stage: Stage::Fresh });
+    retire_lane(region, token, owner, None);
 }
 
-/// Tells the broker what was retired, and unmaps what nobody can look at any more.
+/// The same for memory that a lane was in, which may be used again. The broker is told after the grace period.
+pub fn retire_lane(region: Region, token: DmbToken, owner: Owner, lane: Option<Lane>) {
+    let told = token.0 == 0 || owner == Owner::Local;
+    let lane = lane.filter(|_| !told);
+    RETIRED.lock().put(Retired { region, token, owner, told, stage: Stage::Fresh, lane, age: 0 });
+}
+
+/// Forks of this process so far. Under the session's lock, which a fork holds.
+pub fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Unmaps, or keeps for other connections, what nobody can look at any more, and tells the broker.
 pub fn sweep(session: &mut Session) {
     // Inside the session's lock and no other section: this thread has no address of a lane in hand.
     let empty_handed = tls::thread().critical.load(Ordering::Relaxed) == 1;
     if RETIRED.try_lock().is_none_or(|quarantine| quarantine.count == 0) {
         return;
     }
+    RETIRED.lock().turn(|place| readers::is_dead(place) || empty_handed && readers::is_own(place));
     // A broker that turns out to be gone ends handshakes, which take other locks and retire: none held here.
     let mut from = 0;
-    while let Some((at, message)) = untold(from) {
-        from = at + 1;
-        if session.send(&message) || session.device.is_none() {
-            mark_told(at, &message);
+    while let Some(item) = due(&mut from) {
+        conclude(session, item);
+    }
+    if RETIRED.lock().present().any(|item| !item.told) {
+        session::look_later();
+    }
+}
+
+fn conclude(session: &mut Session, item: Retired) {
+    let Retired { region, token: DmbToken(token), owner, stage, lane, .. } = item;
+    match (owner, stage, lane) {
+        (Owner::Ours, Stage::Spare, Some(Lane { group, forks })) => {
+            spares::park(session, Spare { region, token: item.token, group, forks });
+        }
+        (Owner::Ours, ..) => {
+            session.send(&ToBroker::Unregister { token });
+        }
+        _ => {
+            session.send(&ToBroker::Detach { token, gone: stage == Stage::Unmapped && lane.is_some() });
         }
     }
-    RETIRED.lock().turn(|place| readers::is_dead(place) || empty_handed && readers::is_own(place));
 }
 
 impl Quarantine {
@@ -111,7 +149,7 @@ impl Quarantine {
             if !self.grace.is_over(readers::all(), &mut is_gone) {
                 return;
             }
-            self.unmap_waiting();
+            self.end_waiting();
             if !self.present().any(|item| item.stage == Stage::Fresh) || !readers::fence_all() {
                 return;
             }
@@ -122,46 +160,56 @@ impl Quarantine {
         }
     }
 
-    fn unmap_waiting(&mut self) {
+    /// The address of each was taken away before `retire`. Who had read it before was within a critical section; each
+    /// thread has left the one that it was in since, as the grace period says.
+    fn end_waiting(&mut self) {
+        let forks = FORKS.load(Ordering::Relaxed);
         for item in self.present().filter(|item| item.stage == Stage::Waiting) {
-            // SAFETY: the address was taken away before `retire`. Who had read it before was within a critical
-            // section; each thread has left the one that it was in since, as the grace period says.
-            unsafe { item.region.unmap() };
-            item.stage = Stage::Unmapped;
-        }
-        let mut at = 0;
-        while at < self.count {
-            if self.items[at].is_some_and(|item| item.told && item.stage == Stage::Unmapped) {
-                self.count -= 1;
-                self.items.swap(at, self.count);
+            item.lane = item.lane.filter(|lane| lane.forks == forks);
+            if item.owner == Owner::Ours && item.lane.is_some_and(|lane| lane.group != 0) {
+                item.stage = Stage::Spare;
             } else {
-                at += 1;
+                // SAFETY: nobody has the address, see above.
+                unsafe { item.region.unmap() };
+                item.stage = Stage::Unmapped;
             }
         }
     }
-}
 
-/// The first item at or behind `from` that the broker has not been told of, and what to tell it. Only a sweep moves
-/// items, under the session's lock.
-fn untold(from: usize) -> Option<(usize, ToBroker)> {
-    let quarantine = RETIRED.lock();
-    let rest = quarantine.items.iter().take(quarantine.count).enumerate().skip(from);
-    rest.filter_map(|(at, slot)| slot.as_ref().map(|item| (at, item)))
-        .find(|(_, item)| !item.told)
-        .map(|(at, item)| (at, item.message()))
-}
-
-fn mark_told(at: usize, message: &ToBroker) {
-    if let Some(Some(item)) = RETIRED.lock().items.get_mut(at)
-        && item.message() == *message
-    {
-        item.told = true;
+    /// The next one, at or behind `from`, that the broker is to be told of now. Those that are unmapped go.
+    fn due(&mut self, from: &mut usize) -> Option<Retired> {
+        while let Some(item) = self.items.get_mut(*from).filter(|_| *from < self.count)?.as_mut() {
+            let told = item.told;
+            if matches!(item.stage, Stage::Spare | Stage::Unmapped) {
+                let item = *item;
+                self.count -= 1;
+                self.items.swap(*from, self.count);
+                if !told {
+                    return Some(item);
+                }
+                continue;
+            }
+            *from += 1;
+            item.age = item.age.saturating_add(1);
+            if !told && (item.lane.is_none() || item.age > PATIENCE) {
+                item.told = true;
+                item.lane = None;
+                return Some(*item);
+            }
+        }
+        None
     }
+}
+
+/// Only a sweep moves items, under the session's lock.
+fn due(from: &mut usize) -> Option<Retired> {
+    RETIRED.lock().due(from)
 }
 
 /// Before fork(): after all other locks.
 pub fn hold_across_fork() {
     RETIRED.hold();
+    FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// After it, in the parent and in the child.
@@ -171,7 +219,7 @@ pub fn let_go_after_fork() {
 
 /// In a forked child: its parent tells the broker.
 pub fn after_fork_in_child() {
-    RETIRED.lock().present().for_each(|item| item.told = true);
+    RETIRED.lock().present().for_each(|item| (item.told, item.lane) = (true, None));
 }
 
 /// A send buffer with a DMB's layout, for the copy mode; its address, 0 when memory is refused.

@@ -22,6 +22,7 @@ pub mod ready;
 pub mod rings;
 pub mod rx;
 pub mod session;
+pub mod spares;
 pub mod sys;
 pub mod table;
 pub mod tap;

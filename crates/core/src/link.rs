@@ -42,6 +42,11 @@ impl Link {
         }
     }
 
+    /// The broker's number of it.
+    pub fn number(&self) -> u32 {
+        self.id.load(Ordering::Relaxed)
+    }
+
     fn half(&self, to: usize, cq: u8) -> Option<&'static CqNews> {
         let page = self.page.load(Ordering::Relaxed) as *const LinkPage;
         // SAFETY: a verified mapping of a link page, which only ever gives its place to another one; atomics only.

@@ -21,8 +21,9 @@ use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
 use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
 use crate::process;
+use crate::spares::Spares;
 use crate::zerocopy::lending;
-use crate::{clock, eager, tap, upgrade};
+use crate::{clock, device, eager, tap, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
 const RETRY_US: u64 = 1_000_000;
@@ -47,6 +48,8 @@ pub struct Session {
     pub handshakes: upgrade::Handshakes,
     /// Connections to be nominated.
     pub later: eager::Later,
+    /// DMBs for connections to come.
+    pub spares: Spares,
 }
 
 static SESSION: Mutex<Session> = Mutex::new(Session {
@@ -57,6 +60,7 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     outbox: Outbox::new(),
     handshakes: upgrade::Handshakes::new(),
     later: eager::Later::new(),
+    spares: Spares::new(),
 });
 /// The session's socket, for those that wait for it without the lock; -1 while there is none.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
@@ -64,7 +68,7 @@ static PAGE_AT: AtomicPtr<SessionPage> = AtomicPtr::new(core::ptr::null_mut());
 static SEEN: AtomicU32 = AtomicU32::new(0);
 /// The Hello is out and not answered: the counter is not there yet, the socket must be looked at.
 static OPENING: AtomicBool = AtomicBool::new(false);
-/// There are connections to be nominated later.
+/// There are connections to be nominated later, or DMBs to be let go of.
 static LATER: AtomicBool = AtomicBool::new(false);
 /// Messages wait for room in the socket.
 static UNSENT: AtomicBool = AtomicBool::new(false);
@@ -181,6 +185,11 @@ pub(crate) fn look_soon() {
 /// Whether connections wait to be nominated.
 pub(crate) fn has_later() -> bool {
     LATER.load(Ordering::Relaxed)
+}
+
+/// The same for something that other threads keep from being done: with longer and longer pauses.
+pub(crate) fn look_later() {
+    LATER.store(true, Ordering::Relaxed);
 }
 
 /// Whether messages wait for room in the socket.
@@ -320,6 +329,7 @@ impl Session {
         self.read_all();
         if self.device.is_some() && LATER.swap(false, Ordering::Relaxed) {
             eager::catch_up(self);
+            device::sweep(self);
         }
     }
 
@@ -413,6 +423,7 @@ impl Session {
         OPENING.store(false, Ordering::Relaxed);
         tap::stop_all();
         eager::unanswered();
+        self.spares.clear();
         upgrade::broker_gone(self);
     }
 }
@@ -466,6 +477,7 @@ pub fn after_fork_in_child() {
     let mut session = SESSION.lock();
     session.handshakes = upgrade::Handshakes::new();
     session.later = eager::Later::new();
+    session.spares.clear();
     session.device = None;
     session.retry_at = 0;
     session.outbox.clear();

@@ -26,7 +26,7 @@ pub use nomination::{nominate, not_within};
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, link, process, tap, tenants};
+use crate::{clock, device, eager, link, process, spares, tap, tenants};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -48,10 +48,16 @@ struct Handshake {
     machine: Machine,
     /// Our DMB, registered or about to be; not once it is granted.
     own: Option<Region>,
+    /// Forks of this process before it was mapped.
+    own_forks: u32,
+    /// It has served another connection, and the broker has yet to agree.
+    used: bool,
     /// Answer to Register that waits until no thread is inside a kernel call on the receiving side.
     registered: Option<Named>,
     /// The peer's DMB.
     peer: Option<Region>,
+    /// Forks of this process before that was mapped.
+    peer_forks: u32,
     /// Its name.
     peer_token: DmbToken,
     deadline: u64,
@@ -142,7 +148,11 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
                 return;
             };
             let named = Named { token: DmbToken(token), size };
-            match refusal(reason) {
+            let refusal = refusal(reason);
+            if answered_reuse(session, conn, refusal.is_some()) {
+                return register_new(session, conn, size.class());
+            }
+            match refusal {
                 None => registered(session, conn, named),
                 Some(reason) => step(session, conn, Input::Refused(reason)),
             }
@@ -155,6 +165,7 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
                     Some(region) => {
                         if let Some(Some(shake)) = session.handshakes.find(conn) {
                             shake.peer = Some(region);
+                            shake.peer_forks = device::forks();
                             shake.peer_token = DmbToken(token);
                         } else {
                             device::retire(region, DmbToken(token), device::Owner::Peer);
@@ -167,6 +178,8 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
             };
             step(session, conn, input);
         }
+        FromBroker::Parked { token } => session.spares.ready(DmbToken(token)),
+        FromBroker::Dropped { token } => session.spares.dropped(DmbToken(token)),
         FromBroker::Revoke { conn: ConnId(0) } => {
             let off = process::knobs().active.load(Ordering::Relaxed) == 0;
             conn::revoke_all(if off { Reason::Inactive } else { Reason::Revoked });
@@ -261,8 +274,11 @@ fn matched(
         fd,
         machine,
         own: None,
+        own_forks: 0,
+        used: false,
         registered: None,
         peer: None,
+        peer_forks: 0,
         peer_token: DmbToken(0),
         deadline,
     });
@@ -343,13 +359,13 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
         session.send(&ToBroker::Unregister { token: named.token.0 });
         return;
     };
-    let (conn, fd) = (shake.conn, shake.fd);
+    let (conn, fd, forks) = (shake.conn, shake.fd, shake.own_forks);
     let Some(region) = shake.own else { return };
     if let Some(reason) = shared(id) {
         session.send(&ToBroker::Unregister { token: named.token.0 });
         return step(session, id, Input::Refused(reason));
     }
-    if !grant(conn, fd, region, named.token) {
+    if !grant(conn, fd, region, named.token, forks) {
         shake.registered = Some(named);
         return;
     }
@@ -409,7 +425,7 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
             session.send(&ToBroker::Unregister { token: token.0 });
         }
         Next::Detach(token) => {
-            session.send(&ToBroker::Detach { token: token.0 });
+            session.send(&ToBroker::Detach { token: token.0, gone: false });
         }
         Next::Fallback(fallback) => {
             let Some(slot) = session.handshakes.find(id) else { return };
@@ -444,16 +460,37 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
     }
 }
 
-/// Makes our DMB and registers it. Sizes step down when memory is refused, as in the kernel ("downgrade").
+/// Registers a DMB of ours: one that served another connection of the link group, or a new one.
 fn register(session: &mut Session, id: ConnId) {
-    let Some(fd) = session.handshakes.find(id).and_then(|slot| slot.as_ref()).map(|shake| shake.fd) else {
-        return;
+    let Some(shake) = session.handshakes.find(id).and_then(|slot| slot.as_ref()) else { return };
+    let (conn, class) = (shake.conn, wished_class(shake.fd));
+    let spare = link::of(conn.block).and_then(|link| spares::take(session, link.number(), Dmb::len(class)));
+    let Some(spare) = spare else { return register_new(session, id, class) };
+    let Some(Some(shake)) = session.handshakes.find(id) else {
+        // The broker turned out to be gone.
+        return device::retire(spare.region, DmbToken(0), device::Owner::Ours);
     };
-    for class in (0..=wished_class(fd)).rev() {
+    (shake.own, shake.own_forks, shake.used) = (Some(spare.region), spare.forks, true);
+    session.send(&ToBroker::Reuse { conn: id, token: spare.token.0 });
+}
+
+/// The broker has answered: where that was whether a DMB can be used again, and it cannot, we let go of it. Says whether.
+fn answered_reuse(session: &mut Session, id: ConnId, refused: bool) -> bool {
+    let Some(Some(shake)) = session.handshakes.find(id) else { return false };
+    let in_vain = core::mem::replace(&mut shake.used, false) && refused;
+    if in_vain && let Some(region) = shake.own.take() {
+        device::retire(region, DmbToken(0), device::Owner::Ours);
+    }
+    in_vain
+}
+
+/// Makes our DMB and registers it. Sizes step down when memory is refused, as in the kernel ("downgrade").
+fn register_new(session: &mut Session, id: ConnId, most: u8) {
+    for class in (0..=most).rev() {
         let Ok(fd) = region::create("shunpike-dmb", Dmb::len(class)) else { continue };
         let Ok(region) = Region::map(fd.as_fd(), Dmb::len(class)) else { continue };
         if let Some(Some(shake)) = session.handshakes.find(id) {
-            shake.own = Some(region);
+            (shake.own, shake.own_forks) = (Some(region), device::forks());
         }
         session.send_with(&ToBroker::Register { conn: id, class }, Some(fd.as_fd()));
         return;
@@ -469,7 +506,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
             session.send(&ToBroker::Unregister { token: dmb.token.0 });
         }
         Input::Attached(dmb) => {
-            session.send(&ToBroker::Detach { token: dmb.token.0 });
+            session.send(&ToBroker::Detach { token: dmb.token.0, gone: false });
         }
         Input::Clc(bytes) => {
             // Not the kernel's way, where a server that fails after Confirm strands its client.

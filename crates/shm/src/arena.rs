@@ -165,6 +165,8 @@ pub struct Half {
     pub sizes: [AtomicU32; BUCKETS],
     /// Last sleep epoch used (changed without the lock).
     pub epoch: AtomicU32,
+    /// Forks of the process that mapped the DMB, before it did.
+    pub forks: AtomicU32,
     /// Send: ticks at which the ring was first seen full with an unmoving reader; 0 not full.
     pub full_since: AtomicU64,
     /// Calls that moved data on TCP.
@@ -180,6 +182,8 @@ pub struct Half {
     /// Send: where the process named by the block's `pid` keeps what it has lent, plus one; 0 nowhere. Receive: process of
     /// the sender, where its memory may be read; else 0.
     pub lender: AtomicU32,
+    /// Receive: link group of the lane, as the broker numbers it; 0 none.
+    pub group: AtomicU32,
     /// Receive: the sender's count of loans as far as they were consumed. Send: offset at which the oldest call with a
     /// notice still to come is consumed; 0 none.
     pub loans: AtomicU64,

@@ -496,6 +496,19 @@ impl Dmb {
         }
     }
 
+    /// Owner, with nobody who uses it: makes the header of the memory at `region` what it was at first, whoever wrote there.
+    /// The ring keeps what is in it, which the next sender is free to say again: its process wrote it.
+    #[cfg(not(loom))]
+    pub fn reset(region: Region) {
+        for at in (0..HEADER).step_by(size_of::<SharedU64>()) {
+            // SAFETY: an atomic, valid for any bit pattern; the caller's mapping stays for as long as the loop.
+            if let Some(word) = unsafe { region.at::<SharedU64>(at) } {
+                // Relaxed: the peer learns of the DMB by the broker, after this.
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Where its words are, to be found again by [`Self::at`].
     pub fn address(&self) -> usize {
         core::ptr::from_ref(self.words) as usize
@@ -616,6 +629,20 @@ mod tests {
             // SAFETY: nothing borrowed from it is left.
             unsafe { region.unmap() };
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
+    fn a_dmb_that_is_reset_is_as_it_was_at_first() {
+        let fd = crate::region::create("reset", Dmb::len(0)).expect("memfd");
+        let region = Region::map(std::os::fd::AsFd::as_fd(&fd), Dmb::len(0)).expect("maps");
+        // SAFETY: a mapping of this length, which only this thread uses.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(region.base(), region.len()) };
+        bytes.fill(0xff);
+        Dmb::reset(region);
+        assert!(bytes[..HEADER].iter().all(|&byte| byte == 0) && bytes[HEADER..].iter().all(|&byte| byte != 0));
+        // SAFETY: nothing borrowed from it is used any more.
+        unsafe { region.unmap() };
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! A message that does not parse ends the session, never the process.
 
 /// Version of this protocol; a broker refuses another one in [`Welcome`].
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Largest message, bytes. A CLC message is at most [`CLC_MAX`] of them.
 pub const MAX: usize = 1024;
 /// Largest CLC message carried, bytes (a full SMCv2.1 proposal needs 688).
@@ -150,6 +150,22 @@ pub enum ToBroker {
     Detach {
         /// Its name.
         token: u64,
+        /// It is mapped nowhere any more that the sender knows of: not in a forked child either.
+        gone: bool,
+    },
+    /// In place of Unregister: the connection is over and the owner keeps the DMB for the next one with the same process.
+    /// Answered by `Parked` once the peer has let go of it, or by `Dropped`.
+    Park {
+        /// Its name.
+        token: u64,
+    },
+    /// In place of Register, and answered like it: a parked DMB, zeroed where it matters, is to serve `conn`, under a new name.
+    /// Refused, it is let go of.
+    Reuse {
+        /// The owner's end; its matched peer is the only one that may attach.
+        conn: ConnId,
+        /// The DMB's name so far.
+        token: u64,
     },
     /// A tool's first and only message; answered by datagrams of JSON text ended by an empty one.
     /// `arg` is the query's argument, e.g. a PID or a value to set.
@@ -259,6 +275,16 @@ pub enum FromBroker {
         class: u8,
         /// 0, or the fallback reason code.
         reason: u32,
+    },
+    /// A parked DMB can be used again.
+    Parked {
+        /// Its name.
+        token: u64,
+    },
+    /// A parked DMB, or one that was to be, is let go of.
+    Dropped {
+        /// Its name.
+        token: u64,
     },
     /// An operator asks: close the lane of this connection (0: of all), stay on TCP until nominated anew.
     Revoke {
@@ -453,9 +479,10 @@ impl ToBroker {
                 w.u16(7)?;
                 w.u64(token)?;
             }
-            ToBroker::Detach { token } => {
+            ToBroker::Detach { token, gone } => {
                 w.u16(8)?;
                 w.u64(token)?;
+                w.u8(u8::from(gone))?;
             }
             ToBroker::Query { what, ref arg } => {
                 w.u16(9)?;
@@ -473,6 +500,15 @@ impl ToBroker {
                 w.u16(11)?;
                 w.u32(ring)?;
                 w.u8(class)?;
+            }
+            ToBroker::Park { token } => {
+                w.u16(12)?;
+                w.u64(token)?;
+            }
+            ToBroker::Reuse { conn, token } => {
+                w.u16(13)?;
+                w.u64(conn.0)?;
+                w.u64(token)?;
             }
         }
         Ok(w.at)
@@ -495,10 +531,12 @@ impl ToBroker {
             5 => ToBroker::Register { conn: r.conn()?, class: r.u8()? },
             6 => ToBroker::Attach { conn: r.conn()?, token: r.u64()? },
             7 => ToBroker::Unregister { token: r.u64()? },
-            8 => ToBroker::Detach { token: r.u64()? },
+            8 => ToBroker::Detach { token: r.u64()?, gone: r.flag()? },
             9 => ToBroker::Query { what: r.u16()?, arg: r.clc()? },
             10 => ToBroker::Expect { conn: r.conn()?, role: r.role()?, ip: r.take()?, port: r.u16()? },
             11 => ToBroker::Ring { ring: r.u32()?, class: r.u8()? },
+            12 => ToBroker::Park { token: r.u64()? },
+            13 => ToBroker::Reuse { conn: r.conn()?, token: r.u64()? },
             _ => return Err(SessionError::Unknown),
         };
         r.end()?;
@@ -603,6 +641,14 @@ impl FromBroker {
                 w.u16(15)?;
                 w.u32(ring)?;
             }
+            FromBroker::Parked { token } => {
+                w.u16(16)?;
+                w.u64(token)?;
+            }
+            FromBroker::Dropped { token } => {
+                w.u16(17)?;
+                w.u64(token)?;
+            }
         }
         Ok(w.at)
     }
@@ -667,6 +713,8 @@ impl FromBroker {
             13 => FromBroker::Untap { tap: r.u64()? },
             14 => FromBroker::Tapped { ring: r.u32()?, pid: r.u32()?, uid: r.u32()?, comm: r.take()? },
             15 => FromBroker::TapOver { ring: r.u32()? },
+            16 => FromBroker::Parked { token: r.u64()? },
+            17 => FromBroker::Dropped { token: r.u64()? },
             _ => return Err(SessionError::Unknown),
         };
         r.end()?;

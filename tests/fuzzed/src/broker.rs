@@ -137,6 +137,8 @@ struct World<'a> {
     tokens: Vec<(u64, Owned)>,
     /// The class of the Register, or the token of the Attach, whose answer is to come.
     asked: Option<u64>,
+    /// The DMB that a Reuse asked for: whose it is, and with which session it was.
+    again: Option<(usize, usize)>,
     settings_changed: bool,
 }
 
@@ -152,6 +154,7 @@ impl<'a> World<'a> {
             matches: HashMap::new(),
             tokens: Vec::new(),
             asked: None,
+            again: None,
             settings_changed: false,
         }
     }
@@ -181,7 +184,7 @@ impl<'a> World<'a> {
                 let (conn, class) = (script.pick(&CONNS), script.pick(&[0, 0, 0, 1, 11, 255]));
                 let memory = self.memory(class, script.byte());
                 let fds: Vec<BorrowedFd<'_>> = memory.iter().map(AsFd::as_fd).collect();
-                self.asked = Some(class.into());
+                (self.asked, self.again) = (Some(class.into()), None);
                 self.say(at, &ToBroker::Register { conn: ConnId(conn), class }, &fds);
             }
             6 | 7 => {
@@ -193,8 +196,8 @@ impl<'a> World<'a> {
                 self.say(at, &ToBroker::Unregister { token }, &[]);
             }
             9 => {
-                let token = self.token(script);
-                self.say(at, &ToBroker::Detach { token }, &[]);
+                let (token, gone) = (self.token(script), script.below(4) != 0);
+                self.say(at, &ToBroker::Detach { token, gone }, &[]);
             }
             10 => {
                 let conn = script.pick(&CONNS);
@@ -210,10 +213,19 @@ impl<'a> World<'a> {
                 let clc = ClcBytes::new(clc).expect("fits");
                 self.say(at, &ToBroker::Clc { conn: ConnId(conn), clc }, &[]);
             }
-            12 => match script.below(4) {
+            12 => match script.below(6) {
                 0 => self.leave(at),
                 1 => self.carry(script),
                 2 => self.scribble(at, script),
+                3 => {
+                    let token = self.token(script);
+                    self.say(at, &ToBroker::Park { token }, &[]);
+                }
+                4 => {
+                    let (conn, token) = (script.pick(&CONNS), self.token(script));
+                    self.ask_again(at, token);
+                    self.say(at, &ToBroker::Reuse { conn: ConnId(conn), token }, &[]);
+                }
                 _ => self.pairs[script.below(PAIRS)] = None,
             },
             13 => {
@@ -425,9 +437,10 @@ impl<'a> World<'a> {
         match message {
             Ok(ToBroker::Nominate { conn, .. }) if client.welcome => self.nominated((at, conn.0), lent),
             Ok(ToBroker::Withdraw { conn }) => self.part((at, conn.0)),
-            Ok(ToBroker::Register { class, .. }) => self.asked = Some(class.into()),
+            Ok(ToBroker::Register { class, .. }) => (self.asked, self.again) = (Some(class.into()), None),
             Ok(ToBroker::Attach { token, .. }) => self.asked = Some(token),
-            Ok(ToBroker::Unregister { token }) => self.let_go(at, token),
+            Ok(ToBroker::Unregister { token } | ToBroker::Park { token }) => self.let_go(at, token),
+            Ok(ToBroker::Reuse { token, .. }) => self.ask_again(at, token),
             _ => {}
         }
     }
@@ -436,9 +449,17 @@ impl<'a> World<'a> {
     fn say(&mut self, at: usize, message: &ToBroker, fds: &[BorrowedFd<'_>]) {
         let Some(client) = self.clients[at].as_ref().filter(|client| client.welcome) else { return };
         send(&client.socket, message, fds);
-        if let ToBroker::Unregister { token } = message {
+        if let ToBroker::Unregister { token } | ToBroker::Park { token } = message {
             self.let_go(at, *token);
         }
+    }
+
+    /// A DMB is asked for that has served before. Whatever comes of it, its old name names nothing any more.
+    fn ask_again(&mut self, at: usize, token: u64) {
+        let known = self.tokens.iter().find(|(known, owned)| *known == token && owned.owner == at);
+        self.asked = known.map(|(_, owned)| owned.class.into());
+        self.again = known.map(|(_, owned)| (owned.owner, owned.peer.0));
+        self.let_go(at, token);
     }
 
     fn let_go(&mut self, at: usize, token: u64) {
@@ -519,6 +540,9 @@ impl<'a> World<'a> {
                 let peer = peer.expect("only with a peer who may attach it");
                 assert!(token != 0 && self.tokens.iter().all(|(known, _)| *known != token), "{token:x}");
                 let class = self.asked.expect("asked for") as u8;
+                if let Some(again) = self.again {
+                    assert_eq!(again, (at, peer.0), "it was with the same two sessions");
+                }
                 self.tokens.push((token, Owned { owner: at, peer, held: true, class }));
             }
             FromBroker::Registered { token, .. } => assert_eq!(token, 0),
@@ -532,7 +556,13 @@ impl<'a> World<'a> {
                 let size = fds.first().and_then(|fd| rustix::fs::fstat(fd).ok()).map(|stat| stat.st_size);
                 assert_eq!(size, Some(Dmb::len(class) as i64));
             }
-            FromBroker::Attached { .. }
+            FromBroker::Parked { token } => {
+                let (_, owned) =
+                    self.tokens.iter().find(|(known, _)| *known == token).expect("it was given out");
+                assert!(owned.owner == at && !owned.held);
+            }
+            FromBroker::Dropped { .. }
+            | FromBroker::Attached { .. }
             | FromBroker::Again { .. }
             | FromBroker::Refused { .. }
             | FromBroker::Revoke { .. }

@@ -391,11 +391,13 @@ fn messages(peer: &Peer, session: &Session, dice: &mut Dice) {
     }
     let Ok(clc) = ClcBytes::new(&clc) else { return };
     let conn = peer.id;
-    let message = match dice.below(7) {
+    let message = match dice.below(9) {
         0 => ToBroker::Withdraw { conn },
-        1 => ToBroker::Detach { token },
+        1 => ToBroker::Detach { token, gone: dice.below(2) == 0 },
         2 => ToBroker::Unregister { token },
         3 => ToBroker::Attach { conn, token },
+        4 => ToBroker::Park { token },
+        5 => ToBroker::Reuse { conn, token },
         _ => ToBroker::Clc { conn, clc },
     };
     let _ = session.say(&message, &[]);

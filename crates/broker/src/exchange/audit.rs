@@ -27,6 +27,7 @@ impl Exchange {
         let named = named.chain(self.unanswered.iter().map(|party| party.session));
         let named = named.chain(self.expectations.sessions());
         let named = named.chain(self.links.view().into_iter().flat_map(|link| [link.client, link.server]));
+        let named = named.chain(self.parking.sessions());
         let named = named.chain(self.posts.iter().map(|post| post.to));
         match named.into_iter().find(|session| !self.members.contains_key(session)) {
             Some(session) => Err(format!("something is kept of {session:?}, which is no member")),
@@ -82,6 +83,10 @@ impl Exchange {
         let (held, limit) = (self.device.dmb_count(), self.device.dmb_limit());
         if held + self.promises.count() > limit {
             return Err(format!("{held} DMBs and {} promised, of {limit}", self.promises.count()));
+        }
+        let unknown = self.parking.tokens().find(|token| self.device.is_spare(*token).is_err());
+        if !self.parking.is_consistent() || unknown.is_some() {
+            return Err(format!("the parked are not those that the device knows: {unknown:?}"));
         }
         Ok(())
     }

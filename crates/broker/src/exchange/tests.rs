@@ -9,6 +9,7 @@ use shunpike_shm::lane::HEADER;
 use shunpike_shm::region;
 use shunpike_wire::Gid;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
 
 const SESSIONS: u64 = 3;
 
@@ -315,6 +316,143 @@ fn an_earlier_nomination_is_matched_when_its_socket_lasts() {
     }
 }
 
+/// Registers a DMB for connection 1 of session 1, whose peer is that of session 2, and attaches it there; its name.
+fn registered_and_attached(exchange: &mut Exchange) -> u64 {
+    join(exchange, party(1, 1), party(2, 1), 80);
+    exchange.register(party(1, 1), 0, memory());
+    let told = exchange.posts.pop().expect("an answer").message;
+    let FromBroker::Registered { token, reason: 0, .. } = told else { panic!("{told:?}") };
+    exchange.attach(party(2, 1), token);
+    exchange.posts.clear();
+    token
+}
+
+/// Asks for a parked DMB for connection `conn` of session 1; its new name, or why not.
+fn reuse(exchange: &mut Exchange, conn: u64, token: u64) -> Result<u64, Option<Reason>> {
+    exchange.reuse(party(1, conn), token);
+    match exchange.posts.pop().expect("an answer").message {
+        FromBroker::Registered { token, reason: 0, .. } => Ok(token),
+        FromBroker::Registered { reason, .. } => Err(Reason::from_code(reason)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_parked_dmb_serves_the_same_two_processes_again() {
+    let mut exchange = with_users(exchange(), [1000; 4]);
+    let token = registered_and_attached(&mut exchange);
+    let now = Instant::now();
+    exchange.park(SessionId(1), token, now);
+    assert_eq!(posts_to(&mut exchange, 1), [], "its peer has it still");
+    exchange.detach(SessionId(2), token, true);
+    assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Parked { token }]);
+    join(&mut exchange, party(1, 2), party(2, 2), 81);
+    exchange.posts.clear();
+    let new = reuse(&mut exchange, 2, token).expect("it is spare");
+    assert_ne!(new, token);
+    exchange.attach(party(2, 2), new);
+    assert_eq!(exchange.posts.pop().map(|post| post.fds.len()), Some(1));
+    assert_eq!((exchange.device.dmb_count(), exchange.audit()), (1, Ok(())));
+
+    // What the peer has let go of before is spare at once.
+    exchange.detach(SessionId(2), new, true);
+    exchange.park(SessionId(1), new, now);
+    assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Parked { token: new }]);
+    exchange.unregister(SessionId(1), new);
+    assert_eq!((exchange.device.dmb_count(), exchange.audit()), (0, Ok(())));
+}
+
+#[test]
+fn a_parked_dmb_serves_nobody_else() {
+    let unavailable = Err(Some(Reason::AttachRefused));
+    let parked = || {
+        let mut exchange = with_users(exchange(), [1000; 4]);
+        let token = registered_and_attached(&mut exchange);
+        exchange.park(SessionId(1), token, Instant::now());
+        (exchange, token)
+    };
+    let (mut exchange, token) = parked();
+    exchange.detach(SessionId(2), token, true);
+    join(&mut exchange, party(1, 2), party(3, 2), 81);
+    assert_eq!(reuse(&mut exchange, 2, token), unavailable, "it was another process's");
+    assert_eq!((exchange.device.dmb_count(), exchange.audit()), (0, Ok(())), "nor is it kept");
+
+    let (mut exchange, token) = parked();
+    join(&mut exchange, party(1, 2), party(2, 2), 81);
+    assert_eq!(reuse(&mut exchange, 2, token), unavailable, "its peer has it still");
+
+    let (mut exchange, token) = parked();
+    join(&mut exchange, party(3, 2), party(2, 2), 81);
+    exchange.detach(SessionId(2), token, true);
+    exchange.posts.clear();
+    exchange.reuse(party(3, 2), token);
+    exchange.park(SessionId(3), token, Instant::now());
+    exchange.unregister(SessionId(3), token);
+    let told = posts_to(&mut exchange, 3);
+    assert!(matches!(told[0], FromBroker::Registered { token: 0, .. }), "{told:?}");
+    assert_eq!((told[1], exchange.device.dmb_count()), (FromBroker::Dropped { token }, 1), "it is its owner's");
+    assert_eq!(exchange.audit(), Ok(()));
+
+    let (mut exchange, token) = parked();
+    exchange.detach(SessionId(2), token, false);
+    assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Dropped { token }], "a child of its peer may have it");
+    assert_eq!((exchange.device.dmb_count(), exchange.audit()), (0, Ok(())));
+}
+
+#[test]
+fn a_parked_dmb_goes_in_time_and_with_either_process() {
+    type End = fn(&mut Exchange, Instant);
+    let ends: [(End, usize); 4] = [
+        (|exchange, now| exchange.drop_stale(now + Duration::from_secs(10)), 1),
+        (|exchange, _| exchange.set_active(false), 1),
+        (|exchange, _| exchange.end_session(SessionId(2)), 1),
+        (|exchange, _| exchange.end_session(SessionId(1)), 0),
+    ];
+    for (number, (end, dropped)) in ends.into_iter().enumerate() {
+        let mut exchange = with_users(exchange(), [1000; 4]);
+        let token = registered_and_attached(&mut exchange);
+        exchange.detach(SessionId(2), token, true);
+        let now = Instant::now();
+        exchange.park(SessionId(1), token, now);
+        exchange.drop_stale(now + Duration::from_secs(9));
+        assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Parked { token }], "{number}");
+        end(&mut exchange, now);
+        let told = posts_to(&mut exchange, 1);
+        let told = told.iter().filter(|message| **message == FromBroker::Dropped { token });
+        assert_eq!((told.count(), exchange.device.dmb_count()), (dropped, 0), "{number}");
+        assert_eq!((exchange.audit(), exchange.stale_at()), (Ok(()), None));
+    }
+    let mut exchange = with_users(exchange(), [1000; 4]);
+    let token = registered_and_attached(&mut exchange);
+    exchange.end_session(SessionId(2));
+    exchange.posts.clear();
+    exchange.park(SessionId(1), token, Instant::now());
+    assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Dropped { token }], "its peer has gone before");
+    assert_eq!(exchange.device.dmb_count(), 0);
+}
+
+#[test]
+fn a_parked_dmb_takes_nobody_s_room() {
+    let limit: fn(&mut Policy) = |policy| policy.process.dmbs = 1;
+    for (change, limited) in [(limit, true), (|_| {}, false)] {
+        let mut exchange = with_users(exchange_with(change), [1000; 4]);
+        let token = registered_and_attached(&mut exchange);
+        exchange.detach(SessionId(2), token, true);
+        exchange.park(SessionId(1), token, Instant::now());
+        exchange.posts.clear();
+        let mut matched = 0;
+        // The device has room for sixteen, eight handshakes.
+        for conn in 2..if limited { 3 } else { 10 } {
+            join(&mut exchange, party(1, conn), party(2, conn), conn as u16);
+            matched += usize::from(exchange.peer(party(1, conn)).is_some());
+            assert_eq!(exchange.audit(), Ok(()));
+        }
+        assert_eq!(matched, if limited { 1 } else { 8 });
+        assert!(posts_to(&mut exchange, 1).contains(&FromBroker::Dropped { token }));
+        assert_eq!(exchange.device.dmb_count(), 0);
+    }
+}
+
 /// One thing that may happen to the broker.
 #[derive(Clone, Debug)]
 enum Event {
@@ -324,7 +462,11 @@ enum Event {
     Register { session: u64, conn: u64 },
     Attach { session: u64, conn: u64, token: usize },
     Unregister { session: u64, token: usize },
-    Detach { session: u64, token: usize },
+    Detach { session: u64, token: usize, gone: bool },
+    Park { session: u64, token: usize },
+    Reuse { session: u64, conn: u64, token: usize },
+    /// Some seconds go by.
+    Wait(u64),
     Die { session: u64 },
     Active(bool),
 }
@@ -341,9 +483,13 @@ fn event() -> impl Strategy<Value = Event> {
         1 => end.clone().prop_map(|(session, conn)| Event::Moving { session, conn }),
         2 => end.clone().prop_map(|(session, conn)| Event::Withdraw { session, conn }),
         4 => end.clone().prop_map(|(session, conn)| Event::Register { session, conn }),
-        4 => (end, token).prop_map(|((session, conn), token)| Event::Attach { session, conn, token }),
+        4 => (end.clone(), token.clone()).prop_map(|((session, conn), token)| Event::Attach { session, conn, token }),
         2 => holding.clone().prop_map(|(session, token)| Event::Unregister { session, token }),
-        2 => holding.prop_map(|(session, token)| Event::Detach { session, token }),
+        3 => (holding.clone(), prop::bool::weighted(0.8))
+            .prop_map(|((session, token), gone)| Event::Detach { session, token, gone }),
+        3 => holding.prop_map(|(session, token)| Event::Park { session, token }),
+        3 => (end, token).prop_map(|((session, conn), token)| Event::Reuse { session, conn, token }),
+        1 => (1..7_u64).prop_map(Event::Wait),
         1 => session.prop_map(|session| Event::Die { session }),
         1 => any::<bool>().prop_map(Event::Active),
     ]
@@ -356,6 +502,7 @@ proptest! {
     fn tables_stay_sound(events in prop::collection::vec(event(), 0..80)) {
         let mut exchange = exchange();
         let mut alive: Vec<u64> = (0..SESSIONS).collect();
+        let mut now = Instant::now();
         // Who owns each token, and the peer that the owner had then.
         let mut tokens: Vec<(u64, Party)> = Vec::new();
         for session in 0..SESSIONS {
@@ -370,10 +517,17 @@ proptest! {
             | Event::Attach { session, .. }
             | Event::Unregister { session, .. }
             | Event::Detach { session, .. }
+            | Event::Park { session, .. }
+            | Event::Reuse { session, .. }
             | Event::Die { session }) = event
             else {
-                if let Event::Active(active) = event {
-                    exchange.set_active(active);
+                match event {
+                    Event::Active(active) => exchange.set_active(active),
+                    Event::Wait(seconds) => {
+                        now += Duration::from_secs(seconds);
+                        exchange.drop_stale(now);
+                    }
+                    _ => {}
                 }
                 continue;
             };
@@ -408,12 +562,28 @@ proptest! {
                 Event::Unregister { token, .. } => {
                     exchange.unregister(SessionId(session), token_of(&tokens, token));
                 }
-                Event::Detach { token, .. } => exchange.detach(SessionId(session), token_of(&tokens, token)),
+                Event::Detach { token, gone, .. } => {
+                    exchange.detach(SessionId(session), token_of(&tokens, token), gone);
+                }
+                Event::Park { token, .. } => {
+                    exchange.park(SessionId(session), token_of(&tokens, token), now);
+                }
+                Event::Reuse { conn, token, .. } => {
+                    let owner = party(session, conn);
+                    exchange.reuse(owner, token_of(&tokens, token));
+                    let told = exchange.posts.pop().expect("an answer").message;
+                    if let FromBroker::Registered { token: new, reason: 0, .. } = told {
+                        let peer = exchange.peer(owner).expect("only with a match");
+                        prop_assert_eq!(tokens[token].1.session, peer.session);
+                        prop_assert_ne!(new, tokens[token].0);
+                        tokens.push((new, peer));
+                    }
+                }
                 Event::Die { .. } => {
                     exchange.end_session(SessionId(session));
                     alive.retain(|other| *other != session);
                 }
-                Event::Active(_) => {}
+                Event::Active(_) | Event::Wait(_) => {}
             }
             prop_assert_eq!(exchange.audit(), Ok(()));
             for post in std::mem::take(&mut exchange.posts) {

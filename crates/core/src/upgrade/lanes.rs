@@ -14,7 +14,7 @@ use super::{go_on, left_for_good, part_unless_granted};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
-use crate::{cork, device, epoll, process, sys, tap, tenants, trace};
+use crate::{cork, device, epoll, link, process, sys, tap, tenants, trace};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -40,8 +40,8 @@ pub(super) fn wished_class(fd: i32) -> u8 {
     DmbSize::holding(option(libc::SO_RCVBUF) as usize / 2).map_or(most, |size| size.class().min(most))
 }
 
-/// Offers `region` to the peer as the lane towards us. False when a thread is inside the kernel.
-pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> bool {
+/// Offers `region`, mapped after so many forks, to the peer as the lane towards us. False when a thread is inside the kernel.
+pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken, forks: u32) -> bool {
     let half = &conn.block.rx;
     {
         let _guard = half.lock.lock();
@@ -57,6 +57,8 @@ pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken) -> boo
         half.loans.store(0, Ordering::Relaxed);
         half.ring.store(dmb.capacity(), Ordering::Relaxed);
         half.token.store(token.0, Ordering::Relaxed);
+        half.group.store(link::of(conn.block).map_or(0, link::Link::number), Ordering::Relaxed);
+        half.forks.store(forks, Ordering::Relaxed);
         half.dmb.store(dmb.address(), Ordering::Relaxed);
         dmb.words().grant(1);
         half.mode.store(mode::GRANTED, Ordering::SeqCst);
@@ -101,6 +103,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         half.window.store(capacity.min(MIN_WINDOW), Ordering::Relaxed);
         half.crowded.store(0, Ordering::Relaxed);
         half.token.store(opened.peer.token.0, Ordering::Relaxed);
+        half.forks.store(shake.peer_forks, Ordering::Relaxed);
         half.generation.store(1, Ordering::Relaxed);
         // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
         let alone = tenants::alone(conn.block);

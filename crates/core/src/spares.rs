@@ -1,0 +1,141 @@
+//! DMBs of ours whose connection is over, kept mapped for the next one of the same link group and size: what the kernel's SMC
+//! does in `smc_buf_get_slot` (net/smc/smc_core.c).
+//!
+//! A DMB gets here when no thread of ours can look at it any more (see [`device`]), and is used again when the broker has said
+//! that the peer's process has let go of it, too. The next connection is one of that same process: it may have kept what it
+//! had mapped, and nobody else's bytes may come there.
+
+use shunpike_shm::Region;
+use shunpike_shm::lane::{Dmb, MIN_WINDOW};
+use shunpike_wire::DmbToken;
+use shunpike_wire::session::ToBroker;
+
+use crate::device;
+use crate::session::Session;
+
+/// Spares of a process, and of one size in a link group. Each costs its header and the smallest window, for as long as the
+/// broker keeps it.
+const MOST: usize = 64;
+const MOST_ALIKE: usize = 8;
+
+/// One of them.
+#[derive(Copy, Clone)]
+pub struct Spare {
+    /// Where it is mapped.
+    pub region: Region,
+    /// Its name.
+    pub token: DmbToken,
+    /// Link group of the connection that it served.
+    pub group: u32,
+    /// Forks of this process before it was mapped.
+    pub forks: u32,
+}
+
+impl Spare {
+    fn is_like(&self, group: u32, len: usize) -> bool {
+        self.group == group && self.region.len() == len
+    }
+
+    fn let_go(self) {
+        // SAFETY: its grace period was over before it became a spare, and nobody was given its address since.
+        unsafe { self.region.unmap() };
+    }
+}
+
+/// The spares of a process, and whether the broker has said that they can be used; the first `count` are there, the latest
+/// behind.
+pub struct Spares {
+    slots: [Option<(Spare, bool)>; MOST],
+    count: usize,
+}
+
+impl Spares {
+    /// None.
+    pub const fn new() -> Self {
+        Self { slots: [None; MOST], count: 0 }
+    }
+
+    fn places(&self, is_it: impl Fn(&Spare, bool) -> bool) -> impl DoubleEndedIterator<Item = usize> {
+        (0..self.count).filter(move |at| self.slots[*at].is_some_and(|(spare, ready)| is_it(&spare, ready)))
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Spare> {
+        let (spare, _) = self.slots.get_mut(at)?.take()?;
+        self.slots.get_mut(at..self.count)?.rotate_left(1);
+        self.count -= 1;
+        Some(spare)
+    }
+
+    /// Enters one. Where there are too many, the oldest has to go.
+    fn put(&mut self, spare: Spare) -> Option<Spare> {
+        let alike = || self.places(|other, _| other.is_like(spare.group, spare.region.len()));
+        let oldest = if alike().count() < MOST_ALIKE { 0 } else { alike().next().unwrap_or(0) };
+        let is_full = self.count == MOST || alike().count() >= MOST_ALIKE;
+        let evicted = if is_full { self.remove(oldest) } else { None };
+        if let Some(slot) = self.slots.get_mut(self.count) {
+            *slot = Some((spare, false));
+            self.count += 1;
+        }
+        evicted
+    }
+
+    /// The broker says that it can be used.
+    pub fn ready(&mut self, token: DmbToken) {
+        let known = self.slots.iter_mut().take(self.count).flatten().find(|(spare, _)| spare.token == token);
+        if let Some((_, ready)) = known {
+            *ready = true;
+        }
+    }
+
+    /// The broker has let go of it.
+    pub fn dropped(&mut self, token: DmbToken) {
+        let at = self.places(|spare, _| spare.token == token).next();
+        if let Some(spare) = at.and_then(|at| self.remove(at)) {
+            spare.let_go();
+        }
+    }
+
+    /// The broker has let go of all, or they are another process's.
+    pub fn clear(&mut self) {
+        while let Some(spare) = self.count.checked_sub(1).and_then(|at| self.remove(at)) {
+            spare.let_go();
+        }
+    }
+}
+
+/// Keeps what no thread of ours looks at any more, if the broker agrees.
+pub fn park(session: &mut Session, spare: Spare) {
+    if session.device.is_none() {
+        return spare.let_go();
+    }
+    if let Some(dmb) = Dmb::new(spare.region, spare.token.0)
+        // Not to be relied upon, nor need it: the whole of it counts for the limits.
+        && dmb.words().window() > u64::from(MIN_WINDOW)
+    {
+        dmb.release_behind(u64::from(MIN_WINDOW));
+    }
+    if let Some(evicted) = session.spares.put(spare) {
+        discard(session, evicted);
+    }
+    session.send(&ToBroker::Park { token: spare.token.0 });
+}
+
+/// One of `len` bytes for a connection of link group `group`, as good as new.
+pub fn take(session: &mut Session, group: u32, len: usize) -> Option<Spare> {
+    let latest = |spares: &Spares| spares.places(|spare, ready| ready && spare.is_like(group, len)).next_back();
+    while let Some(at) = latest(&session.spares) {
+        let spare = session.spares.remove(at)?;
+        if spare.forks == device::forks() {
+            Dmb::reset(spare.region);
+            return Some(spare);
+        }
+        // A child may have it still, and must not see the next connection's bytes.
+        discard(session, spare);
+    }
+    None
+}
+
+fn discard(session: &mut Session, spare: Spare) {
+    spare.let_go();
+    session.send(&ToBroker::Unregister { token: spare.token.0 });
+}
