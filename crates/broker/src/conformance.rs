@@ -167,7 +167,11 @@ fn a_parked_dmb_serves_the_same_two_again(device: &mut impl IsmDevice) {
     assert_eq!(device.detach_dmb(token, peer, true), Ok(()));
     assert_eq!(device.is_spare(token), Ok(true));
     assert_eq!(device.held_by_session(owner).dmbs, 1, "it counts");
-    assert_eq!(device.reuse_dmb(token, next(3, 11), next(2, 21)), Err(IsmError::UnknownToken), "not the owner");
+    assert_eq!(
+        device.reuse_dmb(token, next(3, 11), next(2, 21)),
+        Err(IsmError::UnknownToken),
+        "not the owner"
+    );
     assert_eq!(device.reuse_dmb(token, next(1, 11), next(3, 21)), Err(IsmError::NotAllowed), "not its peer");
     let new = device.reuse_dmb(token, next(1, 11), next(2, 21)).expect("spare");
     assert_ne!(new, token);

@@ -248,4 +248,4 @@ pub fn move_data(dmb: &Dmb, sndbuf: &Dmb, offset: u64, n: usize) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -122,7 +122,8 @@ pub fn park(session: &mut Session, spare: Spare) {
 
 /// One of `len` bytes for a connection of link group `group`, as good as new.
 pub fn take(session: &mut Session, group: u32, len: usize) -> Option<Spare> {
-    let latest = |spares: &Spares| spares.places(|spare, ready| ready && spare.is_like(group, len)).next_back();
+    let latest =
+        |spares: &Spares| spares.places(|spare, ready| ready && spare.is_like(group, len)).next_back();
     while let Some(at) = latest(&session.spares) {
         let spare = session.spares.remove(at)?;
         if spare.forks == device::forks() {
@@ -138,4 +139,68 @@ pub fn take(session: &mut Session, group: u32, len: usize) -> Option<Spare> {
 fn discard(session: &mut Session, spare: Spare) {
     spare.let_go();
     session.send(&ToBroker::Unregister { token: spare.token.0 });
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fd::AsFd;
+    use shunpike_shm::region;
+
+    use super::*;
+    use crate::session;
+
+    fn spare(token: u64, group: u32, class: u8) -> Spare {
+        let memory = region::create("shunpike-test-spare", Dmb::len(class)).expect("a memfd");
+        let region = Region::map(memory.as_fd(), Dmb::len(class)).expect("a mapping");
+        Spare { region, token: DmbToken(token), group, forks: device::forks() }
+    }
+
+    fn tokens(session: &Session) -> Vec<u64> {
+        session.spares.slots.iter().flatten().map(|(spare, _)| spare.token.0).collect()
+    }
+
+    /// The session is one for all tests of the process.
+    #[test]
+    fn the_latest_of_its_group_and_size_that_the_broker_agrees_to() {
+        let _alone = device::tests::alone();
+        let mut session = session::lock();
+        for (token, group, class) in [(1, 1, 0), (2, 1, 1), (3, 2, 0), (4, 1, 0), (5, 1, 0)] {
+            assert!(session.spares.put(spare(token, group, class)).is_none());
+        }
+        assert!(take(&mut session, 1, Dmb::len(0)).is_none(), "nobody has agreed");
+        [1, 2, 3, 4, 99].into_iter().for_each(|token| session.spares.ready(DmbToken(token)));
+        let mut taken = |group, class| {
+            let taken = take(&mut session, group, Dmb::len(class))?;
+            taken.let_go();
+            Some(taken.token.0)
+        };
+        assert_eq!(
+            [(1, 0), (1, 1), (1, 1), (3, 0), (1, 0), (1, 0)].map(|(g, c)| taken(g, c)),
+            [Some(4), Some(2), None, None, Some(1), None]
+        );
+        assert_eq!(tokens(&session), [3, 5]);
+        session.spares.dropped(DmbToken(5));
+        session.spares.dropped(DmbToken(5));
+        // A fork's child may have what is mapped.
+        device::hold_across_fork();
+        device::let_go_after_fork();
+        assert!(take(&mut session, 2, Dmb::len(0)).is_none());
+        assert_eq!(tokens(&session), []);
+
+        // Few of a kind, and not too many of all kinds: the oldest go.
+        let mut evicted = |token, group| {
+            session.spares.put(spare(token, group, 0)).map(|old| {
+                old.let_go();
+                old.token.0
+            })
+        };
+        let alike = MOST_ALIKE as u64;
+        assert_eq!(evicted(100, 9), None);
+        assert!((1..=alike).all(|token| evicted(token, 1).is_none()));
+        assert_eq!(evicted(alike + 1, 1), Some(1));
+        assert!((0..MOST as u64 - alike - 1).all(|token| evicted(200 + token, 10 + token as u32).is_none()));
+        assert_eq!((evicted(300, 9), evicted(301, 9)), (Some(100), Some(2)));
+        session.spares.clear();
+        assert_eq!(tokens(&session), []);
+    }
 }

@@ -640,7 +640,9 @@ mod tests {
         let bytes = unsafe { core::slice::from_raw_parts_mut(region.base(), region.len()) };
         bytes.fill(0xff);
         Dmb::reset(region);
-        assert!(bytes[..HEADER].iter().all(|&byte| byte == 0) && bytes[HEADER..].iter().all(|&byte| byte != 0));
+        assert!(
+            bytes[..HEADER].iter().all(|&byte| byte == 0) && bytes[HEADER..].iter().all(|&byte| byte != 0)
+        );
         // SAFETY: nothing borrowed from it is used any more.
         unsafe { region.unmap() };
     }

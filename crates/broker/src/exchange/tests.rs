@@ -390,12 +390,20 @@ fn a_parked_dmb_serves_nobody_else() {
     exchange.unregister(SessionId(3), token);
     let told = posts_to(&mut exchange, 3);
     assert!(matches!(told[0], FromBroker::Registered { token: 0, .. }), "{told:?}");
-    assert_eq!((told[1], exchange.device.dmb_count()), (FromBroker::Dropped { token }, 1), "it is its owner's");
+    assert_eq!(
+        (told[1], exchange.device.dmb_count()),
+        (FromBroker::Dropped { token }, 1),
+        "it is its owner's"
+    );
     assert_eq!(exchange.audit(), Ok(()));
 
     let (mut exchange, token) = parked();
     exchange.detach(SessionId(2), token, false);
-    assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Dropped { token }], "a child of its peer may have it");
+    assert_eq!(
+        posts_to(&mut exchange, 1),
+        [FromBroker::Dropped { token }],
+        "a child of its peer may have it"
+    );
     assert_eq!((exchange.device.dmb_count(), exchange.audit()), (0, Ok(())));
 }
 
@@ -437,6 +445,8 @@ fn a_parked_dmb_takes_nobody_s_room() {
     for (change, limited) in [(limit, true), (|_| {}, false)] {
         let mut exchange = with_users(exchange_with(change), [1000; 4]);
         let token = registered_and_attached(&mut exchange);
+        exchange.withdraw(party(1, 1));
+        exchange.withdraw(party(2, 1));
         exchange.detach(SessionId(2), token, true);
         exchange.park(SessionId(1), token, Instant::now());
         exchange.posts.clear();
@@ -456,18 +466,52 @@ fn a_parked_dmb_takes_nobody_s_room() {
 /// One thing that may happen to the broker.
 #[derive(Clone, Debug)]
 enum Event {
-    Nominate { session: u64, conn: u64, side: u8, port: u16 },
-    Moving { session: u64, conn: u64 },
-    Withdraw { session: u64, conn: u64 },
-    Register { session: u64, conn: u64 },
-    Attach { session: u64, conn: u64, token: usize },
-    Unregister { session: u64, token: usize },
-    Detach { session: u64, token: usize, gone: bool },
-    Park { session: u64, token: usize },
-    Reuse { session: u64, conn: u64, token: usize },
+    Nominate {
+        session: u64,
+        conn: u64,
+        side: u8,
+        port: u16,
+    },
+    Moving {
+        session: u64,
+        conn: u64,
+    },
+    Withdraw {
+        session: u64,
+        conn: u64,
+    },
+    Register {
+        session: u64,
+        conn: u64,
+    },
+    Attach {
+        session: u64,
+        conn: u64,
+        token: usize,
+    },
+    Unregister {
+        session: u64,
+        token: usize,
+    },
+    Detach {
+        session: u64,
+        token: usize,
+        gone: bool,
+    },
+    Park {
+        session: u64,
+        token: usize,
+    },
+    Reuse {
+        session: u64,
+        conn: u64,
+        token: usize,
+    },
     /// Some seconds go by.
     Wait(u64),
-    Die { session: u64 },
+    Die {
+        session: u64,
+    },
     Active(bool),
 }
 

@@ -12,7 +12,7 @@ use super::*;
 use crate::{process, session};
 
 /// One quarantine for all tests of the process: one at a time.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static STARTED: Once = Once::new();
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     STARTED.call_once(|| process::start(process::Options::default()));
@@ -140,6 +140,96 @@ fn the_caller_s_own_section_keeps_it() {
     assert!(is_mapped(&region));
     drop(section);
     goes_soon(&region);
+}
+
+/// A lane's memory, let go of.
+fn lane_of(owner: Owner) -> Region {
+    use rustix::fd::AsFd;
+    let memory = region::create("shunpike-test-lane", 4096).expect("a memfd");
+    let region = Region::map(memory.as_fd(), 4096).expect("a mapping");
+    retire_lane(region, DmbToken(7), owner, Some(Lane { group: 1, forks: forks() }));
+    region
+}
+
+/// What the broker is to be told of now, as a sweep finds it.
+fn told() -> Vec<(Stage, bool)> {
+    let (mut quarantine, mut from) = (RETIRED.lock(), 0);
+    quarantine.turn(|place| readers::is_dead(place) || readers::is_own(place));
+    let told =
+        core::iter::from_fn(|| quarantine.due(&mut from)).map(|item| (item.stage, item.lane.is_some()));
+    told.collect()
+}
+
+/// The same once nobody looks at anything.
+fn told_at_last() -> Vec<(Stage, bool)> {
+    let start = Instant::now();
+    while RETIRED.lock().present().any(|item| !matches!(item.stage, Stage::Spare | Stage::Unmapped)) {
+        assert!(start.elapsed() < Duration::from_secs(20), "still looked at");
+        RETIRED.lock().turn(|place| readers::is_dead(place) || readers::is_own(place));
+        std::thread::yield_now();
+    }
+    told()
+}
+
+fn fork() {
+    hold_across_fork();
+    let_go_after_fork();
+}
+
+impl core::fmt::Debug for Stage {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Stage::Fresh => "fresh",
+            Stage::Waiting => "waiting",
+            Stage::Spare => "spare",
+            Stage::Unmapped => "unmapped",
+        })
+    }
+}
+
+#[test]
+fn a_lane_s_memory_is_told_of_when_nobody_looks_at_it() {
+    let _alone = alone();
+    let inside = Inside::new();
+    let own = lane_of(Owner::Ours);
+    lane_of(Owner::Peer);
+    assert_eq!(told(), []);
+    inside.leave();
+    let mut told = told_at_last();
+    told.sort_by_key(|(stage, _)| *stage as u8);
+    assert_eq!(told, [(Stage::Spare, true), (Stage::Unmapped, true)]);
+    // SAFETY: ours is still mapped, and nobody else was told of it.
+    unsafe { own.unmap() };
+    inside.end();
+}
+
+#[test]
+fn what_a_thread_keeps_for_long_is_told_of_and_not_used_again() {
+    let _alone = alone();
+    let inside = Inside::new();
+    lane_of(Owner::Ours);
+    lane_of(Owner::Peer);
+    let early: Vec<_> = (0..=PATIENCE).map(|_| told()).collect();
+    assert!(early.iter().take(PATIENCE.into()).all(Vec::is_empty));
+    assert!(
+        early
+            .last()
+            .is_some_and(|told| matches!(told[..], [(Stage::Waiting, false), (Stage::Waiting, false)]))
+    );
+    inside.leave();
+    assert_eq!(told_at_last(), [], "told of before");
+    assert_eq!(RETIRED.lock().count, 0);
+    inside.end();
+}
+
+#[test]
+fn what_a_child_may_have_mapped_is_not_used_again() {
+    let _alone = alone();
+    for owner in [Owner::Ours, Owner::Peer] {
+        lane_of(owner);
+        fork();
+        assert_eq!(told_at_last(), [(Stage::Unmapped, false)], "{owner:?}");
+    }
 }
 
 #[test]
