@@ -110,7 +110,7 @@ pub fn sweep(session: &mut Session) {
     while let Some(item) = due(&mut from) {
         conclude(session, item);
     }
-    if RETIRED.lock().present().any(|item| !item.told) {
+    if session.device.is_some() && RETIRED.lock().present().any(|item| !item.told) {
         session::look_later();
     }
 }

@@ -79,11 +79,17 @@ impl Spares {
         evicted
     }
 
-    /// The broker says that it can be used.
+    /// The broker says that it can be used. Not before does its memory go: the peer may have had to take back from there what we
+    /// left unread.
     pub fn ready(&mut self, token: DmbToken) {
         let known = self.slots.iter_mut().take(self.count).flatten().find(|(spare, _)| spare.token == token);
-        if let Some((_, ready)) = known {
-            *ready = true;
+        let Some((spare, ready)) = known else { return };
+        *ready = true;
+        if let Some(dmb) = Dmb::new(spare.region, token.0)
+            // Not to be relied upon, nor need it: the whole of it counts for the limits.
+            && dmb.words().window() > u64::from(MIN_WINDOW)
+        {
+            dmb.release_behind(u64::from(MIN_WINDOW));
         }
     }
 
@@ -107,12 +113,6 @@ impl Spares {
 pub fn park(session: &mut Session, spare: Spare) {
     if session.device.is_none() {
         return spare.let_go();
-    }
-    if let Some(dmb) = Dmb::new(spare.region, spare.token.0)
-        // Not to be relied upon, nor need it: the whole of it counts for the limits.
-        && dmb.words().window() > u64::from(MIN_WINDOW)
-    {
-        dmb.release_behind(u64::from(MIN_WINDOW));
     }
     if let Some(evicted) = session.spares.put(spare) {
         discard(session, evicted);
@@ -157,6 +157,23 @@ mod tests {
 
     fn tokens(session: &Session) -> Vec<u64> {
         session.spares.slots.iter().flatten().map(|(spare, _)| spare.token.0).collect()
+    }
+
+    /// A peer that has not detached may yet read what it sent there, to send it again by TCP.
+    #[test]
+    fn memory_is_given_back_when_the_peer_has_let_go_of_it() {
+        let mut spares = Spares::new();
+        let spare = spare(8, 1, 1);
+        let dmb = Dmb::new(spare.region, 8).expect("a DMB");
+        dmb.words().set_window(2 * u64::from(MIN_WINDOW));
+        // SAFETY: within the ring, which only this thread uses.
+        let byte = |at: u64| unsafe { &mut *dmb.span(at).0 };
+        (*byte(5), *byte(20_000)) = (7, 7);
+        assert!(spares.put(spare).is_none());
+        assert_eq!((*byte(5), *byte(20_000)), (7, 7));
+        spares.ready(spare.token);
+        assert_eq!((*byte(5), *byte(20_000)), (7, 0));
+        spares.clear();
     }
 
     /// The session is one for all tests of the process.
