@@ -51,7 +51,7 @@ pub struct Spares {
 
 impl Spares {
     /// None.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { slots: [None; MOST], count: 0 }
     }
 
