@@ -181,7 +181,7 @@ def test_libevent(world, sources, back_end):
     compare(world, run, wanted=80)
 
 
-REDIS_LINE = re.compile(r"\[(?:\x1b\[[0-9;]*m)*(ok|err|skip|ignore|exception)(?:\x1b\[[0-9;]*m)*\]: (.*?)(?: \(\d+ ms\))?$")
+REDIS_LINE = re.compile(r"\[(?:\x1b\[[0-9;]*m)*(ok|err|skip|ignore|exception)(?:\x1b\[[0-9;]*m)*\]: (.*?)(?: \(\d+ ms\)| in tests/\S+\.tcl)?$")
 
 
 @pytest.mark.skipif(not ALL, reason="takes half an hour: make suites")

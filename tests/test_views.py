@@ -163,6 +163,15 @@ def test_chk_sees_a_server_that_is_not_ours(world):
     assert "Failed (TCP fallback), reasons:" in said
 
 
+def test_chk_of_a_server_that_overwrites_its_environment(world):
+    """redis-server has a title where its environment was: whose broker it uses its session tells."""
+    accel, port = Accel(world, "both"), free_port()
+    accel.server("redis", ["redis-server", "--port", port, "--save", "", "--dir", world.directory]).wait_listening(port)
+    accel.client("benchmark", ["redis-benchmark", "-p", port, "-q", "-c", 2, "-n", 2000, "-t", "set"]).finish()
+    status, said = asked(accel.broker, "chk", f"127.0.0.1:{port}")
+    assert status == 0 and f"both ends use the broker at {accel.broker.socket}" in said, said
+
+
 @needs_root
 def test_chk_knows_the_policy(world):
     pair = Pair(world)

@@ -143,9 +143,10 @@ fn library(pid: Option<u32>) -> Finding {
 }
 
 fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
-    let mut findings = vec![same_broker(&broker.socket, pid)];
+    let mut findings = Vec::new();
     match broker.answer::<Check>(what::CHECK, &format!("{} {uid}", pid.unwrap_or(0))) {
         Ok(check) => {
+            findings.push(same_broker(&broker.socket, pid, check.session));
             findings.push(Finding {
                 name: "device",
                 is_so: Some(check.active),
@@ -184,21 +185,28 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
     findings
 }
 
-fn same_broker(ours: &Path, pid: Option<u32>) -> Finding {
+/// Whether the process uses the broker at `ours`. One that has a session there does, whatever is in its environment, which
+/// programs overwrite to show a title.
+fn same_broker(ours: &Path, pid: Option<u32>, session: Option<bool>) -> Finding {
     let theirs = pid.and_then(|pid| kernel::variables(pid, crate::socket::VARIABLE)).map(|variables| {
         variables
             .into_iter()
             .find(|(name, _)| name == crate::socket::VARIABLE)
             .map(|(_, path)| PathBuf::from(path))
     });
-    let is_so = theirs.as_ref().map(|theirs| theirs.as_deref() == Some(ours));
-    let text = match &theirs {
-        Some(Some(path)) if is_so == Some(true) => format!("both ends use the broker at {}", path.display()),
-        Some(Some(path)) => {
-            format!("it uses the broker at {}, you the one at {}", path.display(), ours.display())
+    let loaded = || pid.and_then(kernel::has_library) == Some(true);
+    let both = || format!("both ends use the broker at {}", ours.display());
+    let (is_so, text) = match &theirs {
+        _ if session == Some(true) => (Some(true), both()),
+        Some(Some(path)) if path == ours => (Some(true), both()),
+        Some(Some(path)) => (
+            Some(false),
+            format!("it uses the broker at {}, you the one at {}", path.display(), ours.display()),
+        ),
+        Some(None) => {
+            ((!loaded()).then_some(false), format!("it names no broker; yours is at {}", ours.display()))
         }
-        Some(None) => format!("it names no broker; yours is at {}", ours.display()),
-        None => format!("which broker it uses cannot be seen; yours is at {}", ours.display()),
+        None => (None, format!("which broker it uses cannot be seen; yours is at {}", ours.display())),
     };
     Finding { name: "broker", is_so, text, advice: "start both with the same SHUNPIKE_SOCKET (or --socket)" }
 }
