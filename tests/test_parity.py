@@ -130,6 +130,16 @@ def test_both_ends_in_one_process(world, bed, mode, program):
     accel.verify(lanes=8, lane_bytes=1 << 20)
 
 
+@pytest.mark.parametrize("mode", ["tcp", "earned"])
+def test_events_in_the_order_of_arrival(world, bed, mode):
+    """A program that writes to one connection and then to another may count on the server's hearing in that order."""
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
+    both = accel.client("both", [bed / "order", port])
+    accel.warmed(lanes=8)
+    assert both.finish() == "50 rounds\n"
+    accel.verify(lanes=8)
+
+
 @pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("how", ["lt", "et"])
 def test_storm_of_short_connections(world, bed, mode, how):

@@ -362,6 +362,8 @@ pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn,
     }
     let (begin, interrupts) = (clock::ticks(), conn::restarts_before().1);
     let patience = PATIENCE_US.load(Ordering::Relaxed);
+    // Who does not want to be blocked waits for a busy peer no longer than one need.
+    let longest = if conn::must_block(conn.block, fd).is_err() { SHORT_US } else { u64::MAX };
     let mut waited = false;
     loop {
         if conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
@@ -371,7 +373,7 @@ pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn,
             upgrade::nominate(conn, fd);
         }
         let Some((cause, most)) = hope(conn.block, patience) else { break };
-        if clock::ticks() - begin >= clock::from_us(most) {
+        if clock::ticks() - begin >= clock::from_us(most.min(longest)) {
             give_up(conn.block, cause, patience);
             break;
         }

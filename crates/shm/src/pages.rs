@@ -111,20 +111,35 @@ impl CqNews {
         self.news.iter().any(|word| word.load(Ordering::Acquire) != 0)
     }
 
-    /// Consumer: takes the news and calls `each` with every slot named, before it looks at the connections:
-    /// what is posted meanwhile is found the next time.
-    pub fn take(&self, mut each: impl FnMut(u16)) {
-        for (word, base) in self.news.iter().zip((0u16..).step_by(64)) {
-            if word.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
+    /// Consumer: takes the news, before it looks at the connections: what is posted meanwhile is found the next time.
+    pub fn take(&self) -> News {
+        News(core::array::from_fn(|at| match self.news[at].load(Ordering::Relaxed) {
+            0 => 0,
             // Acquire pairs with the Release of `post`.
-            let mut bits = word.swap(0, Ordering::AcqRel);
-            while bits != 0 {
-                each(base + bits.trailing_zeros() as u16);
-                bits &= bits - 1;
-            }
-        }
+            _ => self.news[at].swap(0, Ordering::AcqRel),
+        }))
+    }
+}
+
+/// Slots that have news, a bit each.
+#[derive(Copy, Clone)]
+pub struct News([u64; SLOTS / 64]);
+
+impl News {
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Each of them, by number.
+    pub fn slots(self) -> impl Iterator<Item = u16> {
+        self.0.into_iter().zip((0u16..).step_by(64)).flat_map(|(mut bits, base)| {
+            core::iter::from_fn(move || {
+                let slot = (bits != 0).then(|| base + bits.trailing_zeros() as u16);
+                bits &= bits.wrapping_sub(1);
+                slot
+            })
+        })
     }
 }
 
@@ -139,6 +154,9 @@ impl Default for CqNews {
 pub struct LinkPage {
     /// News for side 0 and for side 1.
     pub halves: [[CqNews; CQS]; 2],
+    /// When each connection's were posted last, by the poster's clock, before the post; read after the take. A hostile value
+    /// can make the events of this group come in another order.
+    pub posted: [[AtomicU32; SLOTS]; 2],
 }
 
 #[cfg(not(loom))]
