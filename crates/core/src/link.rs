@@ -47,24 +47,16 @@ impl Link {
         self.id.load(Ordering::Relaxed)
     }
 
-    fn page(&self) -> Option<&'static LinkPage> {
+    fn half(&self, to: usize, cq: u8) -> Option<&'static CqNews> {
         let page = self.page.load(Ordering::Relaxed) as *const LinkPage;
         // SAFETY: a verified mapping of a link page, which only ever gives its place to another one; atomics only.
-        unsafe { page.as_ref() }
-    }
-
-    fn half(&self, to: usize, cq: u8) -> Option<&'static CqNews> {
-        self.page()?.halves.get(to)?.get(usize::from(cq))
+        unsafe { page.as_ref() }?.halves.get(to)?.get(usize::from(cq))
     }
 
     /// Posts "look at `slot`" to each of the queues `cqs` (a bit each) of side `to`, and rings their doorbells where the
     /// consumers sleep. Posts come first: whom a ring wakes, which may be at once and in our place, finds all queues told.
     pub fn post(&self, to: usize, cqs: u8, slot: u16) {
         let each = || (0..CQS).filter(|cq| cqs >> cq & 1 != 0);
-        let posted = self.page().and_then(|page| page.posted.get(to)?.get(usize::from(slot)));
-        if let Some(posted) = posted {
-            posted.store(moment(), Ordering::Relaxed);
-        }
         let mut asleep = [None; CQS];
         for cq in each() {
             asleep[cq] = self.half(to, cq as u8).and_then(|half| half.post(slot));
@@ -109,37 +101,16 @@ impl Link {
         self.half(side, cq).map_or(0, CqNews::rung)
     }
 
-    /// Takes the news of queue `cq` and calls `each` with where the registrations of every connection named begin, in the
-    /// order of the posts: a program that writes to one connection and then to another may count on that, as on TCP.
+    /// Takes the news of queue `cq` and calls `each` with where the registrations of every connection named begin.
     pub fn take_news(&self, cq: u8, mut each: impl FnMut(&AtomicU32)) {
         let side = usize::from(self.side.load(Ordering::Relaxed));
-        let Some(news) = self.half(side, cq).map(CqNews::take) else { return };
-        let mut tell = |slot: u16| {
+        let Some(half) = self.half(side, cq) else { return };
+        half.take(|slot| {
             if let Some(first) = self.slots.get(usize::from(slot)) {
                 each(first);
             }
-        };
-        if news.count() < 2 {
-            return news.slots().for_each(tell);
-        }
-        let posted = self.page().and_then(|page| page.posted.get(side));
-        let posted = |slot| posted?.get(usize::from(slot)).map(|word| word.load(Ordering::Relaxed));
-        // Copied first: the peer can write them meanwhile. The oldest is the smallest.
-        let (now, mut order) = (moment(), [0u64; SLOTS]);
-        let mut n = 0;
-        for (slot, to) in news.slots().zip(&mut order) {
-            let age = now.wrapping_sub(posted(slot).unwrap_or(now));
-            *to = u64::from(!age) << 16 | u64::from(slot);
-            n += 1;
-        }
-        order[..n].sort_unstable();
-        order[..n].iter().for_each(|&one| tell(one as u16));
+        });
     }
-}
-
-/// Now, as posts are ordered by: some tens of nanoseconds are one, and minutes until it comes again.
-fn moment() -> u32 {
-    (clock::ticks() >> 6) as u32
 }
 
 /// Where the list of a connection's epoll registrations begins, while it is on a link.

@@ -1,7 +1,7 @@
 //! Pages that the broker creates: a session's mailbox counter, the knobs, and the link page of two processes.
 
 use crate::primitive::{self, Ordering, full_fence_after_rmw};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 /// Size of each of these pages, bytes.
 pub const PAGE: usize = 4096;
@@ -49,11 +49,23 @@ pub struct KnobPage {
 /// | news | 0x00 | poster sets bits, consumer takes them | consumer | make it look at connections of this link in vain |
 /// | sleeps | 0x20 | consumer declares, poster clears | poster | cost the poster a needless write to an eventfd, or itself a wake-up |
 /// | rung | 0x28 | poster | consumer | make the consumer's statistics of wake-ups lie, and cost it a yield |
+/// | posts, order | 0x40 | poster | consumer | make the connections of this link be looked at in another order |
 #[repr(C, align(128))]
 pub struct CqNews {
     news: [primitive::AtomicU64; SLOTS / 64],
     sleeps: primitive::AtomicU64,
     rung: AtomicU64,
+    posted: Posted,
+}
+
+/// Last posts that a queue remembers.
+const LAST: usize = 30;
+
+/// The order of the last posts. A help only: what was posted the bits say.
+#[repr(C, align(64))]
+struct Posted {
+    count: AtomicU32,
+    slots: [AtomicU16; LAST],
 }
 
 /// A consumer's declared sleep, as a poster saw it.
@@ -64,7 +76,8 @@ impl CqNews {
     /// No news, nobody asleep: what a fresh page holds.
     pub fn new() -> Self {
         let word = || primitive::AtomicU64::new(0);
-        Self { news: core::array::from_fn(|_| word()), sleeps: word(), rung: AtomicU64::new(0) }
+        let posted = Posted { count: AtomicU32::new(0), slots: [const { AtomicU16::new(0) }; LAST] };
+        Self { news: core::array::from_fn(|_| word()), sleeps: word(), rung: AtomicU64::new(0), posted }
     }
 
     /// Poster: connection `slot` has news. Returns the sleep to ring for and then to call [`Self::answered`]
@@ -72,6 +85,8 @@ impl CqNews {
     #[must_use]
     pub fn post(&self, slot: u16) -> Option<Sleep> {
         let word = self.news.get(usize::from(slot / 64))?;
+        let at = self.posted.count.fetch_add(1, Ordering::Relaxed) as usize % LAST;
+        self.posted.slots[at].store(slot, Ordering::Relaxed);
         // Release pairs with the Acquire of `take`; the read-modify-write and fence with `declare`: one of
         // the two sees the other.
         word.fetch_or(1 << (slot % 64), Ordering::AcqRel);
@@ -111,35 +126,38 @@ impl CqNews {
         self.news.iter().any(|word| word.load(Ordering::Acquire) != 0)
     }
 
-    /// Consumer: takes the news, before it looks at the connections: what is posted meanwhile is found the next time.
-    pub fn take(&self) -> News {
-        News(core::array::from_fn(|at| match self.news[at].load(Ordering::Relaxed) {
-            0 => 0,
-            // Acquire pairs with the Release of `post`.
-            _ => self.news[at].swap(0, Ordering::AcqRel),
-        }))
-    }
-}
-
-/// Slots that have news, a bit each.
-#[derive(Copy, Clone)]
-pub struct News([u64; SLOTS / 64]);
-
-impl News {
-    /// How many there are.
-    pub fn count(&self) -> u32 {
-        self.0.iter().map(|word| word.count_ones()).sum()
-    }
-
-    /// Each of them, by number.
-    pub fn slots(self) -> impl Iterator<Item = u16> {
-        self.0.into_iter().zip((0u16..).step_by(64)).flat_map(|(mut bits, base)| {
-            core::iter::from_fn(move || {
-                let slot = (bits != 0).then(|| base + bits.trailing_zeros() as u16);
-                bits &= bits.wrapping_sub(1);
-                slot
-            })
-        })
+    /// Consumer: takes the news and calls `each` with every slot named, before it looks at the connections:
+    /// what is posted meanwhile is found the next time. In the order of the posts, as far as that is known: a program that
+    /// writes to one connection and then to another may count on it, as on TCP.
+    pub fn take(&self, mut each: impl FnMut(u16)) {
+        let mut bits: [u64; SLOTS / 64] =
+            core::array::from_fn(|at| match self.news[at].load(Ordering::Relaxed) {
+                0 => 0,
+                // Acquire pairs with the Release of `post`.
+                _ => self.news[at].swap(0, Ordering::AcqRel),
+            });
+        let (mut last, mut n) = ([0; LAST], 0);
+        if bits.iter().map(|word| word.count_ones()).sum::<u32>() > 1 {
+            let count = self.posted.count.load(Ordering::Relaxed) as usize;
+            // The latest first; what is not among them is older.
+            for back in 1..=LAST {
+                let slot = self.posted.slots[count.wrapping_sub(back) % LAST].load(Ordering::Relaxed);
+                let Some(word) = bits.get_mut(usize::from(slot / 64)) else { continue };
+                let bit = 1 << (slot % 64);
+                if *word & bit != 0 {
+                    *word &= !bit;
+                    last[n] = slot;
+                    n += 1;
+                }
+            }
+        }
+        for (mut word, base) in bits.into_iter().zip((0u16..).step_by(64)) {
+            while word != 0 {
+                each(base + word.trailing_zeros() as u16);
+                word &= word - 1;
+            }
+        }
+        last[..n].iter().rev().for_each(|&slot| each(slot));
     }
 }
 
@@ -154,9 +172,6 @@ impl Default for CqNews {
 pub struct LinkPage {
     /// News for side 0 and for side 1.
     pub halves: [[CqNews; CQS]; 2],
-    /// When each connection's were posted last, by the poster's clock, before the post; read after the take. A hostile value
-    /// can make the events of this group come in another order.
-    pub posted: [[AtomicU32; SLOTS]; 2],
 }
 
 #[cfg(not(loom))]

@@ -54,7 +54,7 @@ impl Set {
                 active.iter().for_each(|active| active.set(true));
             }
             if !late {
-                self.news.take().slots().for_each(|slot| active[usize::from(slot)].set(true));
+                self.news.take(|slot| active[usize::from(slot)].set(true));
             }
             for (slot, lane) in self.lanes.iter().enumerate().filter(|(slot, _)| active[*slot].get()) {
                 let unread = |at: Cursor| lane.prod().offset() > at.offset();
@@ -70,7 +70,7 @@ impl Set {
                 }
             }
             if late {
-                let _ = self.news.take();
+                self.news.take(|_| {});
             }
             let done = at.iter().all(|at| at.offset() == messages);
             if done || active.iter().any(Cell::get) {
