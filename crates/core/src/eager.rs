@@ -353,9 +353,10 @@ pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn,
     if !may_be_nominated(conn.block) && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none() {
         return Ok(conn);
     }
+    let blocks = conn::must_block(conn.block, fd).is_ok();
     if let Some(flags) = reading
         && (flags & libc::MSG_DONTWAIT != 0
-            || conn::must_block(conn.block, fd).is_err()
+            || !blocks
             || conn::timeout_option(fd, libc::SO_RCVTIMEO).is_some())
     {
         return Ok(conn);
@@ -363,7 +364,7 @@ pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn,
     let (begin, interrupts) = (clock::ticks(), conn::restarts_before().1);
     let patience = PATIENCE_US.load(Ordering::Relaxed);
     // Who does not want to be blocked waits for a busy peer no longer than one need.
-    let longest = if conn::must_block(conn.block, fd).is_err() { SHORT_US } else { u64::MAX };
+    let longest = if blocks { u64::MAX } else { SHORT_US };
     let mut waited = false;
     loop {
         if conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {

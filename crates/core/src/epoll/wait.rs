@@ -93,9 +93,11 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
         // Held: what a scan told of does not become the kernel's before that is asked.
         let control = CONTROL.lock();
         n += scan(set, set.list.lock(), out, |_| false);
-        n += of_kernel(&mut out[n..], Some(&control));
-        // The kernel may have told of lanes, too.
-        n += scan(set, set.list.lock(), &mut out[n..], |reg| reg.reported.get() > before);
+        if n < out.len() {
+            n += of_kernel(&mut out[n..], Some(&control));
+            // The kernel may have told of lanes, too.
+            n += scan(set, set.list.lock(), &mut out[n..], |reg| reg.reported.get() > before);
+        }
     } else {
         n += if due { of_kernel(out, None) } else { 0 };
         n += scan_after(set, out, n, before);
