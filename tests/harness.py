@@ -220,12 +220,13 @@ class Accel:
         self.broker = world.broker(*broker_options) if mode != "tcp" else None
 
     @classmethod
-    def eager(cls, world, mode, warms=False):
+    def eager(cls, world, mode, warms=False, broker_options=()):
         """For one of EAGER_MODES. A program of the test-bed that has to earn its lane warms up for longer; `warms`: until
         the test calls `warmed`."""
         if mode == "earned":
             world.env |= {"BED_WARM_UNTIL": str(world.directory / "warm")} if warms else {"BED_WARM_MS": "300"}
-        return cls(world, "both" if mode == "earned" else mode, [] if mode in ("tcp", "earned") else ["--eager"])
+        options = [] if mode in ("tcp", "earned") else ["--eager"]
+        return cls(world, "both" if mode == "earned" else mode, options, broker_options)
 
     def server(self, name, argv, **options):
         return self.start(name, argv, self.mode in ("server", "both"), **options)

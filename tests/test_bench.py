@@ -110,17 +110,29 @@ def test_told_to_end_it_shows_what_it_has_and_leaves_nothing(world):
     assert "interrupted: the rounds are not complete" in running.out, running.describe()
 
 
-def test_what_zerocopy_saves(world):
-    """The sender's CPU time falls on lanes, where its bytes are not copied; TCP copies all the same."""
+def zerocopy_rows(world, name):
+    """What is left with MSG_ZEROCOPY by lane, percent: the sender's CPU time, that of both ends, the speed."""
+    report = world.directory / f"{name}-{len(list(world.directory.iterdir()))}.json"
+    bench(world, "--quick", name, "--json", report).finish(120)
+    rows = {row["name"]: row["sides"]["nocopy"] for row in json.loads(report.read_text())["rows"]}
+    assert set(rows) == {f"{name} {of}" for of in ("sender", "both", "speed")}
+    assert all(0 < side["median"] < 2000 and side["lanes"] >= 1 for side in rows.values()), rows
+    return [rows[f"{name} {of}"]["median"] for of in ("sender", "both", "speed")]
+
+
+def until_one(measure, is_good):
+    """Copying comes in two speeds here (docs/speed.md), and a run of a quarter of a second in one of them: some more, if need be."""
     seen = []
-    # Copying comes in two speeds here (docs/speed.md), and a run of a quarter of a second in one of them: some more, if need be.
-    while len(seen) < 6 and (not seen or min(seen) >= 70):
-        report = world.directory / f"report-{len(seen)}.json"
-        bench(world, "--quick", "zerocopy-1m", "--json", report).finish(120)
-        rows = {row["name"]: row["sides"] for row in json.loads(report.read_text())["rows"]}
-        assert set(rows) == {"zerocopy-1m sender", "zerocopy-1m both", "zerocopy-1m speed"}
-        assert all(0 < side["median"] < 1000 for sides in rows.values() for side in sides.values()), rows
-        sender = rows["zerocopy-1m sender"]
-        assert sender["nocopy"]["lanes"] >= 1 and sender["nocopy"]["median"] < sender["tcp"]["median"], sender
-        seen.append(sender["nocopy"]["median"])
-    assert min(seen) < 70, f"percent of what copying costs it: {seen}"
+    while len(seen) < 6 and not any(map(is_good, seen)):
+        seen.append(measure())
+    assert any(map(is_good, seen)), seen
+
+
+def test_lending_saves_the_sender_its_copies(world):
+    """Where all is lent, whatever it costs the receiver."""
+    until_one(lambda: zerocopy_rows(world, "lent-1m")[0], lambda sender: sender < 70)
+
+
+def test_zerocopy_is_no_slower_than_copying(world):
+    """Where the machine decides: which of the two is quicker is measured, and the quicker way taken."""
+    until_one(lambda: zerocopy_rows(world, "zerocopy-64k")[2], lambda speed: speed > 80)

@@ -17,8 +17,9 @@ HASH = re.compile(r"hash ([0-9a-f]{16})")
 
 
 def start(world, bed, case, mode="both", env=None, prefix=()):
-    """The two ends of a case, and who runs them; the sender by way of `prefix`."""
-    accel, port = Accel.eager(world, mode), free_port()
+    """The two ends of a case, and who runs them; the sender by way of `prefix`. All that can be lent is, however fast this machine
+    copies."""
+    accel, port = Accel.eager(world, mode, broker_options=["--set", "lend_bytes=32K"]), free_port()
     env = fifos(world) | (env or {})
     server = accel.server("server", [bed / "lent", "server", case, port], env=env).wait_listening(port)
     client = accel.client("client", [*prefix, bed / "lent", "client", case, port], env=env)

@@ -93,6 +93,7 @@ impl Server {
             Knob::DmbCopy => &page.dmb_copy,
             Knob::Wmem => &page.wmem,
             Knob::MaxCqs => &page.max_cqs,
+            Knob::LendBytes => &page.lend_bytes,
             Knob::NominateCalls => &page.nominate_calls,
             Knob::NominateBytes => &page.nominate_bytes,
             Knob::SpinUs => &page.spin_us,

@@ -32,6 +32,8 @@ pub enum Knob {
     DmbCopy,
     /// Completion queues of a process.
     MaxCqs,
+    /// Buffers of MSG_ZEROCOPY that are lent.
+    LendBytes,
 }
 
 /// What is written for people and checked for all.
@@ -69,7 +71,7 @@ const ABSENT: [(&str, &str); 4] = [
 
 impl Knob {
     /// All of them, SMC's first.
-    pub const ALL: [Knob; 11] = [
+    pub const ALL: [Knob; 12] = [
         Knob::Wmem,
         Knob::Rmem,
         Knob::MaxConnsPerLgr,
@@ -81,6 +83,7 @@ impl Knob {
         Knob::Active,
         Knob::DmbCopy,
         Knob::MaxCqs,
+        Knob::LendBytes,
     ];
 
     fn form(self) -> Form {
@@ -148,6 +151,13 @@ impl Knob {
                 CQS as u64,
                 CQS as u64,
                 "completion queues that the epoll sets and threads of a process are spread over; 1: all share one",
+            ),
+            Knob::LendBytes => form(
+                "lend_bytes",
+                0,
+                1 << 30,
+                0,
+                "MSG_ZEROCOPY: buffers from this size on are lent, at any cost; 0: where it is measured to be no slower",
             ),
         }
     }

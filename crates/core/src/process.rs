@@ -52,6 +52,7 @@ static DEFAULTS: KnobPage = KnobPage {
     cpus: AtomicU32::new(1),
     wmem: AtomicU32::new(0),
     max_cqs: AtomicU32::new(0),
+    lend_bytes: AtomicU32::new(0),
 };
 
 /// What the environment asks for.

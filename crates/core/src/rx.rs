@@ -19,6 +19,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
+use crate::zerocopy::pace;
 use crate::{clock, cork, eager, epoll, peek, process, session, sys};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
@@ -235,9 +236,12 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         return if words.cons().has(Cursor::TAKEN) { taken(conn, &dmb, prod, at, fd) } else { Step::Empty };
     }
     let mut n = bufs.left().min(unread as usize);
-    let lent = words.lent().0 != half.loans.load(Ordering::Relaxed);
+    let known = half.loans.load(Ordering::Relaxed);
+    let lent = words.lent().0 != known;
     let delivered = if lent {
         lent_bytes(conn, &dmb, bufs, (offset, prod.offset()), n, flags)
+    } else if known != 0 {
+        borrowing::from_ring(half, &dmb, bufs, offset, n, flags)
     } else {
         peek::deliver(half, &dmb, bufs, offset, n, flags).map(|()| n).map_err(Failure::Errno)
     };
@@ -284,7 +288,9 @@ fn lent_bytes(
     if conn.block.rx.loans.load(Ordering::Relaxed) == 0 {
         borrowing::probe(conn, dmb);
     }
-    borrowing::deliver(conn, dmb, bufs, at, n, flags)
+    let delivered = borrowing::deliver(conn, dmb, bufs, at, n, flags);
+    pace::tell(&conn.block.rx, dmb.words());
+    delivered
 }
 
 /// The DMB as the sender uses it, the producer's word, and how much is unread and may be seen; all checked. `None`: no sender that

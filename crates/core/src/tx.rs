@@ -20,6 +20,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::lending;
+use crate::zerocopy::pace::{self, Way};
 use crate::{clock, cork, eager, process, session, sys, tap, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
@@ -313,10 +314,12 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if n < lending::LEAST_PART {
         from = core::ptr::null();
     }
-    let done = if from.is_null() {
-        put(half, &dmb, source, offset, n)
-    } else {
+    let done = if !from.is_null() {
         lending::lend(&dmb, from, n, offset)
+    } else if call.is_entered() {
+        pace::timed(half, Way::Ring, || put(half, &dmb, source, offset, n))
+    } else {
+        put(half, &dmb, source, offset, n)
     };
     let n = match done {
         Ok(n) => n,

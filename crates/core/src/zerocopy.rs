@@ -5,13 +5,15 @@
 //! net/core/dev.c), and only such a peer has a lane: so it is no loss that calls are still ours for a while after a lane
 //! has gone (see shm's `notices` for who numbers them, and when).
 //!
-//! Here: a call, its notice, and who is woken by it. `errqueue`: how the program reads them.
+//! Here: a call, its notice, and who is woken by it. `pace`: whether lending is the quicker way. `errqueue`: how the program reads
+//! the notices.
 
 pub mod borrowing;
 mod errqueue;
 pub mod lending;
+pub mod pace;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, mode};
@@ -22,7 +24,7 @@ use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::tx::{self, Source};
-use crate::{epoll, link, process, ready, sys, wait};
+use crate::{clock, epoll, link, process, ready, sys, wait};
 
 pub use errqueue::{read, read_bare};
 
@@ -177,10 +179,32 @@ impl Call {
 /// Whether a call of `size` bytes may be made, by the rule that the kernel has for the pages that it would pin
 /// (mm_account_pinned_pages, net/core/skbuff.c). Nothing is outstanding here from earlier calls. Errors: ENOBUFS.
 fn admit(block: &Block, size: usize) -> Result<(), Errno> {
-    use rustix::process::{Resource, getrlimit};
-    let pages = (size as u64 >> 12) + 2;
-    let refused = getrlimit(Resource::Memlock).current.is_some_and(|limit| pages > limit >> 12);
+    let refused = (size as u64 >> 12) + 2 > lockable();
     if block.notices.are_full() || refused && !sys::may_lock_memory() { Err(Errno::NOBUFS) } else { Ok(()) }
+}
+
+/// RLIMIT_MEMLOCK in pages as last asked for, and ticks of when; 0 never. Another process may change it (prlimit): it is asked again
+/// after a while.
+static LOCKABLE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+const ASK_AGAIN_US: u64 = 10_000;
+
+fn lockable() -> u64 {
+    use rustix::process::{Resource, getrlimit};
+    let [pages, asked] = &LOCKABLE;
+    let now = clock::ticks();
+    if now.wrapping_sub(asked.load(Ordering::Relaxed)) > clock::from_us(ASK_AGAIN_US) {
+        pages.store(
+            getrlimit(Resource::Memlock).current.map_or(u64::MAX, |limit| limit >> 12),
+            Ordering::Relaxed,
+        );
+        asked.store(now, Ordering::Relaxed);
+    }
+    pages.load(Ordering::Relaxed)
+}
+
+/// The process changes one of its limits.
+pub fn limit_changes() {
+    LOCKABLE[1].store(0, Ordering::Relaxed);
 }
 
 /// Notices that nobody was told of may have become readable while a lane ended. With no lock held.

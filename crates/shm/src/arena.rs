@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Identifies an arena, and its layout's version.
-pub const MAGIC: u64 = 0x5348_554e_5049_4b35;
+pub const MAGIC: u64 = 0x5348_554e_5049_4b36;
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.
 pub const BLOCKS: usize = 32 * 1024;
 /// Blocks that are looked at for a free one before a new one is touched.
@@ -187,6 +187,9 @@ pub struct Half {
     /// Receive: the sender's count of loans as far as they were consumed. Send: offset at which the oldest call with a
     /// notice still to come is consumed; 0 none.
     pub loans: AtomicU64,
+    /// Where MSG_ZEROCOPY is used, how long copies take, in ticks per 64 KiB: into or out of the ring, and (receive) from the
+    /// sender's memory; 0 unknown.
+    pub paces: [AtomicU32; 2],
     /// Receive: how much we had sent, by lane and TCP, when a reader of a bulk stream last looked.
     pub answered: AtomicU64,
     /// Receive: where in the lane it found that to be more than before.
@@ -402,6 +405,8 @@ impl Block {
                 &half.starved,
                 &half.peeker,
                 &half.lender,
+                &half.paces[0],
+                &half.paces[1],
             ] {
                 word.store(0, Ordering::Relaxed);
             }

@@ -142,7 +142,12 @@ impl Held {
 /// A word alone on its pair of cache lines; but for prod, which the window, what is held and the count of loans follow, and for the wait
 /// words, each followed by when it was last answered.
 #[repr(C, align(128))]
-pub(crate) struct Line(pub(crate) SharedU64, SharedU64, SharedU64, pub(crate) SharedU64);
+pub(crate) struct Line(
+    pub(crate) SharedU64,
+    pub(crate) SharedU64,
+    pub(crate) SharedU64,
+    pub(crate) SharedU64,
+);
 
 impl Line {
     pub(crate) fn new() -> Self {

@@ -8,6 +8,7 @@
 //! | lent | 0x018 | S | R | name slots that hold nothing: each is checked |
 //! | witness | 0x280 | S | R | make R read 16 bytes of S, in vain |
 //! | answer | 0x300 | R | S | make S lend what R then cannot read: R's own loss |
+//! | paces | 0x308, 0x310 | R | S | make S lend where that is slower, or copy: R's own loss |
 //! | slots | 0x380 | S | R | name any memory of S: it is S's stream. R reads no other process, and checks place and length |
 //!
 //! R copies from S's memory first and asks then whether the loan still stood: if not, the copy is worth nothing, and the
@@ -142,6 +143,19 @@ impl Words {
         self.loans.answer.0.load(Ordering::Relaxed) == 1
     }
 
+    /// Receiver: how long it takes to copy out of the ring, and from the sender's memory; ticks per 64 KiB, 0 unknown.
+    pub fn tell_paces(&self, (ring, lent): (u32, u32)) {
+        self.loans.answer.1.store(ring.into(), Ordering::Relaxed);
+        self.loans.answer.2.store(lent.into(), Ordering::Relaxed);
+    }
+
+    /// What the receiver told of its paces last (ring, lent), unchecked: for a guess.
+    pub fn paces(&self) -> (u32, u32) {
+        let [ring, lent] =
+            [&self.loans.answer.1, &self.loans.answer.2].map(|word| word.load(Ordering::Relaxed));
+        (ring as u32, lent as u32)
+    }
+
     /// Sender, under its lock: loan number `number`, whose slot is free, stands. Its bytes are published after this.
     pub fn lend(&self, number: u32, loan: Loan) {
         let slot = self.slot(number);
@@ -207,5 +221,8 @@ mod tests {
         assert!(!words.stands(u32::MAX));
         words.answer(false);
         assert!(!words.may_lend());
+        assert_eq!(words.paces(), (0, 0));
+        words.tell_paces((7, u32::MAX));
+        assert_eq!(words.paces(), (7, u32::MAX));
     }
 }

@@ -40,6 +40,9 @@ pub struct KnobPage {
     pub wmem: AtomicU32,
     /// Completion queues that a process spreads its pollers over; 0 (an older broker): no limit.
     pub max_cqs: AtomicU32,
+    /// MSG_ZEROCOPY: buffers of so many bytes or more are lent, whatever it costs; 0: larger ones where that is measured to be
+    /// no slower.
+    pub lend_bytes: AtomicU32,
 }
 
 /// News for one completion queue of one side, in a link page (models/cq.pml).

@@ -17,10 +17,12 @@ use shunpike_wire::Reason;
 use crate::bufs::Bufs;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
+use crate::zerocopy::pace;
 use crate::{clock, conn, process, tx, user};
 
-/// A buffer of a call is lent from this size on, bytes; below, the receiver's system call costs more than the copy.
-pub const LEAST: usize = 32 * 1024;
+/// A buffer of a call is lent from this size on, bytes, where lending is the quicker way (`pace`); below, the receiver's system call costs
+/// more than the copy.
+const LEAST: usize = 32 * 1024;
 /// A part of one, where there is no room for more, from this size on.
 pub const LEAST_PART: usize = 4096;
 /// Connections of a process that lend at a time; others copy.
@@ -220,7 +222,9 @@ fn ledger_for(block: &Block) -> Option<&'static Ledger> {
 
 /// What to do with the next bytes of a call that asks for a notice. `None`: they are copied as ever. Under the send lock.
 pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
-    let (before, from, len) = bufs.first_of(LEAST, LEAST_PART)?;
+    let forced = process::knobs().lend_bytes.load(Ordering::Relaxed) as usize;
+    let least = if forced == 0 { LEAST } else { forced };
+    let (before, from, len) = bufs.first_of(least, LEAST_PART)?;
     let half = &block.tx;
     let may = block.pid.load(Ordering::Relaxed) == process::pid()
         && block.holders.load(Ordering::Relaxed).count_ones() == 1
@@ -236,6 +240,10 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
         {
             words.announce(witness);
         }
+        return None;
+    }
+    let offset = half.cursor.load(Ordering::Relaxed);
+    if forced == 0 && !pace::favours(half, dmb, offset, len) {
         return None;
     }
     let ledger = ledger_for(block)?;

@@ -1,0 +1,101 @@
+//! Pace: whether lending is no slower than copying, by the clock.
+//!
+//! Which of the two is quicker the machine decides: the kernel copies a lender's memory page by page, while the ring is filled
+//! and emptied by the widest instructions that a CPU has, mostly within its caches (docs/zerocopy.md). So both ends time what
+//! they copy, in ticks per 64 KiB, and the receiver tells the sender (shm's `loans`). Both are tried again now and then: memory
+//! goes cold, and neighbours come.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::Half;
+use shunpike_shm::lane::{Dmb, Words};
+
+use crate::clock;
+
+/// Copies of fewer bytes say more about the call than about its bytes.
+const LEAST: usize = 16 * 1024;
+/// Both ways are measured once in so many bytes of a lane, again and again,
+const AGAIN: u64 = 256 << 20;
+/// ... lending by so many loans, of at most so many bytes.
+const LOANS: u64 = 4;
+const LARGE: u64 = 1 << 20;
+
+/// What was copied.
+#[derive(Copy, Clone)]
+pub enum Way {
+    /// Into the ring, or out of it.
+    Ring,
+    /// From the sender's memory.
+    Lent,
+}
+
+/// Does `copy`, which says how many bytes it copied, and keeps the pace that it had. Under the half's lock.
+pub fn timed<E>(half: &Half, way: Way, copy: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+    let begin = clock::ticks();
+    let copied = copy()?;
+    if copied >= LEAST {
+        let ticks = clock::ticks().wrapping_sub(begin);
+        let sample = (ticks.saturating_mul(64 * 1024) / copied as u64).min(u64::from(u32::MAX)) as u32;
+        let word = &half.paces[way as usize];
+        word.store(after(word.load(Ordering::Relaxed), sample), Ordering::Relaxed);
+    }
+    Ok(copied)
+}
+
+/// A pace once a sample more is known. A thread that lost its CPU in the middle counts for little.
+fn after(known: u32, sample: u32) -> u32 {
+    match known {
+        0 => sample.max(1),
+        known => known - known / 4 + sample.min(known.saturating_mul(2)).max(4) / 4,
+    }
+}
+
+/// Receiver: what it has measured, for the sender, where that is no longer about what it was told. Under the receive lock.
+pub fn tell(half: &Half, words: &Words) {
+    let paces @ (ring, lent) = (pace(half, Way::Ring), pace(half, Way::Lent));
+    let told = words.paces();
+    if [(ring, told.0), (lent, told.1)].iter().any(|&(now, told)| now.abs_diff(told) > told / 8) {
+        words.tell_paces(paces);
+    }
+}
+
+fn pace(half: &Half, way: Way) -> u32 {
+    half.paces[way as usize].load(Ordering::Relaxed)
+}
+
+/// Sender: whether a loan of `len` bytes at `offset` is no slower than a copy, as far as is known, or is made to learn that. Under
+/// the send lock.
+pub fn favours(half: &Half, dmb: &Dmb, offset: u64, len: usize) -> bool {
+    let since = offset % AGAIN;
+    // Twice round the ring: its pages are there then, and the pace of a copy is that of memory in use.
+    let copies = 2 * dmb.capacity() as u64;
+    let loans = LOANS * (len as u64).min(LARGE);
+    if since < copies + loans {
+        return since >= copies;
+    }
+    let (theirs, lent) = dmb.words().paces();
+    // Both ends copy at the same time: the slower one is waited for.
+    let ring = theirs.max(pace(half, Way::Ring));
+    lent != 0 && lent <= ring
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pace_follows_what_is_measured_but_not_a_single_pause() {
+        let mut pace = after(0, 1000);
+        assert_eq!(pace, 1000);
+        pace = after(pace, 1_000_000);
+        assert!(pace <= 1300, "{pace}");
+        for _ in 0..40 {
+            pace = after(pace, 4000);
+        }
+        assert!((3900..=4100).contains(&pace), "{pace}");
+        for _ in 0..80 {
+            pace = after(pace, 10);
+        }
+        assert!((1..=20).contains(&pace), "{pace}");
+    }
+}
