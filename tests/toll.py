@@ -15,6 +15,7 @@ from procs import PATIENCE, free_port, until
 
 ROUNDS = 500  # of one turn: some milliseconds
 BOUND = 1.05
+MORE = 0.05  # system calls for a message
 
 
 class Dialogue:
@@ -62,7 +63,7 @@ class Dialogue:
             self.turn()
         for tracer in tracers:
             tracer.signal(2)
-            tracer.popen.wait(10)
+            tracer.popen.wait(60)
         lines = (re.fullmatch(r"(\w+) +(\d+) *", line) for trace in traces for line in trace.read_text().splitlines())
         counts = {}
         for name, count in (line.groups() for line in lines if line):

@@ -317,7 +317,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     let done = if !from.is_null() {
         lending::lend(&dmb, from, n, offset)
     } else if call.is_entered() {
-        pace::timed(half, Way::Ring, || put(half, &dmb, source, offset, n))
+        pace::timed(half, Way::Ring, n, || put(half, &dmb, source, offset, n))
     } else {
         put(half, &dmb, source, offset, n)
     };
@@ -348,6 +348,9 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             Block::count(half, n);
             if call.is_entered() {
                 call.note(&dmb, from, n, offset);
+                if n == source.left() {
+                    call.complete();
+                }
             }
             drop(guard);
             if quiet {

@@ -38,6 +38,8 @@ pub struct Call {
     /// What it has lent, and whether anything of it was copied.
     lent: Option<lending::Lent>,
     copied: bool,
+    /// It has its number.
+    counted: bool,
 }
 
 /// Whose a call on TCP is.
@@ -51,7 +53,7 @@ impl Call {
     /// A call with these flags.
     #[inline]
     pub fn new(flags: i32) -> Self {
-        Self { flags, asks: None, entered: None, lent: None, copied: false }
+        Self { flags, asks: None, entered: None, lent: None, copied: false, counted: false }
     }
 
     /// The flags for a call of the kernel that is made in its course.
@@ -156,17 +158,30 @@ impl Call {
         }
     }
 
+    /// All of its bytes are on the lane. Under the send lock still.
+    pub fn complete(&mut self) {
+        self.count(true);
+    }
+
+    /// What it came to gets its number. Under the send lock.
+    fn count(&mut self, moved: bool) {
+        if let Some(conn) = self.entered.filter(|_| !self.counted) {
+            self.counted = true;
+            conn.block.notices.leave(moved);
+            if moved {
+                lending::ended(conn.block, self.lent, self.copied);
+            }
+        }
+    }
+
     #[cold]
-    fn leave(self, fd: i32, outcome: &Outcome) {
+    fn leave(mut self, fd: i32, outcome: &Outcome) {
         if let Some(conn) = self.entered {
             let moved = matches!(outcome, Outcome::Libc(1..) | Outcome::Ours(Ok(1..)));
-            {
+            if !self.counted {
                 let _critical = critical();
                 let _guard = tx::lock(conn.block);
-                conn.block.notices.leave(moved);
-                if moved {
-                    lending::ended(conn.block, self.lent, self.copied);
-                }
+                self.count(moved);
             }
             if moved {
                 tell(conn);

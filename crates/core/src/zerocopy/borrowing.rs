@@ -114,14 +114,14 @@ pub fn deliver(
                 break;
             }
             let n = (loan.end() - at).min(PIECE);
-            match pace::timed(half, Way::Lent, || read.fill_copy(&copy, &loan, at, n as usize)) {
+            match pace::timed(half, Way::Lent, n as usize, || read.fill_copy(&copy, &loan, at, n as usize)) {
                 Ok(0) => {}
                 Ok(n) => half.peeked.store(at + n as u64, Ordering::Relaxed),
                 Err(failure) => return so_far(at - offset, failure),
             }
             continue;
         }
-        match pace::timed(half, Way::Lent, || read.direct(&rest, &loan, at, n)) {
+        match pace::timed(half, Way::Lent, n, || read.direct(&rest, &loan, at, n)) {
             Ok(n) => {
                 rest.advance(n);
                 at += n as u64;
@@ -143,7 +143,7 @@ pub fn from_ring(
     flags: i32,
 ) -> Result<usize, Failure> {
     let copied =
-        pace::timed(half, Way::Ring, || peek::deliver(half, dmb, bufs, offset, n, flags).map(|()| n));
+        pace::timed(half, Way::Ring, n, || peek::deliver(half, dmb, bufs, offset, n, flags).map(|()| n));
     pace::tell(half, dmb.words());
     copied.map_err(Failure::Errno)
 }

@@ -29,8 +29,16 @@ pub enum Way {
     Lent,
 }
 
-/// Does `copy`, which says how many bytes it copied, and keeps the pace that it had. Under the half's lock.
-pub fn timed<E>(half: &Half, way: Way, copy: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+/// Does `copy`, which says how many of `n` bytes it copied, and keeps the pace that it had. Under the half's lock.
+pub fn timed<E>(
+    half: &Half,
+    way: Way,
+    n: usize,
+    copy: impl FnOnce() -> Result<usize, E>,
+) -> Result<usize, E> {
+    if n < LEAST {
+        return copy();
+    }
     let begin = clock::ticks();
     let copied = copy()?;
     if copied >= LEAST {
