@@ -305,7 +305,7 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
 /// At exit: what the peer wants back goes out, unread bytes reset the connection as on TCP, and what a forked
 /// process held, it holds no more.
 pub fn at_exit() {
-    lending::recall_all();
+    lending::close();
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let _critical = critical();

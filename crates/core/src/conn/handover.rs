@@ -10,7 +10,7 @@ use super::{drop_end, lane_closed, note, phase, settle};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{link, ready, rx, session, sys, tx, upgrade};
+use crate::{link, process, ready, rx, session, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -66,7 +66,10 @@ fn is_socket_of(block: &Block, fd: i32) -> bool {
 
 /// Before exec(): connections whose descriptors survive it are handed over, on a lane or not yet.
 pub fn before_exec() {
-    lending::recall_all();
+    // Not of the process on whose memory a child of vfork() runs. After an exec that fails, all is copied.
+    if sys::pid() == process::pid() {
+        lending::close();
+    }
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let survives = rustix::io::fcntl_getfd(session::borrowed(fd))

@@ -33,7 +33,7 @@ const CALLS: u32 = 128;
 static LEDGER: [Ledger; LEDGERS] = [const { Ledger::new() }; LEDGERS];
 /// Some connection has, or had, a ledger: until then there is nothing to look for at a fork, 256 pages that nobody touched.
 static LENDS: AtomicBool = AtomicBool::new(false);
-/// The process has become another user, or none that may be looked at: nobody may read its memory any more.
+/// The process ends, or has become another user or one that may not be looked at: nobody may read its memory any more.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 /// A page of this process alone, whose first 16 bytes are random. 0: none yet.
 static WITNESS: AtomicUsize = AtomicUsize::new(0);
@@ -399,7 +399,7 @@ pub fn forget(block: &Block) {
     }
 }
 
-/// Before the process forks, executes something else or ends: no memory of it is lent any more.
+/// Before the process forks: no memory of it is lent any more.
 pub fn recall_all() {
     if !LENDS.load(Ordering::Relaxed) {
         return;
@@ -417,7 +417,7 @@ pub fn recall_all() {
     }
 }
 
-/// The process becomes one that others may not look at: it lends no more.
+/// The process ends, or becomes one that others may not look at: it lends no more, whichever of its threads still sends.
 pub fn close() {
     CLOSED.store(true, Ordering::Relaxed);
     recall_all();
