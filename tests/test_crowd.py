@@ -60,3 +60,35 @@ def test_each_of_a_crowd_gets_its_lane(world, bed, eager, stopped):
 def is_stopped(pid):
     with open(f"/proc/{pid}/stat") as stat:
         return stat.read().rsplit(")", 1)[1].split()[0] == "T"
+
+
+ASKS = """
+import socket, sys, time
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+connection.settimeout(20)
+longest = 0
+for number in range(200):
+    begin = time.monotonic()
+    connection.sendall(b"%3d" % number)
+    assert connection.recv(3, socket.MSG_WAITALL) == b"%3d" % number
+    longest = max(longest, time.monotonic() - begin)
+    time.sleep(0.005)
+print("answered", longest)
+"""
+
+
+def test_nobody_waits_for_the_busy_ones(world):
+    """A server with connections in many link groups, some of them always busy, hears of one that is not, in a group that is
+    its own and the last."""
+    accel = Accel(world, "both", ["--eager"], broker_options=["--set", "max_conns_per_lgr=16"])
+    port, endpoint = free_port(), "tcp:{}"
+    at = endpoint.format(port)
+    accel.server("echo", [world.binary, "bench-load", "echo", at]).wait_listening(port)
+    busy = accel.client("busy", [world.binary, "bench-load", "crowd", at, 240, 8, 600])
+    until(lambda: accel.broker.stats().lanes >= 240, lambda: f"240 lanes: {accel.broker.stats()}", seconds=60)
+    asking = accel.client("asks", [sys.executable, "-c", ASKS, port])
+    word, longest = asking.finish().split()
+    assert word == "answered" and float(longest) < 5, longest
+    assert busy.popen.poll() is None, "the busy ones still were"
+    assert len(json.loads(accel.broker.tool("linkgroup", "--json"))["link_groups"]) >= 15
+    busy.kill()

@@ -134,6 +134,21 @@ pub fn all() -> impl Iterator<Item = &'static Link> {
     TABLE.iter().take(high).filter(|link| link.used.load(Ordering::Acquire))
 }
 
+/// Of the link groups in use those in the next `n` places after the ones of the last call with this `cursor`, going round.
+pub fn round(cursor: &AtomicU32, n: usize) -> impl Iterator<Item = &'static Link> {
+    let high = HIGH.load(Ordering::Acquire) as usize;
+    next(&TABLE[..high], cursor, n).filter(|link| link.used.load(Ordering::Acquire))
+}
+
+fn next<'a, T>(of: &'a [T], cursor: &AtomicU32, n: usize) -> impl Iterator<Item = &'a T> {
+    let at = cursor.load(Ordering::Relaxed) as usize;
+    let begin = if at < of.len() { at } else { 0 };
+    let n = n.min(of.len());
+    cursor.store((begin + n) as u32, Ordering::Relaxed);
+    let (before, from) = of.split_at(begin);
+    from.iter().chain(before).take(n)
+}
+
 /// The link group of a connection.
 #[inline]
 pub fn of(block: &Block) -> Option<&'static Link> {
@@ -229,4 +244,18 @@ pub fn part(block: &Block) {
         at.store(0, Ordering::Relaxed);
     }
     link.conns.fetch_sub(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_has_its_turn() {
+        for len in 0..40usize {
+            let (of, cursor) = (Vec::from_iter(0..len), AtomicU32::new(7));
+            let seen = Vec::from_iter((0..=len.div_ceil(8)).flat_map(|_| next(&of, &cursor, 8)));
+            assert!(of.iter().all(|place| seen.contains(&place)), "{len}: {seen:?}");
+        }
+    }
 }

@@ -112,10 +112,14 @@ fn look_at(index: u32, own: Option<&'static Set>) {
     }
 }
 
-/// Posted connections go on their active lists.
-pub(super) fn news(set: &'static Set) {
+/// Link groups that a turn looks at for news while the set's active connections have something to say. All of them are a
+/// page each, and a server of thousands of connections has dozens.
+const SOME: usize = 8;
+
+/// Posted connections go on their active lists. `all`: of every link group; else some, and others the next time.
+pub(super) fn news(set: &'static Set, all: bool) {
     let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return };
-    for link in link::all() {
+    for link in link::round(&set.links, if all { link::LINKS } else { SOME }) {
         if link.has_news(cq as u8) {
             link.take_news(cq as u8, |first| managed_of(first, |index| look_at(index, Some(set))));
         }

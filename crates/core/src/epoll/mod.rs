@@ -55,6 +55,8 @@ pub struct Set {
     watched: AtomicBool,
     /// Counts what a call must not tell of twice: reports, and registrations that came on lanes.
     clock: AtomicU64,
+    /// Link group at which the next look for news begins.
+    links: AtomicU32,
     list: Mutex<List>,
 }
 
@@ -71,6 +73,7 @@ impl Set {
             cq: AtomicU32::new(0),
             watched: AtomicBool::new(false),
             clock: AtomicU64::new(0),
+            links: AtomicU32::new(0),
             list: Mutex::new(List::new()),
         }
     }

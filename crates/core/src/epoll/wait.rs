@@ -40,11 +40,12 @@ pub fn wait(
             (_, Ok(left)) => left,
         };
         let lanes = has_lanes(set);
-        let mut n = if lanes { turn(set, epfd, out, left == Some(0)) } else { 0 };
-        if lanes && n == 0 && left != Some(0) && wait::spin(|| hot(set)) {
-            n = turn(set, epfd, out, false);
+        let complete = left == Some(0);
+        let mut n = if lanes { turn(set, epfd, out, complete, complete) } else { 0 };
+        if lanes && n == 0 && !complete && wait::spin(|| hot(set)) {
+            n = turn(set, epfd, out, false, true);
         }
-        if n == 0 && (!lanes || left != Some(0)) {
+        if n == 0 && (!lanes || !complete) {
             // A handler that ran while we looked would have ended the kernel's own wait.
             if conn::restarts_before().0 != signals {
                 return Some(Err(Errno::INTR));
@@ -54,7 +55,7 @@ pub fn wait(
                 Err(errno) => return Some(Err(errno)),
             };
         }
-        if n > 0 || left == Some(0) {
+        if n > 0 || complete {
             wake_others(set);
             return Some(Ok(n));
         }
@@ -71,10 +72,11 @@ fn wake_others(set: &'static Set) {
     }
 }
 
-/// One look at lanes and, when it is time or the look must be complete, at the kernel's part. Nothing is told of twice, as
-/// the kernel would not: other threads take connections from the kernel and give them back meanwhile.
-fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: bool) -> usize {
-    news(set);
+/// One look at lanes and, when it is time or the look must be complete, at the kernel's part. `all`: with the news of all link
+/// groups. Nothing is told of twice, as the kernel would not: other threads take connections from the kernel and give them back
+/// meanwhile.
+fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: bool, all: bool) -> usize {
+    news(set, all);
     let now = clock::ticks();
     let mut list = set.list.lock();
     let due = complete || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
@@ -273,7 +275,7 @@ fn sleep(
         && n > 0
         && has_lanes(set)
     {
-        news(set);
+        news(set, true);
         return Ok(n + scan_after(set, out, n, before));
     }
     result
