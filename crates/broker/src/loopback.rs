@@ -19,7 +19,8 @@ struct Dmb {
     owned: bool,
     /// References of the peer.
     attached: u32,
-    /// The peer let go of one without knowing that it is mapped nowhere any more.
+    /// The peer let go of one without knowing that it is mapped nowhere any more, or died with one: a process that it forked may use
+    /// the connection still.
     shared: bool,
     /// Its connection is over, and the owner keeps it mapped.
     parked: bool,
@@ -56,7 +57,7 @@ impl LoopbackIsm {
     fn drop_if_unused(&mut self, token: DmbToken) {
         let unused = self.dmbs.get(&token).is_some_and(|dmb| !dmb.owned && dmb.attached == 0);
         if let Some(dmb) = unused.then(|| self.dmbs.remove(&token)).flatten() {
-            if dmb.parked {
+            if dmb.parked && !dmb.shared {
                 // Its owner may sleep, and unmaps it when it wakes.
                 empty(&dmb);
             }
@@ -218,6 +219,7 @@ impl IsmDevice for LoopbackIsm {
         let unused = self.dmbs.extract_if(|_, dmb| {
             dmb.owned &= dmb.owner.session != session;
             if dmb.peer.session == session {
+                dmb.shared |= dmb.attached > 0;
                 dmb.attached = 0;
             }
             !dmb.owned && dmb.attached == 0

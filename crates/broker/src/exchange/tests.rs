@@ -318,8 +318,13 @@ fn an_earlier_nomination_is_matched_when_its_socket_lasts() {
 
 /// Registers a DMB for connection 1 of session 1, whose peer is that of session 2, and attaches it there; its name.
 fn registered_and_attached(exchange: &mut Exchange) -> u64 {
+    registered_with(exchange, memory())
+}
+
+/// The same with this memory.
+fn registered_with(exchange: &mut Exchange, memory: Option<OwnedFd>) -> u64 {
     join(exchange, party(1, 1), party(2, 1), 80);
-    exchange.register(party(1, 1), 0, memory());
+    exchange.register(party(1, 1), 0, memory);
     let told = exchange.posts.pop().expect("an answer").message;
     let FromBroker::Registered { token, reason: 0, .. } = told else { panic!("{told:?}") };
     exchange.attach(party(2, 1), token);
@@ -437,6 +442,39 @@ fn a_parked_dmb_goes_in_time_and_with_either_process() {
     exchange.park(SessionId(1), token, Instant::now());
     assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Dropped { token }], "its peer has gone before");
     assert_eq!(exchange.device.dmb_count(), 0);
+}
+
+/// A process that its peer forked may be using the connection still.
+#[test]
+fn a_parked_dmb_is_emptied_where_nobody_else_can_have_it() {
+    type End = fn(&mut Exchange, u64);
+    let ends: [(End, bool); 4] = [
+        (|exchange, token| exchange.detach(SessionId(2), token, true), false),
+        (|exchange, token| exchange.detach(SessionId(2), token, false), true),
+        (|exchange, _| exchange.end_session(SessionId(2)), true),
+        (|exchange, _| exchange.end_session(SessionId(1)), true),
+    ];
+    for (number, (end, stays)) in ends.into_iter().enumerate() {
+        for parked_before in [true, false] {
+            let memory = memory().expect("a memfd");
+            let seen = memory.try_clone().expect("a descriptor");
+            assert_eq!(rustix::io::pwrite(&seen, b"x", 5), Ok(1));
+            let mut exchange = with_users(exchange(), [1000; 4]);
+            let token = registered_with(&mut exchange, Some(memory));
+            let park = |exchange: &mut Exchange| exchange.park(SessionId(1), token, Instant::now());
+            if parked_before {
+                park(&mut exchange);
+            }
+            end(&mut exchange, token);
+            if !parked_before {
+                park(&mut exchange);
+            }
+            exchange.drop_all_parked();
+            let mut byte = [0];
+            assert_eq!(rustix::io::pread(&seen, &mut byte, 5), Ok(1));
+            assert_eq!(byte == *b"x", stays, "{number}, parked before: {parked_before}");
+        }
+    }
 }
 
 #[test]
