@@ -34,6 +34,8 @@ pub fn wait(
     own(set);
     let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
     let signals = conn::restarts_before().0;
+    // Once a look has found nothing, the next one is at the news of all link groups.
+    let mut again = false;
     loop {
         let left = match (timeout, conn::remaining(deadline)) {
             (Some(0), _) | (_, Err(_)) => Some(0),
@@ -41,7 +43,7 @@ pub fn wait(
         };
         let lanes = has_lanes(set);
         let complete = left == Some(0);
-        let mut n = if lanes { turn(set, epfd, out, complete, complete) } else { 0 };
+        let mut n = if lanes { turn(set, epfd, out, complete, complete || again) } else { 0 };
         if lanes && n == 0 && !complete && wait::spin(|| hot(set)) {
             n = turn(set, epfd, out, false, true);
         }
@@ -59,6 +61,7 @@ pub fn wait(
             wake_others(set);
             return Some(Ok(n));
         }
+        again = true;
     }
 }
 
