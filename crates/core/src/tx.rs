@@ -314,10 +314,8 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if n < lending::LEAST_PART {
         from = core::ptr::null();
     }
-    let done = if !from.is_null() {
-        lending::lend(&dmb, from, n, offset)
-    } else if call.is_entered() {
-        pace::timed(half, Way::Ring, n, || put(half, &dmb, source, offset, n))
+    let done = if call.is_entered() {
+        put_or_lend(half, &dmb, source, offset, n, from)
     } else {
         put(half, &dmb, source, offset, n)
     };
@@ -347,10 +345,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             half.full_since.store(0, Ordering::Relaxed);
             Block::count(half, n);
             if call.is_entered() {
-                call.note(&dmb, from, n, offset);
-                if n == source.left() {
-                    call.complete();
-                }
+                call.note(&dmb, from, n, offset, n == source.left());
             }
             drop(guard);
             if quiet {
@@ -402,6 +397,24 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
             crate::device::move_data(dmb, &staged, offset, n);
             Ok(n)
         }
+    }
+}
+
+/// The same for a call that gets a notice: lends from `from`, or copies where that is null, and times it.
+#[cold]
+#[inline(never)]
+fn put_or_lend(
+    half: &Half,
+    dmb: &Dmb,
+    source: &Source<'_>,
+    offset: u64,
+    n: usize,
+    from: *const u8,
+) -> Result<usize, Errno> {
+    if from.is_null() {
+        pace::timed(half, Way::Ring, n, || put(half, dmb, source, offset, n))
+    } else {
+        lending::lend(dmb, from, n, offset)
     }
 }
 

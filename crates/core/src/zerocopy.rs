@@ -103,16 +103,20 @@ impl Call {
         }
     }
 
-    /// `n` bytes of it were published at `offset`, lent from `from` or copied. Under the send lock.
+    /// `n` bytes of it were published at `offset`, lent from `from` or copied; `all`: the last ones. Under the send lock.
     #[cold]
-    pub fn note(&mut self, dmb: &Dmb, from: *const u8, n: usize, offset: u64) {
-        let Some(conn) = self.entered.filter(|_| !from.is_null()) else {
-            self.copied = true;
-            return;
-        };
-        let lent = lending::lent(conn.block, dmb, from, n, offset);
-        self.copied |= self.lent.zip(lent).is_some_and(|(before, now)| before.was_recalled(&now));
-        self.lent = lent;
+    pub fn note(&mut self, dmb: &Dmb, from: *const u8, n: usize, offset: u64, all: bool) {
+        match self.entered.filter(|_| !from.is_null()) {
+            None => self.copied = true,
+            Some(conn) => {
+                let lent = lending::lent(conn.block, dmb, from, n, offset);
+                self.copied |= self.lent.zip(lent).is_some_and(|(before, now)| before.was_recalled(&now));
+                self.lent = lent;
+            }
+        }
+        if all {
+            self.count(true);
+        }
     }
 
     /// Whether it has lent anything: who waits for room then waits long.
@@ -156,11 +160,6 @@ impl Call {
         if self.entered.is_some() {
             self.leave(fd, outcome);
         }
-    }
-
-    /// All of its bytes are on the lane. Under the send lock still.
-    pub fn complete(&mut self) {
-        self.count(true);
     }
 
     /// What it came to gets its number. Under the send lock.

@@ -112,8 +112,8 @@ fn look_at(index: u32, own: Option<&'static Set>) {
     }
 }
 
-/// Link groups that a turn looks at for news while the set's active connections have something to say. All of them are a
-/// page each, and a server of thousands of connections has dozens.
+/// Link groups that a look for news goes through while the set's active connections may have something to say. All of them are
+/// a page each, and a server of thousands of connections has dozens.
 const SOME: usize = 8;
 
 /// Posted connections go on their active lists. `all`: of every link group; else some, and others the next time.
@@ -126,10 +126,10 @@ pub(super) fn news(set: &'static Set, all: bool) {
     }
 }
 
-/// Whether a turn would find something: for spinning.
+/// Whether a turn would find something: for spinning, over and over.
 pub(super) fn hot(set: &'static Set) -> bool {
     let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return false };
-    if link::all().any(|link| link.has_news(cq as u8)) {
+    if link::round(&set.links, SOME).any(|link| link.has_news(cq as u8)) {
         return true;
     }
     let list = set.list.lock();
