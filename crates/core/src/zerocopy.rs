@@ -193,32 +193,26 @@ impl Call {
 /// Whether a call of `size` bytes may be made, by the rule that the kernel has for the pages that it would pin
 /// (mm_account_pinned_pages, net/core/skbuff.c). Nothing is outstanding here from earlier calls. Errors: ENOBUFS.
 fn admit(block: &Block, size: usize) -> Result<(), Errno> {
-    let refused = (size as u64 >> 12) + 2 > lockable();
+    let refused = (size as u64 >> 12) + 2 > lockable(size);
     if block.notices.are_full() || refused && !sys::may_lock_memory() { Err(Errno::NOBUFS) } else { Ok(()) }
 }
 
-/// RLIMIT_MEMLOCK in pages as last asked for, and ticks of when; 0 never. Another process may change it (prlimit): it is asked again
-/// after a while.
-static LOCKABLE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// Calls of fewer bytes, for which no common limit is too low, ask for it once in a while: that would take as long as their copy.
+const SMALL: usize = 32 * 1024;
 const ASK_AGAIN_US: u64 = 10_000;
+/// RLIMIT_MEMLOCK in pages as last asked for, and ticks of when; 0 never.
+static LOCKABLE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-fn lockable() -> u64 {
+fn lockable(size: usize) -> u64 {
     use rustix::process::{Resource, getrlimit};
     let [pages, asked] = &LOCKABLE;
     let now = clock::ticks();
-    if now.wrapping_sub(asked.load(Ordering::Relaxed)) > clock::from_us(ASK_AGAIN_US) {
-        pages.store(
-            getrlimit(Resource::Memlock).current.map_or(u64::MAX, |limit| limit >> 12),
-            Ordering::Relaxed,
-        );
+    if size >= SMALL || now.wrapping_sub(asked.load(Ordering::Relaxed)) > clock::from_us(ASK_AGAIN_US) {
+        let limit = getrlimit(Resource::Memlock).current;
+        pages.store(limit.map_or(u64::MAX, |bytes| bytes >> 12), Ordering::Relaxed);
         asked.store(now, Ordering::Relaxed);
     }
     pages.load(Ordering::Relaxed)
-}
-
-/// The process changes one of its limits.
-pub fn limit_changes() {
-    LOCKABLE[1].store(0, Ordering::Relaxed);
 }
 
 /// Notices that nobody was told of may have become readable while a lane ended. With no lock held.

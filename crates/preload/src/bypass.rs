@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_int, c_long, c_void};
 use libc::{aiocb, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
-use shunpike_core::zerocopy::{self, lending};
+use shunpike_core::zerocopy::lending;
 use shunpike_core::{conn, process, rings};
 
 /// Takes `fd` off its lane, unread bytes and all.
@@ -60,19 +60,10 @@ stubs! { before_prctl:
     prctl,
 }
 
-extern "C" fn before_limit(_: usize, _: usize) {
-    zerocopy::limit_changes();
-}
-
-stubs! { before_limit:
-    setrlimit, setrlimit64, prlimit, prlimit64,
-}
-
 extern "C" fn before_syscall(number: usize, fd: usize) {
     match number as c_long {
         libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => return process::confine(),
         libc::SYS_prctl => return before_prctl(fd, 0),
-        libc::SYS_setrlimit | libc::SYS_prlimit64 => return zerocopy::limit_changes(),
         libc::SYS_io_uring_setup => return rings::set_up(),
         _ => {}
     }
