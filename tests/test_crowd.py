@@ -80,8 +80,8 @@ print("answered", longest)
 def test_nobody_waits_for_the_busy_ones(world):
     """A server with busy connections in many link groups hears of one that is quiet, in a group of its own, the last."""
     accel = Accel(world, "both", ["--eager"], broker_options=["--set", "max_conns_per_lgr=16"])
-    port, endpoint = free_port(), "tcp:{}"
-    at = endpoint.format(port)
+    port = free_port()
+    at = f"tcp:{port}"
     accel.server("echo", [world.binary, "bench-load", "echo", at]).wait_listening(port)
     busy = accel.client("busy", [world.binary, "bench-load", "crowd", at, 240, 240, 600])
     until(lambda: accel.broker.stats().lanes >= 240, lambda: f"240 lanes: {accel.broker.stats()}", seconds=60)

@@ -39,8 +39,6 @@ const AS_FAST: &[Goal] = &[Goal::Value(100.0)];
 const FASTER: &[Goal] = &[Goal::Value(120.0)];
 
 const ROW: Workload = Workload { sides: &[Side::Tcp, Side::NoCopy], ..OWN };
-/// Lent whatever it costs, where Shunpike would copy on a machine that copies faster.
-const LENT: Workload = Workload { sides: &[Side::NoCopy], ..OWN };
 
 pub const ROWS: &[Workload] = &[
     Workload {
@@ -83,25 +81,26 @@ pub const ROWS: &[Workload] = &[
         title: "MSG_ZEROCOPY, writes of 64 KiB, all lent, pinned:",
         metrics: &metrics(["11 %", "64 %"], LARGE, AS_FAST),
         measure: |bed| both_ways(bed, 64 << 10, ALL_LENT),
-        ..LENT
+        ..ROW
     },
     Workload {
         name: "lent-256k",
         title: "MSG_ZEROCOPY, writes of 256 KiB, all lent, pinned:",
         metrics: &metrics(["10 %", "63 %"], LARGE, FASTER),
         measure: |bed| both_ways(bed, 256 << 10, ALL_LENT),
-        ..LENT
+        ..ROW
     },
     Workload {
         name: "lent-1m",
         title: "MSG_ZEROCOPY, writes of 1 MiB, all lent, pinned:",
         metrics: &metrics(["8 %", "61 %"], LARGE, AS_FAST),
         measure: |bed| both_ways(bed, 1 << 20, ALL_LENT),
-        ..LENT
+        ..ROW
     },
 ];
 
 const AS_MEASURED: &str = "lend_bytes=0";
+/// Whatever it costs, where Shunpike would copy on a machine that copies faster.
 const ALL_LENT: &str = "lend_bytes=32K";
 
 /// What a run took; CPU time in nanoseconds.
