@@ -30,10 +30,21 @@ impl FromStr for Endpoint {
     }
 }
 
+/// Connections that may wait to be accepted; the kernel bounds it (net.core.somaxconn).
+const QUEUE: i32 = 4096;
+
 impl Endpoint {
     pub fn listen(&self) -> io::Result<Listener> {
         match self {
-            Endpoint::Tcp(port) => TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).map(Listener::Tcp),
+            Endpoint::Tcp(port) => {
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port))?;
+                // std's queue of 128 overflows under a storm of connections, which then wait a second each.
+                // SAFETY: takes no pointer.
+                if unsafe { libc::listen(listener.as_raw_fd(), QUEUE) } < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                Ok(Listener::Tcp(listener))
+            }
             Endpoint::Unix(path) => UnixListener::bind(path).map(Listener::Unix),
         }
     }
