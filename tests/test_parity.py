@@ -218,7 +218,7 @@ def test_descriptor_that_goes_away_under_a_reader(world, bed, mode, how):
 
 @pytest.mark.parametrize("mode", ["tcp", "both"])
 def test_registration_that_no_hook_sees(world, bed, mode):
-    """Found in /proc/self/fdinfo: the connection stays where the kernel reports it."""
+    """The kernel refuses a second one: the connection stays where it reports it."""
     accel, port, env = Accel(world, mode), free_port(), fifos(world)
     server = accel.server("server", [bed / "unseen", "server", port], env=env).wait_listening(port)
     assert finish_together(accel.client("client", [bed / "unseen", "client", port], env=env), server) == ["woken: 1 7\n", ""]

@@ -7,7 +7,6 @@ use shunpike_shm::arena::mode;
 use shunpike_wire::Reason;
 
 use super::active::{List, pop, push};
-use super::fdinfo::kernel_knows;
 use super::regs::{
     CONTROL, Changing, Control, Reg, allocate, bell_tag, find, glimpse, indices, kin_of, reg, remove, tag,
     unmanage,
@@ -412,12 +411,28 @@ pub(super) fn restore_left(set: &'static Set, conn: Conn) {
 
 /// Why the connection at `fd` must not come on a lane: how it is registered in epoll sets.
 pub fn bars(fd: i32) -> Option<Reason> {
+    let control = CONTROL.lock();
     if !watches(fd) {
-        return open_sets().any(|set| kernel_knows(set, fd)).then_some(Reason::IoUring);
+        return open_sets().any(|set| kernel_knows(&control, set, fd)).then_some(Reason::IoUring);
     }
-    let _control = CONTROL.lock();
     let watched = |index| {
         reg(index).and_then(|reg| reg.set.get()).is_some_and(|set| set.watched.load(Ordering::SeqCst))
     };
     indices(fd).any(watched).then_some(Reason::EpollSets)
+}
+
+/// Whether the kernel has a registration of `fd` in the set that we do not know of: io_uring and raw system calls make them
+/// behind our back. It has where it refuses a second one; ours is gone again before anybody can make one by a hook. (What
+/// /proc/self/fdinfo lists is the whole set: milliseconds where there are thousands.)
+fn kernel_knows(_control: &Control, set: &Set, fd: i32) -> bool {
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    // Told of nothing, at most once; a sleeper takes this word for the doorbell's.
+    let mut nothing = libc::epoll_event { events: ONESHOT, u64: bell_tag() };
+    match sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(&mut nothing)) {
+        Ok(_) => {
+            let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
+            false
+        }
+        Err(errno) => errno == Errno::EXIST,
+    }
 }

@@ -8,12 +8,11 @@
 //! (its publisher posts to the set's CQ) and leaves the list: epoll_wait costs O(active), and a busy
 //! connection costs its peer no post at all (models/cq.pml).
 //!
-//! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change; `fdinfo`: those made behind our
-//! back; `active`: looks and reports; `wait`: epoll_wait.
+//! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `active`:
+//! looks and reports; `wait`: epoll_wait.
 
 mod active;
 mod ctl;
-mod fdinfo;
 mod regs;
 mod wait;
 
