@@ -3,6 +3,7 @@
 //! Exports no libc symbol; the preload library maps libc's names onto this. Start reading at [`rx`] and
 //! [`tx`] (the data path), then [`wait`], [`epoll`] and [`upgrade`].
 
+mod ahead;
 mod blocking;
 pub mod bufs;
 pub mod clock;

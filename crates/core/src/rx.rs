@@ -20,7 +20,7 @@ use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::zerocopy::pace;
-use crate::{clock, cork, eager, epoll, peek, process, session, sys};
+use crate::{ahead, clock, cork, eager, epoll, peek, process, session, sys};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -236,6 +236,9 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         return if words.cons().has(Cursor::TAKEN) { taken(conn, &dmb, prod, at, fd) } else { Step::Empty };
     }
     let mut n = bufs.left().min(unread as usize);
+    if n == 0 {
+        ahead::of_later(&dmb, offset);
+    }
     let known = half.loans.load(Ordering::Relaxed);
     let lent = words.lent().0 != known;
     let delivered = if lent {

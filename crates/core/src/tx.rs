@@ -21,7 +21,7 @@ use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::lending;
 use crate::zerocopy::pace::{self, Way};
-use crate::{clock, cork, eager, process, session, sys, tap, window, zerocopy};
+use crate::{ahead, clock, cork, eager, process, session, sys, tap, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -249,6 +249,7 @@ pub fn dmb(half: &Half) -> Option<Dmb> {
 fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocopy::Call) -> Step {
     let _critical = critical();
     let half = &conn.block.tx;
+    ahead::of_send(half, source.left());
     let guard = half.lock.lock();
     if !conn.current() {
         return Step::Failed(Errno::BADF);

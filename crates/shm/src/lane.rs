@@ -525,6 +525,13 @@ impl Dmb {
         address & !(HEADER - 1)
     }
 
+    /// Where the ring byte at `offset` lies, of a DMB at `address` with so large a window: to ask for its line, unchecked.
+    #[inline]
+    pub const fn place(address: usize, window: u32, offset: u64) -> usize {
+        let at = offset as usize & (window as usize).wrapping_sub(1);
+        (Self::start_of(address) + HEADER).wrapping_add(at)
+    }
+
     /// The words.
     #[inline]
     pub fn words(&self) -> &'static Words {

@@ -9,7 +9,7 @@ use super::{EDGE, ONESHOT, Set, ring};
 use crate::mutex::Guard;
 use crate::ready::{self, Level};
 use crate::table::Conn;
-use crate::{link, rx, tx, wait};
+use crate::{ahead, link, rx, tx, wait};
 
 /// Looks without news after which a connection is armed and leaves the active list.
 const QUIET: u8 = 32;
@@ -160,6 +160,9 @@ pub(super) fn scan(
             break;
         }
         let Some((index, reg, conn)) = next(&mut list) else { continue };
+        if let Some(conn) = self::reg(list.head).and_then(|reg| reg.conn.get()) {
+            ahead::of_look(&conn.block.rx);
+        }
         if told(reg) {
             push(&mut list, index);
             continue;
