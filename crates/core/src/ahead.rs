@@ -5,20 +5,14 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;
+use shunpike_shm::short;
 
-use crate::rx;
-
-/// Bytes that mostly lie in one line. For more it does not pay: a reader that spins takes the producer's word back before all are
-/// copied (docs/speed.md).
-const SHORT: u64 = 32;
-
-/// A call is about to send `n` bytes on this half: the producer's word, and the ring from the cursor on.
+/// A call is about to send `n` bytes on this half: the producer's word. Not for more than go beside it: a reader that spins takes
+/// the line back before they are copied (docs/speed.md).
 #[inline]
 pub fn of_send(half: &Half, n: usize) {
-    if n as u64 <= SHORT {
-        let address = half.dmb.load(Ordering::Relaxed);
-        write(address);
-        write(Dmb::place(address, half.window.load(Ordering::Relaxed), half.cursor.load(Ordering::Relaxed)));
+    if n <= short::MOST {
+        write(half.dmb.load(Ordering::Relaxed));
     }
 }
 
@@ -28,21 +22,12 @@ pub fn of_look(half: &Half) {
     read(half.dmb.load(Ordering::Relaxed));
 }
 
-/// A reader has seen news, which it will read: if it is short, the line that it lies in. Within a critical section.
+/// A program is told of `unread` bytes at `offset`, and will read them by another call.
 #[inline]
-pub fn of_receive(half: &Half) {
-    let cursor = half.cursor.load(Ordering::Relaxed);
-    if let Some(dmb) = rx::dmb(half).and_then(|dmb| dmb.as_sent())
-        && dmb.words().prod().offset().wrapping_sub(cursor) <= SHORT
-    {
-        read(dmb.span(cursor).0 as usize);
+pub fn of_later(dmb: &Dmb, offset: u64, unread: u64) {
+    if unread > short::MOST as u64 {
+        read(dmb.span(offset).0 as usize);
     }
-}
-
-/// A program was told of news at `offset` and will read it by another call.
-#[inline]
-pub fn of_later(dmb: &Dmb, offset: u64) {
-    read(dmb.span(offset).0 as usize);
 }
 
 /// The line at `at` will be read.

@@ -108,6 +108,20 @@ impl<'a> Bufs<'a> {
         Ok(())
     }
 
+    /// Copies `len` bytes at `from` to the next buffers. Errors: EFAULT.
+    ///
+    /// # Safety
+    /// The buffers are the program's to write to, where they are mapped; `from` is readable for `len` bytes.
+    #[inline]
+    pub unsafe fn give(&self, mut from: *const u8, len: usize) -> Result<(), Errno> {
+        for (base, n) in self.stretches(len) {
+            // SAFETY: the caller's word for it.
+            unsafe { user::copy(base, from, n) }.map_err(|_| Errno::FAULT)?;
+            from = from.wrapping_add(n);
+        }
+        Ok(())
+    }
+
     /// Copies `len` bytes of the ring at `offset` to the next buffers. Errors: as in `fill`.
     ///
     /// # Safety

@@ -1,10 +1,12 @@
-//! MSG_PEEK on a lane: what a program has peeked at, it reads, as on TCP, though the ring is the peer's to write.
+//! Unread bytes of the ring to the program, and MSG_PEEK: what it has peeked at, it reads, as on TCP, though the ring is the
+//! peer's to write.
 
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;
+use shunpike_shm::short;
 
 use crate::bufs::Bufs;
 use crate::{device, process};
@@ -25,6 +27,14 @@ pub fn deliver(
     }
     let peeks = flags & libc::MSG_PEEK != 0;
     let peeked = half.peeked.load(Ordering::Relaxed);
+    if !peeks
+        && peeked <= offset
+        && n <= short::MOST
+        && let Some(bytes) = dmb.words().accompanied(offset, n)
+    {
+        // SAFETY: the program's buffers; `n` bytes of ours.
+        return unsafe { bufs.give(bytes.as_ptr().cast(), n) };
+    }
     let mut known = peeked.saturating_sub(offset).min(n as u64);
     let mut rest = *bufs;
     if (peeks || known > 0)

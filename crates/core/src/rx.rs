@@ -237,7 +237,7 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
     let mut n = bufs.left().min(unread as usize);
     if n == 0 {
-        ahead::of_later(&dmb, offset);
+        ahead::of_later(&dmb, offset, unread);
     }
     let known = half.loans.load(Ordering::Relaxed);
     let lent = words.lent().0 != known;

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
+use shunpike_shm::short;
 use shunpike_wire::Reason;
 
 pub use room::{has_room, overflow};
@@ -335,6 +336,12 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     }
     let quiet = cork::before_publish(conn.block, &dmb, offset, n, flags);
     // What was lent just before somebody looked is missing there, and told by what follows.
+    if n <= short::MOST
+        && from.is_null()
+        && let Some(bytes) = dmb.last_put(offset)
+    {
+        words.accompany(offset, n, bytes);
+    }
     let published = if tap::is_on() && from.is_null() {
         tap::publish(conn.block, &dmb, at, n)
     } else {

@@ -14,6 +14,7 @@
 //! | window | 0x008 | S | R | give R other bytes of the ring than were written: they are S's bytes anyway |
 //! | held | 0x010 | S | R | have R overlook bytes of S's for a while: as if S had sent them later |
 //! | lent | 0x018 | S | R | see [`crate::loans`], as what follows from 0x280 on |
+//! | short | 0x020 | S | R | see [`crate::short`] |
 //!
 //! The ring *grows in place*: of the DMB's capacity only a window is used, byte `o` of the lane lies at `o` modulo
 //! the window. S doubles it only while both windows put all that is unread at the same places, so that R may read it
@@ -29,6 +30,7 @@
 use crate::loans::Loans;
 use crate::primitive::{Ordering, SharedU64, full_fence_after_rmw};
 use crate::region::Region;
+use crate::short::{self, Short};
 
 /// Bytes before the ring in a DMB.
 pub const HEADER: usize = 4096;
@@ -139,8 +141,17 @@ impl Held {
     }
 }
 
-/// A word alone on its pair of cache lines; but for prod, which the window, what is held and the count of loans follow, and for the wait
-/// words, each followed by when it was last answered.
+/// The producer's word; the window, what is held, the count of loans; and a short message. With them its line is full.
+#[repr(C, align(128))]
+pub(crate) struct Produced(
+    pub(crate) SharedU64,
+    pub(crate) SharedU64,
+    pub(crate) SharedU64,
+    pub(crate) SharedU64,
+    pub(crate) Short,
+);
+
+/// A word alone on its pair of cache lines; but for the wait words, each followed by when it was last answered.
 #[repr(C, align(128))]
 pub(crate) struct Line(
     pub(crate) SharedU64,
@@ -158,7 +169,7 @@ impl Line {
 /// The words at the start of a DMB.
 #[repr(C)]
 pub struct Words {
-    pub(crate) prod: Line,
+    pub(crate) prod: Produced,
     cons: Line,
     start: Line,
     rwait: Line,
@@ -224,9 +235,9 @@ impl Words {
 impl Words {
     /// Words of a DMB never granted.
     pub fn new() -> Self {
-        let line = Line::new;
-        let loans = Loans::new();
-        Self { prod: line(), cons: line(), start: line(), rwait: line(), wwait: line(), loans }
+        let (word, line, loans) = (|| SharedU64::new(0), Line::new, Loans::new());
+        let prod = Produced(word(), word(), word(), word(), Short::new());
+        Self { prod, cons: line(), start: line(), rwait: line(), wwait: line(), loans }
     }
 
     /// Receiver, under its lock, with no lane of an earlier generation unfinished: offers generation `g`.
@@ -247,6 +258,7 @@ impl Words {
         }
         self.set_window(window);
         self.prod.2.store(0, Ordering::Relaxed);
+        self.forget_short();
         // Release pairs with the Acquire in `start`. A STOP that comes in between makes the first publish fail.
         self.start.0.store(Cursor::new(generation, tcp_byte).0, Ordering::Release);
         true
@@ -525,13 +537,6 @@ impl Dmb {
         address & !(HEADER - 1)
     }
 
-    /// Where the ring byte at `offset` lies, of a DMB at `address` with so large a window: to ask for its line, unchecked.
-    #[inline]
-    pub const fn place(address: usize, window: u32, offset: u64) -> usize {
-        let at = offset as usize & (window as usize).wrapping_sub(1);
-        (Self::start_of(address) + HEADER).wrapping_add(at)
-    }
-
     /// The words.
     #[inline]
     pub fn words(&self) -> &'static Words {
@@ -570,6 +575,14 @@ impl Dmb {
         let at = offset as usize & (self.window as usize - 1);
         // SAFETY: masked, so inside the window, which is inside the ring.
         (unsafe { self.ring.add(at) }, self.window as usize - at)
+    }
+
+    /// Sender: what it has just put into the ring at `offset`, as far as a short message goes; `None` next to the window's end.
+    #[inline]
+    pub fn last_put(&self, offset: u64) -> Option<short::Bytes> {
+        let (at, room) = self.span(offset);
+        // SAFETY: within the window. The receiver may write there: it would only change what it is told.
+        (room >= short::MOST).then(|| unsafe { at.cast::<short::Bytes>().read_unaligned() })
     }
 
     /// The same DMB with twice the window; `None` when it fills the ring, or when what is unread, from `cons` up to

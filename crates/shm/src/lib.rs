@@ -13,6 +13,7 @@ pub mod pages;
 mod primitive;
 pub mod published;
 pub mod region;
+pub mod short;
 pub mod tap;
 
 #[cfg(fuzzing)]

@@ -11,7 +11,7 @@ use crate::blocking::Blocking;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
-use crate::{ahead, clock, conn, cork, link, process, sys, tx};
+use crate::{clock, conn, cork, link, process, sys, tx};
 
 /// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
 /// inside a critical section.
@@ -144,7 +144,6 @@ impl Wait {
         {
             let _critical = critical();
             if on_lane && wait::spin(|| has_news(half)) {
-                ahead::of_receive(half);
                 fall_behind(block);
                 return Ok(());
             }

@@ -10,6 +10,7 @@ mod cq;
 mod grace;
 mod lane;
 mod loans;
+mod short;
 mod wake;
 
 use std::sync::Arc;
