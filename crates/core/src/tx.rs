@@ -230,6 +230,7 @@ pub fn lock(block: &Block) -> shunpike_shm::lock::Guard<'_> {
 /// The holder of the send lock died: what it published counts, what it only copied does not.
 fn derive(half: &Half, dmb: Dmb) -> Dmb {
     half.cursor.store(dmb.words().prod().offset(), Ordering::Relaxed);
+    dmb.words().forget_short();
     cork::forget(half, dmb.words());
     let dmb = dmb.as_sent().unwrap_or(dmb);
     half.window.store(dmb.window() as u32, Ordering::Relaxed);

@@ -39,8 +39,9 @@ const fn tag(offset: u64, n: usize) -> u64 {
 }
 
 impl Words {
-    /// Sender, before it begins a lane: there is none.
-    pub(crate) fn forget_short(&self) {
+    /// Sender, under its lock: there is none. Before it begins a lane, and where one died that may have had something at a place
+    /// that it never published.
+    pub fn forget_short(&self) {
         self.prod.4.tag.store(0, Ordering::Relaxed);
     }
 
@@ -88,5 +89,8 @@ mod tests {
         words.grant(1);
         assert!(words.begin(1, 0, 16384));
         assert_eq!(words.accompanied(5, 24), None, "of an earlier lane");
+        words.accompany(0, 5, [7, 8, 9]);
+        words.forget_short();
+        assert_eq!(words.accompanied(0, 5), None, "of a sender that died before it published");
     }
 }
