@@ -2,14 +2,15 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 
 import pytest
 
-from harness import BINARY, LIBRARY, Accel
+from harness import BINARY, LIBRARY, Accel, fifos
 from netns import needs_root
-from procs import free_port, until
+from procs import finish_together, free_port, until
 
 pytestmark = [pytest.mark.users, needs_root]
 
@@ -76,6 +77,21 @@ def test_redis_and_its_benchmark_as_two_users(several, policy, server, client, j
     stats = until(lambda: (now := accel.broker.stats()).reasons.get("not_permitted", 0) >= 2 and now,
                   lambda: f"the reason to be counted: {accel.broker.stats()}")  # fmt: skip
     assert stats.smc == 0 and stats.tx_bytes == 0, stats
+
+
+@pytest.mark.parametrize("sender,reader,lent", [(0, NOBODY, 0), (NOBODY, OTHER, 0), (NOBODY, 0, 0), (NOBODY, NOBODY, 1)])
+def test_memory_is_lent_to_the_same_user_only(several, bed, sender, reader, lent):
+    """MSG_ZEROCOPY, also where the kernel would let root read. What is not lent is copied, and says so."""
+    accel, port = several(ANY, "--set", "lend_bytes=32K"), free_port()
+    accel.world.env |= fifos(accel.world)
+    for fifo in (accel.world.directory / "sync").iterdir():
+        fifo.chmod(0o666)
+    server = accel.start_as("server", user(reader), [bed / "lent", "server", "mixed", port]).wait_listening(port)
+    client = accel.start_as("client", user(sender), [bed / "lent", "client", "mixed", port])
+    sent, received = finish_together(client, server)
+    found = [re.findall(r"hash ([0-9a-f]{16})", said)[-1:] for said in (sent, received)]
+    assert found[0] == found[1] != [] and f"not all copied: {lent}" in sent, (sent, received)
+    accel.verify(lane_bytes=100_000)
 
 
 def test_each_sees_and_revokes_its_own(several, bed):
