@@ -92,10 +92,12 @@ class Session:
 
     def nominate(self, end, is_server):
         """Offers a socket, which must be quiet, and waits for the match."""
+        unacknowledged = lambda: struct.unpack("i", fcntl.ioctl(end, termios.TIOCOUTQ, b"\0" * 4))[0]
+        # A delayed acknowledgement would come between the two looks.
+        until(lambda: unacknowledged() == 0, "the peer's TCP has all")
         info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
         acked, received = (struct.unpack_from("<Q", info, at)[0] for at in (TCP_INFO_ACKED, TCP_INFO_RECEIVED))
-        unacknowledged = struct.unpack("i", fcntl.ioctl(end, termios.TIOCOUTQ, b"\0" * 4))[0]
-        tx = acked + unacknowledged - (0 if is_server else 1)  # the opener's SYN
+        tx = acked - (0 if is_server else 1)  # the opener's SYN
         self.say(struct.pack("<HQBQQB", NOMINATE, CONN, is_server, tx, received, False), [end.fileno()])
 
     def relay(self, clc):
