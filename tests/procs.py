@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -155,13 +156,23 @@ def finish_together(*procs, seconds=20.0):
 
 
 def stacks(pid):
-    """Where each thread of `pid` waits in the kernel: the first thing to know of a program that hangs."""
-    lines = []
+    """Where each thread of `pid` waits in the kernel, and each of its children, with what it has done, if there is a debugger: the
+    first thing to know of a program that hangs."""
+    lines, children = [], []
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
-            lines.append(f"thread {task.name}: {(task / 'syscall').read_text().strip()} {(task / 'wchan').read_text()}")
+            fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
+            done = f"{fields[0]}, {fields[11]} and {fields[12]} ticks"
+            lines.append(f"thread {task.name}: {done}, {(task / 'syscall').read_text().strip()} {(task / 'wchan').read_text()}")
+            children += (task / "children").read_text().split()
         except OSError:
             pass
+    for child in children:
+        lines += [f"child {child} of {pid}:", stacks(child)]
+        if shutil.which("gdb"):
+            gdb = ["gdb", "-q", "-batch", "-p", child, "-ex", "thread apply all bt"]
+            said = subprocess.run(gdb, capture_output=True, text=True, timeout=60 * PATIENCE).stdout
+            lines += [line for line in said.splitlines() if line.startswith(("#", "Thread"))]
     return "\n".join(lines)
 
 
