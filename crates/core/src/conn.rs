@@ -49,6 +49,12 @@ const REOPEN_US: u64 = 10_000;
 /// ... unless its lanes had carried this many bytes: a handshake costs about as much as copying one MiB.
 const WORTHWHILE: u64 = 4 << 20;
 
+/// Whether a direction may be on a lane.
+#[inline]
+pub fn may_be_on_lane(block: &Block) -> bool {
+    !matches!(block.phase.load(Ordering::Relaxed), phase::WATCHED | phase::NOMINATED)
+}
+
 /// Whether this end called connect(): its bytes_acked counts the SYN.
 pub fn opener(block: &Block) -> bool {
     block.role.load(Ordering::Relaxed) == 0
@@ -116,11 +122,13 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     Some(moved)
 }
 
-/// After a call on plain TCP that moved bytes: perhaps it is time for a lane.
+/// After a call on plain TCP that moved bytes, one of so many in its direction: perhaps it is time for a lane. One that could not be
+/// had is asked for again by the clock, which is looked at now and then: that takes a tenth of what the whole call costs.
 #[inline]
-pub fn moved(conn: Conn, fd: i32) {
+pub fn moved(conn: Conn, fd: i32, calls: u32) {
     let block = conn.block;
     match block.phase.load(Ordering::Relaxed) {
+        phase::WATCHED if !calls.is_multiple_of(4) && block.retry_at.load(Ordering::Relaxed) != 0 => {}
         phase::WATCHED => {
             let knobs = process::knobs();
             let calls =

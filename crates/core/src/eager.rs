@@ -186,6 +186,7 @@ pub(crate) fn catch_up(session: &mut Session) {
 }
 
 /// Whether the connection may still get its lane before its first byte.
+#[inline]
 pub(crate) fn is_possible(block: &Block) -> bool {
     process::eager()
         && block.attempts.load(Ordering::Relaxed) == 0
@@ -345,12 +346,23 @@ fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
 /// it waits only where it would wait anyway, and not beyond TCP's first byte.
 ///
 /// Returns the connection, whose state may have moved to another block. Errors: EINTR, when reading.
-pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
-    if !is_possible(conn.block) && !is_inherited(conn.block) {
-        return Ok(conn);
-    }
+#[inline]
+pub fn await_lane(conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
+    if is_settled(conn.block) { Ok(conn) } else { await_unsettled(conn, fd, reading) }
+}
+
+/// Whether there is nothing to wait for, as far as a few words tell.
+#[inline]
+fn is_settled(block: &Block) -> bool {
+    let has_no_broker = || was_put_off(block) && session::is_closed();
+    (!is_possible(block) || has_no_broker()) && !is_inherited(block)
+}
+
+#[inline(never)]
+fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
     // Before any system call: most connections of most programs have nothing to wait for.
-    if !may_be_nominated(conn.block) && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none() {
+    let is_new = conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED && !was_put_off(conn.block);
+    if !is_new && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none() {
         return Ok(conn);
     }
     let blocks = conn::must_block(conn.block, fd).is_ok();
@@ -399,10 +411,10 @@ pub fn await_lane(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn,
     Ok(conn)
 }
 
-/// Whether the connection could be nominated now, as far as that can be said at once.
-fn may_be_nominated(block: &Block) -> bool {
-    block.phase.load(Ordering::Relaxed) == phase::WATCHED
-        && clock::ticks() >= block.retry_at.load(Ordering::Relaxed)
+/// Whether it was tried to nominate the connection, and is to be again: after a call (`conn::moved`).
+#[inline]
+fn was_put_off(block: &Block) -> bool {
+    block.phase.load(Ordering::Relaxed) == phase::WATCHED && block.retry_at.load(Ordering::Relaxed) != 0
 }
 
 fn give_up(block: &Block, cause: Cause, patience: u64) {
@@ -419,6 +431,7 @@ fn give_up(block: &Block, cause: Cause, patience: u64) {
 }
 
 /// Whether another process of the tree made the connection, which may get its lane as ours.
+#[inline]
 fn is_inherited(block: &Block) -> bool {
     block.opened.load(Ordering::Relaxed) == 0 && block.pid.load(Ordering::Relaxed) != process::pid()
 }

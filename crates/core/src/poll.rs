@@ -19,9 +19,20 @@ const STAYS_NS: u64 = 10_000_000;
 /// Descriptors of a call that are handled on the stack.
 const FEW: usize = 64;
 
-/// Whether a descriptor of the call is, or may come, on a lane: use `poll`. Else libc's business.
+/// Whether a descriptor of the call is, or may come while it sleeps, on a lane: use `poll`. Else libc's business.
 pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
-    fds.iter().any(|one| ours(one.fd))
+    let ours = fds.iter().any(|one| ours(one.fd));
+    if !ours || !sys::is_single_threaded() {
+        return ours;
+    }
+    // Nobody else could open a lane meanwhile, unless the broker is to be heard. A handler that does ends the call.
+    session::pump_if_news();
+    let on_lane = |one: &libc::pollfd| match table::look(one.fd) {
+        Entry::Conn(conn) => ready::on_lane(conn),
+        Entry::Set(set) => epoll::has_lanes(set),
+        _ => false,
+    };
+    eager::attention().is_some() || fds.iter().any(on_lane)
 }
 
 fn ours(fd: i32) -> bool {

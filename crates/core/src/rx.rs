@@ -146,14 +146,11 @@ fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce
     let half = &conn.block.rx;
     let result = call();
     let n = brought(&result);
-    if n > 0 {
-        half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
-        half.tcp_calls.fetch_add(1, Ordering::Relaxed);
-    }
+    let calls = if n > 0 { half.count_tcp(n) } else { 0 };
     // Only now: whoever sees nobody inside must see the bytes counted, too.
     half.leave();
     if n > 0 {
-        conn::moved(conn, fd);
+        conn::moved(conn, fd, calls);
     }
     result
 }

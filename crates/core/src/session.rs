@@ -166,6 +166,7 @@ pub fn socket() -> Option<i32> {
 }
 
 /// Whether there is no session, nor one in the making.
+#[inline]
 pub fn is_closed() -> bool {
     socket().is_none()
 }

@@ -176,13 +176,10 @@ fn plain(
         let outcome = call.by_tcp(conn, fd, source.left(), real);
         (if let Outcome::Libc(n @ 1..) = outcome { n as usize } else { 0 }, outcome)
     };
-    if n > 0 {
-        half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
-        half.tcp_calls.fetch_add(1, Ordering::Relaxed);
-    }
+    let calls = if n > 0 { half.count_tcp(n) } else { 0 };
     half.leave();
     if n > 0 {
-        conn::moved(conn, fd);
+        conn::moved(conn, fd, calls);
     }
     outcome
 }

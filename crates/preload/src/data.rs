@@ -20,8 +20,12 @@ fn ours(fd: c_int) -> Option<Conn> {
     if table::is_none(fd) {
         return None;
     }
-    cancellation_point();
-    table::conn(fd)
+    let conn = table::conn(fd)?;
+    // Elsewhere libc's own call is one.
+    if conn::may_be_on_lane(conn.block) {
+        cancellation_point();
+    }
+    Some(conn)
 }
 
 /// The connection behind `fd`, for a call on one buffer; a stretch that cannot be is the kernel's to refuse, which it

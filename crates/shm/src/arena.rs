@@ -128,6 +128,10 @@ pub struct Half {
     pub mode: AtomicU32,
     /// Threads inside a kernel call on this direction while it is PLAIN (any process of the tree).
     pub inflight: AtomicU32,
+    /// Bytes of the TCP stream in this direction that went through the hooks.
+    pub tcp_bytes: AtomicU64,
+    /// Calls that moved them, about.
+    pub tcp_calls: AtomicU32,
     /// Address of the mapped DMB (own for receive, the peer's for send); 0 none.
     pub dmb: AtomicUsize,
     /// Address of a private buffer with the DMB's layout; 0 none. Send: the copy mode's send buffer. Receive: what
@@ -151,8 +155,6 @@ pub struct Half {
     pub other: AtomicU64,
     /// Receive: bytes before this offset were peeked at; they are in the private copy at `sndbuf`.
     pub peeked: AtomicU64,
-    /// Bytes of the TCP stream in this direction that went through the hooks.
-    pub tcp_bytes: AtomicU64,
     /// TCP byte at which the lane begins.
     pub start: AtomicU64,
     /// Token of the DMB.
@@ -169,8 +171,6 @@ pub struct Half {
     pub forks: AtomicU32,
     /// Send: ticks at which the ring was first seen full with an unmoving reader; 0 not full.
     pub full_since: AtomicU64,
-    /// Calls that moved data on TCP.
-    pub tcp_calls: AtomicU32,
     /// Receive: bytes to read by TCP before the debt is paid, as TCP byte position.
     pub debt_end: AtomicU64,
     /// Ticks at which the TCP socket was last asked how it is.
@@ -368,6 +368,15 @@ impl Half {
             self.leave();
         }
         is_plain
+    }
+
+    /// Inside: one call has moved `n` bytes. Returns how many have moved any, about: threads that count at the same time may lose some.
+    #[inline]
+    pub fn count_tcp(&self, n: usize) -> u32 {
+        self.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
+        let calls = self.tcp_calls.load(Ordering::Relaxed).wrapping_add(1);
+        self.tcp_calls.store(calls, Ordering::Relaxed);
+        calls
     }
 
     /// After it, with its bytes counted.

@@ -18,6 +18,8 @@ use crate::{clock, conn, link, process, ready, sys, tenants, wait};
 const KERNEL_US: u64 = 200;
 /// Events taken from the kernel in one call, where the program asks for no more.
 const BATCH: usize = 128;
+/// ... where it asks for few.
+const FEW: usize = 8;
 
 /// epoll_wait and its kin. `None`: no lane in this set, libc's business. `timeout` in nanoseconds.
 pub fn wait(
@@ -32,6 +34,9 @@ pub fn wait(
         return None;
     }
     own(set);
+    if let Some(told) = undisturbed(set, epfd, out, timeout, mask) {
+        return Some(told);
+    }
     let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
     let signals = conn::restarts_before().0;
     // Once a look has found nothing, the next one is at the news of all link groups.
@@ -63,6 +68,29 @@ pub fn wait(
         }
         again = true;
     }
+}
+
+/// The whole call where the set has no lane and none can come: nobody else could open one, and nobody waits for the broker's word.
+/// `None`: look in full.
+#[inline]
+fn undisturbed(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Option<Result<usize, Errno>> {
+    let ms = match timeout {
+        None => -1,
+        Some(0) => 0,
+        Some(_) => return None,
+    };
+    if has_lanes(set) || !sys::is_single_threaded() || crate::eager::attention().is_some() {
+        return None;
+    }
+    let told = kernel(set, epfd, out, ms, mask, None);
+    // Nothing in a wait without end: a tag of ours was all.
+    (told != Ok(0) || ms == 0).then_some(told)
 }
 
 /// A thread that goes back to the program with connections unarmed leaves them to the one that still sleeps.
@@ -120,6 +148,9 @@ fn scan_after(set: &'static Set, out: &mut [libc::epoll_event], n: usize, before
 }
 
 /// The kernel's part of the set: its own events go to the program, ours are looked at. `control`: for who holds it.
+///
+/// Not into the program's array, which beyond its events must stay as it is; a large one serves itself, as the kernel
+/// tells of what is level-triggered once in a call only.
 fn kernel(
     set: &'static Set,
     epfd: i32,
@@ -128,13 +159,28 @@ fn kernel(
     mask: *const libc::sigset_t,
     control: Option<&Control>,
 ) -> Result<usize, Errno> {
-    // Not into the program's array, which beyond its events must stay as it is; a large one serves itself, as the kernel
-    // tells of what is level-triggered once in a call only.
-    let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-    let (mut n, mut timeout, mut mask) = (0, timeout, mask);
+    const NONE: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
+    match out.len() {
+        // Clearing the larger one takes as long as all the rest.
+        0..=FEW => kernel_by(&mut [NONE; FEW], set, epfd, out, (timeout, mask), control),
+        _ => kernel_by(&mut [NONE; BATCH], set, epfd, out, (timeout, mask), control),
+    }
+}
+
+/// ... by way of `batch`.
+#[inline(never)]
+fn kernel_by(
+    batch: &mut [libc::epoll_event],
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    (mut timeout, mut mask): (i32, *const libc::sigset_t),
+    control: Option<&Control>,
+) -> Result<usize, Errno> {
+    let mut n = 0;
     while n < out.len() {
         let (first, room) = (n, out.len() - n);
-        let direct = room > BATCH;
+        let direct = room > batch.len();
         let into = if direct { &mut out[first..] } else { &mut batch[..room] };
         let got = match sys::sleep_in_epoll(epfd, into, timeout, mask) {
             Ok(got) => got,
