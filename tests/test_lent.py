@@ -2,6 +2,7 @@
 of a connection or a process on which bytes are lost or read from memory that is something else by then."""
 
 import os
+import pathlib
 import re
 import signal
 import time
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from harness import Accel, fifos
+from netns import needs_root
 from procs import finish_together, free_port, until
 
 pytestmark = pytest.mark.parity
@@ -21,6 +23,8 @@ def start(world, bed, case, mode="both", env=None, prefix=()):
     copies."""
     accel, port = Accel.eager(world, mode, broker_options=["--set", "lend_bytes=32K"]), free_port()
     env = fifos(world) | (env or {})
+    if mode == "both":
+        env["BED_ORDER"] = "1"
     server = accel.server("server", [bed / "lent", "server", case, port], env=env).wait_listening(port)
     client = accel.client("client", [*prefix, bed / "lent", "client", case, port], env=env)
     return accel, server, client
@@ -48,6 +52,16 @@ def test_a_single_call(world, bed, mebibytes):
     assert "not all copied: 1" in run(world, bed, "huge", env={"BED_CALL": str(mebibytes)})
 
 
+HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not HUGE_PAGES.exists() or "[always]" in HUGE_PAGES.read_text(), reason="needs a kernel with huge pages, given by choice")
+@pytest.mark.parametrize("mode, huge", [("tcp", 0), ("both", 2048)])
+def test_memory_that_is_lent_again_and_again(world, bed, mode, huge):
+    """It is in a huge page then; but not where that would make the program grow."""
+    assert f"huge: {huge}, thin: 0" in run(world, bed, "hot", mode)
+
+
 def test_what_is_copied_says_so(world, bed):
     sent = run(world, bed, "small")
     assert "all copied: 1\nnowhere: EFAULT\none with small parts, too: 1\none without is not: 1" in sent
@@ -63,14 +77,18 @@ def test_no_memory_is_lent_beyond(world, bed, case, copied, mode):
         assert f"copied: {1 if mode == 'tcp' else copied}" in sent
 
 
+def tell_client(world):
+    with open(world.directory / "sync" / "to-client", "r+b", buffering=0) as fifo:
+        fifo.write(b"!")
+
+
 def test_the_operator_revokes(world, bed):
     """With a loan outstanding: it goes to TCP, and then its notice."""
     accel, server, client = start(world, bed, "revoked")
     until(lambda: "hash" in client.out, lambda: f"the loan; {client.describe()}")
     accel.broker.tool("revoke", str(client.pid))
-    with open(world.directory / "sync" / "to-client", "r+b", buffering=0) as fifo:
-        fifo.write(b"!")
-        sent, received = finish_together(client, server)
+    tell_client(world)
+    sent, received = finish_together(client, server)
     assert HASH.findall(sent)[-1:] == HASH.findall(received)[-1:] != []
     assert "copied: 1" in sent
 
@@ -117,6 +135,31 @@ def test_memory_that_is_gone(world, bed):
     accel, server, client = start(world, bed, "unmapped")
     assert "1000 bytes, ECONNRESET" in server.finish()
     client.finish()
+
+
+@needs_root
+@pytest.mark.parametrize("case", ["denied", "denied-polled"])
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_a_reader_that_may_no_longer(world, bed, case, mode):
+    """Becomes another user while a loan is outstanding. Its sender, which waits for an answer and for no notice, would let it stand:
+    the bytes come by TCP because it is asked to send them so."""
+    accel, server, client = start(world, bed, case, mode)
+    if mode == "both" and case == "denied-polled":
+        until(lambda: accel.broker.stats().reasons.get("lent_denied"), lambda: f"the reason; {accel.broker.stats()}")
+    tell_client(world)
+    sent, received = finish_together(client, server)
+    assert HASH.findall(sent)[-1:] == HASH.findall(received)[-1:] != [] and "copied: 1" in sent, (sent, received)
+
+
+@needs_root
+@pytest.mark.crash
+def test_a_sender_killed_before_it_has_sent_again(world, bed):
+    """What a reader that may no longer was lent: ECONNRESET, not silence."""
+    accel, server, client = start(world, bed, "denied-killed")
+    until(lambda: "1000 bytes, then EAGAIN" in server.out, lambda: f"it asks; {server.describe()}")
+    os.kill(client.pid, signal.SIGKILL)
+    client.finish(status=-signal.SIGKILL)
+    assert "1000 bytes, ECONNRESET" in server.finish()
 
 
 def test_a_reader_that_may_not(world, bed):

@@ -98,6 +98,9 @@ fn advice(reason: Reason) -> &'static str {
         Reason::LentUnreadable => {
             "the sender was killed, or unmapped memory before the notice of its MSG_ZEROCOPY call had come"
         }
+        Reason::LentDenied => {
+            "one of the two programs became another user's or may not be looked at any more; a new lane copies"
+        }
         Reason::Indirect => {
             "the same addresses exist in several network namespaces at once, and nothing tells them apart"
         }

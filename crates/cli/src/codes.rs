@@ -101,6 +101,9 @@ pub fn advice(reason: Reason) -> &'static str {
         LentUnreadable => {
             "The sender was killed, or gave memory away that it had sent with MSG_ZEROCOPY: it must wait for its notice."
         }
+        LentDenied => {
+            "Nothing: one of the two became another user, or may not be looked at; the sender sends the bytes once more."
+        }
         PeerViolation | Sync => {
             "The peer sent what the protocol does not allow: do not trust it, or see whether versions differ."
         }

@@ -210,6 +210,10 @@ fn settle_slowly(conn: Conn, fd: i32) {
     block.unsettled.store(0, Ordering::Relaxed);
     zerocopy::told(conn);
     tx::attend(conn, fd);
+    if plain(&block.rx) && block.reason.load(Ordering::Relaxed) == Reason::LentDenied.code() {
+        // Both directions, else neither would ever come on a lane again.
+        tx::revoke(conn, fd);
+    }
     if plain(&block.rx) && plain(&block.tx) {
         // A lane that was opened and never begun; another thread may be beginning it.
         let _guard = block.tx.lock.lock();

@@ -155,6 +155,14 @@ pub fn of(block: &Block) -> Option<&'static Link> {
     TABLE.get((block.link.load(Ordering::Relaxed) as usize).wrapping_sub(1))
 }
 
+/// The peer looks at the connection, whichever call it sleeps in.
+pub fn rouse_peer(block: &Block) {
+    if let Some(link) = of(block) {
+        let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
+        link.post(to, u8::MAX, block.slot.load(Ordering::Relaxed));
+    }
+}
+
 /// The link group `id` of broker session `session`, seen from `side`. Under the session's lock.
 pub fn find(session: u32, id: u32, side: u8) -> Option<&'static Link> {
     all().find(|link| {

@@ -1,5 +1,6 @@
 //! Receiving: kernel TCP, then bounded by the start word, then the ring, and back (models/lane.pml, Rd).
 
+mod asking;
 mod news;
 
 use std::sync::atomic::Ordering;
@@ -175,7 +176,7 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
                 && bufs.left() > 0
             {
                 let peeks = flags & libc::MSG_PEEK != 0;
-                if !peeks {
+                if !peeks && half.loans.load(Ordering::Relaxed) == 0 {
                     wake_writers(conn.block, &dmb);
                 }
                 if peeks || n == bufs.left() {
@@ -211,6 +212,21 @@ fn wake_writers(block: &Block, dmb: &Dmb) {
     }
 }
 
+/// The same for a sender that may wait for notices, which it does with room in the ring: for their sake it is rung seldom. Under
+/// the receive lock; the bytes from `before` on were consumed just now, with `prod` published.
+#[cold]
+fn wake_lender(block: &Block, dmb: &Dmb, before: u64, prod: Cursor) {
+    let (cursor, prod) = (block.rx.cursor.load(Ordering::Relaxed), prod.offset());
+    let has_room = |cursor| {
+        dmb.as_sent().is_none_or(|dmb| dmb.window().saturating_sub(prod - cursor) >= writable_at(&dmb))
+    };
+    // Who waits for room waits for this moment: it has found none before, and looks again once it is declared.
+    let has_room_now = has_room(cursor) && !has_room(before);
+    if has_room_now || borrowing::tells(&block.rx, before, cursor, prod) {
+        wait::notify(block, dmb.words(), Side::Writers);
+    }
+}
+
 /// Free bytes from which on a lane counts as writable.
 #[inline]
 pub fn writable_at(dmb: &Dmb) -> u64 {
@@ -226,6 +242,9 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
     let Some((dmb, prod, unread)) = unread(half, &dmb) else { return violated(conn, fd) };
     if unread == 0 {
+        if prod.has(Cursor::LEAVE) {
+            return asking::step(conn, &dmb, prod, at, fd);
+        }
         if prod.has(Cursor::END | Cursor::STOP) {
             finish(conn, fd);
             return Step::Again;
@@ -249,10 +268,8 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         Ok(delivered) => n = delivered,
         Err(Failure::Errno(errno)) => return Step::Failed(errno),
         Err(Failure::Violated) => return violated(conn, fd),
-        Err(Failure::Gone) => {
-            conn::reset(conn, fd, Reason::LentUnreadable);
-            return Step::Failed(Errno::CONNRESET);
-        }
+        Err(Failure::Gone) => return asking::lost(conn, fd),
+        Err(Failure::Denied) => return asking::begin(conn, &dmb, prod, fd),
     }
     if flags & libc::MSG_PEEK != 0 {
         // Looked at again: what the sender took back meanwhile is not to be seen here.
@@ -264,10 +281,9 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
             Block::count(half, n);
             if lent {
                 borrowing::consumed(half, &dmb, next.offset());
-                if borrowing::tells(offset, next.offset(), prod.offset()) {
-                    // Whoever waits for the notice waits for no room.
-                    wait::notify(conn.block, words, Side::Writers);
-                }
+            }
+            if lent || known != 0 {
+                wake_lender(conn.block, &dmb, offset, prod);
             }
             Step::Data(n)
         }
@@ -297,7 +313,7 @@ fn lent_bytes(
 /// keeps to the rules wrote it. Under the lock.
 ///
 /// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
-/// that does not wait.
+/// that does not wait. But for what the sender was asked to take back.
 pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
     let prod = dmb.words().prod();
     let unread = prod.offset().wrapping_sub(half.cursor.load(Ordering::Relaxed));
@@ -306,6 +322,9 @@ pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
     let dmb = dmb.as_sent().filter(|dmb| unread <= dmb.window())?;
     if !ours || !prod.is_lawful() || is_back {
         return None;
+    }
+    if prod.has(Cursor::LEAVE) {
+        return Some((dmb, prod, 0));
     }
     let shown = cork::shown(half, dmb.words(), prod);
     half.other.store(shown, Ordering::Relaxed);

@@ -296,6 +296,21 @@ pub fn may_lock_memory() -> bool {
     asked.is_ok() && sets[0] >> IPC_LOCK & 1 != 0
 }
 
+/// mincore(2): in `there`, a byte for each of the pages of `len` bytes at `at`, bit 0 is set where it is resident. Errors: ENOMEM,
+/// not all of it is mapped.
+pub fn mincore(at: usize, len: usize, there: &mut [u8]) -> Result<(), Errno> {
+    debug_assert!(there.len() >= len.div_ceil(4096));
+    // SAFETY: `there` has a byte for each page, which is all that the kernel writes.
+    unsafe { call(libc::SYS_mincore, at, len, there.as_mut_ptr() as usize, 0, 0, 0) }.map(drop)
+}
+
+/// madvise(2), MADV_COLLAPSE (Linux 6.1): the stretch becomes a huge page. What stands there does not change. Errors: EAGAIN, somebody
+/// has pages of it pinned; others, it cannot be.
+pub fn collapse(at: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: nobody's bytes or addresses change by it.
+    unsafe { call(libc::SYS_madvise, at, len, libc::MADV_COLLAPSE as usize, 0, 0, 0) }.map(drop)
+}
+
 /// Threads of this process; 1 where /proc does not tell.
 pub fn threads() -> u64 {
     // Each is a directory, and so a link of theirs.

@@ -420,7 +420,7 @@ fn put_or_lend(
     if from.is_null() {
         pace::timed(half, Way::Ring, n, || put(half, dmb, source, offset, n))
     } else {
-        lending::lend(dmb, from, n, offset)
+        lending::lend(half, dmb, from, n, offset)
     }
 }
 

@@ -65,7 +65,7 @@ pub fn readable(at: *const u8, n: usize) -> bool {
     let mut byte = 0u8;
     // SAFETY: the byte is ours; reading others changes nothing.
     let mut touch = |offset| unsafe { copy(&raw mut byte, at.wrapping_add(offset), 1) }.is_ok();
-    n == 0 || ((0..n).step_by(PAGE).all(&mut touch) && touch(n - 1))
+    n == 0 || ((0..n).step_by(PAGE).all(&mut touch) && (is_of_one_page(at, n) || touch(n - 1)))
 }
 
 /// Whether `n` bytes can be written.
@@ -79,7 +79,11 @@ pub unsafe fn writable(at: *mut u8, n: usize) -> bool {
         // SAFETY: the byte is ours, and the other stays as it is; the caller's word for it.
         unsafe { copy(&raw mut byte, at, 1).is_ok() && copy(at, &raw const byte, 1).is_ok() }
     };
-    n == 0 || ((0..n).step_by(PAGE).all(touch) && touch(n - 1))
+    n == 0 || ((0..n).step_by(PAGE).all(touch) && (is_of_one_page(at, n) || touch(n - 1)))
+}
+
+fn is_of_one_page(at: *const u8, n: usize) -> bool {
+    at as usize % PAGE + n <= PAGE
 }
 
 /// Whether the kernel would look at the stretch at all (access_ok, arch/x86/include/asm/uaccess_64.h): where it

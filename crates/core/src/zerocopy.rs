@@ -10,6 +10,7 @@
 
 pub mod borrowing;
 mod errqueue;
+mod huge;
 pub mod lending;
 pub mod pace;
 
@@ -126,6 +127,9 @@ impl Call {
 
     /// The call as a whole goes by TCP. `real` is libc's, with the flags that it is given.
     pub fn by_tcp(&mut self, conn: Conn, fd: i32, size: usize, real: impl FnOnce(i32) -> isize) -> Outcome {
+        if self.flags & libc::MSG_ZEROCOPY == 0 {
+            return Outcome::Libc(real(self.flags));
+        }
         let notices = &conn.block.notices;
         let teller = match self.asks(conn.block, fd, size) {
             false => Teller::Nobody,
@@ -197,9 +201,13 @@ fn admit(block: &Block, size: usize) -> Result<(), Errno> {
     if block.notices.are_full() || refused && !sys::may_lock_memory() { Err(Errno::NOBUFS) } else { Ok(()) }
 }
 
-/// Calls of fewer bytes, for which no common limit is too low, ask for it once in a while: that would take as long as their copy.
+/// The limit is asked for once in a while: that would take as long as a copy of few bytes, for which no common limit is too low, or a
+/// good part of what lending more costs. Microseconds.
+const ASK_AGAIN_US: u64 = 50;
+/// For calls of fewer bytes,
 const SMALL: usize = 32 * 1024;
-const ASK_AGAIN_US: u64 = 10_000;
+/// ... microseconds.
+const ASK_SMALL_US: u64 = 10_000;
 /// RLIMIT_MEMLOCK in pages as last asked for, and ticks of when; 0 never.
 static LOCKABLE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
@@ -207,7 +215,8 @@ fn lockable(size: usize) -> u64 {
     use rustix::process::{Resource, getrlimit};
     let [pages, asked] = &LOCKABLE;
     let now = clock::ticks();
-    if size >= SMALL || now.wrapping_sub(asked.load(Ordering::Relaxed)) > clock::from_us(ASK_AGAIN_US) {
+    let pause = if size < SMALL { ASK_SMALL_US } else { ASK_AGAIN_US };
+    if now.wrapping_sub(asked.load(Ordering::Relaxed)) > clock::from_us(pause) {
         let limit = getrlimit(Resource::Memlock).current;
         pages.store(limit.map_or(u64::MAX, |bytes| bytes >> 12), Ordering::Relaxed);
         asked.store(now, Ordering::Relaxed);

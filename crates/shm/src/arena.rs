@@ -188,12 +188,15 @@ pub struct Half {
     /// notice still to come is consumed; 0 none.
     pub loans: AtomicU64,
     /// Where MSG_ZEROCOPY is used, how long copies take, in ticks per 64 KiB: into or out of the ring, and (receive) from the
-    /// sender's memory; 0 unknown.
+    /// sender's memory; 0 unknown. Second, send: 1 where lending was chosen.
     pub paces: [AtomicU32; 2],
     /// Receive: how much we had sent, by lane and TCP, when a reader of a bulk stream last looked.
     pub answered: AtomicU64,
     /// Receive: where in the lane it found that to be more than before.
     pub answered_at: AtomicU64,
+    /// Receive, of a lane with loans: how far the sender had come when it was last found to have gone on, and the offset from which on
+    /// it is told of what was consumed.
+    pub tell: [AtomicU64; 2],
     /// What `bytes` and `tcp_bytes` together lack of the stream's own count (wrapping), see [`Half::position`].
     pub skew: AtomicU64,
 }
@@ -434,6 +437,8 @@ impl Block {
                 &half.loans,
                 &half.answered,
                 &half.answered_at,
+                &half.tell[0],
+                &half.tell[1],
                 &half.skew,
             ] {
                 word.store(0, Ordering::Relaxed);

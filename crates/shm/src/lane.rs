@@ -179,6 +179,8 @@ pub struct Words {
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Words>() + (COLOURS - 1) * COLOUR <= HEADER);
+#[cfg(not(loom))]
+const _: () = assert!(core::mem::offset_of!(Produced, 4) == 0x20 && size_of::<Short>() == 0x20);
 
 /// A wait word: epoch (32 bits) | ... | nap mark (1 bit) | CQ mask (8 bits); 0 is awake. The epoch's half is the futex
 /// of those who nap: each declaration and each answer changes it.

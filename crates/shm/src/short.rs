@@ -23,6 +23,7 @@ const WORDS: usize = 3;
 pub type Bytes = [u64; WORDS];
 
 /// See the module. Its tag is offset (56 bits) | length (8 bits) of the message; 0: none.
+#[repr(C)]
 pub(crate) struct Short {
     tag: SharedU64,
     bytes: [SharedU64; WORDS],

@@ -152,6 +152,7 @@ reasons! {
     PeerViolation      = 0x0a05_0004, "peer_violation", "the peer broke the protocol";
     GenerationsSpent   = 0x0a05_0005, "generations_spent", "the lane was reopened as often as its generations allow";
     LentUnreadable     = 0x0a05_0006, "lent_unreadable", "bytes sent with MSG_ZEROCOPY were gone before they were read";
+    LentDenied         = 0x0a05_0007, "lent_denied", "the kernel does not let the receiver read any more what was sent with MSG_ZEROCOPY";
 }
 
 #[cfg(test)]

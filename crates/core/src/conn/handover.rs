@@ -31,9 +31,11 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
         if let Some(dmb) = rx::dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
         {
             let generation = block.rx.generation.load(Ordering::Relaxed);
-            let left = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
+            let asked =
+                dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
             let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
-            if left.is_ok() || empty {
+            // Or was asked before.
+            if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty {
                 block.rx.mode.store(mode::PLAIN, Ordering::Release);
                 lane_closed(conn, fd, &block.rx);
             }
@@ -41,11 +43,8 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     }
     // Only now: who finds our lane ended finds LEAVE, too.
     tx::conclude(conn, fd);
-    if let Some(link) = link::of(block) {
-        // Our sender may be asleep, reading: it must look at what it sends.
-        let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
-        link.post(to, u8::MAX, block.slot.load(Ordering::Relaxed));
-    }
+    // Our sender may be asleep, reading: it must look at what it sends.
+    link::rouse_peer(block);
     settle(conn, fd);
 }
 

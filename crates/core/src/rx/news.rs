@@ -24,7 +24,8 @@ pub fn has_news(half: &Half) -> bool {
             let at =
                 Cursor::new(half.generation.load(Ordering::Relaxed), half.cursor.load(Ordering::Relaxed));
             let prod = words.prod();
-            prod != at && !cork::hides(half, words, prod, at) || words.cons().has(Cursor::TAKEN)
+            prod != at && !prod.has(Cursor::LEAVE) && !cork::hides(half, words, prod, at)
+                || words.cons().has(Cursor::TAKEN)
         }
         mode::GRANTED => {
             words.start(half.generation.load(Ordering::Relaxed))

@@ -54,6 +54,7 @@ pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken, forks:
         half.other.store(0, Ordering::Relaxed);
         half.peeked.store(0, Ordering::Relaxed);
         half.answered_at.store(0, Ordering::Relaxed);
+        half.tell[0].store(0, Ordering::Relaxed);
         half.loans.store(0, Ordering::Relaxed);
         half.ring.store(dmb.capacity(), Ordering::Relaxed);
         half.token.store(token.0, Ordering::Relaxed);

@@ -5,7 +5,7 @@
 //! reads the sender's witness first, so that no other process is taken for it, and asks after it whether the loan still stood.
 //!
 //! The process is the one that the broker named. What cannot be read is lost with the process that had it: the connection
-//! is reset, after all bytes before.
+//! is reset, after all bytes before. What must not be read any more its sender is asked to take back (`rx::asking`).
 
 use std::sync::atomic::Ordering;
 
@@ -24,9 +24,14 @@ const SMALL: usize = 16 * 1024;
 /// ... of so many at a time.
 const PIECE: u64 = 64 * 1024;
 
-/// While more is there to be read, a sender that sleeps hears of what was consumed after so many bytes: a wake-up for each
-/// call would cost it more than it has saved. One that hears nothing looks after the grace.
-const TELL: u64 = 1 << 20;
+/// How much is left to be read when a sender that sleeps is told of what was consumed, of `outstanding` bytes: a wake-up for each call
+/// would cost both more than it has saved, and one in time keeps the reader busy until more comes. Who hears nothing looks after
+/// the grace.
+fn left_when_told(outstanding: u64) -> u64 {
+    /// Reading so much takes as long as a wake-up, or somewhat longer.
+    const WAKE_UP: u64 = 1 << 20;
+    if outstanding < WAKE_UP { 0 } else { (outstanding / 4).max(WAKE_UP.min(outstanding / 2)) }
+}
 
 /// Why a read gave nothing.
 pub enum Failure {
@@ -36,6 +41,17 @@ pub enum Failure {
     Violated,
     /// The sender's memory is not there any more.
     Gone,
+    /// The kernel does not let us read it any more: one of us has become somebody else.
+    Denied,
+}
+
+impl Failure {
+    fn of(errno: Errno) -> Self {
+        match errno {
+            Errno::PERM | Errno::ACCESS | Errno::NOSYS => Self::Denied,
+            _ => Self::Gone,
+        }
+    }
 }
 
 /// One read under the receive lock.
@@ -54,7 +70,7 @@ struct Read<'a> {
 /// Answers a sender that would lend. Under the receive lock.
 pub fn probe(conn: Conn, dmb: &Dmb) {
     let mut nothing = Bufs::kernel_iov();
-    let can = fetch(conn, dmb.words().witness(), &mut nothing[..1], 0, 0) == Ok(0);
+    let can = fetch(conn, dmb.words().witness(), &mut nothing[..1], &mut Remote::new()) == Ok(0);
     dmb.words().answer(can);
     conn.block.rx.loans.store(Lent::of(0).0, Ordering::Relaxed);
 }
@@ -121,7 +137,7 @@ pub fn deliver(
             }
             continue;
         }
-        match pace::timed(half, Way::Lent, n, || read.direct(&rest, &loan, at, n)) {
+        match pace::timed(half, Way::Lent, n, || read.direct(&rest, &loan, (at, end))) {
             Ok(n) => {
                 rest.advance(n);
                 at += n as u64;
@@ -174,9 +190,15 @@ fn next_number(half: &Half, lent: Lent) -> u32 {
     if lent.count().wrapping_sub(known) > SLOTS { lent.count().wrapping_sub(SLOTS) } else { known }
 }
 
-/// Whether the sender is told now that the bytes from `before` up to `cursor` were consumed, with `prod` published.
-pub fn tells(before: u64, cursor: u64, prod: u64) -> bool {
-    cursor == prod || before / TELL != cursor / TELL
+/// Whether the sender is told now that the bytes from `before` up to `cursor` were consumed, with `prod` published. Under the
+/// receive lock.
+pub fn tells(half: &Half, before: u64, cursor: u64, prod: u64) -> bool {
+    let [seen, due] = &half.tell;
+    if seen.swap(prod, Ordering::Relaxed) != prod {
+        due.store(prod - left_when_told(prod - before), Ordering::Relaxed);
+    }
+    let due = due.load(Ordering::Relaxed);
+    cursor == prod || before < due && due <= cursor
 }
 
 impl<'a> Read<'a> {
@@ -220,52 +242,105 @@ impl<'a> Read<'a> {
         let mut iov = Bufs::kernel_iov();
         iov[1] = libc::iovec { iov_base: to.cast(), iov_len: first };
         iov[2] = libc::iovec { iov_base: copy.span(0).0.cast(), iov_len: n - first };
-        let got = self.fetch(&mut iov[..3], loan, at, n);
+        let mut remote = Remote::new();
+        remote.push(loan.from.wrapping_add(at - loan.at), n);
+        let got = fetch(self.conn, self.dmb.words().witness(), &mut iov[..3], &mut remote);
         match got {
             _ if !self.stands() => Ok(0),
-            Ok(0) | Err(_) => Err(Failure::Gone),
+            Ok(0) => Err(Failure::Gone),
             Ok(n) => Ok(n),
+            Err(errno) => Err(Failure::of(errno)),
         }
     }
 
-    /// Up to `n` bytes at `at` of a loan into the program's buffers. 0: they are in the ring now.
-    fn direct(&mut self, bufs: &Bufs<'_>, loan: &Loan, at: u64, n: usize) -> Result<usize, Failure> {
+    /// Bytes of a loan and of those right behind it, from offset `at` up to `end`, into the program's buffers: how many. 0: they are in
+    /// the ring now.
+    fn direct(&mut self, bufs: &Bufs<'_>, loan: &Loan, (at, end): (u64, u64)) -> Result<usize, Failure> {
+        let mut remote = Remote::new();
+        let (mut loan, mut number, mut to) = (*loan, self.number, at);
+        loop {
+            let n = loan.end().min(end) - to;
+            remote.push(loan.from.wrapping_add(to - loan.at), n as usize);
+            to += n;
+            number = number.wrapping_add(1);
+            if to == end || remote.is_full() || number == self.lent.count() {
+                break;
+            }
+            loan = self.dmb.words().loan(number);
+            // What is wrong with it is found when it is the next one.
+            let follows = loan.at == to && loan.len > 0 && loan.end() <= self.prod;
+            if !follows || !self.dmb.words().stands(number) {
+                break;
+            }
+        }
         let mut iov = Bufs::kernel_iov();
-        let used = 1 + bufs.for_kernel(&mut iov[1..], n);
-        let asked = iov[1..used].iter().map(|one| one.iov_len).sum();
-        let got = self.fetch(&mut iov[..used], loan, at, asked);
+        let used = 1 + bufs.for_kernel(&mut iov[1..], (to - at) as usize);
+        let asked: usize = iov[1..used].iter().map(|one| one.iov_len).sum();
+        let got = fetch(self.conn, self.dmb.words().witness(), &mut iov[..used], &mut remote);
         if !self.stands() {
             return Ok(0);
         }
+        let stood = remote.lens().zip(0u32..).take_while(|&(_, behind)| {
+            behind == 0 || self.dmb.words().stands(self.number.wrapping_add(behind))
+        });
+        let stood: usize = stood.map(|(len, _)| len).sum();
         match got {
-            Ok(got) if got == asked => Ok(got),
+            Ok(got) if got == asked => Ok(got.min(stood)),
             // Which of the two stretches ends there?
             got => {
-                let got = got.unwrap_or(0);
+                let n = got.unwrap_or(0).min(stood);
                 let mut rest = *bufs;
-                rest.advance(got);
+                rest.advance(n);
                 let to = rest.address();
                 // SAFETY: the program gave us its buffers to write to.
                 if !unsafe { user::writable(to, 1) } {
                     Err(Failure::Errno(Errno::FAULT))
-                } else if got > 0 {
-                    Ok(got)
+                } else if n > 0 {
+                    Ok(n)
                 } else {
-                    Err(Failure::Gone)
+                    Err(got.map_or_else(Failure::of, |_| Failure::Gone))
                 }
             }
         }
     }
+}
 
-    fn fetch(&self, iov: &mut [libc::iovec], loan: &Loan, at: u64, n: usize) -> Result<usize, Errno> {
-        let from = loan.from.wrapping_add(at - loan.at);
-        fetch(self.conn, self.dmb.words().witness(), iov, from, n)
+/// Stretches of the sender's memory that one call reads: the witness's first, then those of loans that follow each other.
+struct Remote {
+    iov: [libc::iovec; 1 + Self::MOST],
+    used: usize,
+}
+
+impl Remote {
+    const MOST: usize = 8;
+
+    fn new() -> Self {
+        Self { iov: [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 1 + Self::MOST], used: 1 }
+    }
+
+    fn set(&mut self, index: usize, at: u64, len: usize) {
+        self.iov[index] =
+            libc::iovec { iov_base: core::ptr::without_provenance_mut(at as usize), iov_len: len };
+    }
+
+    fn push(&mut self, at: u64, len: usize) {
+        self.set(self.used, at, len);
+        self.used += 1;
+    }
+
+    fn is_full(&self) -> bool {
+        self.used == self.iov.len()
+    }
+
+    /// How much is read of each loan.
+    fn lens(&self) -> impl Iterator<Item = usize> {
+        self.iov[1..self.used].iter().map(|one| one.iov_len)
     }
 }
 
-/// Reads `n` bytes at `from` of the peer into `iov` but its first entry, which is the witness's. Errors: ESRCH, it is not that
-/// process; others as the call says.
-fn fetch(conn: Conn, witness: Witness, iov: &mut [libc::iovec], from: u64, n: usize) -> Result<usize, Errno> {
+/// Reads `remote` of the peer into `iov`; the first entries of both are the witness's. Errors: ESRCH, it is not that process; others
+/// as the call says.
+fn fetch(conn: Conn, witness: Witness, iov: &mut [libc::iovec], remote: &mut Remote) -> Result<usize, Errno> {
     let pid = conn.block.rx.lender.load(Ordering::Relaxed);
     let mut found = [0u64; 2];
     // A page that a fork has wiped is nobody's witness.
@@ -274,9 +349,8 @@ fn fetch(conn: Conn, witness: Witness, iov: &mut [libc::iovec], from: u64, n: us
     }
     let size = size_of_val(&found);
     iov[0] = libc::iovec { iov_base: found.as_mut_ptr().cast(), iov_len: size };
-    let remote =
-        |at: u64, len| libc::iovec { iov_base: core::ptr::without_provenance_mut(at as usize), iov_len: len };
-    let got = sys::read_process(pid, iov, &[remote(witness.at, size), remote(from, n)])?;
+    remote.set(0, witness.at, size);
+    let got = sys::read_process(pid, iov, &remote.iov[..remote.used])?;
     match got.checked_sub(size) {
         Some(got) if found == witness.value => Ok(got),
         _ => Err(Errno::SRCH),

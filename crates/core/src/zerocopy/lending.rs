@@ -17,12 +17,12 @@ use shunpike_wire::Reason;
 use crate::bufs::Bufs;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::zerocopy::pace;
+use crate::zerocopy::{huge, pace};
 use crate::{clock, conn, process, tx, user};
 
 /// A buffer of a call is lent from this size on, bytes, where lending is the quicker way (`pace`); below, the receiver's system call costs
 /// more than the copy.
-const LEAST: usize = 32 * 1024;
+const LEAST: usize = 16 * 1024;
 /// A part of one, where there is no room for more, from this size on.
 pub const LEAST_PART: usize = 4096;
 /// Connections of a process that lend at a time; others copy.
@@ -243,7 +243,7 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
         return None;
     }
     let offset = half.cursor.load(Ordering::Relaxed);
-    if forced == 0 && !pace::favours(half, dmb, offset, len) {
+    if forced == 0 && !pace::favours(half, dmb, offset) {
         return None;
     }
     let ledger = ledger_for(block)?;
@@ -262,9 +262,12 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
 /// Lends `len` bytes at `from`, which are to be published at `offset` next. Errors: EFAULT, they cannot be read. Under the send
 /// lock.
 #[cold]
-pub fn lend(dmb: &Dmb, from: *const u8, len: usize, offset: u64) -> Result<usize, Errno> {
+pub fn lend(half: &Half, dmb: &Dmb, from: *const u8, len: usize, offset: u64) -> Result<usize, Errno> {
     if !user::readable(from, len) {
         return Err(Errno::FAULT);
+    }
+    if pace::may_favour(half, dmb) {
+        huge::lent(from, len);
     }
     let words = dmb.words();
     words.lend(words.lent().count(), Loan { at: offset, len: len as u64, from: from as u64 });

@@ -15,10 +15,11 @@ use crate::clock;
 /// Copies of fewer bytes say more about the call than about its bytes.
 const LEAST: usize = 16 * 1024;
 /// Both ways are measured once in so many bytes of a lane, again and again,
-const AGAIN: u64 = 256 << 20;
-/// ... lending by so many loans, of at most so many bytes.
-const LOANS: u64 = 4;
-const LARGE: u64 = 1 << 20;
+const AGAIN: u64 = 2 << 30;
+/// ... copying by the ring once; at first by so many times, as its pages are not there before, and the pace is to be that of memory in use,
+const ROUNDS: u64 = 4;
+/// ... and lending by so many bytes: the first time that a receiver reads memory it takes it out of the sender's caches.
+const LOANS: u64 = 16 << 20;
 
 /// What was copied.
 #[derive(Copy, Clone)]
@@ -50,11 +51,12 @@ pub fn timed<E>(
     Ok(copied)
 }
 
-/// A pace once a sample more is known. A thread that lost its CPU in the middle counts for little.
+/// A pace once a sample more is known. A thread that lost its CPU in the middle counts for little: one that seems too slow for a
+/// moment would not be tried again for long.
 fn after(known: u32, sample: u32) -> u32 {
     match known {
         0 => sample.max(1),
-        known => known - known / 4 + sample.min(known.saturating_mul(2)).max(4) / 4,
+        known => known - known / 8 + sample.min(known.saturating_mul(2)).max(8) / 8,
     }
 }
 
@@ -71,20 +73,35 @@ fn pace(half: &Half, way: Way) -> u32 {
     half.paces[way as usize].load(Ordering::Relaxed)
 }
 
-/// Sender: whether a loan of `len` bytes at `offset` is no slower than a copy, as far as is known, or is made to learn that. Under
-/// the send lock.
-pub fn favours(half: &Half, dmb: &Dmb, offset: u64, len: usize) -> bool {
+/// Sender: whether a loan at `offset` is no slower than a copy, as far as is known, or is made to learn that. What
+/// was chosen stays so unless it is clearly slower: each has its good and bad moments, and the other is not tried for long. Under the
+/// send lock.
+pub fn favours(half: &Half, dmb: &Dmb, offset: u64) -> bool {
     let since = offset % AGAIN;
-    // Twice round the ring: its pages are there then, and the pace of a copy is that of memory in use.
-    let copies = 2 * dmb.capacity() as u64;
-    let loans = LOANS * (len as u64).min(LARGE);
-    if since < copies + loans {
+    let copies = if offset < AGAIN { ROUNDS } else { 1 } * u64::from(dmb.capacity());
+    if since < copies + LOANS {
         return since >= copies;
     }
+    let (ring, lent) = paces(half, dmb);
+    let chosen = &half.paces[Way::Lent as usize];
+    let most = if chosen.load(Ordering::Relaxed) == 0 { ring } else { ring.saturating_add(ring / 4) };
+    let favours = lent != 0 && lent <= most;
+    chosen.store(favours.into(), Ordering::Relaxed);
+    favours
+}
+
+/// Sender: whether loans are, or could become, no slower than copies if their memory were in huge pages, as far as is known. Or nobody
+/// asks how fast they are.
+pub fn may_favour(half: &Half, dmb: &Dmb) -> bool {
+    let (ring, lent) = paces(half, dmb);
+    lent != 0 && (ring == 0 || lent <= ring.saturating_mul(2))
+}
+
+/// Of copies and of loans.
+fn paces(half: &Half, dmb: &Dmb) -> (u32, u32) {
     let (theirs, lent) = dmb.words().paces();
     // Both ends copy at the same time: the slower one is waited for.
-    let ring = theirs.max(pace(half, Way::Ring));
-    lent != 0 && lent <= ring
+    (theirs.max(pace(half, Way::Ring)), lent)
 }
 
 #[cfg(test)]

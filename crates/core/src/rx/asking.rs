@@ -1,0 +1,57 @@
+//! Asking back: what is unread cannot be read where it is (lent memory that the kernel does not let us read any more), so the sender
+//! takes it back and sends it by TCP (models/lane.pml, ASKBACK). Until it has, nothing is there to be read.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::lane::{Cursor, Dmb, Side};
+use shunpike_wire::Reason;
+
+use super::{NEWS, Step, finish, taken};
+use crate::table::Conn;
+use crate::{conn, link, sys, wait};
+
+/// Asks. `prod`: the producer's word as it was before the bytes could not be read. Under the receive lock.
+#[cold]
+pub(super) fn begin(conn: Conn, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
+    let words = dmb.words();
+    words.answer(false);
+    let generation = conn.block.rx.generation.load(Ordering::Relaxed);
+    match words.flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END) {
+        Ok(_) => {
+            conn::note(conn.block, Reason::LentDenied);
+            wait::notify(conn.block, words, Side::Writers);
+            link::rouse_peer(conn.block);
+            Step::Again
+        }
+        // Ended meanwhile: before that it has put all that it had lent into the ring.
+        Err(seen) if seen.has(Cursor::END) && !prod.has(Cursor::END) => Step::Again,
+        // We asked for the lane's end, and the sender has not answered: it could still be lending.
+        Err(_) => lost(conn, fd),
+    }
+}
+
+/// Asked: whether the sender has done its part. `at`: the consumer's word. Under the receive lock.
+#[cold]
+pub(super) fn step(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
+    if prod.offset() == at.offset() {
+        finish(conn, fd);
+        return Step::Again;
+    }
+    // TCP first: what the sender does before its FIN it has done then.
+    let is_over = sys::tcp_shows(fd, NEWS) & !(libc::POLLIN | libc::POLLPRI) != 0;
+    if dmb.words().cons().has(Cursor::TAKEN) {
+        taken(conn, dmb, prod, at, fd)
+    } else if is_over {
+        lost(conn, fd)
+    } else {
+        Step::Empty
+    }
+}
+
+/// Bytes that were sent are not to be had any more. Under the receive lock.
+#[cold]
+pub(super) fn lost(conn: Conn, fd: i32) -> Step {
+    conn::reset(conn, fd, Reason::LentUnreadable);
+    Step::Failed(Errno::CONNRESET)
+}
