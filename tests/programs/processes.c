@@ -97,18 +97,19 @@ static void turns_server(int fd) {
     sees_the_end(fd);
 }
 
-/* -- one direction each: the child only writes, the parent only reads -- */
+/* -- one direction each: the child only writes, the parent only reads; so much that the lane comes in the middle where the child
+   has waited for it in vain, which a busy machine can bring about -- */
 static void split(int fd, uint64_t seed) {
     uint64_t hash = HASH_START;
     pid_t child = forked();
     if (child == 0) {
-        for (int i = 0; i < 20; i++) {
+        for (int i = 0; i < 200; i++) {
             rng_fill(&seed, data, 50000);
             send_all(fd, data, 50000);
         }
         _exit(0);
     }
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 200; i++) {
         recv_all(fd, data, 50000);
         hash = hash_more(hash, data, 50000);
     }
