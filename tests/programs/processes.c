@@ -97,19 +97,23 @@ static void turns_server(int fd) {
     sees_the_end(fd);
 }
 
-/* -- one direction each: the child only writes, the parent only reads; so much that the lane comes in the middle where the child
-   has waited for it in vain, which a busy machine can bring about -- */
+/* -- one direction each: the child only writes, the parent only reads. After a dialogue in which the lane comes, on a busy
+   machine too: a connection that was forked before stays on TCP for a while -- */
 static void split(int fd, uint64_t seed) {
     uint64_t hash = HASH_START;
+    for (int i = 0; i < 500; i++) {
+        send_all(fd, data, 1000);
+        recv_all(fd, data, 1000);
+    }
     pid_t child = forked();
     if (child == 0) {
-        for (int i = 0; i < 200; i++) {
+        for (int i = 0; i < 100; i++) {
             rng_fill(&seed, data, 50000);
             send_all(fd, data, 50000);
         }
         _exit(0);
     }
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 100; i++) {
         recv_all(fd, data, 50000);
         hash = hash_more(hash, data, 50000);
     }
