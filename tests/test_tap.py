@@ -194,20 +194,23 @@ def test_what_finds_no_room_is_counted_everywhere(world):
     capture.touch()
     env = world.env | {"SHUNPIKE_SOCKET": str(pair.broker.socket)}
     with subprocess.Popen(argv, stdout=write, stderr=subprocess.PIPE, env=env, text=True) as tap:
-        os.close(write)
-        while "tapping" not in (line := tap.stderr.readline()):
-            assert line
-        while "tapping" not in (line := tap.stderr.readline()):
-            assert line
-        pair.talk(size=1 << 20, times=8)  # it must not wait for the tap
-        reader = threading.Thread(target=copy, args=(read, capture))
-        reader.start()
-        # More than both rings and the pipe hold: a capture that ended at what was lost would have no gap to show.
-        until(lambda: pair.talk(size=64 << 10) or capture.stat().st_size > 2 << 20, "frames after those that were lost")
-        tap.send_signal(signal.SIGINT)
-        reader.join()
-        said = tap.stderr.read()
-        assert tap.wait(20) == 0
+        try:
+            os.close(write)
+            while "tapping" not in (line := tap.stderr.readline()):
+                assert line
+            while "tapping" not in (line := tap.stderr.readline()):
+                assert line
+            pair.talk(size=1 << 20, times=8)  # it must not wait for the tap
+            reader = threading.Thread(target=copy, args=(read, capture), daemon=True)
+            reader.start()
+            # More than both rings and the pipe hold: a capture that ended at what was lost would have no gap to show.
+            until(lambda: pair.talk(size=64 << 10) or capture.stat().st_size > 2 << 20, "frames after those that were lost")
+            tap.send_signal(signal.SIGINT)
+            reader.join()
+            said = tap.stderr.read()
+            assert tap.wait(20) == 0
+        finally:
+            tap.kill()  # or one that goes on would be waited for
     lost = int(said.split("want of room: ")[1].split()[0])
     assert lost > 20, said
     assert sum(interfaces(capture).values()) == lost, "the capture says as much"
