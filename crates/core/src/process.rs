@@ -361,6 +361,7 @@ pub fn after_fork_in_parent() {
 
 /// In a forked child, before anything else of ours: only this thread exists.
 pub fn after_fork_in_child() {
+    shunpike_shm::lock::after_fork_in_child();
     let_go_after_fork();
     PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
     readers::after_fork_in_child();

@@ -1,0 +1,202 @@
+//! Robust locks between real processes: what a killed holder leaves behind, whatever it held and in whatever order.
+#![cfg(not(loom))]
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
+use shunpike_shm::lock::{RobustLock, after_fork_in_child};
+use shunpike_shm::region::{self, Region};
+
+/// What the processes of a test share.
+#[repr(C)]
+struct Shared {
+    locks: [RobustLock; 2],
+    step: AtomicU32,
+    inside: AtomicU32,
+    count: AtomicU64,
+}
+
+fn shared() -> &'static Shared {
+    let fd = region::create("locks", 4096).expect("memfd");
+    let region = Region::map(fd.as_fd(), 4096).expect("maps");
+    // SAFETY: page-aligned zeroes, all of which are atomics or locks that are made now; the mapping stays.
+    let shared = unsafe { &*region.base().cast::<Shared>() };
+    shared.locks.iter().for_each(RobustLock::init);
+    // The next ones of this thread are no longer glibc's own.
+    drop(shared.locks[0].lock());
+    shared
+}
+
+/// Runs `child` in a forked process, which ends there.
+fn fork(child: impl FnOnce()) -> Pid {
+    // SAFETY: the child only takes locks and ends.
+    match unsafe { libc::fork() } {
+        0 => {
+            after_fork_in_child();
+            child();
+            // SAFETY: ends this process at once.
+            unsafe { libc::_exit(0) }
+        }
+        pid => Pid::from_raw(pid).expect("fork"),
+    }
+}
+
+fn killed() -> ! {
+    let _ = kill_process(getpid(), Signal::KILL);
+    unreachable!()
+}
+
+fn reap(pid: Pid) {
+    waitpid(Some(pid), WaitOptions::empty()).expect("a child");
+}
+
+/// Which of the two locks a child that did `what` left inherited.
+fn left_by(what: fn(&'static [RobustLock; 2])) -> [bool; 2] {
+    let shared = shared();
+    reap(fork(|| {
+        // By glibc once, as any thread's first.
+        drop(shared.locks[1].lock());
+        what(&shared.locks);
+        killed()
+    }));
+    let left = [0, 1].map(|at| shared.locks[at].lock().inherited);
+    assert!(shared.locks.iter().all(|lock| !lock.try_lock().expect("free").inherited), "once");
+    left
+}
+
+#[test]
+fn what_a_killed_process_held_is_inherited_and_nothing_else() {
+    assert_eq!(left_by(|_| ()), [false, false]);
+    assert_eq!(left_by(|[a, _]| core::mem::forget(a.lock())), [true, false]);
+    assert_eq!(left_by(|[a, b]| core::mem::forget((a.lock(), b.lock()))), [true, true]);
+    assert_eq!(left_by(|[a, b]| core::mem::forget((b.lock(), a.try_lock()))), [true, true]);
+    // One within the other, and the other way round.
+    assert_eq!(
+        left_by(|[a, b]| {
+            let outer = a.lock();
+            drop(b.lock());
+            core::mem::forget(outer);
+        }),
+        [true, false]
+    );
+    assert_eq!(
+        left_by(|[a, b]| {
+            let outer = a.lock();
+            let inner = b.lock();
+            drop(outer);
+            core::mem::forget(inner);
+        }),
+        [false, true]
+    );
+    assert_eq!(
+        left_by(|[a, b]| {
+            let outer = a.lock();
+            let inner = b.lock();
+            drop(outer);
+            drop(inner);
+            core::mem::forget((b.lock(), a.lock()));
+        }),
+        [true, true]
+    );
+}
+
+#[test]
+fn the_first_lock_of_a_thread_is_robust_too() {
+    let shared = shared();
+    reap(fork(|| {
+        core::mem::forget((shared.locks[0].lock(), shared.locks[1].lock()));
+        killed()
+    }));
+    assert!(shared.locks.iter().all(|lock| lock.lock().inherited));
+}
+
+#[test]
+fn who_waits_for_a_killed_holder_is_woken() {
+    let shared = shared();
+    let holder = fork(|| {
+        drop(shared.locks[0].lock());
+        let _held = shared.locks[0].lock();
+        shared.step.store(1, Ordering::Release);
+        loop {
+            std::hint::spin_loop();
+        }
+    });
+    while shared.step.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    assert!(shared.locks[0].try_lock().is_none());
+    let waiters = [(); 3].map(|()| {
+        std::thread::spawn(|| {
+            drop(shared.locks[1].lock());
+            let guard = shared.locks[0].lock();
+            assert_eq!(shared.inside.fetch_add(1, Ordering::Relaxed), 0);
+            shared.inside.fetch_sub(1, Ordering::Relaxed);
+            guard.inherited
+        })
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    kill_process(holder, Signal::KILL).expect("kill");
+    let inherited: Vec<_> = waiters.into_iter().map(|one| one.join().expect("woken")).collect();
+    assert_eq!(inherited.iter().filter(|&&one| one).count(), 1);
+    reap(holder);
+}
+
+/// Processes with two threads each, that take the locks in turn, alone and together, until they are killed.
+#[test]
+fn a_storm_of_holders_that_are_killed_leaves_one_at_a_time() {
+    let shared = shared();
+    let work = move |second: bool| {
+        let mut round = 0u64;
+        loop {
+            round += 1;
+            let guard = shared.locks[0].lock();
+            if guard.inherited {
+                shared.inside.store(0, Ordering::Relaxed);
+            }
+            if shared.inside.fetch_add(1, Ordering::Relaxed) != 0 {
+                // Told by a step that never comes otherwise.
+                shared.step.store(99, Ordering::Relaxed);
+            }
+            let both = (second && round % 3 == 0).then(|| shared.locks[1].lock());
+            shared.count.fetch_add(1, Ordering::Relaxed);
+            shared.inside.fetch_sub(1, Ordering::Relaxed);
+            if round % 2 == 0 {
+                drop(guard);
+                drop(both);
+            } else {
+                drop(both);
+                drop(guard);
+            }
+        }
+    };
+    let start = || {
+        fork(|| {
+            std::thread::spawn(move || work(true));
+            work(false)
+        })
+    };
+    let mut processes = [(); 3].map(|()| start());
+    let end = Instant::now() + Duration::from_secs(2);
+    let mut kills = 0;
+    while Instant::now() < end {
+        let before = shared.count.load(Ordering::Relaxed);
+        kill_process(processes[kills % 3], Signal::KILL).expect("kill");
+        reap(processes[kills % 3]);
+        processes[kills % 3] = start();
+        kills += 1;
+        let patience = Instant::now() + Duration::from_secs(20);
+        while shared.count.load(Ordering::Relaxed) < before + 100 {
+            assert!(Instant::now() < patience, "all wait after {kills} kills");
+            std::thread::yield_now();
+        }
+    }
+    for one in processes {
+        kill_process(one, Signal::KILL).expect("kill");
+        reap(one);
+    }
+    assert_eq!(shared.step.load(Ordering::Relaxed), 0, "two were inside at once");
+    assert!(kills > 20, "{kills}");
+    assert!(shared.locks.iter().all(|lock| lock.try_lock().is_some()));
+}
