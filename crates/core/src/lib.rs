@@ -12,6 +12,7 @@ pub mod cork;
 pub mod device;
 pub mod eager;
 pub mod epoll;
+pub mod express;
 pub mod link;
 pub mod mutex;
 mod outbox;

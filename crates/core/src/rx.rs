@@ -21,7 +21,7 @@ use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::zerocopy::pace;
-use crate::{ahead, clock, cork, eager, epoll, peek, process, session, sys};
+use crate::{ahead, clock, cork, eager, epoll, express, peek, process, session, sys};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -111,10 +111,16 @@ fn attempt(
             }
             Step::Again | Step::Plain => {}
             Step::Failed(errno) => return ended(&bufs, errno),
-            Step::Empty => match wait.more(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
-                Ok(()) => {}
-                Err(errno) => return ended(&bufs, errno),
-            },
+            Step::Empty => {
+                if let Err(errno) = wait.more(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
+                    return ended(&bufs, errno);
+                }
+                if let [one] = iov
+                    && let Some(n) = express::receive(conn, fd, one.iov_base.cast(), one.iov_len, flags)
+                {
+                    return Outcome::Ours(Ok(n));
+                }
+            }
         }
     }
 }
@@ -156,16 +162,23 @@ fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce
     result
 }
 
+/// The receive lock: what a holder that died had not written down is derived anew.
+#[inline(always)]
+pub fn lock(conn: &Conn, fd: i32) -> shunpike_shm::lock::Guard<'_> {
+    let guard = conn.block.rx.lock.lock();
+    if guard.inherited && conn.current() {
+        recover(conn.block, fd);
+    }
+    guard
+}
+
 /// One attempt, under the receive lock.
 fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let _critical = critical();
     let half = &conn.block.rx;
-    let guard = half.lock.lock();
+    let guard = lock(&conn, fd);
     if !conn.current() {
         return Step::Failed(Errno::BADF);
-    }
-    if guard.inherited {
-        recover(conn.block, fd);
     }
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {
@@ -201,7 +214,7 @@ pub fn dmb(half: &Half) -> Option<Dmb> {
 
 /// Rings writers once a good part of the ring is free, so that they do not wake for a few bytes.
 #[inline]
-fn wake_writers(block: &Block, dmb: &Dmb) {
+pub fn wake_writers(block: &Block, dmb: &Dmb) {
     let words = dmb.words();
     if words.waiting(Side::Writers).declared() {
         let unread = words.prod().offset().wrapping_sub(block.rx.cursor.load(Ordering::Relaxed));
@@ -314,6 +327,7 @@ fn lent_bytes(
 ///
 /// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
 /// that does not wait. But for what the sender was asked to take back.
+#[inline]
 pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
     let prod = dmb.words().prod();
     let unread = prod.offset().wrapping_sub(half.cursor.load(Ordering::Relaxed));

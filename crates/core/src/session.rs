@@ -102,15 +102,26 @@ pub fn lock() -> Guard<'static, Session> {
 /// Reads what the broker has sent, if it has sent something.
 #[inline(always)]
 pub fn pump_if_news() {
-    // SAFETY: null, or a verified mapping of a session page that is never unmapped.
-    let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
-    // Acquire pairs with the broker's Release: the message is in the socket.
-    let moved = page.is_some_and(|page| page.posted.load(Ordering::Acquire) != SEEN.load(Ordering::Relaxed));
-    if moved {
+    if has_posts() {
         pump();
     } else if has_affairs() && clock::ticks() >= LOOK_AT.load(Ordering::Relaxed) {
         look_unasked();
     }
+}
+
+/// Whether `pump_if_news` may have something to do.
+#[inline(always)]
+pub fn has_news() -> bool {
+    has_posts() || has_affairs()
+}
+
+/// Whether the broker has sent something since we last read all of it.
+#[inline(always)]
+fn has_posts() -> bool {
+    // SAFETY: null, or a verified mapping of a session page that is never unmapped.
+    let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
+    // Acquire pairs with the broker's Release: the message is in the socket.
+    page.is_some_and(|page| page.posted.load(Ordering::Acquire) != SEEN.load(Ordering::Relaxed))
 }
 
 /// Whether there is something to attend to that the broker's counter does not tell of.
@@ -335,7 +346,7 @@ impl Session {
     }
 
     fn read_all(&mut self) {
-        // SAFETY: as in `pump_if_news`.
+        // SAFETY: as in `has_posts`.
         let page = unsafe { PAGE_AT.load(Ordering::Relaxed).as_ref() };
         let posted = page.map(|page| page.posted.load(Ordering::Acquire));
         self.flush();

@@ -214,6 +214,7 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
 }
 
 /// The send lock, for who only looks and does not send: what a holder that died had not written down is derived anew.
+#[inline(always)]
 pub fn lock(block: &Block) -> shunpike_shm::lock::Guard<'_> {
     let guard = block.tx.lock.lock();
     if guard.inherited
@@ -427,12 +428,17 @@ fn put_or_lend(
 /// Asks TCP now and then whether the peer still is there: what it closed, TCP answers with its own errors.
 #[inline]
 fn peer_is_gone(half: &Half, fd: i32) -> bool {
-    let now = clock::ticks();
-    if now.wrapping_sub(half.checked.load(Ordering::Relaxed)) < clock::from_us(tcp_check_us(fd)) {
-        return false;
+    is_check_due(half, fd) && {
+        half.checked.store(clock::ticks(), Ordering::Relaxed);
+        sys::tcp_shows(fd, libc::POLLRDHUP) != 0
     }
-    half.checked.store(now, Ordering::Relaxed);
-    sys::tcp_shows(fd, libc::POLLRDHUP) != 0
+}
+
+/// Whether it is time to ask again.
+#[inline]
+pub fn is_check_due(half: &Half, fd: i32) -> bool {
+    let since = clock::ticks().wrapping_sub(half.checked.load(Ordering::Relaxed));
+    since >= clock::from_us(tcp_check_us(fd))
 }
 
 /// Ends the lane in peace: the receiver drains the ring, then goes on with TCP. Under the send lock.

@@ -27,7 +27,7 @@ const PAGE: usize = 4096;
 #[inline]
 pub unsafe fn copy(to: *mut u8, from: *const u8, n: usize) -> Result<(), Fault> {
     let thread = tls::thread();
-    // SAFETY: who faults in it comes back by `copy_failed`; the rest is the caller's word.
+    // SAFETY: who faults in it goes on behind it, with false; the rest is the caller's word.
     if unsafe { copy_noted(to, from, n, &raw const thread.recover) } { Ok(()) } else { Err(fault(thread)) }
 }
 
@@ -139,16 +139,17 @@ pub unsafe fn answered(info: *const libc::siginfo_t, context: *mut libc::ucontex
     if noted == 0 || info.si_code <= 0 || stack > noted || noted - stack > FRAME {
         return false;
     }
-    // SAFETY: a fault's siginfo has an address; `copy_noted` saved what was noted before where it points now.
-    let (address, before) = unsafe { (info.si_addr(), *(noted as *const u64)) };
+    // SAFETY: a fault's siginfo has an address; `copy_noted` saved two words where the stack pointer was.
+    let (address, [before, resume]) = unsafe { (info.si_addr(), *(noted as *const [u64; 2])) };
     thread.fault.store(address as u64, Ordering::Relaxed);
     thread.recover.store(before, Ordering::Relaxed);
-    registers[libc::REG_RSP as usize] = noted as i64;
-    registers[libc::REG_RIP as usize] = copy_failed as *const () as i64;
+    registers[libc::REG_RSP as usize] = (noted + 16) as i64;
+    registers[libc::REG_RIP as usize] = resume as i64;
     true
 }
 
-/// memcpy that notes its stack pointer in `recover` while it runs, for `answered`. Returns true.
+/// memcpy that notes its stack pointer in `recover` while it runs, for `answered`. Returns true. Up to 32 bytes, which is most messages,
+/// are two moves of its own: libc's function is free to change what it must preserve, so that has to be saved before.
 ///
 /// From [`LONG`] bytes on libc's memcpy may be `rep movsb`, which moves byte by byte where `to` is up to 31 bytes further in its page
 /// than `from`: 3 GB/s where it moves 80 otherwise (AMD Zen 3; glibc's bug 30994). A large buffer of malloc's begins 16 bytes behind a
@@ -161,36 +162,88 @@ unsafe extern "C" fn copy_noted(
     n: usize,
     recover: *const std::sync::atomic::AtomicU64,
 ) -> bool {
-    // What memcpy must preserve is saved here: it may be left in its middle.
     core::arch::naked_asm!(
+        // What `answered` finds at the noted stack pointer: what was noted before, and where to go on.
+        "cmp rdx, 32",
+        "ja 20f",
+        "lea rax, [rip + 19f]",
+        "push rax",
+        "push qword ptr [rcx]",
+        "mov [rcx], rsp",
+        "cmp edx, 16",
+        "jae 16f",
+        "cmp edx, 8",
+        "jae 14f",
+        "cmp edx, 4",
+        "jae 12f",
+        "test edx, edx",
+        "jz 18f",
+        "movzx r8d, byte ptr [rsi]",
+        "movzx r9d, byte ptr [rsi + rdx - 1]",
+        "mov eax, edx",
+        "shr eax",
+        "movzx esi, byte ptr [rsi + rax]",
+        "mov [rdi + rax], sil",
+        "mov [rdi], r8b",
+        "mov [rdi + rdx - 1], r9b",
+        "jmp 18f",
+        "12:",
+        "mov eax, [rsi]",
+        "mov r8d, [rsi + rdx - 4]",
+        "mov [rdi], eax",
+        "mov [rdi + rdx - 4], r8d",
+        "jmp 18f",
+        "14:",
+        "mov rax, [rsi]",
+        "mov r8, [rsi + rdx - 8]",
+        "mov [rdi], rax",
+        "mov [rdi + rdx - 8], r8",
+        "jmp 18f",
+        "16:",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + rdx - 16], xmm1",
+        "18:",
+        "pop qword ptr [rcx]",
+        "pop rax",
+        "mov eax, 1",
+        "ret",
+        "19:",
+        "xor eax, eax",
+        "ret",
+        "20:",
         "push rbx",
         "push rbp",
         "push r12",
         "push r13",
         "push r14",
         "push r15",
+        "sub rsp, 8",
         "mov rbx, rcx",
+        "lea rax, [rip + 28f]",
+        "push rax",
         "push qword ptr [rbx]",
         "mov [rbx], rsp",
         "cmp rdx, {long}",
-        "jae 3f",
-        "2:",
+        "jae 22f",
+        "21:",
         "call qword ptr [rip + memcpy@GOTPCREL]",
-        "jmp 6f",
+        "jmp 26f",
         // to - from within their pages: 1 to 63.
-        "3:",
+        "22:",
         "mov eax, edi",
         "sub eax, esi",
         "dec eax",
         "and eax, 4095",
         "cmp eax, 62",
-        "ja 2b",
+        "ja 21b",
         // The first 64 bytes are loaded now and stored last.
         "movups xmm4, [rsi]",
         "movups xmm5, [rsi + 16]",
         "movups xmm6, [rsi + 32]",
         "movups xmm7, [rsi + 48]",
-        "5:",
+        "24:",
         "movups xmm0, [rsi + rdx - 16]",
         "movups xmm1, [rsi + rdx - 32]",
         "movups xmm2, [rsi + rdx - 48]",
@@ -201,32 +254,17 @@ unsafe extern "C" fn copy_noted(
         "movups [rdi + rdx - 64], xmm3",
         "sub rdx, 64",
         "cmp rdx, 64",
-        "ja 5b",
+        "ja 24b",
         "movups [rdi], xmm4",
         "movups [rdi + 16], xmm5",
         "movups [rdi + 32], xmm6",
         "movups [rdi + 48], xmm7",
-        "6:",
+        "26:",
         "pop qword ptr [rbx]",
+        "pop rax",
         "mov eax, 1",
-        "pop r15",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbp",
-        "pop rbx",
-        "ret",
-        long = const LONG,
-    )
-}
-
-/// Where a faulting `copy_noted` goes on, its stack pointer put back.
-#[unsafe(naked)]
-unsafe extern "C" fn copy_failed() {
-    core::arch::naked_asm!(
-        "cld",
+        "27:",
         "add rsp, 8",
-        "xor eax, eax",
         "pop r15",
         "pop r14",
         "pop r13",
@@ -234,6 +272,11 @@ unsafe extern "C" fn copy_failed() {
         "pop rbp",
         "pop rbx",
         "ret",
+        "28:",
+        "cld",
+        "xor eax, eax",
+        "jmp 27b",
+        long = const LONG,
     )
 }
 
@@ -290,12 +333,12 @@ mod tests {
     }
 
     #[test]
-    fn long_copies_are_whole_wherever_their_stretches_lie_in_a_page() {
+    fn copies_are_whole_wherever_their_stretches_lie_in_a_page() {
         handle_faults();
         let from: Vec<u8> = (0..4 * PAGE).map(|at| (at * 31 % 251) as u8).collect();
         let mut to = vec![0u8; 6 * PAGE];
         let begin = to.as_ptr().align_offset(PAGE) + from.as_ptr() as usize % PAGE;
-        for n in [LONG - 1, LONG, LONG + 1, LONG + 63, LONG + 64, 3 * PAGE + 17] {
+        for n in (0..=70).chain([LONG - 1, LONG, LONG + 1, LONG + 63, LONG + 64, 3 * PAGE + 17]) {
             for ahead in [0, 1, 8, 16, 31, 32, 63, 64, 65, PAGE - 16] {
                 to.fill(255);
                 let at = begin + ahead;
@@ -306,9 +349,10 @@ mod tests {
             }
         }
         let nowhere = core::ptr::without_provenance_mut::<u8>(PAGE + from.as_ptr() as usize % PAGE + 16);
-        // SAFETY: nothing is mapped there, or it is ours.
-        unsafe {
-            assert!(copy(nowhere, from.as_ptr(), LONG).is_err() && copy(to.as_mut_ptr(), nowhere, LONG).is_err());
+        for n in [1, 4, 8, 16, 32, 33, LONG] {
+            // SAFETY: nothing is mapped there, or it is ours.
+            let failed = unsafe { [copy(nowhere, from.as_ptr(), n), copy(to.as_mut_ptr(), nowhere, n)] };
+            assert!(failed.iter().all(|one| one.is_err_and(|Fault(at)| at >= nowhere as usize)), "{n}");
         }
     }
 

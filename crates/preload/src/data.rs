@@ -9,7 +9,7 @@ use shunpike_core::rx::receive;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::{Source, send as transmit};
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, sys, user, zerocopy};
+use shunpike_core::{Errno, express, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
@@ -85,13 +85,45 @@ fn write_through(
     answer(transmit(conn, fd, Source::Memory(Bufs::new(iov)), flags, real), !quiet)
 }
 
+/// A write of one buffer.
+#[inline(always)]
+fn write_one(
+    conn: Conn,
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    real: impl FnOnce(c_int) -> isize,
+) -> isize {
+    match express::send(conn, fd, buf.cast(), len, flags) {
+        Some(n) => n as isize,
+        None => write_through(conn, fd, &one(buf, len), flags, real),
+    }
+}
+
+/// A read into one buffer.
+#[inline(always)]
+fn read_one(
+    conn: Conn,
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    real: impl FnOnce() -> isize,
+) -> isize {
+    match express::receive(conn, fd, buf.cast(), len, flags) {
+        Some(n) => n as isize,
+        None => answer(receive(conn, fd, &one(buf, len), flags, real), false),
+    }
+}
+
 hooks! {
     /// read(2)
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
         match ours_for(fd, buf, len) {
             // Nothing asked, or more than can be counted: no wait, no bytes.
             Some(conn) if len > 0 && isize::try_from(len).is_ok() => {
-                answer(receive(conn, fd, &one(buf, len), 0, || covered::read(fd, buf, len)), false)
+                read_one(conn, fd, buf, len, 0, || covered::read(fd, buf, len))
             }
             _ => covered::read(fd, buf, len),
         }
@@ -105,7 +137,7 @@ hooks! {
     /// write(2)
     fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
         match ours_for(fd, buf, len).filter(|_| isize::try_from(len).is_ok()) {
-            Some(conn) => write_through(conn, fd, &one(buf, len), 0, |_| covered::write(fd, buf, len)),
+            Some(conn) => write_one(conn, fd, buf, len, 0, |_| covered::write(fd, buf, len)),
             None => covered::write(fd, buf, len),
         }
     }
@@ -163,9 +195,7 @@ hooks! {
                 let [room] = one(buf, len);
                 answer(zerocopy::read_bare(conn, fd, room, flags, || covered::recv(fd, buf, len, flags)), false)
             }
-            Some(conn) => {
-                answer(receive(conn, fd, &one(buf, len), flags, || covered::recv(fd, buf, len, flags)), false)
-            }
+            Some(conn) => read_one(conn, fd, buf, len, flags, || covered::recv(fd, buf, len, flags)),
             None => covered::recv(fd, buf, len, flags),
         }
     }
@@ -186,6 +216,8 @@ hooks! {
         let [room] = one(buf, len);
         let mut outcome = if flags & libc::MSG_ERRQUEUE != 0 {
             zerocopy::read_bare(conn, fd, room, flags, real)
+        } else if let Some(n) = express::receive(conn, fd, buf.cast(), len, flags) {
+            Outcome::Ours(Ok(n))
         } else {
             receive(conn, fd, &[room], flags, real)
         };
@@ -268,9 +300,7 @@ hooks! {
     /// send(2)
     fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         match ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0) {
-            Some(conn) => {
-                write_through(conn, fd, &one(buf, len), flags, |flags| covered::send(fd, buf, len, flags))
-            }
+            Some(conn) => write_one(conn, fd, buf, len, flags, |flags| covered::send(fd, buf, len, flags)),
             None => covered::send(fd, buf, len, flags),
         }
     }
@@ -281,7 +311,7 @@ hooks! {
         fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, size: socklen_t,
     ) -> ssize_t {
         match ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0 && address_taken(to.cast(), size)) {
-            Some(conn) => write_through(conn, fd, &one(buf, len), flags, |flags| {
+            Some(conn) => write_one(conn, fd, buf, len, flags, |flags| {
                 covered::sendto(fd, buf, len, flags, to, size)
             }),
             None => covered::sendto(fd, buf, len, flags, to, size),

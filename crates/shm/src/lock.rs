@@ -53,7 +53,8 @@ const DIED: u32 = libc::FUTEX_OWNER_DIED;
 const HOLDER: u32 = libc::FUTEX_TID_MASK;
 
 /// From an entry's name to its lock's word.
-const TO_WORD: isize = offset_of!(Parts, word) as isize - (offset_of!(Parts, entry) + offset_of!(Entry, next)) as isize;
+const TO_WORD: isize =
+    offset_of!(Parts, word) as isize - (offset_of!(Parts, entry) + offset_of!(Entry, next)) as isize;
 
 /// struct robust_list_head (include/uapi/linux/futex.h), in glibc's description of its thread, which nobody else writes.
 #[repr(C)]
@@ -161,7 +162,7 @@ impl RobustLock {
     }
 
     /// Waits for the lock. A dead holder's lock is taken over and marked consistent.
-    #[inline]
+    #[inline(always)]
     pub fn lock(&self) -> Guard<'_> {
         let thread = thread();
         let Some(head) = thread.head() else { return self.lock_by_glibc(thread) };
@@ -191,7 +192,7 @@ impl RobustLock {
     }
 
     /// Names this lock to the kernel as the one that its thread takes: what the name was before.
-    #[inline]
+    #[inline(always)]
     fn announce(&self, thread: &Thread, head: &Head) -> usize {
         let mut before = head.pending.load(Ordering::Relaxed);
         if before != 0 && before == thread.held.load(Ordering::Relaxed) {
@@ -294,7 +295,7 @@ impl RobustLock {
 }
 
 impl Drop for Guard<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         let By::Pending(before) = self.by else {
             // SAFETY: a Guard exists only while its thread holds the mutex.
@@ -364,7 +365,7 @@ fn thread_pointer() -> usize {
 
 impl Head {
     /// The lock that `pending` named is held or released; `before` is named again.
-    #[inline]
+    #[inline(always)]
     fn conclude(&self, thread: &Thread, before: usize) {
         compiler_fence(Ordering::SeqCst);
         self.pending.store(before, Ordering::Relaxed);
