@@ -167,6 +167,16 @@ def test_set_that_one_thread_waits_for_and_others_fill(world, bed, mode):
     accel.verify(lanes=1000)
 
 
+@pytest.mark.parametrize("mode", ["tcp", "earned"])
+def test_set_whose_changes_take_long(world, bed, mode):
+    """The same, with each epoll_ctl held up: what is taken out of the set while its lane opens is not told of again."""
+    accel, port = Accel.eager(world, mode), free_port()
+    held_up = ["strace", "-f", "-o", "/dev/null", "-e", "trace=epoll_ctl", "-e", "inject=epoll_ctl:delay_enter=2000"]
+    server = accel.server("server", [*held_up, bed / "removes", "server", port, 32, 1000]).wait_listening(port)
+    assert finish_together(accel.client("client", [bed / "removes", "client", port, 8, 40, 4]), server) == ["done\n", "done\n"]
+    accel.verify(lanes=10)
+
+
 @pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("exec_options", ["", ",nofork"], ids=["relayed", "inherited"])
 def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options):

@@ -1,6 +1,6 @@
 /* A server as Apache's event module is: one thread waits and takes out of its set what it is told of, others serve that and put
  * it back. A connection that is told of twice would be served by two.
- *   removes server PORT COUNT              until so many connections have ended
+ *   removes server PORT COUNT [PAUSE]      until so many connections have ended; a worker reads after so many microseconds
  *   removes client PORT THREADS EXCHANGES COUNT */
 #include "bed.h"
 #include <pthread.h>
@@ -10,7 +10,7 @@
 enum { MOST = 4096, WORKERS = 3, SIZE = 64, BATCH = 64 };
 enum { NOBODYS, AWAITED, SERVED };
 
-static int set, jobs[2], port, exchanges, count;
+static int set, jobs[2], port, exchanges, count, pause_us;
 static atomic_int states[MOST], ended;
 
 static void put(int fd, int op) {
@@ -23,6 +23,7 @@ static void *serve(void *nothing) {
         char request[SIZE];
         int fd;
         if (read(jobs[0], &fd, sizeof fd) != sizeof fd) die("read of a job");
+        if (pause_us) usleep(pause_us);
         ssize_t got = recv(fd, request, SIZE, 0);
         if (got < 0) die("recv");
         if (got == 0) {
@@ -90,11 +91,15 @@ static void *ask(void *nothing) {
 }
 
 int main(int argc, char **argv) {
-    expect(argc == 4 || argc == 6, "usage: server PORT COUNT | client PORT THREADS EXCHANGES COUNT");
     pthread_t threads[64];
-    port = atoi(argv[2]), count = atoi(argv[argc - 1]);
-    if (argc == 4) server();
-    exchanges = atoi(argv[4]);
+    expect(argc > 3, "usage: server PORT COUNT [PAUSE] | client PORT THREADS EXCHANGES COUNT");
+    port = atoi(argv[2]);
+    if (!strcmp(argv[1], "server")) {
+        count = atoi(argv[3]), pause_us = argc > 4 ? atoi(argv[4]) : 0;
+        server();
+    }
+    expect(argc == 6, "as many arguments as a client has");
+    count = atoi(argv[5]), exchanges = atoi(argv[4]);
     int many = atoi(argv[3]);
     expect(many > 0 && many <= 64, "1 to 64 threads");
     for (int i = 0; i < many; i++)

@@ -71,7 +71,7 @@ fn change(
             let added = prepare(&mut control, set, fd, conn, event);
             // A one-shot is ours from the first: to change it when it has fired already would arm it twice.
             if let Some((index, reg)) = added.filter(|_| event.events & ONESHOT != 0) {
-                event = in_kernel(reg, index);
+                event = as_asked(reg, index);
             }
             let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
             if done.is_ok() {
@@ -90,7 +90,7 @@ fn change(
             Some((index, reg)) => {
                 let before = (reg.events.get(), reg.data.get(), reg.disarmed.get());
                 reg.wish(event.events, event.u64, false);
-                let done = tell_kernel(reg, index);
+                let done = tell_kernel(reg, index, as_asked);
                 if done.is_err() {
                     let (events, data, disarmed) = before;
                     reg.wish(events, data, disarmed);
@@ -274,41 +274,38 @@ pub fn manage(conn: Conn, fd: i32) {
     }
 }
 
-/// Under CONTROL.
+/// Under CONTROL, and the kernel first: until our silent entry stands there, it tells of the connection itself, so that a
+/// change of the registration is the kernel's to hear of, and waits for CONTROL.
 fn take_over(control: &mut Control, index: u32) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set.get() else { return };
-    if !reg.managed.get() {
-        {
-            let _list = set.list.lock();
-            reg.ours_since.set(u64::MAX);
-            reg.managed.set(true);
+    if set.cq.load(Ordering::Relaxed) == 0 {
+        let cq = process::take_cq();
+        let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
+        if matches!(added, Ok(()) | Err(Errno::EXIST)) {
+            set.cq.store(u32::from(cq) + 1, Ordering::Release);
+        } else {
+            process::leave_cq(cq);
         }
+    }
+    if tell_kernel(reg, index, silent).is_err() {
+        // Closed behind our back, the kernel has it no more.
+        let fd = reg.fd.get();
+        return remove(control, index, fd);
+    }
+    if !reg.managed.get() {
         reg.kin.set(reg.conn.get().and_then(|conn| link::registrations(conn.block)));
         if let Some(first) = reg.kin.get() {
             let _changing = Changing::begin(control);
             reg.next_kin.set(first.swap(index, Ordering::Relaxed));
         }
-        set.managed.fetch_add(1, Ordering::SeqCst);
-        if set.cq.load(Ordering::Relaxed) == 0 {
-            let cq = process::take_cq();
-            let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
-            if matches!(added, Ok(()) | Err(Errno::EXIST)) {
-                set.cq.store(u32::from(cq) + 1, Ordering::Release);
-            } else {
-                process::leave_cq(cq);
-            }
-        }
-    }
-    if tell_kernel(reg, index).is_err() {
-        // Closed behind our back, the kernel has it no more.
-        let fd = reg.fd.get();
-        return remove(control, index, fd);
     }
     {
         let mut list = set.list.lock();
-        if reg.ours_since.get() == u64::MAX {
+        if !reg.managed.get() {
+            reg.managed.set(true);
             reg.ours_since.set(set.tick());
+            set.managed.fetch_add(1, Ordering::SeqCst);
         }
         reg.dirty.set(true);
         reg.edge.set(true);
@@ -346,15 +343,17 @@ pub(super) fn move_to(set: &'static Set, to: u8) {
     process::leave_cq(from);
 }
 
-/// What stands in the kernel for a registration.
+/// What stands in the kernel for a registration on a lane.
+fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
+    libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn.get()) }
+}
+
+/// ... for one on TCP.
 ///
 /// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
 /// a lane before the program has armed it again.
-fn in_kernel(reg: &Reg, index: u32) -> libc::epoll_event {
+fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
     match reg.events.get() {
-        _ if reg.managed.get() => {
-            libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn.get()) }
-        }
         events if events & ONESHOT == 0 => libc::epoll_event { events, u64: reg.data.get() },
         _ if reg.disarmed.get() => libc::epoll_event { events: ONESHOT, u64: tag(index, reg.turn.get()) },
         events => libc::epoll_event { events, u64: tag(index, reg.turn.get()) },
@@ -362,11 +361,11 @@ fn in_kernel(reg: &Reg, index: u32) -> libc::epoll_event {
 }
 
 /// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)).
-pub(super) fn tell_kernel(reg: &Reg, index: u32) -> Result<usize, Errno> {
+fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) -> Result<usize, Errno> {
     let Some(set) = reg.set.get() else { return Err(Errno::NOENT) };
     let epfd = set.epfd.load(Ordering::Relaxed);
     reg.next_turn();
-    let mut event = in_kernel(reg, index);
+    let mut event = what(reg, index);
     if reg.events.get() & EXCLUSIVE == 0 {
         return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd.get(), Some(&mut event));
     }
@@ -392,7 +391,7 @@ fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
         let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
         remove(control, index, fd);
     } else {
-        let _ = tell_kernel(reg, index);
+        let _ = tell_kernel(reg, index, as_asked);
     }
 }
 

@@ -35,8 +35,8 @@ pub(super) struct Reg {
     /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
     pub(super) turn: Cell<u32>,
 
-    /// Set under CONTROL, cleared under the list's lock too: whoever holds that and finds it set has a registration that
-    /// stays managed.
+    /// Changed under CONTROL and the list's lock: who holds the latter and finds it set has a registration that stays managed,
+    /// and of which the kernel tells only us.
     pub(super) managed: Flag,
 
     // Of a managed registration under the list's lock, else under CONTROL.
@@ -135,7 +135,7 @@ impl Reg {
         self.dirty.set(false);
         self.edge.set(false);
         self.reported.set(0);
-        self.ours_since.set(u64::MAX);
+        self.ours_since.set(0);
         self.seen.set(ready::Seen::NOTHING);
     }
 

@@ -62,7 +62,8 @@ pub fn wait(
                 Err(errno) => return Some(Err(errno)),
             };
         }
-        if n > 0 || complete {
+        // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
+        if n > 0 || complete && (lanes || !has_lanes(set)) {
             wake_others(set);
             return Some(Ok(n));
         }
