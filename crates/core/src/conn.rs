@@ -207,6 +207,7 @@ pub fn settle(conn: Conn, fd: i32) {
 fn settle_slowly(conn: Conn, fd: i32) {
     let block = conn.block;
     let plain = |half: &Half| half.mode.load(Ordering::Acquire) == mode::PLAIN;
+    let both_plain = || conn.current() && plain(&block.rx) && plain(&block.tx);
     block.unsettled.store(0, Ordering::Relaxed);
     zerocopy::told(conn);
     tx::attend(conn, fd);
@@ -214,27 +215,29 @@ fn settle_slowly(conn: Conn, fd: i32) {
         // Both directions, else neither would ever come on a lane again.
         tx::revoke(conn, fd);
     }
-    if plain(&block.rx) && plain(&block.tx) {
+    if both_plain() {
         // A lane that was opened and never begun; another thread may be beginning it.
         let _guard = block.tx.lock.lock();
-        if plain(&block.tx) {
+        if both_plain() {
             lane_closed(conn, fd, &block.tx);
             block.unsettled.store(0, Ordering::Relaxed);
         }
     }
     // DONE: it was revoked for good with bytes unread.
-    let over = || matches!(block.phase.load(Ordering::Relaxed), phase::OPEN | phase::DONE);
-    if !plain(&block.rx) || !plain(&block.tx) || !over() || link::of(block).is_none() {
+    let is_over = || {
+        both_plain()
+            && matches!(block.phase.load(Ordering::Relaxed), phase::OPEN | phase::DONE)
+            && link::of(block).is_some()
+    };
+    if !is_over() {
         return;
     }
-    if zerocopy::keeps(conn, fd) {
+    let mut session = session::lock();
+    // From here on no lane opens. One may have since the look, where another thread has settled the connection before.
+    if !is_over() || zerocopy::keeps(conn, fd) {
         return;
     }
     epoll::restore(conn);
-    let mut session = session::lock();
-    if !over() || link::of(block).is_none() {
-        return;
-    }
     upgrade::forget(&mut session, block);
     device::sweep(&mut session);
     link::part(block);

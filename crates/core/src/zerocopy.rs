@@ -247,8 +247,8 @@ fn in_sets(conn: Conn) -> bool {
     link::registrations(conn.block).is_some_and(|first| first.load(Ordering::Relaxed) != 0)
 }
 
-/// The calls of the connection are the kernel's to number from now on, if they can be. Says whether they are. With no
-/// lock held.
+/// The calls of the connection are the kernel's to number from now on, if they can be. Says whether they are. With neither
+/// half's lock held.
 fn hand_back(conn: Conn) -> bool {
     if !conn.block.notices.are_ours() {
         return true;
