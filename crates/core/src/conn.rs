@@ -237,10 +237,8 @@ fn settle_slowly(conn: Conn, fd: i32) {
     if !is_over() || zerocopy::keeps(conn, fd) {
         return;
     }
-    epoll::restore(conn);
     upgrade::forget(&mut session, block);
     device::sweep(&mut session);
-    link::part(block);
     // A lane that ends because its connection does is not revoked.
     if sys::tcp_shows(fd, libc::POLLRDHUP) == 0
         && let Some(header) = process::header()
@@ -248,14 +246,15 @@ fn settle_slowly(conn: Conn, fd: i32) {
         header.revoked.fetch_add(1, Ordering::Relaxed);
         trace::revoke(block, fd);
     }
-    if block.phase.load(Ordering::Relaxed) == phase::DONE {
-        return;
-    }
     let carried = block.lane_bytes() - block.carried.load(Ordering::Relaxed);
     let tries = if carried >= WORTHWHILE { 0 } else { block.attempts.load(Ordering::Relaxed).min(8) };
     block.attempts.store(tries + 1, Ordering::Relaxed);
     block.retry_at.store(clock::ticks() + clock::from_us(REOPEN_US << tries), Ordering::Relaxed);
-    block.phase.store(phase::WATCHED, Ordering::Release);
+    epoll::restore(conn, || {
+        link::part(block);
+        // Last: who closes a connection that is watched has no lanes to end, nor waits for us.
+        upgrade::go_on(block, phase::WATCHED);
+    });
 }
 
 /// Takes back an offer that the peer did not, or not yet, make use of.
@@ -268,7 +267,7 @@ pub fn withdraw_grant(conn: Conn, fd: i32) {
         && conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN
     {
         conn.block.unsettled.store(0, Ordering::Relaxed);
-        epoll::restore(conn);
+        epoll::restore(conn, || ());
     }
 }
 

@@ -98,7 +98,7 @@ fn conn_of(id: ConnId) -> Option<(Conn, i32)> {
 
 /// The next phase, unless the connection was given away meanwhile: a child does that without our session's lock, and it
 /// is final. Says whether it was not.
-fn go_on(block: &Block, next: u8) -> bool {
+pub(crate) fn go_on(block: &Block, next: u8) -> bool {
     let unless_done = |at| (at != phase::DONE).then_some(next);
     block.phase.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unless_done).is_ok()
 }

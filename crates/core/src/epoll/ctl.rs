@@ -8,8 +8,8 @@ use shunpike_wire::Reason;
 
 use super::active::{List, pop, push};
 use super::regs::{
-    CONTROL, Changing, Control, Reg, allocate, bell_tag, find, glimpse, indices, kin_of, reg, remove, tag,
-    unmanage,
+    CONTROL, Changing, Control, Reg, allocate, bell_tag, find, glimpse, indices, kin, kin_of, reg, remove,
+    tag, unmanage,
 };
 use super::{EDGE, EXCLUSIVE, ONESHOT, Set, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
@@ -227,7 +227,7 @@ pub fn closing(conn: Conn, fd: i32) {
     };
     if concerned && here() {
         conn::revoke_for_good(conn, fd, Reason::EpollSets);
-        restore(conn);
+        restore(conn, || ());
     }
 }
 
@@ -293,13 +293,13 @@ fn take_over(control: &mut Control, index: u32) {
         let fd = reg.fd.get();
         return remove(control, index, fd);
     }
-    if !reg.managed.get() {
-        reg.kin.set(reg.conn.get().and_then(|conn| link::registrations(conn.block)));
-        if let Some(first) = reg.kin.get() {
-            let _changing = Changing::begin(control);
-            reg.next_kin.set(first.swap(index, Ordering::Relaxed));
-        }
+    // Also one that is ours still: the connection may have left the link, and the list there, under which it became so.
+    let first = reg.conn.get().and_then(|conn| link::registrations(conn.block));
+    if let Some(first) = first.filter(|first| kin(first).all(|other| other != index)) {
+        let _changing = Changing::begin(control);
+        reg.next_kin.set(first.swap(index, Ordering::Relaxed));
     }
+    reg.kin.set(first);
     {
         let mut list = set.list.lock();
         if !reg.managed.get() {
@@ -373,13 +373,15 @@ fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) 
     sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, reg.fd.get(), Some(&mut event))
 }
 
-/// A connection is on TCP again: its registrations are the kernel's, as the program made them.
-pub fn restore(conn: Conn) {
+/// A connection is on TCP again: its registrations are the kernel's, as the program made them. `over` says so in the connection:
+/// under CONTROL, so that one that is added is either given back here or not taken over.
+pub fn restore(conn: Conn, over: impl FnOnce()) {
     let mut control = CONTROL.lock();
     for index in kin_of(conn) {
         let Some(reg) = reg(index) else { continue };
         give_back(&mut control, reg, index);
     }
+    over();
 }
 
 /// One registration to the kernel, as the program made it; one that the program has deleted goes.
@@ -433,5 +435,56 @@ fn kernel_knows(_control: &Control, set: &Set, fd: i32) -> bool {
             false
         }
         Err(errno) => errno == Errno::EXIST,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use shunpike_shm::arena::Arena;
+    use shunpike_shm::pages::CQS;
+
+    use super::super::regs::managed_of;
+    use super::super::{SETS_AT, has_lanes};
+    use super::*;
+
+    /// A connection can leave its link, and join another, without a word to its registrations: it was shared with a child that
+    /// took it back to TCP, or its handshake ended.
+    #[test]
+    fn news_find_a_registration_that_was_on_another_link_before() {
+        let session = crate::session::lock();
+        let set = &SETS_AT[SETS_AT.len() - 1];
+        // SAFETY: a fresh descriptor.
+        let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        set.epfd.store(epoll.as_raw_fd(), Ordering::Relaxed);
+        set.cq.store(1, Ordering::Relaxed);
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().expect("two sockets");
+        let fd = socket.as_raw_fd();
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+        sys::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, Some(&mut event)).expect("EPOLL_CTL_ADD");
+
+        let arena = Arena::create(1).expect("an arena");
+        let conn = Conn::new(arena.allocate().expect("a block"));
+        let link = link::enter(u32::MAX, 1, 0, 0, [-1; CQS]).expect("a link");
+        let index = {
+            let mut control = CONTROL.lock();
+            prepare(&mut control, set, fd, Some(conn), event).expect("a registration").0
+        };
+        for slot in [3, 3, 4] {
+            link::join(link, conn.block, slot);
+            for _ in 0..2 {
+                take_over(&mut CONTROL.lock(), index);
+                let mut found = Vec::new();
+                managed_of(link::registrations(conn.block).expect("a list"), |index| found.push(index));
+                assert_eq!(found, [index]);
+            }
+            link::part(conn.block);
+        }
+        assert!(has_lanes(set));
+        remove(&mut CONTROL.lock(), index, fd);
+        assert!(!has_lanes(set));
+        set.cq.store(0, Ordering::Relaxed);
+        link::gone(u32::MAX, 1);
+        drop(session);
     }
 }
