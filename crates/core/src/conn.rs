@@ -85,7 +85,10 @@ pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {
 /// An entry that the kernel has shown to be out of date.
 pub fn stale(fd: i32, entry: Entry) {
     match entry {
-        Entry::Conn(conn) => drop_end(conn, fd, false),
+        Entry::Conn(conn) => {
+            epoll::forget(fd);
+            drop_end(conn, fd, false);
+        }
         Entry::Set(set) => epoll::close(set, fd),
         Entry::None | Entry::Socket | Entry::Internal => {}
     }
@@ -390,13 +393,15 @@ pub fn close(fd: i32) {
             close_lent(fd);
         }
     }
-    match table::take(fd) {
+    let entry = table::take(fd);
+    // Before the block can be another connection's: sets look at what their registrations name.
+    epoll::forget(fd);
+    match entry {
         Entry::Conn(conn) => drop_end(conn, fd, true),
         Entry::Set(set) => epoll::close(set, fd),
         Entry::Socket if process::eager() => eager::closing(fd),
         _ => {}
     }
-    epoll::forget(fd);
 }
 
 /// close() of a descriptor that a broker which does not answer has not given back: the kernel's closes nothing then, but

@@ -240,7 +240,7 @@ fn deregister(fd: i32) {
     }
 }
 
-/// `fd` was closed: the kernel has dropped its registrations (or reports them by a dup's grace).
+/// `fd` is closed, or about to be: the kernel drops its registrations (or reports them by a dup's grace).
 pub fn forget(fd: i32) {
     if table::regs(fd).is_none_or(|head| head.load(Ordering::Relaxed) == 0) {
         return;
