@@ -177,6 +177,16 @@ def test_set_whose_changes_take_long(world, bed, mode):
     accel.verify(lanes=10)
 
 
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_set_that_is_nested_after_a_nomination(world, bed, mode):
+    """The kernel answers for sets in sets: a connection that was on its way to a lane gets none."""
+    accel, port = Accel(world, mode), free_port()
+    assert accel.client("both", [bed / "nested", port]).finish() == "outer 1, inner 1\n"
+    if accel.broker:
+        stats = accel.broker.stats()
+        assert stats.lanes == 0 and stats.reasons.get("epoll_sets") == 1, stats
+
+
 @pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("exec_options", ["", ",nofork"], ids=["relayed", "inherited"])
 def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options):

@@ -26,7 +26,7 @@ pub use nomination::{nominate, not_within};
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, link, process, spares, tap, tenants};
+use crate::{clock, device, eager, epoll, link, process, spares, tap, tenants};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -372,7 +372,9 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
     // The block's now: it is let go with the lane, also where that ends before the handshake does.
     shake.own = None;
     shake.registered = None;
-    step(session, id, Input::Registered(named));
+    // The peer does not know of it yet. Whoever comes to wait for one of its sets from here on finds a lane there (`epoll::watch`).
+    let input = epoll::bars_managed(conn).map_or(Input::Registered(named), Input::Refused);
+    step(session, id, input);
 }
 
 /// What waited for a thread to come out of the kernel, and what waits too long.

@@ -416,10 +416,19 @@ pub fn bars(fd: i32) -> Option<Reason> {
     if !watches(fd) {
         return open_sets().any(|set| kernel_knows(&control, set, fd)).then_some(Reason::IoUring);
     }
-    let watched = |index| {
-        reg(index).and_then(|reg| reg.set.get()).is_some_and(|set| set.watched.load(Ordering::SeqCst))
-    };
-    indices(fd).any(watched).then_some(Reason::EpollSets)
+    indices(fd).any(is_in_watched).then_some(Reason::EpollSets)
+}
+
+/// ... or one that is to have it now, and that `manage` has been told of: its sets can have come into others since `bars`.
+pub fn bars_managed(conn: Conn) -> Option<Reason> {
+    let _control = CONTROL.lock();
+    kin_of(conn).any(is_in_watched).then_some(Reason::EpollSets)
+}
+
+/// Under CONTROL.
+fn is_in_watched(index: u32) -> bool {
+    // SeqCst: pairs with `watch`, which looks for lanes in the set after it has said that it is watched.
+    reg(index).and_then(|reg| reg.set.get()).is_some_and(|set| set.watched.load(Ordering::SeqCst))
 }
 
 /// Whether the kernel has a registration of `fd` in the set that we do not know of: io_uring and raw system calls make them

@@ -28,7 +28,7 @@ use self::active::List;
 use self::regs::{CONTROL, managed_after, reg, remove};
 
 pub use self::active::{shown, starved, touch};
-pub use self::ctl::{bars, closing, ctl, forget, manage, restore, watches};
+pub use self::ctl::{bars, bars_managed, closing, ctl, forget, manage, restore, watches};
 pub use self::wait::wait;
 
 /// Sets of a process that can have lanes.
@@ -164,7 +164,8 @@ fn own(set: &'static Set) {
 
 /// Somebody is about to wait for the set itself: its connections go back to TCP, for good. With no lock held.
 pub fn watch(set: &'static Set) {
-    // SeqCst: pairs with `take_over`, which looks after it has counted itself.
+    // SeqCst: pairs with who brings a connection on a lane and asks `bars_managed`, after `take_over` has counted it. Of those
+    // on their way to one only they know.
     set.watched.store(true, Ordering::SeqCst);
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
