@@ -422,7 +422,8 @@ mod tests {
             let lock: RobustLock = unsafe { core::mem::zeroed() };
             Box::leak(Box::new(lock))
         });
-        [one, two].iter().for_each(|lock| lock.init());
+        one.init();
+        two.init();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert!(thread().head().is_none());
