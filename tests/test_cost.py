@@ -73,10 +73,8 @@ def test_idle_lanes_cost_no_cpu(world, bed):
 
 
 # Instructions of a call with 14 bytes, as valgrind counts them: about 15 % above what they were when last looked at
-# (send 641, recv 640, epoll_wait 1511, read or write of a file 31 more than libc's). docs/speed.md says where they go.
-# Since then: whether a send is tapped, 7 (730 before, 737 with it: TCP_CORK and what is lent have taken the rest); whether its copy is to
-# be timed, as those with MSG_ZEROCOPY are, 7 (742 and 749); a short message beside the cursor, 50, which spares recv 26 and a cache line's way.
-BOUNDS = {"send": 815, "recv": 736, "epoll_wait": 1738, "file": 35}
+# (send 380, recv 416, epoll_wait 1400, read or write of a file 31 more than libc's). docs/speed.md says where they go.
+BOUNDS = {"send": 437, "recv": 478, "epoll_wait": 1610, "file": 35}
 
 
 def instructions(world, bed, start, what, rounds, port=0):

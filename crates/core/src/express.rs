@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, MAX_OFFSET, MIN_WINDOW, Side};
+use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_shm::short;
 
 use crate::table::Conn;
@@ -77,10 +77,7 @@ pub fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32) -> Opt
     }
     let critical = critical();
     let guard = rx::lock(&conn, fd);
-    let ordinary = conn.current()
-        && half.mode.load(Ordering::Relaxed) == mode::LANE
-        && half.loans.load(Ordering::Relaxed) == 0;
-    let dmb = rx::dmb(half).filter(|dmb| ordinary && dmb.words().lent().0 == 0)?;
+    let dmb = ordinary(conn)?;
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
     let (dmb, _, unread) = rx::unread(half, &dmb)?;
@@ -113,4 +110,31 @@ pub fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32) -> Opt
     drop(critical);
     conn::settle(conn, fd);
     Some(n)
+}
+
+/// Whether a read would find bytes.
+#[inline]
+pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
+    let half = &conn.block.rx;
+    let _critical = critical();
+    let _guard = rx::lock(&conn, fd);
+    let dmb = ordinary(conn)?;
+    let (dmb, prod, unread) = rx::unread(half, &dmb)?;
+    let offset = half.cursor.load(Ordering::Relaxed);
+    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
+    if dmb.words().cons() != at || unread == 0 && prod != at {
+        return None;
+    }
+    ahead::of_later(&dmb, offset, unread);
+    Some(unread > 0)
+}
+
+/// The receiving lane, where none of its bytes are in the sender's memory. Under the receive lock.
+#[inline(always)]
+fn ordinary(conn: Conn) -> Option<Dmb> {
+    let half = &conn.block.rx;
+    let ordinary = conn.current()
+        && half.mode.load(Ordering::Relaxed) == mode::LANE
+        && half.loans.load(Ordering::Relaxed) == 0;
+    rx::dmb(half).filter(|dmb| ordinary && dmb.words().lent().0 == 0)
 }
