@@ -356,6 +356,26 @@ mod tests {
         }
     }
 
+    /// A thirtieth of the speed, where libc's own is taken for it on an AMD Zen 3.
+    #[test]
+    fn a_long_copy_is_as_fast_wherever_it_goes_in_a_page() {
+        let n = 16 * PAGE;
+        let from = vec![1u8; n + PAGE];
+        let mut to = vec![0u8; n + 2 * PAGE];
+        let (first, aligned) = (from.as_ptr().align_offset(PAGE), to.as_ptr().align_offset(PAGE));
+        let mut fastest = |ahead: usize| {
+            let mut once = || {
+                let begin = std::time::Instant::now();
+                // SAFETY: both are ours, and long enough.
+                unsafe { copy(to[aligned + ahead..].as_mut_ptr(), from[first..].as_ptr(), n) }.expect("ours");
+                begin.elapsed()
+            };
+            (0..50).map(|_| once()).min().expect("fifty")
+        };
+        let (best, ahead) = (fastest(0), fastest(16));
+        assert!(ahead < best * 5, "{ahead:?} where {best:?} are enough");
+    }
+
     #[test]
     fn stretches_that_the_kernel_refuses_at_once() {
         let at = core::ptr::without_provenance::<u8>;
