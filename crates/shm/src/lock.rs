@@ -18,6 +18,7 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 use rustix::thread::futex;
+use rustix::time::{ClockId, clock_gettime};
 
 /// See the module.
 #[repr(C, align(64))]
@@ -51,6 +52,10 @@ struct Entry {
 const WAITERS: u32 = libc::FUTEX_WAITERS;
 const DIED: u32 = libc::FUTEX_OWNER_DIED;
 const HOLDER: u32 = libc::FUTEX_TID_MASK;
+
+/// A sleep's longest: the kernel wakes nobody for one who died between release and wake, or woken and not yet awake, where
+/// another has taken the lock in between, who does not know that somebody sleeps.
+const SLEEP_NS: i64 = 100_000_000;
 
 /// From an entry's name to its lock's word.
 const TO_WORD: isize =
@@ -226,7 +231,8 @@ impl RobustLock {
                 continue;
             }
             // Whatever ends it, the word is looked at again.
-            let _ = futex::wait(self.word(), futex::Flags::empty(), seen | WAITERS, None);
+            let most = futex::Timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
+            let _ = futex::wait(self.word(), futex::Flags::empty(), seen | WAITERS, Some(&most));
             // Others may sleep still: who is woken does not know.
             mark = WAITERS;
             seen = self.word().load(Ordering::Relaxed);
@@ -248,9 +254,19 @@ impl RobustLock {
 
     #[cold]
     fn lock_by_glibc(&self, thread: &Thread) -> Guard<'_> {
-        // SAFETY: initialised by `init` before the block was handed out.
-        let rc = unsafe { libc::pthread_mutex_lock(self.mutex.get().cast()) };
-        self.guard_of_glibc(thread, rc)
+        loop {
+            let now = clock_gettime(ClockId::Realtime);
+            let nanoseconds = now.tv_nsec + SLEEP_NS;
+            let until = libc::timespec {
+                tv_sec: now.tv_sec + nanoseconds / 1_000_000_000,
+                tv_nsec: nanoseconds % 1_000_000_000,
+            };
+            // SAFETY: initialised by `init` before the block was handed out.
+            let rc = unsafe { libc::pthread_mutex_timedlock(self.mutex.get().cast(), &until) };
+            if rc != libc::ETIMEDOUT {
+                return self.guard_of_glibc(thread, rc);
+            }
+        }
     }
 
     #[cold]
@@ -269,7 +285,10 @@ impl RobustLock {
         if thread.strange.load(Ordering::Relaxed) == 0 {
             thread.learn(self);
         }
-        Guard { lock: self, by: By::Glibc, inherited }
+        // Once all is known, it is released as one of ours that is on the list: glibc's call would leave no name in
+        // `pending`, where that of a lock taken meanwhile may be.
+        let by = if thread.head().is_some() { By::Pending(0) } else { By::Glibc };
+        Guard { lock: self, by, inherited }
     }
 
     #[inline]
@@ -333,7 +352,7 @@ impl Thread {
         let at = lock.entry().prev.load(Ordering::Relaxed);
         // glibc's description of a thread begins where fs points; it is some 2,300 bytes long.
         let own = at.wrapping_sub(thread_pointer());
-        let known = own < 4096 - size_of::<Head>() && at % align_of::<Head>() == 0 && {
+        let known = own < 4096 - size_of::<Head>() && at.is_multiple_of(align_of::<Head>()) && {
             // SAFETY: an address within the description of this thread.
             let head = unsafe { &*core::ptr::with_exposed_provenance::<Head>(at) };
             head.first.load(Ordering::Relaxed) == lock.name()
@@ -381,6 +400,8 @@ impl Head {
         prev_of(first).store(name, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         self.first.store(name, Ordering::Relaxed);
+        // Only then may `pending` name another.
+        compiler_fence(Ordering::SeqCst);
     }
 
     /// Takes it away again, to be released, and named as such meanwhile.
@@ -396,6 +417,8 @@ impl Head {
         let [prev, next] = [&lock.entry().prev, &lock.entry().next].map(|link| link.load(Ordering::Relaxed));
         link_of(prev).store(next, Ordering::Relaxed);
         prev_of(next).store(prev, Ordering::Relaxed);
+        // The kernel gives up at a 0.
+        compiler_fence(Ordering::SeqCst);
         lock.entry().next.store(0, Ordering::Relaxed);
     }
 }

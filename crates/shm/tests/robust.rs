@@ -1,5 +1,5 @@
 //! Robust locks between real processes: what a killed holder leaves behind, whatever it held and in whatever order.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, miri)))]
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -113,6 +113,67 @@ fn the_first_lock_of_a_thread_is_robust_too() {
 }
 
 #[test]
+fn what_is_taken_within_a_threads_first_lock_is_robust_when_that_is_released() {
+    let shared = shared();
+    reap(fork(|| {
+        let first = shared.locks[0].lock();
+        core::mem::forget(shared.locks[1].lock());
+        drop(first);
+        killed()
+    }));
+    let left = [0, 1].map(|at| shared.locks[at].try_lock().map(|lock| lock.inherited));
+    assert_eq!(left, [Some(false), Some(true)]);
+}
+
+/// Killed between release and wake, after which another takes the lock: the kernel wakes nobody.
+#[test]
+fn who_sleeps_while_the_wake_is_lost_comes_to_it() {
+    for knows_its_list in [false, true] {
+        let shared = shared();
+        // SAFETY: the mutex begins with its word, which is atomic.
+        let word = unsafe { &*core::ptr::from_ref(&shared.locks[0]).cast::<AtomicU32>() };
+        let releaser = fork(|| {
+            drop(shared.locks[1].lock());
+            core::mem::forget(shared.locks[0].lock());
+            shared.step.store(1, Ordering::Release);
+            while word.load(Ordering::Relaxed) & libc::FUTEX_WAITERS == 0 {
+                std::hint::spin_loop();
+            }
+            // Time to fall asleep.
+            std::thread::sleep(Duration::from_millis(20));
+            word.store(0, Ordering::Release);
+            shared.step.store(2, Ordering::Release);
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        });
+        let reach = |step| {
+            while shared.step.load(Ordering::Acquire) < step {
+                std::thread::yield_now();
+            }
+        };
+        reach(1);
+        let sleeper = std::thread::spawn(move || {
+            if knows_its_list {
+                drop(shared.locks[1].lock());
+            }
+            assert!(!shared.locks[0].lock().inherited);
+        });
+        reach(2);
+        let other = shared.locks[0].lock();
+        kill_process(releaser, Signal::KILL).expect("kill");
+        reap(releaser);
+        drop(other);
+        let patience = Instant::now() + Duration::from_secs(20);
+        while !sleeper.is_finished() {
+            assert!(Instant::now() < patience, "it sleeps on");
+            std::thread::yield_now();
+        }
+        sleeper.join().expect("not inherited");
+    }
+}
+
+#[test]
 fn who_waits_for_a_killed_holder_is_woken() {
     let shared = shared();
     let holder = fork(|| {
@@ -159,10 +220,10 @@ fn a_storm_of_holders_that_are_killed_leaves_one_at_a_time() {
                 // Told by a step that never comes otherwise.
                 shared.step.store(99, Ordering::Relaxed);
             }
-            let both = (second && round % 3 == 0).then(|| shared.locks[1].lock());
+            let both = (second && round.is_multiple_of(3)).then(|| shared.locks[1].lock());
             shared.count.fetch_add(1, Ordering::Relaxed);
             shared.inside.fetch_sub(1, Ordering::Relaxed);
-            if round % 2 == 0 {
+            if round.is_multiple_of(2) {
                 drop(guard);
                 drop(both);
             } else {
