@@ -26,8 +26,11 @@ fn may_try(half: &Half, flags: i32) -> bool {
 }
 
 /// Sends `n` bytes at `from`, all of them.
+///
+/// # Safety
+/// The program gave us the stretch, which need not be mapped.
 #[inline(always)]
-pub fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -> Option<usize> {
+pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -> Option<usize> {
     let half = &conn.block.tx;
     if !may_try(half, flags) || !(1..=MOST).contains(&n) || tap::is_on() {
         return None;
@@ -69,8 +72,11 @@ pub fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -> Optio
 }
 
 /// Receives what there is into `size` bytes at `to`.
+///
+/// # Safety
+/// The program gave us the stretch to write to, where it is mapped.
 #[inline(always)]
-pub fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32) -> Option<usize> {
+pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32) -> Option<usize> {
     let half = &conn.block.rx;
     if !may_try(half, flags) {
         return None;

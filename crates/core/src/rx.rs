@@ -115,10 +115,12 @@ fn attempt(
                 if let Err(errno) = wait.more(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
                     return ended(&bufs, errno);
                 }
-                if let [one] = iov
-                    && let Some(n) = express::receive(conn, fd, one.iov_base.cast(), one.iov_len, flags)
-                {
-                    return Outcome::Ours(Ok(n));
+                if let [one] = iov {
+                    // SAFETY: the program's buffer.
+                    let n = unsafe { express::receive(conn, fd, one.iov_base.cast(), one.iov_len, flags) };
+                    if let Some(n) = n {
+                        return Outcome::Ours(Ok(n));
+                    }
                 }
             }
         }

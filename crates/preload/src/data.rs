@@ -95,7 +95,8 @@ fn write_one(
     flags: c_int,
     real: impl FnOnce(c_int) -> isize,
 ) -> isize {
-    match express::send(conn, fd, buf.cast(), len, flags) {
+    // SAFETY: the program's buffer.
+    match unsafe { express::send(conn, fd, buf.cast(), len, flags) } {
         Some(n) => n as isize,
         None => write_through(conn, fd, &one(buf, len), flags, real),
     }
@@ -111,7 +112,8 @@ fn read_one(
     flags: c_int,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    match express::receive(conn, fd, buf.cast(), len, flags) {
+    // SAFETY: the program's buffer.
+    match unsafe { express::receive(conn, fd, buf.cast(), len, flags) } {
         Some(n) => n as isize,
         None => answer(receive(conn, fd, &one(buf, len), flags, real), false),
     }
