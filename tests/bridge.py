@@ -8,6 +8,7 @@ A Proxy sits between one program and its broker, and changes only the CLC messag
 to be to coincide, it is."""
 
 import array
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -193,7 +194,8 @@ class Proxy:
                 fds[0] = os.dup(page_fd)
             if kind == RELAYED:
                 message = message[:12] + self.change(message[12:])
-            send(program, message, fds)
+            with contextlib.suppress(BrokenPipeError):  # a program that was killed
+                send(program, message, fds)
             posted += 1
             struct.pack_into("<I", page, 0, posted)
             for fd in fds:

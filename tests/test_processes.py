@@ -1,9 +1,12 @@
 """Processes that share a connection: who holds it is known exactly, however they go."""
 
 import json
+import threading
+from types import SimpleNamespace
 
 import pytest
 
+from bridge import ACCEPT, PROPOSAL, Proxy
 from harness import EAGER_MODES, Accel, fifos
 from procs import free_port, until
 from test_parity import on_tcp, run_case
@@ -15,11 +18,17 @@ HERE = ["tries", "waits"]
 class Kin:
     """A server that has forked, and a client that asks it until told to stop."""
 
-    def __init__(self, world, bed, case):
-        self.accel, port, env = Accel(world, "both"), free_port(), fifos(world)
+    def __init__(self, world, bed, case, accel=None, brokers=(None, None)):
+        """`brokers`: another one for the server, or for the client."""
+        self.accel, port, env = accel or Accel(world, "both"), free_port(), fifos(world)
         self.sync, self.case = world.directory / "sync", case
-        self.server = self.accel.server("server", [bed / "kin", "server", case, port], env=env).wait_listening(port)
-        self.client = self.accel.client("client", [bed / "kin", "client", case, port], env=env)
+        argv = lambda side: [bed / "kin", side, case, port]
+        self.server = self.accel.server("server", argv("server"), env=env, broker=brokers[0]).wait_listening(port)
+        self.client = self.accel.client("client", argv("client"), env=env, broker=brokers[1])
+        if "BED_WARM_UNTIL" not in world.env:
+            self.has_forked()
+
+    def has_forked(self):
         until(lambda: "forked" in self.server.out, lambda: f"the server forks: {self.server.describe()}")
 
     def ends(self):
@@ -46,11 +55,43 @@ class Kin:
 def test_a_connection_is_its_own_again(world, bed, case):
     """The children have executed something else, were killed, or ended: a lane that is revoked opens anew."""
     kin = Kin(world, bed, case)
-    # A child that inherited a lane has no session with the broker yet, which then shows the client's end only.
-    until(lambda: kin.on_lanes(1 if case == "stays" else 2), lambda: f"on lanes: {kin.ends()}")
+    # A child that inherited a lane has no session with the broker yet, which then shows the client's end only. One that was forked before
+    # the lane was there has.
+    until(lambda: kin.on_lanes() or case == "stays" and kin.on_lanes(1), lambda: f"on lanes: {kin.ends()}")
     kin.accel.broker.tool("revoke", str(kin.client.pid))
     until(lambda: kin.revoked() > 0 and kin.on_lanes(), lambda: f"on lanes again: {kin.ends()}")
     kin.finish()
+
+
+@pytest.mark.parametrize("stage", ["nominated", PROPOSAL, ACCEPT])
+def test_what_a_dead_parent_asked_for_its_child_asks_for_anew(world, bed, stage):
+    """The parent forks and is killed when it has been nominated and awaits its peer, or in the middle of a handshake, of which this message
+    does not arrive before."""
+    world.env["BED_WARM_UNTIL"] = str(world.directory / "warm")
+    accel, held, on = Accel(world, "both"), threading.Event(), threading.Event()
+
+    def hold_back(clc):
+        if clc[4] == stage and not held.is_set():
+            held.set()
+            on.wait(60)
+        return clc
+
+    with Proxy(accel.broker, world.directory / "proxy.sock", hold_back) as proxy:
+        if stage == "nominated":
+            late = SimpleNamespace(socket=world.directory / "late.sock")
+            kin = Kin(world, bed, "stays", accel, (None, late))
+            reasons = lambda: [end["reason"] and end["reason"]["key"] for end in kin.ends()]
+            until(lambda: reasons() == ["awaiting_peer"], lambda: f"the server awaits its peer: {kin.ends()}")
+        else:
+            kin = Kin(world, bed, "stays", accel, (None, proxy) if stage == ACCEPT else (proxy, None))
+            until(held.is_set, lambda: f"message {stage} is on its way: {kin.ends()}")
+        (world.directory / "warm").touch()
+        kin.has_forked()
+        if stage == "nominated":
+            late.socket.symlink_to(accel.broker.socket)
+        on.set()
+        until(kin.on_lanes, lambda: f"on lanes: {kin.ends()}")
+        kin.finish()
 
 
 @pytest.mark.parametrize("case", HERE)

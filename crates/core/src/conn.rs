@@ -144,7 +144,8 @@ pub fn moved(conn: Conn, fd: i32, calls: u32) {
                 upgrade::nominate(conn, fd);
             }
         }
-        phase::SHAKING | phase::OPEN => upgrade::retry(conn, fd),
+        phase::NOMINATED if !upgrade::is_inherited(block) || tenants::shared(block) => {}
+        phase::NOMINATED | phase::SHAKING | phase::OPEN => upgrade::retry(conn, fd),
         _ => {}
     }
 }

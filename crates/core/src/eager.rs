@@ -379,6 +379,10 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
     let longest = if blocks { u64::MAX } else { SHORT_US };
     let mut waited = false;
     loop {
+        if is_inherited(conn.block) {
+            // Its process may be gone, and have asked for a lane before.
+            upgrade::retry(conn, fd);
+        }
         if conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
             if is_inherited(conn.block) && tenants::alone(conn.block) {
                 conn = conn::made_ours(conn, fd).unwrap_or(conn);

@@ -377,13 +377,43 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
     step(session, id, input);
 }
 
-/// What waited for a thread to come out of the kernel, and what waits too long.
+/// Whether another process of the tree accepted or connected it, which is who speaks with the broker of it then.
+#[inline]
+pub(crate) fn is_inherited(block: &Block) -> bool {
+    block.pid.load(Ordering::Relaxed) != process::pid()
+}
+
+/// A connection that was inherited while its process waited for a lane. Where that one is gone nobody hears the broker's answer: what it
+/// has asked for is over, and this process may ask. Under the session's lock.
+fn adopt(conn: Conn, fd: i32) {
+    let block = conn.block;
+    if tenants::shared(block) {
+        return;
+    }
+    let was_granted = block.rx.mode.load(Ordering::Acquire) != mode::PLAIN;
+    conn::withdraw_grant(conn, fd);
+    if was_granted {
+        // Before the fork, as is the link then: no lane comes to a connection that is shared.
+        if !part_unless_granted(block) {
+            return;
+        }
+    } else {
+        // A link of the other process, if any.
+        block.link.store(0, Ordering::Relaxed);
+    }
+    conn::note(block, Reason::NotNominated);
+    block.retry_at.store(0, Ordering::Relaxed);
+    go_on(block, phase::WATCHED);
+}
+
+/// What waited for a thread to come out of the kernel, what waits too long, and what a process that is gone waited for.
 pub fn retry(conn: Conn, fd: i32) {
     let Some(mut session) = crate::session::try_lock() else { return };
     let block = conn.block;
-    let Some(id) = id_of(block) else { return };
     match block.phase.load(Ordering::Relaxed) {
+        phase::NOMINATED | phase::SHAKING if is_inherited(block) => adopt(conn, fd),
         phase::SHAKING => {
+            let Some(id) = id_of(block) else { return };
             let Some(Some(shake)) = session.handshakes.find(id) else { return };
             let (deadline, waiting) = (shake.deadline, shake.registered);
             if clock::ticks() > deadline {
