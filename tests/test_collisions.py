@@ -5,8 +5,8 @@ Two programs talk over TCP, each with its own broker; a bridge carries a handsha
 Whatever happens, both stay on TCP, or go back to it, and no byte is lost, repeated or changed."""
 
 import random
-from itertools import dropwhile
 import sys
+from itertools import dropwhile
 
 import pytest
 
