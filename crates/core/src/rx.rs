@@ -168,8 +168,9 @@ fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce
 #[inline(always)]
 pub fn lock(conn: &Conn, fd: i32) -> shunpike_shm::lock::Guard<'_> {
     let guard = conn.block.rx.lock.lock();
-    if guard.inherited && conn.current() {
+    if guard.inherited() && conn.current() {
         recover(conn.block, fd);
+        guard.repaired();
     }
     guard
 }

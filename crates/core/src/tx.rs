@@ -213,26 +213,37 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
     }
 }
 
-/// The send lock, for who only looks and does not send: what a holder that died had not written down is derived anew.
+/// The send lock: what a holder that died had not written down is derived anew.
 #[inline(always)]
 pub fn lock(block: &Block) -> shunpike_shm::lock::Guard<'_> {
     let guard = block.tx.lock.lock();
-    if guard.inherited
+    if guard.inherited()
+        && block.tx.mode.load(Ordering::Relaxed) == mode::LANE
         && let Some(dmb) = dmb(&block.tx)
     {
         derive(&block.tx, dmb);
+        guard.repaired();
     }
     guard
 }
 
 /// The holder of the send lock died: what it published counts, what it only copied does not.
-fn derive(half: &Half, dmb: Dmb) -> Dmb {
+fn derive(half: &Half, dmb: Dmb) {
     half.cursor.store(dmb.words().prod().offset(), Ordering::Relaxed);
     dmb.words().forget_short();
     cork::forget(half, dmb.words());
-    let dmb = dmb.as_sent().unwrap_or(dmb);
-    half.window.store(dmb.window() as u32, Ordering::Relaxed);
-    dmb
+    let window = dmb.as_sent().unwrap_or(dmb).window();
+    half.window.store(window as u32, Ordering::Relaxed);
+}
+
+/// The same where it owed: it may have died between a send and its count.
+fn recount(conn: Conn, fd: i32, guard: &shunpike_shm::lock::Guard<'_>) {
+    if guard.inherited()
+        && let Ok(counts) = sys::counts(fd, conn::opener(conn.block))
+    {
+        conn.block.tx.tcp_bytes.store(counts.sent, Ordering::Relaxed);
+        guard.repaired();
+    }
 }
 
 /// The lane's DMB, the peer's.
@@ -250,14 +261,17 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     let _critical = critical();
     let half = &conn.block.tx;
     ahead::of_send(half, source.left());
-    let guard = half.lock.lock();
+    let guard = lock(conn.block);
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
     let Some(mut dmb) = dmb(half) else { return Step::Again };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {}
-        mode::DEBT if !pay(conn, fd, &dmb, guard.inherited) => return Step::Full,
+        mode::DEBT => {
+            recount(conn, fd, &guard);
+            return if pay(conn, fd, &dmb) { Step::Again } else { Step::Full };
+        }
         _ => return Step::Again,
     }
     if let Err(errno) = call.by_lane(conn, fd, source.left()) {
@@ -265,9 +279,6 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     }
     let words = dmb.words();
     let generation = half.generation.load(Ordering::Relaxed);
-    if guard.inherited {
-        dmb = derive(half, dmb);
-    }
     let offset = half.cursor.load(Ordering::Relaxed);
     if offset > MAX_OFFSET || peer_is_gone(half, fd) {
         end(conn, fd, &dmb);
@@ -467,12 +478,13 @@ pub fn asked_to_leave(half: &Half) -> bool {
 pub fn revoke(conn: Conn, fd: i32) {
     let _critical = critical();
     let half = &conn.block.tx;
-    let guard = half.lock.lock();
+    let guard = lock(conn.block);
     let Some(dmb) = dmb(half) else { return };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => end(conn, fd, &dmb),
         mode::DEBT => {
-            pay(conn, fd, &dmb, guard.inherited);
+            recount(conn, fd, &guard);
+            pay(conn, fd, &dmb);
         }
         _ => {}
     }
@@ -543,16 +555,12 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     half.other.store(from, Ordering::Relaxed);
     half.mode.store(mode::DEBT, Ordering::Release);
     wait::notify(conn.block, dmb.words(), Side::Readers);
-    pay(conn, fd, dmb, false);
+    pay(conn, fd, dmb);
 }
 
 /// Sends what is owed, as far as TCP takes it now; says whether nothing is owed any more. Under the send lock.
-/// `inherited`: its last holder may have died between a send and its count.
-fn pay(conn: Conn, fd: i32, dmb: &Dmb, inherited: bool) -> bool {
+fn pay(conn: Conn, fd: i32, dmb: &Dmb) -> bool {
     let half = &conn.block.tx;
-    if inherited && let Ok(counts) = sys::counts(fd, conn::opener(conn.block)) {
-        half.tcp_bytes.store(counts.sent, Ordering::Relaxed);
-    }
     let end = half.cursor.load(Ordering::Relaxed);
     loop {
         // No byte went by TCP from the lane's beginning to the take-back: what did since is what was paid.

@@ -24,6 +24,8 @@ use rustix::time::{ClockId, clock_gettime};
 #[repr(C, align(64))]
 pub struct RobustLock {
     mutex: UnsafeCell<Mutex>,
+    /// A holder has died inside, and nobody has repaired since what it left: 1. Under the lock.
+    inherited: AtomicU32,
 }
 
 /// What is known of glibc's pthread_mutex_t (sysdeps/nptl/bits/struct_mutex.h), which processes with different versions share.
@@ -140,8 +142,6 @@ unsafe impl Sync for RobustLock {}
 pub struct Guard<'a> {
     lock: &'a RobustLock,
     by: By,
-    /// The holder before us died inside: what the lock protects must be derived anew from the shared words.
-    pub inherited: bool,
 }
 
 /// How a lock was taken.
@@ -164,6 +164,7 @@ impl RobustLock {
             libc::pthread_mutex_init(self.mutex.get().cast(), attr.as_ptr());
             libc::pthread_mutexattr_destroy(attr.as_mut_ptr());
         }
+        self.inherited.store(0, Ordering::Relaxed);
     }
 
     /// Waits for the lock. A dead holder's lock is taken over and marked consistent.
@@ -175,8 +176,10 @@ impl RobustLock {
         let number = thread.number.load(Ordering::Relaxed);
         // Acquire pairs with the Release in `drop`, and with the kernel's own exchange for a dead holder.
         let free = self.word().compare_exchange(0, number, Ordering::Acquire, Ordering::Relaxed);
-        let inherited = free.is_err() && self.contend(number);
-        Guard { lock: self, by: By::Pending(before), inherited }
+        if free.is_err() {
+            self.contend(number);
+        }
+        Guard { lock: self, by: By::Pending(before) }
     }
 
     /// Takes the lock if nobody holds it.
@@ -188,7 +191,7 @@ impl RobustLock {
         let mut seen = self.word().load(Ordering::Relaxed);
         while seen & HOLDER == 0 {
             match self.take(seen, number, 0) {
-                Ok(inherited) => return Some(Guard { lock: self, by: By::Pending(before), inherited }),
+                Ok(()) => return Some(Guard { lock: self, by: By::Pending(before) }),
                 Err(now) => seen = now,
             }
         }
@@ -211,14 +214,14 @@ impl RobustLock {
         before
     }
 
-    /// Waits for a lock that is not free; whether its holder died.
+    /// Waits for a lock that is not free.
     #[cold]
-    fn contend(&self, number: u32) -> bool {
+    fn contend(&self, number: u32) {
         let (mut seen, mut mark) = (self.word().load(Ordering::Relaxed), 0);
         loop {
             if seen & HOLDER == 0 {
                 match self.take(seen, number, mark) {
-                    Ok(inherited) => return inherited,
+                    Ok(()) => return,
                     Err(now) => seen = now,
                 }
                 continue;
@@ -239,17 +242,17 @@ impl RobustLock {
         }
     }
 
-    /// Takes a lock that is free, or was a dead one's: whether it was.
-    fn take(&self, seen: u32, number: u32, mark: u32) -> Result<bool, u32> {
+    /// Takes a lock that is free, or was a dead one's. Errors: what is there now.
+    fn take(&self, seen: u32, number: u32, mark: u32) -> Result<(), u32> {
         let own = number | seen & WAITERS | mark;
         // Acquire as in `lock`.
         self.word().compare_exchange(seen, own, Ordering::Acquire, Ordering::Relaxed)?;
-        let inherited = seen & DIED != 0;
-        if inherited {
+        if seen & DIED != 0 {
+            self.inherited.store(1, Ordering::Relaxed);
             // It may have been on the dead one's list.
             self.entry().next.store(0, Ordering::Relaxed);
         }
-        Ok(inherited)
+        Ok(())
     }
 
     #[cold]
@@ -277,8 +280,8 @@ impl RobustLock {
     }
 
     fn guard_of_glibc(&self, thread: &Thread, rc: i32) -> Guard<'_> {
-        let inherited = rc == libc::EOWNERDEAD;
-        if inherited {
+        if rc == libc::EOWNERDEAD {
+            self.inherited.store(1, Ordering::Relaxed);
             // SAFETY: we hold it, as EOWNERDEAD says.
             unsafe { libc::pthread_mutex_consistent(self.mutex.get().cast()) };
         }
@@ -288,7 +291,7 @@ impl RobustLock {
         // Once all is known, it is released as one of ours that is on the list: glibc's call would leave no name in
         // `pending`, where that of a lock taken meanwhile may be.
         let by = if thread.head().is_some() { By::Pending(0) } else { By::Glibc };
-        Guard { lock: self, by, inherited }
+        Guard { lock: self, by }
     }
 
     #[inline]
@@ -310,6 +313,20 @@ impl RobustLock {
     #[inline]
     fn name(&self) -> usize {
         core::ptr::from_ref(&self.entry().next).expose_provenance()
+    }
+}
+
+impl Guard<'_> {
+    /// Whether a holder died inside since anybody said that all is [`repaired`](Self::repaired): what the lock protects must be derived
+    /// anew from the shared words.
+    #[inline(always)]
+    pub fn inherited(&self) -> bool {
+        self.lock.inherited.load(Ordering::Relaxed) != 0
+    }
+
+    /// It was.
+    pub fn repaired(&self) {
+        self.lock.inherited.store(0, Ordering::Relaxed);
     }
 }
 

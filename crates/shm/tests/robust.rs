@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
-use shunpike_shm::lock::{RobustLock, after_fork_in_child};
+use shunpike_shm::lock::{Guard, RobustLock, after_fork_in_child};
 use shunpike_shm::region::{self, Region};
 
 /// What the processes of a test share.
@@ -48,6 +48,13 @@ fn killed() -> ! {
     unreachable!()
 }
 
+/// Whether the lock was left by somebody who died inside, which is said until it is repaired.
+fn was_left(guard: &Guard<'_>) -> bool {
+    let inherited = guard.inherited();
+    guard.repaired();
+    inherited
+}
+
 fn reap(pid: Pid) {
     waitpid(Some(pid), WaitOptions::empty()).expect("a child");
 }
@@ -61,8 +68,10 @@ fn left_by(what: fn(&'static [RobustLock; 2])) -> [bool; 2] {
         what(&shared.locks);
         killed()
     }));
-    let left = [0, 1].map(|at| shared.locks[at].lock().inherited);
-    assert!(shared.locks.iter().all(|lock| !lock.try_lock().expect("free").inherited), "once");
+    let again = [0, 1].map(|at| shared.locks[at].lock().inherited());
+    let left = [0, 1].map(|at| was_left(&shared.locks[at].lock()));
+    assert_eq!(again, left, "not repaired yet");
+    assert!(shared.locks.iter().all(|lock| !lock.try_lock().expect("free").inherited()), "repaired");
     left
 }
 
@@ -109,7 +118,7 @@ fn the_first_lock_of_a_thread_is_robust_too() {
         core::mem::forget((shared.locks[0].lock(), shared.locks[1].lock()));
         killed()
     }));
-    assert!(shared.locks.iter().all(|lock| lock.lock().inherited));
+    assert!(shared.locks.iter().all(|lock| lock.lock().inherited()));
 }
 
 #[test]
@@ -121,7 +130,7 @@ fn what_is_taken_within_a_threads_first_lock_is_robust_when_that_is_released() {
         drop(first);
         killed()
     }));
-    let left = [0, 1].map(|at| shared.locks[at].try_lock().map(|lock| lock.inherited));
+    let left = [0, 1].map(|at| shared.locks[at].try_lock().map(|lock| lock.inherited()));
     assert_eq!(left, [Some(false), Some(true)]);
 }
 
@@ -157,7 +166,7 @@ fn who_sleeps_while_the_wake_is_lost_comes_to_it() {
             if knows_its_list {
                 drop(shared.locks[1].lock());
             }
-            assert!(!shared.locks[0].lock().inherited);
+            assert!(!shared.locks[0].lock().inherited());
         });
         reach(2);
         let other = shared.locks[0].lock();
@@ -194,7 +203,7 @@ fn who_waits_for_a_killed_holder_is_woken() {
             let guard = shared.locks[0].lock();
             assert_eq!(shared.inside.fetch_add(1, Ordering::Relaxed), 0);
             shared.inside.fetch_sub(1, Ordering::Relaxed);
-            guard.inherited
+            was_left(&guard)
         })
     });
     std::thread::sleep(Duration::from_millis(50));
@@ -213,7 +222,7 @@ fn a_storm_of_holders_that_are_killed_leaves_one_at_a_time() {
         loop {
             round += 1;
             let guard = shared.locks[0].lock();
-            if guard.inherited {
+            if was_left(&guard) {
                 shared.inside.store(0, Ordering::Relaxed);
             }
             if shared.inside.fetch_add(1, Ordering::Relaxed) != 0 {
