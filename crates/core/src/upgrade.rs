@@ -423,9 +423,8 @@ pub fn retry(conn: Conn, fd: i32) {
                 registered(&mut session, id, named);
             }
         }
-        phase::OPEN => {
-            begin(conn, fd);
-        }
+        // What another process has opened may not be mapped here.
+        phase::OPEN if !is_inherited(block) => begin(conn, fd),
         _ => {}
     }
 }
