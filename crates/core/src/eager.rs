@@ -437,7 +437,7 @@ fn give_up(block: &Block, cause: Cause, patience: u64) {
 /// Whether another process of the tree made the connection, which may get its lane as ours.
 #[inline]
 fn is_inherited(block: &Block) -> bool {
-    block.opened.load(Ordering::Relaxed) == 0 && block.pid.load(Ordering::Relaxed) != process::pid()
+    block.opened.load(Ordering::Relaxed) == 0 && upgrade::is_inherited(block)
 }
 
 /// In a forked child: what was announced is the parent's affair.
