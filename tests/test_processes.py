@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bridge import ACCEPT, PROPOSAL, Proxy
+from bridge import ACCEPT, CONFIRM, PROPOSAL, Proxy
 from harness import EAGER_MODES, Accel, fifos
 from procs import free_port, until
 from test_parity import on_tcp, run_case
@@ -63,7 +63,7 @@ def test_a_connection_is_its_own_again(world, bed, case):
     kin.finish()
 
 
-@pytest.mark.parametrize("stage", ["nominated", PROPOSAL, ACCEPT])
+@pytest.mark.parametrize("stage", ["nominated", PROPOSAL, ACCEPT, CONFIRM])
 def test_what_a_dead_parent_asked_for_its_child_asks_for_anew(world, bed, stage):
     """The parent forks and is killed when it has been nominated and awaits its peer, or in the middle of a handshake, of which this message
     does not arrive before."""

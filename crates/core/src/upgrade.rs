@@ -26,7 +26,7 @@ pub use nomination::{nominate, not_within};
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, epoll, link, process, spares, tap, tenants};
+use crate::{clock, device, eager, epoll, link, process, rx, spares, tap, tenants};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -548,14 +548,26 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
         }
         Input::PeerVanished => {
             // TCP tells of the peer's end; a nomination that was matched with it waits for another.
-            if let Some((conn, _)) = conn_of(id)
-                && conn.block.phase.load(Ordering::Relaxed) == phase::NOMINATED
-            {
-                go_on(conn.block, phase::WATCHED);
+            let Some((conn, fd)) = conn_of(id) else { return };
+            match conn.block.phase.load(Ordering::Relaxed) {
+                phase::NOMINATED => {
+                    go_on(conn.block, phase::WATCHED);
+                }
+                // Nobody may be left who knows of our DMB: a child of the peer goes on without.
+                phase::OPEN if !has_begun(conn.block) => conn::revoke(conn, fd, Reason::PeerVanished),
+                _ => {}
             }
         }
         _ => {}
     }
+}
+
+/// Whether the peer of an open connection has begun to send by the lane towards us, or that is over. Under the session's lock.
+fn has_begun(block: &Block) -> bool {
+    let half = &block.rx;
+    let generation = half.generation.load(Ordering::Relaxed);
+    half.mode.load(Ordering::Acquire) != mode::GRANTED
+        || rx::dmb(half).is_none_or(|dmb| dmb.words().start(generation).is_some())
 }
 
 /// The connection is being closed or has gone back to TCP: the handshake's slot and the broker's match end.
