@@ -24,7 +24,7 @@ from procs import until
 VERSION, ARENA, PAGE = 5, 8192 + 32 * 1024 * 1024, 4096  # crates/wire/src/session.rs, crates/shm/src/{arena,pages}.rs
 CONN = 1 << 32
 HELLO, NOMINATE, CLC = 1, 2, 4  # to the broker
-WELCOME, AGAIN, REFUSED, RELAYED = 1, 3, 4, 6  # from it
+WELCOME, MATCHED, AGAIN, REFUSED, RELAYED, WAITING = 1, 2, 3, 4, 6, 11  # from it
 PROPOSAL, ACCEPT, CONFIRM, DECLINE = 1, 2, 3, 4
 TCP_INFO_ACKED, TCP_INFO_RECEIVED = 120, 128
 SYS_PIDFD_OPEN, SYS_PIDFD_GETFD = 434, 438
@@ -92,14 +92,20 @@ class Session:
         return struct.unpack_from("<H", message)[0], message[2:]
 
     def nominate(self, end, is_server):
-        """Offers a socket, which must be quiet, and waits for the match."""
+        """Offers a socket, which must be quiet, until the broker has it: as a program would, anew where it found the bytes in motion still."""
         unacknowledged = lambda: struct.unpack("i", fcntl.ioctl(end, termios.TIOCOUTQ, b"\0" * 4))[0]
-        # A delayed acknowledgement would come between the two looks.
-        until(lambda: unacknowledged() == 0, "the peer's TCP has all")
-        info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
-        acked, received = (struct.unpack_from("<Q", info, at)[0] for at in (TCP_INFO_ACKED, TCP_INFO_RECEIVED))
-        tx = acked - (0 if is_server else 1)  # the opener's SYN
-        self.say(struct.pack("<HQBQQB", NOMINATE, CONN, is_server, tx, received, False), [end.fileno()])
+        kind, rest = AGAIN, b""
+        while kind == AGAIN:
+            # A delayed acknowledgement would come between the two looks.
+            until(lambda: unacknowledged() == 0, "the peer's TCP has all")
+            info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+            acked, received = (struct.unpack_from("<Q", info, at)[0] for at in (TCP_INFO_ACKED, TCP_INFO_RECEIVED))
+            tx = acked - (0 if is_server else 1)  # the opener's SYN
+            self.say(struct.pack("<HQBQQB", NOMINATE, CONN, is_server, tx, received, True), [end.fileno()])
+            kind = None
+            while kind not in (MATCHED, WAITING, AGAIN, REFUSED):
+                kind, rest = self.hear()
+        assert kind != REFUSED, f"no match: 0x{struct.unpack_from('<I', rest, 8)[0]:08x}"
 
     def relay(self, clc):
         self.say(struct.pack("<HQH", CLC, CONN, len(clc)) + clc)
