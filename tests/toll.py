@@ -20,7 +20,7 @@ BOUND = 1.05
 ROUND_NS, TOLL_NS = 6000, 700
 # System calls for a message; and looks at the session's socket (recvmsg) each second at each end, where the broker does not answer (LOOK_MOST_US
 # in session.rs), however many messages a machine gets done meanwhile.
-MORE, LOOKS = 0.035, 100
+MORE, LOOKS = 0.05, 100
 
 
 class Dialogue:
