@@ -7,8 +7,8 @@
 //! who holds one lock only names it there: two stores and two atomic instructions, where glibc's calls are 127 instructions.
 //! A second lock puts the first one on the list. models/lock.pml has it with a holder that is killed anywhere.
 //!
-//! Where a thread's list begins is seen in the first mutex that it takes by glibc's own call; where that looks unlike what
-//! is known of glibc, or somebody else's list, all its locks are taken so.
+//! Where a thread's list begins is seen in a mutex of its own that it takes by glibc's call before its first lock; where that looks
+//! unlike what is known of glibc, or somebody else's list, all its locks are taken so.
 //!
 //! A lock is held for a memory copy or a non-blocking system call, never while waiting. Signal handlers do not enter: the preload
 //! library delays them while one is held.
@@ -171,7 +171,7 @@ impl RobustLock {
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_> {
         let thread = thread();
-        let Some(head) = thread.head() else { return self.lock_by_glibc(thread) };
+        let Some(head) = thread.head() else { return self.lock_by_glibc() };
         let before = self.announce(thread, head);
         let number = thread.number.load(Ordering::Relaxed);
         // Acquire pairs with the Release in `drop`, and with the kernel's own exchange for a dead holder.
@@ -185,7 +185,7 @@ impl RobustLock {
     /// Takes the lock if nobody holds it.
     pub fn try_lock(&self) -> Option<Guard<'_>> {
         let thread = thread();
-        let Some(head) = thread.head() else { return self.try_lock_by_glibc(thread) };
+        let Some(head) = thread.head() else { return self.try_lock_by_glibc() };
         let before = self.announce(thread, head);
         let number = thread.number.load(Ordering::Relaxed);
         let mut seen = self.word().load(Ordering::Relaxed);
@@ -256,7 +256,7 @@ impl RobustLock {
     }
 
     #[cold]
-    fn lock_by_glibc(&self, thread: &Thread) -> Guard<'_> {
+    fn lock_by_glibc(&self) -> Guard<'_> {
         loop {
             let now = clock_gettime(ClockId::Realtime);
             let nanoseconds = now.tv_nsec + SLEEP_NS;
@@ -267,31 +267,25 @@ impl RobustLock {
             // SAFETY: initialised by `init` before the block was handed out.
             let rc = unsafe { libc::pthread_mutex_timedlock(self.mutex.get().cast(), &until) };
             if rc != libc::ETIMEDOUT {
-                return self.guard_of_glibc(thread, rc);
+                return self.guard_of_glibc(rc);
             }
         }
     }
 
     #[cold]
-    fn try_lock_by_glibc(&self, thread: &Thread) -> Option<Guard<'_>> {
+    fn try_lock_by_glibc(&self) -> Option<Guard<'_>> {
         // SAFETY: as in `lock_by_glibc`.
         let rc = unsafe { libc::pthread_mutex_trylock(self.mutex.get().cast()) };
-        (rc == 0 || rc == libc::EOWNERDEAD).then(|| self.guard_of_glibc(thread, rc))
+        (rc == 0 || rc == libc::EOWNERDEAD).then(|| self.guard_of_glibc(rc))
     }
 
-    fn guard_of_glibc(&self, thread: &Thread, rc: i32) -> Guard<'_> {
+    fn guard_of_glibc(&self, rc: i32) -> Guard<'_> {
         if rc == libc::EOWNERDEAD {
             self.inherited.store(1, Ordering::Relaxed);
             // SAFETY: we hold it, as EOWNERDEAD says.
             unsafe { libc::pthread_mutex_consistent(self.mutex.get().cast()) };
         }
-        if thread.strange.load(Ordering::Relaxed) == 0 {
-            thread.learn(self);
-        }
-        // Once all is known, it is released as one of ours that is on the list: glibc's call would leave no name in
-        // `pending`, where that of a lock taken meanwhile may be.
-        let by = if thread.head().is_some() { By::Pending(0) } else { By::Glibc };
-        Guard { lock: self, by }
+        Guard { lock: self, by: By::Glibc }
     }
 
     #[inline]
@@ -340,7 +334,7 @@ impl Drop for Guard<'_> {
         };
         let thread = thread();
         // A child that was forked meanwhile has forgotten: it let go of nothing.
-        let Some(head) = thread.head() else { return };
+        let Some(head) = thread.known() else { return };
         if self.lock.entry().next.load(Ordering::Relaxed) != 0 {
             head.unlink(thread, self.lock);
         }
@@ -358,10 +352,33 @@ fn wake(word: &AtomicU32) {
 }
 
 impl Thread {
+    /// Where its list begins; `None` where that is not to be known.
     #[inline]
     fn head(&self) -> Option<&'static Head> {
+        self.known().or_else(|| self.find())
+    }
+
+    #[inline]
+    fn known(&self) -> Option<&'static Head> {
         // SAFETY: null, or this thread's, which lives as long as it.
         unsafe { self.head.load(Ordering::Relaxed).as_ref() }
+    }
+
+    #[cold]
+    fn find(&self) -> Option<&'static Head> {
+        if self.strange.load(Ordering::Relaxed) == 0 {
+            // SAFETY: all-zero bytes are valid; it is initialised before it is used.
+            let own: RobustLock = unsafe { core::mem::zeroed() };
+            own.init();
+            // SAFETY: just initialised, and nobody else's.
+            unsafe {
+                libc::pthread_mutex_lock(own.mutex.get().cast());
+                self.learn(&own);
+                libc::pthread_mutex_unlock(own.mutex.get().cast());
+                libc::pthread_mutex_destroy(own.mutex.get().cast());
+            }
+        }
+        self.known()
     }
 
     /// Sees in a lock just taken by glibc's call where the thread's list begins, and what its number is.
@@ -466,9 +483,9 @@ mod tests {
         two.init();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert!(thread().head().is_none());
+                assert!(thread().known().is_none());
                 drop(one.lock());
-                let head = thread().head().expect("as glibc's has been for many years");
+                let head = thread().known().expect("as glibc's has been for many years");
                 let first = one.lock();
                 assert_eq!(head.pending.load(Ordering::Relaxed), one.name());
                 let second = two.lock();

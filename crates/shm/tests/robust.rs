@@ -24,8 +24,6 @@ fn shared() -> &'static Shared {
     // SAFETY: page-aligned zeroes, all of which are atomics or locks that are made now; the mapping stays.
     let shared = unsafe { &*region.base().cast::<Shared>() };
     shared.locks.iter().for_each(RobustLock::init);
-    // The next ones of this thread are no longer glibc's own.
-    drop(shared.locks[0].lock());
     shared
 }
 
@@ -63,8 +61,6 @@ fn reap(pid: Pid) {
 fn left_by(what: fn(&'static [RobustLock; 2])) -> [bool; 2] {
     let shared = shared();
     reap(fork(|| {
-        // By glibc once, as any thread's first.
-        drop(shared.locks[1].lock());
         what(&shared.locks);
         killed()
     }));
