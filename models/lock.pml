@@ -3,7 +3,7 @@
  * A lock: a word (owner, WAITERS, DIED) and an entry (next, prev).  A thread shows the kernel its list (first) and pending.
  * Taking: name in pending; compare-and-swap.  Releasing: word = 0; wake one if WAITERS was set; pending = 0.  Before a
  * second lock is named the first goes on the list; who releases a lock of the list puts the one in pending there first.  A
- * thread takes its first lock by glibc's own calls (pending, compare-and-swap, enqueue, pending = 0), which tell it where
+ * thread may take its first lock by glibc's own calls (the code does not any more; pending, compare-and-swap, enqueue, pending = 0), which tell it where
  * its list is, and releases it by ours; thread STRANGE goes on by glibc's.  Threads are killed at any step.  The kernel walks the
  * dead one's list, then pending: words whose owner is the dead get DIED, and one sleeper is woken if they had WAITERS; a
  * word of pending without owner wakes one, too.
