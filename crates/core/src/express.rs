@@ -44,7 +44,7 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
         && u64::from(half.window.load(Ordering::Relaxed)) == window
         && half.held.load(Ordering::Relaxed) == 0
         && half.sndbuf.load(Ordering::Relaxed) == 0
-        && !tx::is_check_due(half, fd);
+        && !tx::peer_is_gone(half, fd);
     let dmb = tx::dmb(half).filter(|_| ordinary)?;
     let offset = half.cursor.load(Ordering::Relaxed);
     let unread = offset.wrapping_sub(half.other.load(Ordering::Relaxed));

@@ -104,7 +104,7 @@ pub fn lock() -> Guard<'static, Session> {
 pub fn pump_if_news() {
     if has_posts() {
         pump();
-    } else if has_affairs() && clock::ticks() >= LOOK_AT.load(Ordering::Relaxed) {
+    } else if is_look_due() {
         look_unasked();
     }
 }
@@ -112,7 +112,7 @@ pub fn pump_if_news() {
 /// Whether `pump_if_news` may have something to do.
 #[inline(always)]
 pub fn has_news() -> bool {
-    has_posts() || has_affairs()
+    has_posts() || is_look_due()
 }
 
 /// Whether the broker has sent something since we last read all of it.
@@ -128,6 +128,12 @@ fn has_posts() -> bool {
 #[inline(always)]
 fn has_affairs() -> bool {
     OPENING.load(Ordering::Relaxed) || LATER.load(Ordering::Relaxed) || UNSENT.load(Ordering::Relaxed)
+}
+
+/// Whether it is time for that.
+#[inline(always)]
+fn is_look_due() -> bool {
+    has_affairs() && clock::ticks() >= LOOK_AT.load(Ordering::Relaxed)
 }
 
 /// Attends to it, ever more seldom while that changes nothing.

@@ -438,18 +438,17 @@ fn put_or_lend(
 
 /// Asks TCP now and then whether the peer still is there: what it closed, TCP answers with its own errors.
 #[inline]
-fn peer_is_gone(half: &Half, fd: i32) -> bool {
-    is_check_due(half, fd) && {
-        half.checked.store(clock::ticks(), Ordering::Relaxed);
-        sys::tcp_shows(fd, libc::POLLRDHUP) != 0
+pub fn peer_is_gone(half: &Half, fd: i32) -> bool {
+    let now = clock::ticks();
+    if now.wrapping_sub(half.checked.load(Ordering::Relaxed)) < clock::from_us(tcp_check_us(fd)) {
+        return false;
     }
-}
-
-/// Whether it is time to ask again.
-#[inline]
-pub fn is_check_due(half: &Half, fd: i32) -> bool {
-    let since = clock::ticks().wrapping_sub(half.checked.load(Ordering::Relaxed));
-    since >= clock::from_us(tcp_check_us(fd))
+    let is_gone = sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
+    // One that is gone is asked for again, by who ends the lane.
+    if !is_gone {
+        half.checked.store(now, Ordering::Relaxed);
+    }
+    is_gone
 }
 
 /// Ends the lane in peace: the receiver drains the ring, then goes on with TCP. Under the send lock.
