@@ -1,7 +1,7 @@
 /* Calls whose instructions are counted: callgrind collects inside of `measured` only.
  *   instructions PORT WHAT ROUNDS
  * WHAT: exchange (send, recv), sends (send, send, recv of both), waits (send, epoll_wait, recv): both ends of a connection
- * in one thread, so that nothing ever waits; file (read, write). */
+ * in one thread, so that nothing ever waits; file (read, write); connection (both ends of one for a byte there and back). */
 #include "bed.h"
 #include <sys/epoll.h>
 
@@ -9,6 +9,16 @@ static char message[28] = "counted bytes";
 static const size_t size = 14;
 
 void measured(const char *what, long rounds, int from, int to, int set);
+void connection(int port, int listener);
+
+void connection(int port, int listener) {
+    char byte = 'b';
+    int from = connect_to(port), to = accept_one(listener);
+    if (send(from, &byte, 1, 0) != 1 || recv(to, &byte, 1, 0) != 1) die("there");
+    if (send(to, &byte, 1, 0) != 1 || recv(from, &byte, 1, 0) != 1) die("and back");
+    close(from);
+    close(to);
+}
 
 __attribute__((noinline)) void measured(const char *what, long rounds, int from, int to, int set) {
     int sends = !strcmp(what, "sends"), waits = !strcmp(what, "waits");
@@ -16,6 +26,10 @@ __attribute__((noinline)) void measured(const char *what, long rounds, int from,
     if (!strcmp(what, "file")) {
         for (; rounds > 0; rounds--)
             if (read(from, message, 1) != 1 || write(to, message, 1) != 1) die("read and write of a file");
+        return;
+    }
+    if (!strcmp(what, "connection")) {
+        for (; rounds > 0; rounds--) connection(from, to);
         return;
     }
     for (; rounds > 0; rounds--) {
@@ -37,7 +51,14 @@ int main(int argc, char **argv) {
         say("done");
         return 0;
     }
-    int port = atoi(argv[1]), listener = listen_on(port), from = connect_to(port), to = accept_one(listener);
+    int port = atoi(argv[1]), listener = listen_on(port);
+    if (!strcmp(what, "connection")) {
+        connection(port, listener);
+        measured(what, rounds, port, listener, -1);
+        say("done");
+        return 0;
+    }
+    int from = connect_to(port), to = accept_one(listener);
     int set = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {EPOLLIN, {.u32 = 0}};
     if (epoll_ctl(set, EPOLL_CTL_ADD, to, &event)) die("epoll_ctl");

@@ -116,7 +116,7 @@ impl Knob {
             Knob::NominateCalls => form(
                 "nominate_calls",
                 0,
-                1_000_000,
+                65_535,
                 8,
                 "nominate after this many calls that moved data in the less busy direction",
             ),

@@ -238,14 +238,14 @@ pub fn open(arena: &ArenaView) -> [u64; 2] {
 }
 
 fn is_on_lane(block: &Block) -> bool {
-    [&block.tx, &block.rx].iter().any(|half| word(&half.mode) == mode::LANE)
+    [&block.tx, &block.rx].iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE)
 }
 
 /// Direction of a half, for a tool.
 pub fn direction(half: &Half) -> Direction {
     let ring = u64::from(word(&half.ring));
     Direction {
-        mode: match word(&half.mode) {
+        mode: match half.mode.load(Ordering::Relaxed) {
             mode::PLAIN => "plain",
             mode::GRANTED => "granted",
             mode::LANE => "lane",

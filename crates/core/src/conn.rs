@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::Region;
-use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::arena::{Block, Half, Header, mode};
 use shunpike_shm::lane::{Cursor, Dmb, HEADER, Side};
 use shunpike_wire::{DmbToken, Reason};
 
@@ -127,8 +127,7 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
 
 /// After a call on plain TCP that moved bytes, one of so many in its direction: perhaps it is time for a lane. One that could not be
 /// had is asked for again by the clock, which is looked at now and then: that takes a tenth of what the whole call costs.
-#[inline]
-pub fn moved(conn: Conn, fd: i32, calls: u32) {
+pub fn moved(conn: Conn, fd: i32, calls: u16) {
     let block = conn.block;
     match block.phase.load(Ordering::Relaxed) {
         phase::WATCHED if !calls.is_multiple_of(4) && block.retry_at.load(Ordering::Relaxed) != 0 => {}
@@ -138,7 +137,7 @@ pub fn moved(conn: Conn, fd: i32, calls: u32) {
                 block.rx.tcp_calls.load(Ordering::Relaxed).min(block.tx.tcp_calls.load(Ordering::Relaxed));
             let bytes =
                 block.rx.tcp_bytes.load(Ordering::Relaxed).max(block.tx.tcp_bytes.load(Ordering::Relaxed));
-            if calls >= knobs.nominate_calls.load(Ordering::Relaxed)
+            if u32::from(calls) >= knobs.nominate_calls.load(Ordering::Relaxed)
                 || bytes >= u64::from(knobs.nominate_bytes.load(Ordering::Relaxed))
             {
                 upgrade::nominate(conn, fd);
@@ -383,6 +382,7 @@ pub fn reset(conn: Conn, fd: i32, reason: Reason) {
 }
 
 /// close(): before libc's own.
+#[inline]
 pub fn close(fd: i32) {
     session::pump_if_news();
     if let Some(conn) = table::conn(fd) {
@@ -439,25 +439,38 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     tap::over(block);
     let server = usize::from(!opener(block));
     if let Some(header) = process::header() {
-        let reason = Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal);
+        let reason = match block.reason.load(Ordering::Relaxed) {
+            // Nearly all that have had no lane.
+            code if code == Reason::NotNominated.code() => Reason::NotNominated,
+            code => Reason::from_code(code).unwrap_or(Reason::Internal),
+        };
         if (block.opened.load(Ordering::Relaxed) == 0 || reason == Reason::PeerViolation)
             && let Some(count) = header.fallback[server].get(reason.index())
         {
             count.fetch_add(1, Ordering::Relaxed);
             trace::fallback(block, fd, true);
         }
-        let halves = [(&block.rx, &header.rx), (&block.tx, &header.tx)];
-        for (half, totals) in halves.into_iter().filter(|(half, _)| half.calls.load(Ordering::Relaxed) != 0) {
-            totals.bytes.fetch_add(half.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-            totals.calls.fetch_add(half.calls.load(Ordering::Relaxed), Ordering::Relaxed);
-            for (sum, one) in totals.sizes.iter().zip(&half.sizes) {
-                sum.fetch_add(u64::from(one.load(Ordering::Relaxed)), Ordering::Relaxed);
-            }
+        // Bytes may have come by a lane before ours was open.
+        if block.opened.load(Ordering::Relaxed) != 0 || block.phase.load(Ordering::Relaxed) != phase::WATCHED
+        {
+            sum_up(block, header);
         }
     }
     lending::forget(block);
     block.phase.store(phase::CLOSED, Ordering::Release);
     block.free();
+}
+
+/// What its lanes carried goes to the process's sums.
+fn sum_up(block: &Block, header: &Header) {
+    let halves = [(&block.rx, &header.rx), (&block.tx, &header.tx)];
+    for (half, totals) in halves.into_iter().filter(|(half, _)| half.calls.load(Ordering::Relaxed) != 0) {
+        totals.bytes.fetch_add(half.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+        totals.calls.fetch_add(half.calls.load(Ordering::Relaxed), Ordering::Relaxed);
+        for (sum, one) in totals.sizes.iter().zip(&half.sizes) {
+            sum.fetch_add(u64::from(one.load(Ordering::Relaxed)), Ordering::Relaxed);
+        }
+    }
 }
 
 /// This process lets go of a connection that another one of its tree goes on with: a handshake of ours would
@@ -523,6 +536,7 @@ pub fn duplicated(old: i32, new: i32) {
 }
 
 /// dup2 over `fd`, accept or socket returning `fd`: whatever we knew of it is over.
+#[inline]
 pub fn replaced(fd: i32) {
     if !table::is_none(fd) {
         close(fd);

@@ -90,6 +90,12 @@ pub fn flush(conn: Conn) {
     wait::notify(conn.block, dmb.words(), Side::Readers);
 }
 
+/// Whether something is held back, or TCP_CORK is set, as far as one word tells without the lock.
+#[inline]
+pub fn holds(fd: i32) -> bool {
+    table::conn(fd).is_some_and(|conn| conn.block.tx.held.load(Ordering::Relaxed) != 0)
+}
+
 /// setsockopt(2) has set TCP_CORK or TCP_NODELAY to `on`.
 pub fn option_set(fd: i32, name: i32, on: bool) {
     let Some(conn) = table::conn(fd) else { return };

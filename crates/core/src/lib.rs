@@ -17,6 +17,7 @@ pub mod link;
 pub mod mutex;
 mod outbox;
 pub mod peek;
+pub mod plain;
 pub mod poll;
 pub mod process;
 pub mod readers;

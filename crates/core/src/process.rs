@@ -152,8 +152,9 @@ pub fn with_arena<T>(f: impl FnOnce(&Arena) -> T) -> Option<T> {
 }
 
 /// The connection id of a block of this process's own arena.
+#[inline]
 pub fn index(block: &Block) -> Option<u32> {
-    ARENA.lock().as_ref()?.index(block)
+    header()?.index(block)
 }
 
 /// The block number `index` of this process's own arena.
@@ -178,6 +179,7 @@ pub fn with_arena_fd<T>(f: impl FnOnce(rustix::fd::BorrowedFd<'_>) -> T) -> Opti
 }
 
 /// The process's counters, once it has a connection.
+#[inline]
 pub fn header() -> Option<&'static Header> {
     // SAFETY: null, or the header of an arena; arenas are never unmapped.
     unsafe { HEADER.load(Ordering::Acquire).as_ref() }

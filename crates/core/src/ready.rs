@@ -25,7 +25,7 @@ pub struct Level {
     /// What makes an edge, as it was before the look.
     pub seen: Seen,
     /// Where the directions ran when it ended.
-    pub modes: (u32, u32),
+    pub modes: (u16, u16),
     /// A writer waits on a full ring, or notices are to come of what was lent: the grace runs.
     pub full: bool,
     /// Nanoseconds after which more can be seen though nobody says so.
@@ -54,7 +54,7 @@ impl Seen {
     fn of(block: &Block) -> Self {
         let shown = |dmb: Dmb| cork::shown(&block.rx, dmb.words(), dmb.words().prod());
         let produced = rx::dmb(&block.rx).map_or(u64::MAX, shown);
-        Self { produced, starved: block.tx.starved.load(Ordering::Relaxed), noticed: block.notices.told() }
+        Self { produced, starved: block.starved.load(Ordering::Relaxed), noticed: block.notices.told() }
     }
 }
 
@@ -80,7 +80,7 @@ impl Level {
 }
 
 /// Where the two directions run.
-pub fn modes(block: &Block) -> (u32, u32) {
+pub fn modes(block: &Block) -> (u16, u16) {
     (block.rx.mode.load(Ordering::Acquire), block.tx.mode.load(Ordering::Acquire))
 }
 
@@ -91,7 +91,7 @@ pub fn waits_for_writers(block: &Block, wanted: u32, seen: &Seen) -> bool {
 
 /// Whether a registration for `wanted` waits until the peer makes room.
 fn waits_for_room(block: &Block, wanted: u32, seen: &Seen) -> bool {
-    wanted & OUT != 0 && (wanted & EDGE == 0 || block.tx.starved.load(Ordering::Relaxed) != seen.starved)
+    wanted & OUT != 0 && (wanted & EDGE == 0 || block.starved.load(Ordering::Relaxed) != seen.starved)
 }
 
 /// Looks at a connection. `wanted`: only those costs are paid; `tcp`: the socket may have news.

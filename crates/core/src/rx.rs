@@ -21,7 +21,7 @@ use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::zerocopy::pace;
-use crate::{ahead, clock, cork, eager, epoll, express, peek, process, session, sys};
+use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, session, sys};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -152,15 +152,8 @@ fn kernel(fd: i32, bufs: &Bufs<'_>, flags: i32) -> Result<usize, Errno> {
 
 /// Makes `call`, counts what it brought, and leaves what `enter` entered.
 fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce(&T) -> usize) -> T {
-    let half = &conn.block.rx;
     let result = call();
-    let n = brought(&result);
-    let calls = if n > 0 { half.count_tcp(n) } else { 0 };
-    // Only now: whoever sees nobody inside must see the bytes counted, too.
-    half.leave();
-    if n > 0 {
-        conn::moved(conn, fd, calls);
-    }
+    plain::counted(conn, &conn.block.rx, fd, brought(&result));
     result
 }
 

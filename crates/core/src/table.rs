@@ -136,7 +136,9 @@ pub fn conn(fd: i32) -> Option<Conn> {
 /// Puts `entry` at `fd` and returns what was there. Numbers beyond the table are ignored.
 pub fn set(fd: i32, entry: Entry) -> Entry {
     let Some(slot) = slot(fd) else { return Entry::None };
-    HIGH.fetch_max(fd as usize + 1, Ordering::Relaxed);
+    if HIGH.load(Ordering::Relaxed) <= fd as usize {
+        HIGH.fetch_max(fd as usize + 1, Ordering::Relaxed);
+    }
     unpack(slot.swap(pack(entry), Ordering::AcqRel))
 }
 

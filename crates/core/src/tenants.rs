@@ -104,10 +104,14 @@ pub fn evict_all_dead(arena: &Arena, own: u8) {
 }
 
 /// Whether no other process holds the connection. The kernel is asked about those who seem to.
+#[inline]
 pub fn alone(block: &Block) -> bool {
-    if block.holders.load(Ordering::Acquire).count_ones() <= 1 {
-        return true;
-    }
+    block.holders.load(Ordering::Acquire).count_ones() <= 1 || is_last(block)
+}
+
+/// ... or whether they are all gone.
+#[cold]
+fn is_last(block: &Block) -> bool {
     let alone = process::with_home(block, |arena, own| {
         let _critical = critical();
         let _guard = arena.header().tenants_lock.lock();
@@ -134,7 +138,13 @@ fn shared_slowly(block: &Block) -> bool {
 }
 
 /// This process's bit of a block's holders; `None` among the crowd.
+#[inline]
 fn bit(block: &Block) -> Option<u64> {
+    if process::index(block).is_some() { Some(1) } else { inherited_bit(block) }
+}
+
+#[cold]
+fn inherited_bit(block: &Block) -> Option<u64> {
     process::with_home(block, |_, own| own).filter(|&own| own != CROWD).map(|own| 1 << own)
 }
 
@@ -145,6 +155,7 @@ pub fn holds(block: &Block) -> bool {
 
 /// This process has no descriptor of the connection any more. True: nor has any other; the caller ends it and then
 /// calls `Block::free`.
+#[inline]
 #[must_use]
 pub fn leave(block: &Block) -> bool {
     bit(block).is_some_and(|bit| block.leave(bit))

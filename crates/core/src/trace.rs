@@ -40,7 +40,6 @@ pub fn revoke(block: &Block, fd: i32) {
 }
 
 /// It got no lane just now, or (`over`) ends without ever having had one.
-#[cold]
 #[inline(never)]
 pub fn fallback(block: &Block, fd: i32, over: bool) {
     let role = block.role.load(Ordering::Relaxed);

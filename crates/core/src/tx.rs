@@ -22,7 +22,7 @@ use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::lending;
 use crate::zerocopy::pace::{self, Way};
-use crate::{ahead, clock, cork, eager, process, session, sys, tap, window, zerocopy};
+use crate::{ahead, clock, cork, eager, plain, process, session, sys, tap, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -167,7 +167,6 @@ fn plain(
     call: &mut zerocopy::Call,
     real: impl FnOnce(i32) -> isize,
 ) -> Outcome {
-    let half = &conn.block.tx;
     let before = source.done();
     let (n, outcome) = if before > 0 {
         rest(fd, source, call.plain_flags());
@@ -176,11 +175,7 @@ fn plain(
         let outcome = call.by_tcp(conn, fd, source.left(), real);
         (if let Outcome::Libc(n @ 1..) = outcome { n as usize } else { 0 }, outcome)
     };
-    let calls = if n > 0 { half.count_tcp(n) } else { 0 };
-    half.leave();
-    if n > 0 {
-        conn::moved(conn, fd, calls);
-    }
+    plain::counted(conn, &conn.block.tx, fd, n);
     outcome
 }
 

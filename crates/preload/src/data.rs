@@ -9,7 +9,7 @@ use shunpike_core::rx::receive;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::{Source, send as transmit};
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, express, sys, user, zerocopy};
+use shunpike_core::{Errno, express, plain, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
@@ -74,61 +74,158 @@ fn address_taken(to: *const c_void, size: socklen_t) -> bool {
         || size as usize <= size_of::<libc::sockaddr_storage>() && user::readable(to.cast(), size as usize)
 }
 
-fn write_through(
-    conn: Conn,
-    fd: c_int,
-    iov: &[iovec],
-    flags: c_int,
-    real: impl FnOnce(c_int) -> isize,
-) -> isize {
+fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl Fn(c_int) -> isize) -> isize {
+    let half = &conn.block.tx;
+    if plain::begin(conn, half, flags) {
+        let n = real(flags);
+        plain::end(conn, half, fd, n);
+        return n;
+    }
+    write_slowly(conn, fd, iov, flags, real)
+}
+
+#[inline(never)]
+fn write_slowly(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl Fn(c_int) -> isize) -> isize {
     let quiet = flags & libc::MSG_NOSIGNAL != 0;
     answer(transmit(conn, fd, Source::Memory(Bufs::new(iov)), flags, real), !quiet)
 }
 
-/// A write of one buffer. Not in the hooks themselves: what is not ours would pay for its frame.
+fn read_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl Fn() -> isize) -> Outcome {
+    let half = &conn.block.rx;
+    if plain::begin(conn, half, flags) {
+        let n = real();
+        plain::end(conn, half, fd, n);
+        return Outcome::Libc(n);
+    }
+    receive(conn, fd, iov, flags, real)
+}
+
+/// A call of libc's on one buffer. Types, as closures are not sure to be part of whom they are given to, and each return after a
+/// system call takes as long as dozens of instructions.
+trait OnOne<Buf> {
+    /// The call.
+    ///
+    /// # Safety
+    /// As libc's.
+    unsafe fn call(fd: c_int, buf: Buf, len: size_t, flags: c_int) -> ssize_t;
+}
+
+macro_rules! on_one {
+    ($($name:ident: |$fd:ident, $buf:ident: $kind:ty, $len:ident, $flags:ident| $call:expr;)*) => {$(
+        struct $name;
+        impl OnOne<$kind> for $name {
+            #[inline(always)]
+            unsafe fn call($fd: c_int, $buf: $kind, $len: size_t, $flags: c_int) -> ssize_t {
+                // SAFETY: the caller's.
+                unsafe { $call }
+            }
+        }
+    )*};
+}
+
+on_one! {
+    Read: |fd, buf: *mut c_void, len, _flags| covered::read(fd, buf, len);
+    Recv: |fd, buf: *mut c_void, len, flags| covered::recv(fd, buf, len, flags);
+    RecvFrom: |fd, buf: *mut c_void, len, flags| covered::recvfrom(fd, buf, len, flags, null_mut(), null_mut());
+    Write: |fd, buf: *const c_void, len, _flags| covered::write(fd, buf, len);
+    Send: |fd, buf: *const c_void, len, flags| covered::send(fd, buf, len, flags);
+    SendTo: |fd, buf: *const c_void, len, flags| covered::sendto(fd, buf, len, flags, null_mut(), 0);
+}
+
+/// A write of one buffer. In no frame but its own: a hook of what may be ours ends by a jump here, and that of what is not has none.
 #[inline(never)]
-fn write_one(
-    conn: Conn,
-    fd: c_int,
-    buf: *const c_void,
-    len: size_t,
-    flags: c_int,
-    real: impl FnOnce(c_int) -> isize,
-) -> isize {
+fn write_one<Real: OnOne<*const c_void>>(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> isize {
+    // SAFETY: the program's own call.
+    let real = |flags| unsafe { Real::call(fd, buf, len, flags) };
+    let Some(conn) = ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0) else {
+        return real(flags);
+    };
+    let half = &conn.block.tx;
+    if plain::begin(conn, half, flags) {
+        // SAFETY: as above.
+        let n = unsafe { Real::call(fd, buf, len, flags) };
+        plain::end(conn, half, fd, n);
+        return n;
+    }
     // SAFETY: the program's buffer.
     match unsafe { express::send(conn, fd, buf.cast(), len, flags) } {
         Some(n) => n as isize,
-        None => write_through(conn, fd, &one(buf, len), flags, real),
+        None => write_slowly(conn, fd, &one(buf, len), flags, real),
     }
 }
 
 /// A read into one buffer. As above.
 #[inline(never)]
-fn read_one(
-    conn: Conn,
-    fd: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    flags: c_int,
-    real: impl FnOnce() -> isize,
-) -> isize {
+fn read_one<Real: OnOne<*mut c_void>>(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> isize {
+    // SAFETY: the program's own call.
+    let real = || unsafe { Real::call(fd, buf, len, flags) };
+    let Some(conn) = ours_for(fd, buf, len) else { return real() };
+    let half = &conn.block.rx;
+    if plain::begin(conn, half, flags) {
+        // SAFETY: as above.
+        let n = unsafe { Real::call(fd, buf, len, flags) };
+        plain::end(conn, half, fd, n);
+        return n;
+    }
     // SAFETY: the program's buffer.
     match unsafe { express::receive(conn, fd, buf.cast(), len, flags) } {
         Some(n) => n as isize,
-        None => answer(receive(conn, fd, &one(buf, len), flags, real), false),
+        None => read_slowly(conn, fd, one(buf, len), flags, real),
     }
+}
+
+#[inline(never)]
+fn read_slowly(conn: Conn, fd: c_int, room: [iovec; 1], flags: c_int, real: impl Fn() -> isize) -> isize {
+    let outcome = if flags & libc::MSG_ERRQUEUE != 0 {
+        // SAFETY: the program's buffer.
+        unsafe { zerocopy::read_bare(conn, fd, room[0], flags, real) }
+    } else {
+        receive(conn, fd, &room, flags, real)
+    };
+    answer(outcome, false)
+}
+
+/// A read that also asks who has sent.
+#[inline(never)]
+fn read_from(
+    conn: Conn,
+    fd: c_int,
+    room: iovec,
+    flags: c_int,
+    size: *mut socklen_t,
+    real: impl Fn() -> isize,
+) -> isize {
+    // SAFETY: the program's buffer.
+    let express = || unsafe { express::receive(conn, fd, room.iov_base.cast(), room.iov_len, flags) };
+    let mut outcome = if flags & libc::MSG_ERRQUEUE != 0 {
+        // SAFETY: the program's buffer.
+        unsafe { zerocopy::read_bare(conn, fd, room, flags, real) }
+    } else if let Some(n) = express() {
+        Outcome::Ours(Ok(n))
+    } else {
+        read_through(conn, fd, &[room], flags, real)
+    };
+    if let Outcome::Ours(Ok(_)) = &outcome {
+        // TCP names no sender. The bytes are gone, even where that cannot be said.
+        // SAFETY: the program's, which need not be there.
+        match unsafe { user::fetch(size) } {
+            Some(room) if (room as i32) < 0 => outcome = Outcome::Ours(Err(Errno::INVAL)),
+            // SAFETY: as above.
+            Some(_) if unsafe { user::store(size, 0) } => {}
+            _ => outcome = Outcome::Ours(Err(Errno::FAULT)),
+        }
+    }
+    answer(outcome, false)
 }
 
 hooks! {
     /// read(2)
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
-        match ours_for(fd, buf, len) {
-            // Nothing asked, or more than can be counted: no wait, no bytes.
-            Some(conn) if len > 0 && isize::try_from(len).is_ok() => {
-                read_one(conn, fd, buf, len, 0, || covered::read(fd, buf, len))
-            }
-            _ => covered::read(fd, buf, len),
+        // Nothing asked, or more than can be counted: no wait, no bytes.
+        if table::is_none(fd) || len == 0 || isize::try_from(len).is_err() {
+            return covered::read(fd, buf, len);
         }
+        read_one::<Read>(fd, buf, len, 0)
     }
     /// read(2), glibc's internal name
     fn __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t { read(fd, buf, len) }
@@ -138,10 +235,10 @@ hooks! {
     }
     /// write(2)
     fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
-        match ours_for(fd, buf, len).filter(|_| isize::try_from(len).is_ok()) {
-            Some(conn) => write_one(conn, fd, buf, len, 0, |_| covered::write(fd, buf, len)),
-            None => covered::write(fd, buf, len),
+        if table::is_none(fd) || isize::try_from(len).is_err() {
+            return covered::write(fd, buf, len);
         }
+        write_one::<Write>(fd, buf, len, 0)
     }
     /// write(2), glibc's internal name
     fn __write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t { write(fd, buf, len) }
@@ -149,7 +246,7 @@ hooks! {
     fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
         match ours(fd).zip(vector(iov, count)) {
             Some((conn, bufs)) if bufs.iter().any(|one| one.iov_len > 0) => {
-                answer(receive(conn, fd, bufs, 0, || covered::readv(fd, iov, count)), false)
+                answer(read_through(conn, fd, bufs, 0, || covered::readv(fd, iov, count)), false)
             }
             _ => covered::readv(fd, iov, count),
         }
@@ -166,7 +263,7 @@ hooks! {
         match ours(fd).filter(|_| at == -1 && flags == libc::RWF_NOWAIT).zip(vector(iov, count)) {
             Some((conn, bufs)) if bufs.iter().any(|one| one.iov_len > 0) => {
                 let real = || covered::preadv2(fd, iov, count, at, flags);
-                answer(receive(conn, fd, bufs, libc::MSG_DONTWAIT, real), false)
+                answer(read_through(conn, fd, bufs, libc::MSG_DONTWAIT, real), false)
             }
             _ if at == -1 && flags == 0 => readv(fd, iov, count),
             _ => covered::preadv2(fd, iov, count, at, flags),
@@ -192,14 +289,10 @@ hooks! {
     }
     /// recv(2)
     fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-        match ours_for(fd, buf, len) {
-            Some(conn) if flags & libc::MSG_ERRQUEUE != 0 => {
-                let [room] = one(buf, len);
-                answer(zerocopy::read_bare(conn, fd, room, flags, || covered::recv(fd, buf, len, flags)), false)
-            }
-            Some(conn) => read_one(conn, fd, buf, len, flags, || covered::recv(fd, buf, len, flags)),
-            None => covered::recv(fd, buf, len, flags),
+        if table::is_none(fd) {
+            return covered::recv(fd, buf, len, flags);
         }
+        read_one::<Recv>(fd, buf, len, flags)
     }
     /// recv(2), glibc's internal name
     fn __recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t { recv(fd, buf, len, flags) }
@@ -211,27 +304,14 @@ hooks! {
     fn recvfrom(
         fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, size: *mut socklen_t,
     ) -> ssize_t {
+        if from.is_null() && !table::is_none(fd) {
+            return read_one::<RecvFrom>(fd, buf, len, flags);
+        }
         let Some(conn) = ours_for(fd, buf, len) else {
             return covered::recvfrom(fd, buf, len, flags, from, size);
         };
-        let real = || covered::recvfrom(fd, buf, len, flags, from, size);
         let [room] = one(buf, len);
-        let mut outcome = if flags & libc::MSG_ERRQUEUE != 0 {
-            zerocopy::read_bare(conn, fd, room, flags, real)
-        } else if let Some(n) = express::receive(conn, fd, buf.cast(), len, flags) {
-            Outcome::Ours(Ok(n))
-        } else {
-            receive(conn, fd, &[room], flags, real)
-        };
-        if let (Outcome::Ours(Ok(_)), false) = (&outcome, from.is_null()) {
-            // TCP names no sender. The bytes are gone, even where that cannot be said.
-            match user::fetch(size) {
-                Some(room) if (room as i32) < 0 => outcome = Outcome::Ours(Err(Errno::INVAL)),
-                Some(_) if user::store(size, 0) => {}
-                _ => outcome = Outcome::Ours(Err(Errno::FAULT)),
-            }
-        }
-        answer(outcome, false)
+        read_from(conn, fd, room, flags, size, || covered::recvfrom(fd, buf, len, flags, from, size))
     }
     /// recvfrom(2) with the buffer's size known
     fn __recvfrom_chk(
@@ -255,7 +335,7 @@ hooks! {
             let real = || covered::recvmsg(fd, msg, flags);
             return answer(zerocopy::read(conn, fd, (msg, header), flags, real), false);
         }
-        let mut outcome = receive(conn, fd, bufs, flags, || covered::recvmsg(fd, msg, flags));
+        let mut outcome = read_through(conn, fd, bufs, flags, || covered::recvmsg(fd, msg, flags));
         if let Outcome::Ours(Ok(_)) = outcome {
             if !header.msg_name.is_null() {
                 header.msg_namelen = 0;
@@ -301,10 +381,10 @@ hooks! {
     }
     /// send(2)
     fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-        match ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0) {
-            Some(conn) => write_one(conn, fd, buf, len, flags, |flags| covered::send(fd, buf, len, flags)),
-            None => covered::send(fd, buf, len, flags),
+        if table::is_none(fd) {
+            return covered::send(fd, buf, len, flags);
         }
+        write_one::<Send>(fd, buf, len, flags)
     }
     /// send(2), glibc's internal name
     fn __send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t { send(fd, buf, len, flags) }
@@ -312,8 +392,14 @@ hooks! {
     fn sendto(
         fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, size: socklen_t,
     ) -> ssize_t {
+        if table::is_none(fd) {
+            return covered::sendto(fd, buf, len, flags, to, size);
+        }
+        if to.is_null() {
+            return write_one::<SendTo>(fd, buf, len, flags);
+        }
         match ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0 && address_taken(to.cast(), size)) {
-            Some(conn) => write_one(conn, fd, buf, len, flags, |flags| {
+            Some(conn) => write_through(conn, fd, &one(buf, len), flags, |flags| {
                 covered::sendto(fd, buf, len, flags, to, size)
             }),
             None => covered::sendto(fd, buf, len, flags, to, size),

@@ -83,6 +83,61 @@ fn stdio(fd: c_int) {
     }
 }
 
+/// ... of a descriptor that we know something of.
+#[inline(never)]
+fn close_known(fd: c_int) -> c_int {
+    if !foreign_process() {
+        if internal(fd) {
+            return refuse(libc::EBADF);
+        }
+        conn::close(fd);
+    }
+    // SAFETY: the program's own call.
+    unsafe { covered::close(fd) }
+}
+
+/// Whether an option of a socket is one that a lane has to know of.
+#[inline(always)]
+fn matters(fd: c_int, level: c_int, name: c_int) -> bool {
+    match level {
+        libc::IPPROTO_TCP => match name {
+            libc::TCP_NODELAY => cork::holds(fd),
+            _ => matches!(name, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_DEFER_ACCEPT | libc::TCP_CORK),
+        },
+        libc::SOL_SOCKET => matches!(name, libc::SO_RCVLOWAT | libc::SO_OOBINLINE | libc::SO_ZEROCOPY),
+        _ => false,
+    }
+}
+
+/// setsockopt() of such an option.
+#[inline(never)]
+unsafe fn set_option(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => stdlike(fd, Reason::Ktls),
+        (libc::IPPROTO_TCP, libc::TCP_REPAIR) => stdlike(fd, Reason::TcpRepair),
+        (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) if process::eager() => eager::deferring(fd),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) => leaves(fd, Reason::OptionUnsupported),
+        _ => {}
+    }
+    // SAFETY: the program's own call.
+    let rc = unsafe { covered::setsockopt(fd, level, name, value, len) };
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
+            if let Some(conn) = table::conn(fd) {
+                zerocopy::option_changed(conn);
+            }
+        }
+        (libc::IPPROTO_TCP, libc::TCP_CORK | libc::TCP_NODELAY) if rc == 0 => {
+            // SAFETY: the kernel has read an int there.
+            if let Some(on) = unsafe { user::fetch(value.cast::<c_int>()) } {
+                cork::option_set(fd, name, on != 0);
+            }
+        }
+        _ => {}
+    }
+    rc
+}
+
 hooks! {
     /// socket(2)
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -154,11 +209,7 @@ hooks! {
     }
     /// close(2)
     fn close(fd: c_int) -> c_int {
-        if !table::is_none(fd) && !foreign_process() {
-            if internal(fd) { return refuse(libc::EBADF); }
-            conn::close(fd);
-        }
-        covered::close(fd)
+        if table::is_none(fd) { covered::close(fd) } else { close_known(fd) }
     }
     /// close(2), glibc's internal name
     fn __close(fd: c_int) -> c_int { close(fd) }
@@ -228,30 +279,10 @@ hooks! {
     }
     /// setsockopt(2); what a lane cannot honour takes the connection back to TCP
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-        if !table::is_none(fd) {
-            match (level, name) {
-                (libc::IPPROTO_TCP, libc::TCP_ULP) => stdlike(fd, Reason::Ktls),
-                (libc::IPPROTO_TCP, libc::TCP_REPAIR) => stdlike(fd, Reason::TcpRepair),
-                (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) if process::eager() => eager::deferring(fd),
-                (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) => {
-                    leaves(fd, Reason::OptionUnsupported);
-                }
-                _ => {}
-            }
+        if table::is_none(fd) || !matters(fd, level, name) {
+            return covered::setsockopt(fd, level, name, value, len);
         }
-        let rc = covered::setsockopt(fd, level, name, value, len);
-        if (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY)
-            && let Some(conn) = table::conn(fd)
-        {
-            zerocopy::option_changed(conn);
-        }
-        if level == libc::IPPROTO_TCP && matches!(name, libc::TCP_CORK | libc::TCP_NODELAY) && rc == 0 {
-            // The kernel has read an int there.
-            if let Some(on) = user::fetch(value.cast::<c_int>()) {
-                cork::option_set(fd, name, on != 0);
-            }
-        }
-        rc
+        set_option(fd, level, name, value, len)
     }
     /// fdopen(3)
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {

@@ -7,12 +7,11 @@
 use crate::lock::RobustLock;
 use crate::notices::Notices;
 use crate::region::{self, Region, RegionError};
+use core::mem::offset_of;
 use rustix::fd::{AsFd, OwnedFd};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// Identifies an arena, and its layout's version.
-pub const MAGIC: u64 = 0x5348_554e_5049_4b36;
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.
 pub const BLOCKS: usize = 32 * 1024;
 /// Blocks that are looked at for a free one before a new one is touched.
@@ -72,8 +71,6 @@ pub const WAITS: usize = 16;
 /// Start of an arena.
 #[repr(C, align(64))]
 pub struct Header {
-    /// [`MAGIC`].
-    pub magic: AtomicU64,
     /// The process that made it.
     pub pid: AtomicU32,
     /// Blocks ever used: the reader need not look further.
@@ -105,88 +102,96 @@ pub struct Header {
 }
 
 const _: () = assert!(size_of::<Header>() <= HEADER && size_of::<Block>() == 1024);
-const _: () = assert!(core::mem::offset_of!(Block, notices) == 0x80);
+// What a call looks at lies in few cache lines.
+const _: () = assert!(offset_of!(Block, cookie) == 64 && offset_of!(Block, notices) == 128);
+const _: () =
+    assert!(offset_of!(Half, dmb) == 64 && offset_of!(Half, bytes) == 128 && offset_of!(Half, epoch) == 192);
 
 /// Where a direction of a connection runs.
 pub mod mode {
     /// Kernel TCP, hooks pass through.
-    pub const PLAIN: u32 = 0;
+    pub const PLAIN: u16 = 0;
     /// Receive only: a DMB is offered; TCP is read no further than the start word allows.
-    pub const GRANTED: u32 = 1;
+    pub const GRANTED: u16 = 1;
     /// On the lane.
-    pub const LANE: u32 = 2;
+    pub const LANE: u16 = 2;
     /// The sender took its bytes back: they go by TCP before all others.
-    pub const DEBT: u32 = 3;
+    pub const DEBT: u16 = 3;
 }
 
 /// One direction of a connection end. Written under its lock unless said otherwise.
 #[repr(C, align(64))]
 pub struct Half {
+    // What a call on TCP needs, and the lock.
     /// Guards this half; taken before nothing else (order: receive half, then send half).
     pub lock: RobustLock,
     /// One of [`mode`]; also read without the lock.
-    pub mode: AtomicU32,
+    pub mode: AtomicU16,
+    /// Calls that moved bytes there, about; it stays at the highest number.
+    pub tcp_calls: AtomicU16,
     /// Threads inside a kernel call on this direction while it is PLAIN (any process of the tree).
     pub inflight: AtomicU32,
     /// Bytes of the TCP stream in this direction that went through the hooks.
     pub tcp_bytes: AtomicU64,
-    /// Calls that moved them, about.
-    pub tcp_calls: AtomicU32,
+
+    // What a call on a lane needs, besides.
     /// Address of the mapped DMB (own for receive, the peer's for send); 0 none.
     pub dmb: AtomicUsize,
-    /// Address of a private buffer with the DMB's layout; 0 none. Send: the copy mode's send buffer. Receive: what
-    /// was peeked at, for the one process that `peeker` names.
-    pub sndbuf: AtomicUsize,
-    /// Receive: the process that made `sndbuf`.
-    pub peeker: AtomicU32,
-    /// Capacity of the DMB's ring, bytes.
-    pub ring: AtomicU32,
-    /// Send: bytes of the ring in use, our own copy.
-    pub window: AtomicU32,
-    /// Send: writes since the window last grew for which a larger one would have been better.
-    pub crowded: AtomicU32,
-    /// Send: ticks of the last such write.
-    pub crowded_at: AtomicU64,
-    /// Generation of the lane.
-    pub generation: AtomicU32,
     /// Private copy of our own cursor: consumed for receive, produced for send (offset).
     pub cursor: AtomicU64,
     /// Furthest value seen of the other's cursor (offset), already checked: it may not go back behind it.
     pub other: AtomicU64,
-    /// Receive: bytes before this offset were peeked at; they are in the private copy at `sndbuf`.
-    pub peeked: AtomicU64,
-    /// TCP byte at which the lane begins.
-    pub start: AtomicU64,
-    /// Token of the DMB.
-    pub token: AtomicU64,
+    /// Address of a private buffer with the DMB's layout; 0 none. Send: the copy mode's send buffer. Receive: what
+    /// was peeked at, for the one process that `peeker` names.
+    pub sndbuf: AtomicUsize,
+    /// Send: what is held back, our own copy of the lane's word.
+    pub held: AtomicU64,
+    /// Receive: the sender's count of loans as far as they were consumed. Send: offset at which the oldest call with a
+    /// notice still to come is consumed; 0 none.
+    pub loans: AtomicU64,
+    /// Generation of the lane.
+    pub generation: AtomicU32,
+    /// Send: bytes of the ring in use, our own copy.
+    pub window: AtomicU32,
+    /// Capacity of the DMB's ring, bytes.
+    pub ring: AtomicU32,
+
+    // What it counts, and notes.
     /// Bytes moved on lanes of this direction.
     pub bytes: AtomicU64,
     /// Calls that moved them.
     pub calls: AtomicU64,
     /// Calls by size.
     pub sizes: [AtomicU32; BUCKETS],
+    /// Receive: bytes before this offset were peeked at; they are in the private copy at `sndbuf`.
+    pub peeked: AtomicU64,
+    /// Send: ticks at which the ring was first seen full with an unmoving reader; 0 not full.
+    pub full_since: AtomicU64,
+
+    // The rest.
     /// Last sleep epoch used (changed without the lock).
     pub epoch: AtomicU32,
     /// Forks of the process that mapped the DMB, before it did.
     pub forks: AtomicU32,
-    /// Send: ticks at which the ring was first seen full with an unmoving reader; 0 not full.
-    pub full_since: AtomicU64,
-    /// Receive: bytes to read by TCP before the debt is paid, as TCP byte position.
-    pub debt_end: AtomicU64,
-    /// Ticks at which the TCP socket was last asked how it is.
-    pub checked: AtomicU64,
-    /// Send: calls that found no room (wrapping).
-    pub starved: AtomicU32,
-    /// Send: what is held back, our own copy of the lane's word.
-    pub held: AtomicU64,
+    /// Receive: the process that made `sndbuf`.
+    pub peeker: AtomicU32,
     /// Send: where the process named by the block's `pid` keeps what it has lent, plus one; 0 nowhere. Receive: process of
     /// the sender, where its memory may be read; else 0.
     pub lender: AtomicU32,
     /// Receive: link group of the lane, as the broker numbers it; 0 none.
     pub group: AtomicU32,
-    /// Receive: the sender's count of loans as far as they were consumed. Send: offset at which the oldest call with a
-    /// notice still to come is consumed; 0 none.
-    pub loans: AtomicU64,
+    /// Send: writes since the window last grew for which a larger one would have been better.
+    pub crowded: AtomicU32,
+    /// Send: ticks of the last such write.
+    pub crowded_at: AtomicU64,
+    /// Ticks at which the TCP socket was last asked how it is.
+    pub checked: AtomicU64,
+    /// TCP byte at which the lane begins.
+    pub start: AtomicU64,
+    /// Token of the DMB.
+    pub token: AtomicU64,
+    /// Receive: bytes to read by TCP before the debt is paid, as TCP byte position.
+    pub debt_end: AtomicU64,
     /// Where MSG_ZEROCOPY is used, how long copies take, in ticks per 64 KiB: into or out of the ring, and (receive) from the
     /// sender's memory; 0 unknown. Second, send: 1 where lending was chosen.
     pub paces: [AtomicU32; 2],
@@ -204,6 +209,7 @@ pub struct Half {
 /// One connection end.
 #[repr(C, align(1024))]
 pub struct Block {
+    // What calls look at.
     /// 0 free; else a bit for each tenant of the arena that has a descriptor of the connection (or had, until somebody
     /// finds that it was killed).
     pub holders: AtomicU64,
@@ -217,24 +223,6 @@ pub struct Block {
     pub nonblock: AtomicU8,
     /// Handshake and end-of-life state, see core.
     pub phase: AtomicU8,
-    /// Fallback reason code of this end; 0 none.
-    pub reason: AtomicU32,
-    /// Reason that the peer gave; 0 none.
-    pub peer_reason: AtomicU32,
-    /// Process that watches it.
-    pub pid: AtomicU32,
-    /// A descriptor number of it in that process.
-    pub fd: AtomicU32,
-    /// SO_COOKIE of the socket; 0 until known.
-    pub cookie: AtomicU64,
-    /// Local address (IPv6, or IPv4-mapped).
-    pub local: [AtomicU32; 4],
-    /// Remote address.
-    pub remote: [AtomicU32; 4],
-    /// Local port.
-    pub local_port: AtomicU16,
-    /// Remote port.
-    pub remote_port: AtomicU16,
     /// Link group number; 0 none.
     pub link: AtomicU32,
     /// News slot in the link page.
@@ -251,16 +239,39 @@ pub struct Block {
     pub corked: AtomicU8,
     /// Set once the broker was lent the descriptor: the kernel's socket may outlive the program's close().
     pub lent: AtomicU8,
+    /// Process that watches it.
+    pub pid: AtomicU32,
+    /// A descriptor number of it in that process.
+    pub fd: AtomicU32,
     /// Ticks before which the connection is not nominated again.
     pub retry_at: AtomicU64,
     /// Nominations since a lane was last worth its handshake.
     pub attempts: AtomicU32,
+    /// Fallback reason code of this end; 0 none.
+    pub reason: AtomicU32,
+    /// How far its nomination has come, and with `--eager` the waiting for it; see core.
+    pub nomination: AtomicU8,
+    /// Calls to send that found no room (wrapping).
+    pub starved: AtomicU32,
+
+    // Who it is, and what is seldom asked.
+    /// SO_COOKIE of the socket; 0 until known.
+    pub cookie: AtomicU64,
+    /// Local address (IPv6, or IPv4-mapped).
+    pub local: [AtomicU32; 4],
+    /// Remote address.
+    pub remote: [AtomicU32; 4],
+    /// Local port.
+    pub local_port: AtomicU16,
+    /// Remote port.
+    pub remote_port: AtomicU16,
+    /// Reason that the peer gave; 0 none.
+    pub peer_reason: AtomicU32,
     /// [`Block::lane_bytes`] when the lanes were last opened.
     pub carried: AtomicU64,
     /// Ticks at which the kernel was last asked whether the other holders live.
     pub asked: AtomicU64,
-    /// How far its nomination has come, and with `--eager` the waiting for it; see core.
-    pub nomination: AtomicU8,
+
     /// What MSG_ZEROCOPY has to tell of.
     pub notices: Notices,
     /// Receiving direction.
@@ -285,7 +296,6 @@ impl Arena {
         arena.header().pid.store(pid, Ordering::Relaxed);
         arena.header().tenants[0].store(tenant::EXPECTED, Ordering::Relaxed);
         arena.header().tenants_lock.init();
-        arena.header().magic.store(MAGIC, Ordering::Relaxed);
         Ok(arena)
     }
 
@@ -340,8 +350,17 @@ impl Arena {
 
     /// Index of a block of this arena; `None` for another arena's.
     pub fn index(&self, block: &Block) -> Option<u32> {
-        let offset =
-            (core::ptr::from_ref(block) as usize).checked_sub(self.region.base() as usize + HEADER)?;
+        self.header().index(block)
+    }
+}
+
+impl Header {
+    /// Index of a block of the arena that begins with this; `None` for another arena's.
+    #[inline]
+    pub fn index(&self, block: &Block) -> Option<u32> {
+        let offset = (core::ptr::from_ref(block) as usize)
+            .wrapping_sub(core::ptr::from_ref(self) as usize)
+            .wrapping_sub(HEADER);
         (offset < BLOCKS * size_of::<Block>()).then_some((offset / size_of::<Block>()) as u32)
     }
 }
@@ -375,9 +394,9 @@ impl Half {
 
     /// Inside: one call has moved `n` bytes. Returns how many have moved any, about: threads that count at the same time may lose some.
     #[inline]
-    pub fn count_tcp(&self, n: usize) -> u32 {
+    pub fn count_tcp(&self, n: usize) -> u16 {
         self.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
-        let calls = self.tcp_calls.load(Ordering::Relaxed).wrapping_add(1);
+        let calls = self.tcp_calls.load(Ordering::Relaxed).saturating_add(1);
         self.tcp_calls.store(calls, Ordering::Relaxed);
         calls
     }
@@ -391,6 +410,7 @@ impl Half {
 
 impl Block {
     /// Takes a free block for tenant 0, with nothing of its last use.
+    #[inline(always)]
     fn claim(&self) -> bool {
         // Acquire pairs with the Release of `free` and `leave`: its last user's writes come before ours.
         let free = self.holders.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -408,13 +428,10 @@ impl Block {
                 half.lock.init();
             }
             for word in [
-                &half.mode,
                 &half.inflight,
                 &half.ring,
                 &half.generation,
-                &half.tcp_calls,
                 &half.epoch,
-                &half.starved,
                 &half.peeker,
                 &half.lender,
                 &half.paces[0],
@@ -446,6 +463,8 @@ impl Block {
             for size in &half.sizes {
                 size.store(0, Ordering::Relaxed);
             }
+            half.mode.store(mode::PLAIN, Ordering::Relaxed);
+            half.tcp_calls.store(0, Ordering::Relaxed);
             half.dmb.store(0, Ordering::Relaxed);
             half.sndbuf.store(0, Ordering::Relaxed);
         }
@@ -464,7 +483,7 @@ impl Block {
         ] {
             byte.store(0, Ordering::Relaxed);
         }
-        for word in [&self.reason, &self.peer_reason, &self.pid, &self.fd, &self.link] {
+        for word in [&self.reason, &self.peer_reason, &self.pid, &self.fd, &self.link, &self.starved] {
             word.store(0, Ordering::Relaxed);
         }
         self.retry_at.store(0, Ordering::Relaxed);
@@ -503,6 +522,7 @@ impl Block {
 
     /// The tenant with this bit has no descriptor any more, unless it is the only holder: then true, the block stays its
     /// own, and it calls `free` when it has ended the connection.
+    #[inline]
     #[must_use]
     pub fn leave(&self, bit: u64) -> bool {
         let mut seen = self.holders.load(Ordering::Acquire);

@@ -21,7 +21,7 @@ use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
 
 /// See the module.
-#[repr(C, align(64))]
+#[repr(C)]
 pub struct RobustLock {
     mutex: UnsafeCell<Mutex>,
     /// A holder has died inside, and nobody has repaired since what it left: 1. Under the lock.

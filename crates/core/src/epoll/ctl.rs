@@ -205,10 +205,14 @@ pub fn watches(fd: i32) -> bool {
 
 /// `fd` is about to be closed. The kernel keeps its registrations while the connection has another descriptor,
 /// and nobody can change them any more: they become the kernel's own before.
+#[inline]
 pub fn closing(conn: Conn, fd: i32) {
-    if !watches(fd) {
-        return;
+    if watches(fd) {
+        leaving(conn, fd);
     }
+}
+
+fn leaving(conn: Conn, fd: i32) {
     let here = || {
         conn.block.dups.load(Ordering::Relaxed) != 0
             && table::all()
@@ -241,10 +245,14 @@ fn deregister(fd: i32) {
 }
 
 /// `fd` is closed, or about to be: the kernel drops its registrations (or reports them by a dup's grace).
+#[inline]
 pub fn forget(fd: i32) {
-    if table::regs(fd).is_none_or(|head| head.load(Ordering::Relaxed) == 0) {
-        return;
+    if watches(fd) {
+        drop_all(fd);
     }
+}
+
+fn drop_all(fd: i32) {
     let mut control = CONTROL.lock();
     while let Some(index) =
         table::regs(fd).map(|head| head.load(Ordering::Relaxed)).filter(|&index| index != 0)

@@ -119,7 +119,7 @@ impl Wait {
             if overflow(conn, fd) {
                 return Ok(());
             }
-            half.starved.fetch_add(1, Ordering::Relaxed);
+            block.starved.fetch_add(1, Ordering::Relaxed);
             crate::epoll::starved(conn);
             return Err(Errno::AGAIN);
         }

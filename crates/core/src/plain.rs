@@ -1,0 +1,52 @@
+//! What a connection on TCP pays, on one page: libc's call, with its bytes counted.
+//!
+//! Where nothing else is going on, which is so for short connections, and for those that get no lane. The rest is `rx`'s and
+//! `tx`'s.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::{Half, mode};
+
+use crate::conn::{self, phase};
+use crate::table::Conn;
+use crate::{process, session};
+
+/// What `rx` and `tx` have to know of.
+const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc::MSG_ZEROCOPY;
+
+/// Before libc's call that moves bytes by `half`, a direction of the connection: true where it is all that is to be done, and
+/// [`end`] follows it.
+#[inline(always)]
+#[must_use]
+pub fn begin(conn: Conn, half: &Half, flags: i32) -> bool {
+    let is_plain = |half: &Half| half.mode.load(Ordering::Relaxed) == mode::PLAIN;
+    let both = is_plain(&conn.block.rx) && is_plain(&conn.block.tx);
+    both && flags & SPECIAL == 0 && !session::has_news() && !process::eager() && half.enter()
+}
+
+/// After it, as it has returned `n`.
+#[inline(always)]
+pub fn end(conn: Conn, half: &Half, fd: i32, n: isize) {
+    counted(conn, half, fd, usize::try_from(n).unwrap_or(0));
+    conn::settle(conn, fd);
+}
+
+/// Inside (see [`Half::enter`]), after a call that has moved `n` bytes: counts them, and leaves.
+#[inline(always)]
+pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize) {
+    let calls = if n > 0 { half.count_tcp(n) } else { 0 };
+    // Only now: whoever sees nobody inside must see the bytes counted, too.
+    half.leave();
+    if n > 0 && !is_young(conn, half, calls) {
+        conn::moved(conn, fd, calls);
+    }
+}
+
+/// Whether it is too early for a lane, by what one direction has carried.
+#[inline(always)]
+fn is_young(conn: Conn, half: &Half, calls: u16) -> bool {
+    let knobs = process::knobs();
+    conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED
+        && u32::from(calls) < knobs.nominate_calls.load(Ordering::Relaxed)
+        && half.tcp_bytes.load(Ordering::Relaxed) < u64::from(knobs.nominate_bytes.load(Ordering::Relaxed))
+}
