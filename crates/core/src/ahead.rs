@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::Half;
+use shunpike_shm::arena::{Block, Half};
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::short;
 
@@ -16,10 +16,24 @@ pub fn of_send(half: &Half, n: usize) {
     }
 }
 
-/// Somebody is about to look whether this half has news: the producer's word.
+/// Somebody is about to look at this connection: both producers' words.
 #[inline]
-pub fn of_look(half: &Half) {
-    read(half.dmb.load(Ordering::Relaxed));
+pub fn of_look(block: &Block) {
+    read(block.rx.dmb.load(Ordering::Relaxed));
+    read(block.tx.dmb.load(Ordering::Relaxed));
+}
+
+/// ... after the next one: where its words are.
+#[inline]
+pub fn of_words(block: &Block) {
+    read(&raw const block.rx.dmb as usize);
+    read(&raw const block.tx.dmb as usize);
+}
+
+/// ... and after that one: which connection it is.
+#[inline]
+pub fn of<T>(what: &T) {
+    read(core::ptr::from_ref(what) as usize);
 }
 
 /// A program is told of `unread` bytes at `offset`, and will read them by another call.

@@ -236,10 +236,10 @@ pub fn epoll_wait(
 }
 
 /// epoll_ctl(2).
-pub fn epoll_ctl(epfd: i32, op: i32, fd: i32, event: Option<&mut libc::epoll_event>) -> Res {
+pub fn epoll_ctl(epfd: i32, op: i32, fd: i32, event: Option<&mut libc::epoll_event>) -> Result<(), Errno> {
     let at = event.map_or(0, |event| core::ptr::from_mut(event) as usize);
     // SAFETY: event lives through the call.
-    unsafe { call(libc::SYS_epoll_ctl, epfd as usize, op as usize, fd as usize, at, 0, 0) }
+    unsafe { call(libc::SYS_epoll_ctl, epfd as usize, op as usize, fd as usize, at, 0, 0) }.map(drop)
 }
 
 /// tgkill(2) to the calling thread.

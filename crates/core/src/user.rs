@@ -49,6 +49,20 @@ pub unsafe fn fetch<T: Copy>(from: *const T) -> Option<T> {
     Some(unsafe { value.assume_init() })
 }
 
+/// Reads an event of the program's; `None` where it cannot be read. By the words in which programs write its parts: a load that
+/// spans two recent stores waits for both of them to reach the cache.
+///
+/// # Safety
+/// The program gave us the address.
+#[inline]
+pub unsafe fn fetch_event(from: *const libc::epoll_event) -> Option<libc::epoll_event> {
+    arm();
+    let thread = tls::thread();
+    // SAFETY: who faults in it goes on behind it, with 0; the rest is the caller's word.
+    let Loaded { events, data } = unsafe { load_noted(from, &raw const thread.recover) };
+    (events >> 32 != 0).then_some(libc::epoll_event { events: events as u32, u64: data })
+}
+
 /// Writes a value of the program's; says whether it could.
 ///
 /// # Safety
@@ -280,6 +294,40 @@ unsafe extern "C" fn copy_noted(
     )
 }
 
+/// What `load_noted` returns in registers.
+#[repr(C)]
+struct Loaded {
+    /// The events, and 1 above them; 0 where they cannot be read.
+    events: u64,
+    data: u64,
+}
+
+/// As `copy_noted`, for an event, into registers.
+#[unsafe(naked)]
+unsafe extern "C" fn load_noted(
+    from: *const libc::epoll_event,
+    recover: *const std::sync::atomic::AtomicU64,
+) -> Loaded {
+    core::arch::naked_asm!(
+        "lea rax, [rip + 19f]",
+        "push rax",
+        "push qword ptr [rsi]",
+        "mov [rsi], rsp",
+        "mov eax, [rdi]",
+        "mov edx, [rdi + 4]",
+        "mov ecx, [rdi + 8]",
+        "pop qword ptr [rsi]",
+        "pop r8",
+        "shl rcx, 32",
+        "or rdx, rcx",
+        "bts rax, 32",
+        "ret",
+        "19:",
+        "xor eax, eax",
+        "ret",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,6 +360,13 @@ mod tests {
             assert_eq!(fetch(core::ptr::without_provenance::<u64>(1 << 62)), None);
             assert!(!writable(nowhere, 1) && !store(nowhere, 1u8) && writable(here.as_mut_ptr(), 3));
             assert_eq!(fetch(here.as_ptr()), Some(here[0]));
+            let event = libc::epoll_event { events: u32::MAX, u64: 0x0123_4567_89ab_cdef };
+            let same = |read: libc::epoll_event| {
+                ({ read.events }, { read.u64 }) == (u32::MAX, 0x0123_4567_89ab_cdef)
+            };
+            assert!(fetch_event(&raw const event).is_some_and(same));
+            assert!(fetch_event(core::ptr::without_provenance(64)).is_none());
+            assert_eq!(tls::thread().recover.load(Ordering::Relaxed), 0, "nothing is noted any more");
         }
     }
 

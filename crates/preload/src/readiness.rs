@@ -165,11 +165,11 @@ hooks! {
     }
     /// epoll_ctl(2)
     fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-        let wish = if event.is_null() { None } else { user::fetch(event) };
+        let wish = if event.is_null() { None } else { user::fetch_event(event) };
         // An event that cannot be read is the kernel's to refuse, unless it does not look at it.
         let unread = wish.is_none() && !event.is_null() && op != libc::EPOLL_CTL_DEL;
         match if unread { None } else { epoll::ctl(epfd, op, fd, wish) } {
-            Some(done) => result(done),
+            Some(done) => result(done.map(|()| 0)),
             None => covered::epoll_ctl(epfd, op, fd, event),
         }
     }

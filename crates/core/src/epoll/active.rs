@@ -160,9 +160,7 @@ pub(super) fn scan(
             break;
         }
         let Some((index, reg, conn)) = next(&mut list) else { continue };
-        if let Some(conn) = self::reg(list.head).and_then(|reg| reg.conn.get()) {
-            ahead::of_look(&conn.block.rx);
-        }
+        look_ahead(&list);
         if told(reg) {
             push(&mut list, index);
             continue;
@@ -188,6 +186,22 @@ pub(super) fn scan(
         }
     }
     n
+}
+
+/// The next three on the list, each as far as the one before has made it known.
+#[inline]
+fn look_ahead(list: &List) {
+    let Some(first) = reg(list.head) else { return };
+    if let Some(conn) = first.conn.get() {
+        ahead::of_look(conn.block);
+    }
+    let Some(second) = reg(first.next_active.get()) else { return };
+    if let Some(conn) = second.conn.get() {
+        ahead::of_words(conn.block);
+    }
+    if let Some(third) = reg(second.next_active.get()) {
+        ahead::of(third);
+    }
 }
 
 pub(super) fn look(reg: &Reg, conn: Conn) -> Level {

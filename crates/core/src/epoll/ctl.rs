@@ -18,8 +18,11 @@ use crate::{conn, link, process, sys, tenants, wait};
 /// What a connection on a lane is registered for in the kernel: news of TCP, once each.
 const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
 
+/// How a change ended. Narrow, so that it stays in registers: programs make four changes for each message.
+type Done = Result<(), Errno>;
+
 /// epoll_ctl: done here for sockets that are or may come on a lane, by libc for the rest.
-pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Option<Result<usize, Errno>> {
+pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Option<Done> {
     let conn = match table::look(fd) {
         Entry::Conn(conn) => Some(conn),
         Entry::Socket => None,
@@ -53,7 +56,7 @@ fn change(
     fd: i32,
     conn: Option<Conn>,
     event: Option<libc::epoll_event>,
-) -> Option<Result<usize, Errno>> {
+) -> Option<Done> {
     if let Some(done) = change_managed(set, glimpse(set, fd), op, fd, event) {
         return Some(done);
     }
@@ -120,7 +123,7 @@ fn change_managed(
     op: i32,
     fd: i32,
     event: Option<libc::epoll_event>,
-) -> Option<Result<usize, Errno>> {
+) -> Option<Done> {
     let (index, reg) = known?;
     let mut list = set.list.lock();
     // Now it stays so, and its descriptor with it.
@@ -141,7 +144,7 @@ fn change_managed(
             reg.parked.set(true);
             reg.disarmed.set(true);
             pop(&mut list, index);
-            return Some(Ok(0));
+            return Some(Ok(()));
         }
         _ => return None,
     }
@@ -150,7 +153,7 @@ fn change_managed(
     if wake {
         ring(set);
     }
-    Some(Ok(0))
+    Some(Ok(()))
 }
 
 /// New wishes: what is there is news again.
@@ -369,7 +372,7 @@ fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
 }
 
 /// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)).
-fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) -> Result<usize, Errno> {
+fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) -> Done {
     let Some(set) = reg.set.get() else { return Err(Errno::NOENT) };
     let epfd = set.epfd.load(Ordering::Relaxed);
     reg.next_turn();
