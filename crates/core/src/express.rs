@@ -32,16 +32,17 @@ fn may_try(half: &Half, flags: i32) -> bool {
 #[inline(always)]
 pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -> Option<usize> {
     let half = &conn.block.tx;
-    if !may_try(half, flags) || !(1..=MOST).contains(&n) || tap::is_on() {
+    let window = u64::from(MIN_WINDOW);
+    let has_grown = || u64::from(half.window.load(Ordering::Relaxed)) != window;
+    if !may_try(half, flags) || !(1..=MOST).contains(&n) || has_grown() || tap::is_on() {
         return None;
     }
     let critical = critical();
     ahead::of_send(half, n);
     let guard = tx::lock(conn.block);
-    let window = u64::from(MIN_WINDOW);
     let ordinary = conn.current()
         && half.mode.load(Ordering::Relaxed) == mode::LANE
-        && u64::from(half.window.load(Ordering::Relaxed)) == window
+        && !has_grown()
         && half.held.load(Ordering::Relaxed) == 0
         && half.sndbuf.load(Ordering::Relaxed) == 0
         && !tx::peer_is_gone(half, fd);

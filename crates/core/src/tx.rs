@@ -284,7 +284,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     }
     let (mut wish, mut from) = ((source.left() as u64).min(CHUNK as u64), core::ptr::null());
     // Whoever looks sees what is in the ring.
-    if call.is_entered() && !tap::is_on() {
+    if call.is_noticed() && !tap::is_on() {
         (wish, from) = call.next(&dmb, source, wish);
     }
     if wish == 0 {
@@ -321,7 +321,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if n < lending::LEAST_PART {
         from = core::ptr::null();
     }
-    let done = if call.is_entered() {
+    let done = if call.is_noticed() {
         put_or_lend(half, &dmb, source, offset, n, from)
     } else {
         put(half, &dmb, source, offset, n)
@@ -359,6 +359,8 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             Block::count(half, n);
             if call.is_entered() {
                 call.note(&dmb, from, n, offset, n == source.left());
+            } else {
+                call.note_brief(n == source.left());
             }
             drop(guard);
             if quiet {

@@ -41,6 +41,10 @@ pub struct Call {
     copied: bool,
     /// It has its number.
     counted: bool,
+    /// It copies, and gets its notice in this hold of the send lock, if that sees its end.
+    brief: Option<Conn>,
+    /// ... and has it.
+    told: Option<Conn>,
 }
 
 /// Whose a call on TCP is.
@@ -54,7 +58,16 @@ impl Call {
     /// A call with these flags.
     #[inline]
     pub fn new(flags: i32) -> Self {
-        Self { flags, asks: None, entered: None, lent: None, copied: false, counted: false }
+        Self {
+            flags,
+            asks: None,
+            entered: None,
+            lent: None,
+            copied: false,
+            counted: false,
+            brief: None,
+            told: None,
+        }
     }
 
     /// The flags for a call of the kernel that is made in its course.
@@ -78,12 +91,39 @@ impl Call {
             return Ok(());
         }
         admit(conn.block, size)?;
-        // On a lane it is our turn.
-        self.entered = conn.block.notices.enter().then_some(conn);
+        self.brief = conn.block.notices.is_free().then_some(conn);
+        if self.brief.is_none() {
+            self.enter(conn);
+        }
         Ok(())
     }
 
+    /// On a lane it is our turn, and stays so as long as the call lasts.
+    fn enter(&mut self, conn: Conn) {
+        self.entered = conn.block.notices.enter().then_some(conn);
+    }
+
+    /// Some of its bytes were copied and published; `all`: the last ones. For a call that has not entered. Under the send lock, the same
+    /// hold of it.
+    #[inline]
+    pub fn note_brief(&mut self, all: bool) {
+        let Some(conn) = self.brief.take() else { return };
+        if all {
+            conn.block.notices.copied_one();
+            self.told = Some(conn);
+        } else {
+            self.enter(conn);
+            self.copied = true;
+        }
+    }
+
     /// Whether it is one of ours that gets a notice.
+    #[inline]
+    pub fn is_noticed(&self) -> bool {
+        self.entered.is_some() || self.brief.is_some()
+    }
+
+    /// ... and has been, or will be, more than one hold of the send lock under way.
     #[inline]
     pub fn is_entered(&self) -> bool {
         self.entered.is_some()
@@ -92,15 +132,20 @@ impl Call {
     /// How many of its next bytes to put on the lane, and where they are lent from: null where they are copied, `wish` at
     /// most. Under the send lock.
     #[cold]
-    pub fn next(&self, dmb: &Dmb, source: &Source<'_>, wish: u64) -> (u64, *const u8) {
-        let next = match (self.entered, source) {
+    pub fn next(&mut self, dmb: &Dmb, source: &Source<'_>, wish: u64) -> (u64, *const u8) {
+        let next = match (self.entered.or(self.brief), source) {
             (Some(conn), Source::Memory(bufs)) => lending::next(conn.block, dmb, bufs),
             _ => None,
         };
         match next {
             None => (wish, core::ptr::null()),
             Some(lending::Next::Copy(most)) => (wish.min(most as u64), core::ptr::null()),
-            Some(lending::Next::Lend(from, len)) => (len as u64, from),
+            Some(lending::Next::Lend(from, len)) => {
+                if let Some(conn) = self.brief.take() {
+                    self.enter(conn);
+                }
+                (len as u64, from)
+            }
         }
     }
 
@@ -163,6 +208,8 @@ impl Call {
     pub fn end(self, fd: i32, outcome: &Outcome) {
         if self.entered.is_some() {
             self.leave(fd, outcome);
+        } else if let Some(conn) = self.told {
+            tell(conn);
         }
     }
 
@@ -231,7 +278,7 @@ pub fn told(conn: Conn) {
     }
 }
 
-/// There is a new notice: whoever sleeps for it looks.
+/// There is a new notice: whoever sleeps for it looks. With no lock held.
 fn tell(conn: Conn) {
     let queues = conn.block.notices.wake();
     for bell in (0..process::cqs()).filter(|cq| queues >> cq & 1 != 0).filter_map(process::doorbell) {

@@ -175,6 +175,25 @@ impl Notices {
             self.copied.store(u32::from(copied), Ordering::SeqCst);
         }
         self.pending.fetch_sub(calls, Ordering::Relaxed);
+        self.told_of(calls);
+    }
+
+    /// Whether one more call that copies can be told of at once, by [`Notices::copied_one`]: it is our turn, and nothing waits.
+    #[inline]
+    pub fn is_free(&self) -> bool {
+        self.are_ours() && self.pending() == 0 && self.fits(true)
+    }
+
+    /// Such a call is complete, in the same hold of the send lock: neither `enter` nor `leave` is needed, as a turn ends under it.
+    #[inline]
+    pub fn copied_one(&self) {
+        if self.copied.load(Ordering::Relaxed) != 1 {
+            self.copied.store(1, Ordering::SeqCst);
+        }
+        self.told_of(1);
+    }
+
+    fn told_of(&self, calls: u32) {
         let told = |unread: u64| Some(unread & !INSIDE | u64::from((unread as u32).wrapping_add(calls)));
         // SeqCst, as in `sleep` and its look after: one of the two sees the other.
         let _ = self.unread.fetch_update(Ordering::SeqCst, Ordering::Relaxed, told);
@@ -299,6 +318,27 @@ mod tests {
         notices.begin();
         sends(&notices, 1);
         assert_eq!(notices.take(), Some((6, 6, true)));
+    }
+
+    #[test]
+    fn a_call_that_copies_is_told_of_at_once_where_nothing_waits() {
+        let notices = fresh();
+        assert!(!notices.is_free(), "the kernel's turn");
+        notices.begin();
+        assert!(notices.is_free());
+        notices.copied_one();
+        sends(&notices, 1);
+        notices.copied_one();
+        assert_eq!(notices.take(), Some((0, 2, true)));
+        assert!(notices.enter());
+        notices.leave(true);
+        assert!(!notices.is_free(), "one before it is not complete");
+        notices.complete(1, false);
+        assert!(!notices.is_free(), "what is unread has the other code");
+        assert_eq!(notices.take(), Some((3, 3, false)));
+        notices.copied_one();
+        assert_eq!(notices.take(), Some((4, 4, true)));
+        assert!(notices.end());
     }
 
     #[test]

@@ -220,11 +220,17 @@ fn ledger_for(block: &Block) -> Option<&'static Ledger> {
     })
 }
 
+/// Buffers of fewer bytes are copied.
+pub fn least() -> usize {
+    match process::knobs().lend_bytes.load(Ordering::Relaxed) {
+        0 => LEAST,
+        forced => forced as usize,
+    }
+}
+
 /// What to do with the next bytes of a call that asks for a notice. `None`: they are copied as ever. Under the send lock.
 pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
-    let forced = process::knobs().lend_bytes.load(Ordering::Relaxed) as usize;
-    let least = if forced == 0 { LEAST } else { forced };
-    let (before, from, len) = bufs.first_of(least, LEAST_PART)?;
+    let (before, from, len) = bufs.first_of(least(), LEAST_PART)?;
     let half = &block.tx;
     let may = block.pid.load(Ordering::Relaxed) == process::pid()
         && block.holders.load(Ordering::Relaxed).count_ones() == 1
@@ -243,7 +249,7 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
         return None;
     }
     let offset = half.cursor.load(Ordering::Relaxed);
-    if forced == 0 && !pace::favours(half, dmb, offset) {
+    if process::knobs().lend_bytes.load(Ordering::Relaxed) == 0 && !pace::favours(half, dmb, offset) {
         return None;
     }
     let ledger = ledger_for(block)?;
