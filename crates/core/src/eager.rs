@@ -353,7 +353,7 @@ pub fn await_lane(conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Err
 
 /// Whether there is nothing to wait for, as far as a few words tell.
 #[inline]
-fn is_settled(block: &Block) -> bool {
+pub fn is_settled(block: &Block) -> bool {
     let has_no_broker = || was_put_off(block) && session::is_closed();
     (!is_possible(block) || has_no_broker()) && !is_inherited(block)
 }

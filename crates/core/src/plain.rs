@@ -9,7 +9,7 @@ use shunpike_shm::arena::{Half, mode};
 
 use crate::conn::{self, phase};
 use crate::table::Conn;
-use crate::{process, session};
+use crate::{eager, process, session};
 
 /// What `rx` and `tx` have to know of.
 const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc::MSG_ZEROCOPY;
@@ -21,7 +21,8 @@ const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc:
 pub fn begin(conn: Conn, half: &Half, flags: i32) -> bool {
     let is_plain = |half: &Half| half.mode.load(Ordering::Relaxed) == mode::PLAIN;
     let both = is_plain(&conn.block.rx) && is_plain(&conn.block.tx);
-    both && flags & SPECIAL == 0 && !session::has_news() && !process::eager() && half.enter()
+    let waits = process::eager() && !eager::is_settled(conn.block);
+    both && flags & SPECIAL == 0 && !session::has_news() && !waits && half.enter()
 }
 
 /// After it, as it has returned `n`.
