@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Accel
+from harness import LIBRARY, Accel
 from procs import free_port, until
 
 pytestmark = pytest.mark.cost
@@ -74,8 +74,8 @@ def test_idle_lanes_cost_no_cpu(world, bed):
 
 # Instructions of a call with 14 bytes, as valgrind counts them: about 15 % above what they were when last looked at
 # (send 399, recv 415, epoll_wait 1368, read or write of a file 16 more than libc's, a short connection 1919 more at both ends
-# together). docs/speed.md says where they go.
-BOUNDS = {"send": 459, "recv": 477, "epoll_wait": 1573, "file": 19, "connection": 2200}
+# together; on TCP epoll_wait 115 and poll 176 more than libc's). docs/speed.md says where they go.
+BOUNDS = {"send": 459, "recv": 477, "epoll_wait": 1573, "file": 19, "connection": 2200, "waits": 132, "polls": 202}
 
 
 def instructions(world, bed, start, what, rounds, port=0):
@@ -123,3 +123,17 @@ def test_instructions_of_a_short_connection(world, bed):
     hooked = instructions(world, bed, accel.client, "connection", 200, free_port())()
     more = hooked - plain
     assert 500 < more <= BOUNDS["connection"], f"{more} instructions more, of {plain}"
+
+
+def test_instructions_of_a_wait_on_tcp(world, bed):
+    """epoll_wait and poll for a connection that gets no lane, as there is no broker, however eagerly it is asked for."""
+    env = {"BED_WARM_UNTIL": "/dev/null"}
+    under = env | {"LD_PRELOAD": str(LIBRARY), "SHUNPIKE_SOCKET": str(world.directory / "none.sock"), "SHUNPIKE_EAGER": "1"}
+
+    def counts(env):
+        start = lambda name, argv: world.start(name, argv, env=env)
+        exchange, *calls = (instructions(world, bed, start, what, 2000, free_port())() for what in ("exchange", "waits", "polls"))
+        return [count - exchange for count in calls]
+
+    more = dict(zip(("waits", "polls"), (on - off for on, off in zip(counts(under), counts(env), strict=True)), strict=True))
+    assert all(20 < more[name] <= BOUNDS[name] for name in more), f"{more} instructions more, bounds {BOUNDS}"

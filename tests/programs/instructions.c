@@ -1,8 +1,9 @@
 /* Calls whose instructions are counted: callgrind collects inside of `measured` only.
  *   instructions PORT WHAT ROUNDS
- * WHAT: exchange (send, recv), sends (send, send, recv of both), waits (send, epoll_wait, recv): both ends of a connection
- * in one thread, so that nothing ever waits; file (read, write); connection (both ends of one for a byte there and back). */
+ * WHAT: exchange (send, recv), sends (send, send, recv of both), waits (send, epoll_wait, recv), polls (send, poll, recv): both ends
+ * of a connection in one thread, so that nothing ever waits; file (read, write); connection (both ends of one for a byte there and back). */
 #include "bed.h"
+#include <poll.h>
 #include <sys/epoll.h>
 
 static char message[28] = "counted bytes";
@@ -21,8 +22,9 @@ void connection(int port, int listener) {
 }
 
 __attribute__((noinline)) void measured(const char *what, long rounds, int from, int to, int set) {
-    int sends = !strcmp(what, "sends"), waits = !strcmp(what, "waits");
+    int sends = !strcmp(what, "sends"), waits = !strcmp(what, "waits"), polls = !strcmp(what, "polls");
     struct epoll_event event;
+    struct pollfd readable = {to, POLLIN, 0};
     if (!strcmp(what, "file")) {
         for (; rounds > 0; rounds--)
             if (read(from, message, 1) != 1 || write(to, message, 1) != 1) die("read and write of a file");
@@ -36,6 +38,7 @@ __attribute__((noinline)) void measured(const char *what, long rounds, int from,
         if (send(from, message, size, 0) != (ssize_t)size) die("send");
         if (sends && send(from, message, size, 0) != (ssize_t)size) die("send");
         if (waits && epoll_wait(set, &event, 1, -1) != 1) die("epoll_wait");
+        if (polls && poll(&readable, 1, -1) != 1) die("poll");
         ssize_t all = sends ? 2 * size : size;
         if (recv(to, message, sizeof message, 0) != all) die("recv");
     }

@@ -76,10 +76,9 @@ pub unsafe fn store<T: Copy>(to: *mut T, value: T) -> bool {
 /// Whether `n` bytes can be read.
 pub fn readable(at: *const u8, n: usize) -> bool {
     arm();
-    let mut byte = 0u8;
-    // SAFETY: the byte is ours; reading others changes nothing.
-    let mut touch = |offset| unsafe { copy(&raw mut byte, at.wrapping_add(offset), 1) }.is_ok();
-    n == 0 || ((0..n).step_by(PAGE).all(&mut touch) && (is_of_one_page(at, n) || touch(n - 1)))
+    let recover = &raw const tls::thread().recover;
+    // SAFETY: reading changes nothing; who faults in it goes on behind it.
+    n == 0 || touches(at as usize, n).all(|at| unsafe { read_noted(at as *const u8, recover) })
 }
 
 /// Whether `n` bytes can be written.
@@ -88,16 +87,16 @@ pub fn readable(at: *const u8, n: usize) -> bool {
 /// The program gave us the stretch to write to: nobody else uses it now.
 pub unsafe fn writable(at: *mut u8, n: usize) -> bool {
     arm();
-    let touch = |offset| {
-        let (mut byte, at) = (0u8, at.wrapping_add(offset));
-        // SAFETY: the byte is ours, and the other stays as it is; the caller's word for it.
-        unsafe { copy(&raw mut byte, at, 1).is_ok() && copy(at, &raw const byte, 1).is_ok() }
-    };
-    n == 0 || ((0..n).step_by(PAGE).all(touch) && (is_of_one_page(at, n) || touch(n - 1)))
+    let recover = &raw const tls::thread().recover;
+    // SAFETY: each byte stays as it is; the caller's word for it, and who faults in it goes on behind it.
+    n == 0 || touches(at as usize, n).all(|at| unsafe { rewrite_noted(at as *mut u8, recover) })
 }
 
-fn is_of_one_page(at: *const u8, n: usize) -> bool {
-    at as usize % PAGE + n <= PAGE
+/// An address on each of the pages of `n` bytes at `at`.
+#[inline]
+fn touches(at: usize, n: usize) -> impl Iterator<Item = usize> {
+    let pages = (at % PAGE + n).div_ceil(PAGE);
+    (0..pages).map(move |page| if page == 0 { at } else { (at & !(PAGE - 1)).wrapping_add(page * PAGE) })
 }
 
 /// Whether the kernel would look at the stretch at all (access_ok, arch/x86/include/asm/uaccess_64.h): where it
@@ -302,30 +301,51 @@ struct Loaded {
     data: u64,
 }
 
-/// As `copy_noted`, for an event, into registers.
-#[unsafe(naked)]
-unsafe extern "C" fn load_noted(
-    from: *const libc::epoll_event,
-    recover: *const std::sync::atomic::AtomicU64,
-) -> Loaded {
-    core::arch::naked_asm!(
-        "lea rax, [rip + 19f]",
-        "push rax",
-        "push qword ptr [rsi]",
-        "mov [rsi], rsp",
-        "mov eax, [rdi]",
-        "mov edx, [rdi + 4]",
-        "mov ecx, [rdi + 8]",
-        "pop qword ptr [rsi]",
-        "pop r8",
-        "shl rcx, 32",
-        "or rdx, rcx",
-        "bts rax, 32",
-        "ret",
-        "19:",
-        "xor eax, eax",
-        "ret",
-    )
+/// Functions as `copy_noted`, of the few instructions that stand in them, on the address in rdi. Where one of these faults, 0 is
+/// returned in rax.
+macro_rules! noted {
+    ($($(#[$doc:meta])* fn $name:ident($from:ty) -> $result:ty { $($instruction:literal)* })*) => {$(
+        $(#[$doc])*
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(at: $from, recover: *const std::sync::atomic::AtomicU64) -> $result {
+            core::arch::naked_asm!(
+                "lea rax, [rip + 19f]",
+                "push rax",
+                "push qword ptr [rsi]",
+                "mov [rsi], rsp",
+                $($instruction,)*
+                "pop qword ptr [rsi]",
+                "pop r8",
+                "ret",
+                "19:",
+                "xor eax, eax",
+                "ret",
+            )
+        }
+    )*};
+}
+
+noted! {
+    /// Reads an event, by its words.
+    fn load_noted(*const libc::epoll_event) -> Loaded {
+        "mov eax, [rdi]"
+        "mov edx, [rdi + 4]"
+        "mov ecx, [rdi + 8]"
+        "shl rcx, 32"
+        "or rdx, rcx"
+        "bts rax, 32"
+    }
+    /// Reads a byte.
+    fn read_noted(*const u8) -> bool {
+        "movzx eax, byte ptr [rdi]"
+        "mov eax, 1"
+    }
+    /// Writes a byte as it stands.
+    fn rewrite_noted(*mut u8) -> bool {
+        "movzx eax, byte ptr [rdi]"
+        "mov [rdi], al"
+        "mov eax, 1"
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunpike_core::table::{self, Entry};
-use shunpike_core::{conn, epoll, poll as mixed, user};
+use shunpike_core::{clock, conn, epoll, poll as mixed, user};
 
 use shunpike_core::sys::Waits;
 
@@ -32,17 +32,21 @@ unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
     if n == 0 || n > 1 << 20 || !table::any() {
         return None;
     }
-    // SAFETY: the program's, which gives it to us to write to.
-    if !fds.is_aligned() || !unsafe { user::writable(fds.cast(), n as usize * size_of::<pollfd>()) } {
+    let (n, len) = (n as usize, n as usize * size_of::<pollfd>());
+    if !fds.is_aligned() || !user::readable(fds.cast(), len) {
         return None;
     }
     // SAFETY: the program's array of n entries, which are there.
-    let fds = unsafe { core::slice::from_raw_parts_mut(fds, n as usize) };
-    if !mixed::concerns_us(fds) {
+    if !mixed::concerns_us(unsafe { core::slice::from_raw_parts(fds, n) }) {
+        return None;
+    }
+    // SAFETY: the program's, which gives it to us to write to.
+    if !unsafe { user::writable(fds.cast(), len) } {
         return None;
     }
     cancellation_point();
-    Some(fds)
+    // SAFETY: as above.
+    Some(unsafe { core::slice::from_raw_parts_mut(fds, n) })
 }
 
 /// libc's waits, for core.
@@ -175,48 +179,69 @@ hooks! {
     }
     /// epoll_wait(2)
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
-        match wait(epfd, events, n, milliseconds(timeout), core::ptr::null()) {
-            Some(rc) => rc,
-            None => covered::epoll_wait(epfd, events, n, timeout),
-        }
+        wait(epfd, events, n, milliseconds(timeout), core::ptr::null(), || covered::epoll_wait(epfd, events, n, timeout))
     }
     /// epoll_pwait(2)
     fn epoll_pwait(
         epfd: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t,
     ) -> c_int {
-        match wait(epfd, events, n, milliseconds(timeout), mask) {
-            Some(rc) => rc,
-            None => covered::epoll_pwait(epfd, events, n, timeout, mask),
-        }
+        wait(epfd, events, n, milliseconds(timeout), mask, || covered::epoll_pwait(epfd, events, n, timeout, mask))
     }
     /// epoll_pwait2(2)
     fn epoll_pwait2(
         epfd: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t,
     ) -> c_int {
-        let waited = match limit(timeout) {
-            Ok(ns) => wait(epfd, events, n, ns, mask),
-            Err(()) => None,
-        };
-        match waited {
-            Some(rc) => rc,
-            None => covered::epoll_pwait2(epfd, events, n, timeout, mask),
+        let covered = || covered::epoll_pwait2(epfd, events, n, timeout, mask);
+        match limit(timeout) {
+            Ok(ns) => wait(epfd, events, n, ns, mask, covered),
+            Err(()) => covered(),
         }
     }
 }
 
+/// epoll_wait and its kin, of which `covered` is libc's own.
+#[inline(always)]
 unsafe fn wait(
     epfd: c_int,
     events: *mut epoll_event,
     n: c_int,
     timeout: Option<u64>,
     mask: *const sigset_t,
+    covered: impl Fn() -> c_int,
+) -> c_int {
+    let Entry::Set(set) = table::look(epfd) else { return covered() };
+    // The counter is not looked at where nothing hangs on it.
+    let now = || if matches!(timeout, None | Some(0)) { 0 } else { clock::ticks() };
+    let begin = now();
+    if let Some(kernels) = epoll::kernels(set) {
+        let told = covered();
+        if kernels.is_all(told) {
+            return told;
+        }
+        // SAFETY: of the program's array of n events, those that the kernel has written.
+        let out = unsafe { core::slice::from_raw_parts_mut(events, told as usize) };
+        if let Some(n) = kernels.end(out) {
+            return n as c_int;
+        }
+    }
+    let left = timeout.map(|ns| ns.saturating_sub(clock::to_ns(now() - begin)));
+    // SAFETY: the caller's.
+    unsafe { wait_for_lanes(set, epfd, (events, n), left, mask) }.unwrap_or_else(covered)
+}
+
+/// `None`: a call that the kernel refuses.
+#[inline(never)]
+unsafe fn wait_for_lanes(
+    set: &'static epoll::Set,
+    epfd: c_int,
+    (events, n): (*mut epoll_event, c_int),
+    timeout: Option<u64>,
+    mask: *const sigset_t,
 ) -> Option<c_int> {
     // EP_MAX_EVENTS (fs/eventpoll.c): beyond, and below 1, the kernel refuses.
     const MOST: usize = i32::MAX as usize / size_of::<epoll_event>();
     let n = usize::try_from(n).ok().filter(|n| (1..=MOST).contains(n))?;
-    if !matches!(table::look(epfd), Entry::Set(_))
-        || !user::plausible(events.cast(), n * size_of::<epoll_event>())
-    {
+    if !user::plausible(events.cast(), n * size_of::<epoll_event>()) {
         return None;
     }
     cancellation_point();
@@ -227,5 +252,5 @@ unsafe fn wait(
     }
     // SAFETY: the program's array of n events.
     let out = unsafe { core::slice::from_raw_parts_mut(events, n) };
-    epoll::wait(epfd, out, timeout, mask).map(result)
+    Some(result(epoll::wait(set, epfd, out, timeout, mask)))
 }

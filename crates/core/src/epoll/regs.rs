@@ -184,6 +184,11 @@ pub(super) fn bell_tag() -> u64 {
     u64::from(cookie()) << 32 | u64::from(BELL)
 }
 
+/// Whether the kernel ever had a word of ours.
+pub(super) fn has_tags() -> bool {
+    COOKIE.load(Ordering::Relaxed) != 0
+}
+
 /// Index and turn, or the doorbell's word, of a tag of ours.
 pub(super) fn untag(data: u64) -> Option<u32> {
     let cookie = COOKIE.load(Ordering::Relaxed);

@@ -7,12 +7,12 @@ use shunpike_shm::arena::mode;
 
 use super::active::{arm, hot, look, news, next, push, scan};
 use super::ctl::{move_to, restore_left};
-use super::regs::{BELL, CONTROL, Control, index_and_turn, reg, untag};
-use super::{EDGE, Set, has_lanes, own, ring};
-use crate::table::{self, Conn, Entry};
+use super::regs::{BELL, CONTROL, Control, has_tags, index_and_turn, reg, untag};
+use super::{EDGE, Set, has_lanes, is_inherited, own, ring};
+use crate::table::Conn;
 use crate::tls::critical;
 use crate::trace::Sleep;
-use crate::{clock, conn, link, process, ready, sys, tenants, wait};
+use crate::{clock, conn, link, process, ready, session, sys, tenants, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -21,22 +21,50 @@ const BATCH: usize = 128;
 /// ... where it asks for few.
 const FEW: usize = 8;
 
-/// epoll_wait and its kin. `None`: no lane in this set, libc's business. `timeout` in nanoseconds.
+/// A set's wait that libc's own call does, into the program's array.
+pub struct Kernels {
+    set: &'static Set,
+    before: u64,
+}
+
+/// Whether libc's own call does: there is no lane in the set, and nobody waits for the broker's word. [`Kernels::is_all`] follows
+/// it: a lane may come meanwhile, by another thread or a handler, and the kernel then tells of tags of ours.
+#[inline]
+pub fn kernels(set: &'static Set) -> Option<Kernels> {
+    let is_quiet =
+        !has_lanes(set) && !is_inherited(set) && !session::has_news() && crate::eager::attention().is_none();
+    is_quiet.then(|| Kernels { set, before: set.now() })
+}
+
+impl Kernels {
+    /// Whether libc's call, which has told of `told` events, was all of it: no set of the process ever had a lane.
+    #[inline]
+    pub fn is_all(&self, told: i32) -> bool {
+        told < 0 || !has_tags()
+    }
+
+    /// After a call for which it may not have been, with what it has told of in `out`: how many of these there are for the program,
+    /// at the beginning of it. `None`: wait on, for what is left of the time.
+    #[inline(never)]
+    pub fn end(&self, out: &mut [libc::epoll_event]) -> Option<usize> {
+        let n = sort_out(self.set, out, None);
+        if n == 0 {
+            return (out.is_empty() && !has_lanes(self.set)).then_some(0);
+        }
+        Some(n + of_lanes(self.set, out, n, self.before))
+    }
+}
+
+/// epoll_wait and its kin. `timeout` in nanoseconds. Not for an `out` of nothing.
 pub fn wait(
+    set: &'static Set,
     epfd: i32,
     out: &mut [libc::epoll_event],
     timeout: Option<u64>,
     mask: *const libc::sigset_t,
-) -> Option<Result<usize, Errno>> {
-    let Entry::Set(set) = table::look(epfd) else { return None };
-    crate::session::pump_if_news();
-    if out.is_empty() {
-        return None;
-    }
+) -> Result<usize, Errno> {
+    session::pump_if_news();
     own(set);
-    if let Some(told) = undisturbed(set, epfd, out, timeout, mask) {
-        return Some(told);
-    }
     let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
     let signals = conn::restarts_before().0;
     // Once a look has found nothing, the next one is at the news of all link groups.
@@ -55,43 +83,29 @@ pub fn wait(
         if n == 0 && (!lanes || !complete) {
             // A handler that ran while we looked would have ended the kernel's own wait.
             if conn::restarts_before().0 != signals {
-                return Some(Err(Errno::INTR));
+                return Err(Errno::INTR);
             }
-            n = match sleep(set, epfd, out, left, mask) {
-                Ok(n) => n,
-                Err(errno) => return Some(Err(errno)),
-            };
+            n = sleep(set, epfd, out, left, mask)?;
         }
         // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
         if n > 0 || complete && (lanes || !has_lanes(set)) {
             wake_others(set);
-            return Some(Ok(n));
+            return Ok(n);
         }
         again = true;
     }
 }
 
-/// The whole call where the set has no lane and none can come: nobody else could open one, and nobody waits for the broker's word.
-/// `None`: look in full.
-#[inline]
-fn undisturbed(
-    set: &'static Set,
-    epfd: i32,
-    out: &mut [libc::epoll_event],
-    timeout: Option<u64>,
-    mask: *const libc::sigset_t,
-) -> Option<Result<usize, Errno>> {
-    let ms = match timeout {
-        None => -1,
-        Some(0) => 0,
-        Some(_) => return None,
-    };
-    if has_lanes(set) || !sys::is_single_threaded() || crate::eager::attention().is_some() {
-        return None;
+/// The kernel has told the program of `n` events since `before`: how many more there are of lanes that came meanwhile. Who waits on
+/// is woken for the rest.
+fn of_lanes(set: &'static Set, out: &mut [libc::epoll_event], n: usize, before: u64) -> usize {
+    if !has_lanes(set) {
+        return 0;
     }
-    let told = kernel(set, epfd, out, ms, mask, None);
-    // Nothing in a wait without end: a tag of ours was all.
-    (told != Ok(0) || ms == 0).then_some(told)
+    news(set, true);
+    let more = scan_after(set, out, n, before);
+    wake_others(set);
+    more
 }
 
 /// A thread that goes back to the program with connections unarmed leaves them to the one that still sleeps.
@@ -180,33 +194,22 @@ fn kernel_by(
 ) -> Result<usize, Errno> {
     let mut n = 0;
     while n < out.len() {
-        let (first, room) = (n, out.len() - n);
-        let direct = room > batch.len();
-        let into = if direct { &mut out[first..] } else { &mut batch[..room] };
+        let room = &mut out[n..];
+        let (most, direct) = (room.len(), room.len() > batch.len());
+        let into = if direct { &mut *room } else { &mut batch[..most] };
         let got = match sys::sleep_in_epoll(epfd, into, timeout, mask) {
             Ok(got) => got,
             Err(_) if n > 0 => break,
             Err(errno) => return Err(errno),
         };
-        for at in 0..got {
-            let event = if direct { out[first + at] } else { batch[at] };
-            match untag(event.u64) {
-                None => {
-                    out[n] = event;
-                    n += 1;
-                }
-                Some(BELL) => {}
-                Some(word) => {
-                    if let Some(event) = tcp_news(set, word, event.events, control) {
-                        out[n] = event;
-                        n += 1;
-                    }
-                }
-            }
+        let kept = sort_out(set, &mut into[..got], control);
+        if !direct {
+            room[..kept].copy_from_slice(&batch[..kept]);
         }
+        n += kept;
         // Tags of ours took the place of what the kernel may have for the program. Not where it had something: a
         // second call would report what is level-triggered a second time.
-        if got < room || n > 0 {
+        if got < most || n > 0 {
             break;
         }
         (timeout, mask) = (0, core::ptr::null());
@@ -215,6 +218,24 @@ fn kernel_by(
         set.list.lock().kernel_filled = true;
     }
     Ok(n)
+}
+
+/// Of what the kernel has told, keeps at the beginning what is for the program, and says how much that is. Ours is looked at.
+fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option<&Control>) -> usize {
+    let mut n = 0;
+    for at in 0..events.len() {
+        let event = events[at];
+        let kept = match untag(event.u64) {
+            None => Some(event),
+            Some(BELL) => None,
+            Some(word) => tcp_news(set, word, event.events, control),
+        };
+        if let Some(event) = kept {
+            events[n] = event;
+            n += 1;
+        }
+    }
+    n
 }
 
 /// The kernel reports the TCP socket of a registration that has our tag. Returns what the program is to see of it.
@@ -321,14 +342,8 @@ fn sleep(
         list.sleepers -= 1;
         list.kernel_at = clock::ticks();
     }
-    if let Ok(n) = result
-        && n > 0
-        && has_lanes(set)
-    {
-        news(set, true);
-        return Ok(n + scan_after(set, out, n, before));
-    }
-    result
+    let n = result?;
+    Ok(if n == 0 { 0 } else { n + of_lanes(set, out, n, before) })
 }
 
 /// Sleeps as `kernel`, but also until the broker says something, which is attended to.
@@ -342,7 +357,7 @@ fn attentive(
     let mut fds = [libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 }, session];
     sys::sleep_in_poll(&mut fds, Some(left.map_or(most, |left| left.min(most))), mask)?;
     if fds[1].revents != 0 {
-        crate::session::pump();
+        session::pump();
     }
     if fds[0].revents != 0 { kernel(set, epfd, out, 0, core::ptr::null(), None) } else { Ok(0) }
 }
