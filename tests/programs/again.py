@@ -1,12 +1,14 @@
 """Connections of two processes one after another: again.py server PORT, again.py client PORT ROUNDS [fork].
 
 Each says, for each connection that it had, in which DMBs (inodes of memfds) its bytes were; the client waits for a line of
-its input before the last one. `fork`: a child, made during the first connection, has all that was mapped then, and stays."""
+its input before the last one. `fork`: a child, made during the first connection once that is on a lane, has all that was mapped
+then, and stays."""
 
 import os
 import random
 import socket
 import sys
+import time
 
 
 def dmbs(pid="self"):
@@ -40,29 +42,39 @@ def served(listener):
     return last
 
 
+def ask(conn, data):
+    conn.sendall(len(data).to_bytes(4, "big") + data)
+    assert exactly(conn, len(data)) == data
+
+
 def asked(port, number, meanwhile):
     with socket.create_connection(("127.0.0.1", port)) as conn:
         for part in range(3):
-            data = message(f"{number} {part}")
-            conn.sendall(len(data).to_bytes(4, "big") + data)
-            assert exactly(conn, len(data)) == data, f"connection {number}, message {part}"
+            ask(conn, message(f"{number} {part}"))
             used = dmbs()
             if part == 1:
-                meanwhile(conn)
+                used |= meanwhile(conn)
         conn.shutdown(socket.SHUT_WR)
         assert conn.recv(1) == b""
     return used
 
 
+CHILDREN = []  # each has a pipe whose end tells it of ours
+
+
 def child_of(conn):
-    """A child that has what is mapped now, but for the connection, for as long as we live."""
+    """A child that has what is mapped now, but for the connection, for as long as we live. Returns the DMBs of the connection."""
+    begin = time.monotonic()
+    while len(mapped := dmbs()) < 2 and time.monotonic() < begin + 30:
+        ask(conn, b"on TCP for a while")
     ready, told = os.pipe()
     over, alive = os.pipe()
     if child := os.fork():
         os.close(told)
         os.read(ready, 1)
         print("child", *dmbs(child), flush=True)
-        return alive
+        CHILDREN.append(alive)
+        return mapped
     os.close(alive)
     conn.close()
     os.write(told, b"x")
@@ -80,7 +92,7 @@ def main(role, port, rounds=0, how=""):
         if number == rounds - 1:
             print("waits", flush=True)
             sys.stdin.readline()
-        print("used", *asked(port, number, child_of if how == "fork" and number == 0 else lambda conn: None), flush=True)
+        print("used", *asked(port, number, child_of if how == "fork" and number == 0 else lambda conn: set()), flush=True)
 
 
 main(*sys.argv[1:])
