@@ -21,7 +21,7 @@ import threading
 
 from procs import until
 
-VERSION, ARENA, PAGE = 6, 8192 + 32 * 1024 * 1024, 4096  # crates/wire/src/session.rs, crates/shm/src/{arena,pages}.rs
+VERSION, ARENA, PAGE = 7, 8192 + 32 * 1024 * 1024, 4096  # crates/wire/src/session.rs, crates/shm/src/{arena,pages}.rs
 CONN = 1 << 32
 HELLO, NOMINATE, CLC = 1, 2, 4  # to the broker
 WELCOME, MATCHED, AGAIN, REFUSED, RELAYED, WAITING = 1, 2, 3, 4, 6, 11  # from it

@@ -46,7 +46,7 @@ fn find(server: &Server, wanted: impl Fn(u32, u32) -> bool) -> Vec<Found> {
         tree.sort_by_key(|(id, ..)| *id);
         let Some((_, _, program)) = tree.first() else { continue };
         for (index, block) in program.arena.blocks().enumerate() {
-            if block.holders.load(Ordering::Acquire) == 0 {
+            if !block.is_held() {
                 continue;
             }
             let uses = u64::from(block.uses.load(Ordering::Acquire));

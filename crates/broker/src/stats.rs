@@ -71,7 +71,7 @@ impl Sums {
     pub fn of(arena: &ArenaView) -> Self {
         let header = arena.header();
         let mut sums = Self::of_header(header);
-        for block in arena.blocks().filter(|block| block.holders.load(Ordering::Relaxed) != 0) {
+        for block in arena.blocks().filter(|block| block.is_held()) {
             sums.tx.add_half(&block.tx);
             sums.rx.add_half(&block.rx);
             let role = usize::from(block.role.load(Ordering::Relaxed) & 1);
@@ -231,7 +231,7 @@ pub fn process(arena: &ArenaView) -> Process {
 /// Connection ends that are open now: with a lane, and without.
 pub fn open(arena: &ArenaView) -> [u64; 2] {
     let mut count = [0; 2];
-    for block in arena.blocks().filter(|block| block.holders.load(Ordering::Relaxed) != 0) {
+    for block in arena.blocks().filter(|block| block.is_held()) {
         count[usize::from(!is_on_lane(block))] += 1;
     }
     count

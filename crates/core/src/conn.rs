@@ -60,6 +60,14 @@ pub fn opener(block: &Block) -> bool {
     block.role.load(Ordering::Relaxed) == 0
 }
 
+/// Before connect(): does what can be done of `watch` before it. The peer is awake from then on, and waits for the first bytes:
+/// who comes with them at once finds it so, and who comes later has to wake it once more, for several microseconds.
+pub fn prepare() {
+    if process::enabled() && !process::confined() {
+        process::prepare();
+    }
+}
+
 /// Watches a new connection. `server`: it came from accept(). `nonblock`: as far as we know. `announced`: the
 /// broker was told of it before.
 pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {

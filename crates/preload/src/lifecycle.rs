@@ -156,6 +156,7 @@ hooks! {
     fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
         let before = table::look(fd);
         let announced = process::eager() && announce(fd, to, len);
+        if matches!(before, Entry::Socket) { conn::prepare(); }
         let rc = covered::connect(fd, to, len);
         let errno = if rc == 0 { 0 } else { *libc::__errno_location() };
         let under_way = errno == libc::EINPROGRESS;

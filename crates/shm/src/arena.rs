@@ -29,7 +29,10 @@ pub const BUCKETS: usize = 8;
 pub const WAKES: usize = 16;
 
 /// Processes at a time that an arena can tell apart.
-pub const TENANTS: usize = 63;
+pub const TENANTS: usize = 62;
+
+/// In `Block::holders`, after the tenants' bits: taken for a connection that is to be.
+const PREPARED: u64 = 1 << TENANTS;
 
 /// State of one of an arena's [`Header::tenants`].
 pub mod tenant {
@@ -210,8 +213,8 @@ pub struct Half {
 #[repr(C, align(1024))]
 pub struct Block {
     // What calls look at.
-    /// 0 free; else a bit for each tenant of the arena that has a descriptor of the connection (or had, until somebody
-    /// finds that it was killed).
+    /// 0 free, [`PREPARED`]; else a bit for each tenant of the arena that has a descriptor of the connection (or had, until
+    /// somebody finds that it was killed).
     pub holders: AtomicU64,
     /// Use count of this block, part of its [connection id](Block::id).
     pub uses: AtomicU32,
@@ -326,6 +329,11 @@ impl Arena {
 
     /// Takes a free block, held by tenant 0. `None` when all are in use. One caller at a time.
     pub fn allocate(&self) -> Option<&'static Block> {
+        self.prepare().inspect(|block| block.take())
+    }
+
+    /// Takes a free block for a connection that does not exist yet: nobody holds it before [`Block::take`]. Else as `allocate`.
+    pub fn prepare(&self) -> Option<&'static Block> {
         let header = self.header();
         let high = header.high.load(Ordering::Relaxed).min(BLOCKS as u32);
         // Blocks that were used before are in memory already; untouched ones cost a page fault. The hand goes
@@ -409,15 +417,26 @@ impl Half {
 }
 
 impl Block {
-    /// Takes a free block for tenant 0, with nothing of its last use.
+    /// Takes a free block, with nothing of its last use.
     #[inline(always)]
     fn claim(&self) -> bool {
         // Acquire pairs with the Release of `free` and `leave`: its last user's writes come before ours.
-        let free = self.holders.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let free = self.holders.compare_exchange(0, PREPARED, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if free {
             self.reset();
         }
         free
+    }
+
+    /// Of a prepared block: tenant 0 holds it.
+    pub fn take(&self) {
+        // Release pairs with the Acquire in `is_held`: nothing of its last use is seen.
+        self.holders.store(1, Ordering::Release);
+    }
+
+    /// Whether it is a connection's.
+    pub fn is_held(&self) -> bool {
+        self.holders.load(Ordering::Acquire) & !PREPARED != 0
     }
 
     fn reset(&self) {
@@ -656,6 +675,17 @@ mod tests {
     }
 
     #[test]
+    fn a_prepared_block_is_nobodys_and_not_free() {
+        let arena = Arena::create(1).expect("memfd");
+        let block = arena.prepare().expect("free block");
+        assert!(!block.is_held());
+        let all = (0..BLOCKS).filter_map(|_| arena.allocate());
+        assert!(all.into_iter().all(|other| !core::ptr::eq(other, block)));
+        block.take();
+        assert!(block.is_held() && block.leave(1));
+    }
+
+    #[test]
     fn the_last_holder_is_told_so_and_only_that_one() {
         let arena = Arena::create(1).expect("memfd");
         let block = arena.allocate().expect("free block");
@@ -683,7 +713,7 @@ mod tests {
         arena.header().high.store(BLOCKS as u32, Ordering::Relaxed);
         let view = ArenaView::map(arena.fd()).expect("sealed");
         let before = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks;
-        let seen = view.blocks().filter(|block| block.holders.load(Ordering::Relaxed) != 0).count();
+        let seen = view.blocks().filter(|block| block.is_held()).count();
         assert_eq!(seen, 0);
         assert!(view.block(BLOCKS as u32 - 1).is_none());
         let grown = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks - before;
