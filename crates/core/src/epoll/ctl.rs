@@ -11,7 +11,7 @@ use super::regs::{
     CONTROL, Changing, Control, Reg, allocate, bell_tag, find, glimpse, indices, kin, kin_of, reg, remove,
     tag, unmanage,
 };
-use super::{EDGE, EXCLUSIVE, ONESHOT, Set, is_inherited, new_set, open_sets, own, ring, watch};
+use super::{EDGE, EXCLUSIVE, ONESHOT, Set, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
 use crate::{conn, link, process, sys, tenants, wait};
 
@@ -57,12 +57,18 @@ fn change(
     conn: Option<Conn>,
     event: Option<libc::epoll_event>,
 ) -> Option<Done> {
-    if let Some(done) = change_managed(set, glimpse(set, fd), op, fd, event) {
+    // One that is just becoming managed is found so under CONTROL, if not here.
+    if has_lanes(set)
+        && let Some(known) = managed(glimpse(set, fd))
+        && let Some(done) = change_managed(set, known, op, fd, event)
+    {
         return Some(done);
     }
     let mut control = CONTROL.lock();
     let known = find(set, fd);
-    if let Some(done) = change_managed(set, known, op, fd, event) {
+    if let Some(known) = managed(known)
+        && let Some(done) = change_managed(set, known, op, fd, event)
+    {
         return Some(done);
     }
     let result = match (op, event) {
@@ -114,17 +120,22 @@ fn change(
     Some(result)
 }
 
+/// A registration, if it seems to be managed.
+#[inline]
+fn managed(known: Option<(u32, &'static Reg)>) -> Option<(u32, &'static Reg)> {
+    known.filter(|(_, reg)| reg.managed.get())
+}
+
 /// What the program wants of a registration on a lane: in the kernel it stands as ever, only our side of it changes. Under
 /// the lock of the set's list alone, as programs may do it for every message. `None`: it is not managed, or has to be made
 /// anew.
 fn change_managed(
     set: &'static Set,
-    known: Option<(u32, &'static Reg)>,
+    (index, reg): (u32, &'static Reg),
     op: i32,
     fd: i32,
     event: Option<libc::epoll_event>,
 ) -> Option<Done> {
-    let (index, reg) = known?;
     let mut list = set.list.lock();
     // Now it stays so, and its descriptor with it.
     if !reg.managed.get() || !reg.is_in(set) || reg.fd.get() != fd {
