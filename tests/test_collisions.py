@@ -6,7 +6,6 @@ Whatever happens, both stay on TCP, or go back to it, and no byte is lost, repea
 
 import random
 import sys
-from itertools import dropwhile
 
 import pytest
 
@@ -114,22 +113,26 @@ def is_on_tcp(broker, proc):
 
 
 def bridged(world, gids=(GID, GID), accept=None):
-    """Two systems. A handshake between them while the dialogue goes on, until one side has declined: what was passed, from the first
-    Proposal on. On a busy machine an earlier one may be given up before, as no match came in time."""
+    """Two systems. A handshake between them while the dialogue goes on, until one side has declined: what was passed, from its
+    Proposal on. On a busy machine an earlier one may be given up, as no match or no answer came in time."""
     brokers = [world.broker("--gid", gid, name=name) for name, gid in zip(("one", "two"), gids, strict=True)]
     token = accept(brokers[1]) if accept else None
     server, client, signs = talk(world, brokers)
     with Bridge(*brokers, server, client, accept=token) as bridge:
         (signs / "go").touch()
-        handshake = lambda: list(dropwhile(lambda message: message[1] != PROPOSAL, bridge.passed))
-        until(lambda: any(what == DECLINE for _, what, _ in handshake()), lambda: f"a decline; passed: {bridge.passed}", seconds=20)
+        proposals = lambda: [at for at, (_, what, _) in enumerate(bridge.passed) if what == PROPOSAL]
+        declines = lambda at: [why for _, what, why in bridge.passed[at:] if what == DECLINE]
+        declined = lambda: next((at for at in reversed(proposals()) if set(declines(at)) - {CONFIRM_TIMEOUT}), None)
+        until(lambda: declined() is not None, lambda: f"a decline; passed: {bridge.passed}", seconds=60)
+        begin = declined()
         for broker, proc in zip(brokers, (server, client), strict=True):
             until(lambda: is_on_tcp(broker, proc), f"{proc.name} is on TCP", seconds=20)
         (signs / "end").touch()
         assert finish_together(server, client, seconds=60) == ["done\n", "done\n"]
-        return handshake()
+        return bridge.passed[begin:]
 
 
+CONFIRM_TIMEOUT = 0x02010000
 ATTACH_REFUSED = 0x0A040002
 
 

@@ -162,9 +162,14 @@ def test_storm_of_short_connections(world, bed, mode, how):
 def test_set_that_one_thread_waits_for_and_others_fill(world, bed, mode):
     """As Apache's event module: 1600 connections that come on lanes while their set tells of them. Each is told of once."""
     accel, port = Accel.eager(world, mode), free_port()
-    server = accel.server("server", [bed / "removes", "server", port, 1600]).wait_listening(port)
-    assert finish_together(accel.client("client", [bed / "removes", "client", port, 8, 40, 200]), server) == ["done\n", "done\n"]
-    accel.verify(lanes=1000)
+
+    def dialogue():
+        server = accel.server("server", [bed / "removes", "server", port, 1600]).wait_listening(port)
+        assert finish_together(accel.client("client", [bed / "removes", "client", port, 8, 40, 200]), server) == ["done\n", "done\n"]
+
+    dialogue()
+    # On a busy machine most may be over before they have earned it.
+    accel.verify(lanes=1000, more=dialogue)
 
 
 @pytest.mark.parametrize("mode", ["tcp", "earned"])

@@ -218,13 +218,17 @@ unsafe fn wait(
         if kernels.is_all(told) {
             return told;
         }
-        // SAFETY: of the program's array of n events, those that the kernel has written.
-        let out = unsafe { core::slice::from_raw_parts_mut(events, told as usize) };
+        let out: &mut [epoll_event] = match told as usize {
+            // Then the kernel does not look at the address either.
+            0 => &mut [],
+            // SAFETY: of the program's array of n events, those that the kernel has written.
+            told => unsafe { core::slice::from_raw_parts_mut(events, told) },
+        };
         if let Some(n) = kernels.end(out) {
             return n as c_int;
         }
     }
-    let left = timeout.map(|ns| ns.saturating_sub(clock::to_ns(now() - begin)));
+    let left = timeout.map(|ns| ns.saturating_sub(clock::to_ns(now().saturating_sub(begin))));
     // SAFETY: the caller's.
     unsafe { wait_for_lanes(set, epfd, (events, n), left, mask) }.unwrap_or_else(covered)
 }
