@@ -51,7 +51,11 @@ impl Kernels {
         if n == 0 {
             return (out.is_empty() && !has_lanes(self.set)).then_some(0);
         }
-        Some(n + of_lanes(self.set, out, n, self.before))
+        let n = n + of_lanes(self.set, out, n, self.before);
+        if has_lanes(self.set) {
+            wake_others(self.set);
+        }
+        Some(n)
     }
 }
 
@@ -96,16 +100,13 @@ pub fn wait(
     }
 }
 
-/// The kernel has told the program of `n` events since `before`: how many more there are of lanes that came meanwhile. Who waits on
-/// is woken for the rest.
+/// The kernel has told the program of `n` events since `before`: how many more there are of lanes that came meanwhile.
 fn of_lanes(set: &'static Set, out: &mut [libc::epoll_event], n: usize, before: u64) -> usize {
     if !has_lanes(set) {
         return 0;
     }
     news(set, true);
-    let more = scan_after(set, out, n, before);
-    wake_others(set);
-    more
+    scan_after(set, out, n, before)
 }
 
 /// A thread that goes back to the program with connections unarmed leaves them to the one that still sleeps.
