@@ -550,8 +550,9 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     half.recount(end - from);
     half.other.store(from, Ordering::Relaxed);
     half.mode.store(mode::DEBT, Ordering::Release);
-    wait::notify(conn.block, dmb.words(), Side::Readers);
     pay(conn, fd, dmb);
+    // Last: it would run in our place, find the debt and nothing of it, and on a busy machine take us for one that never pays.
+    wait::notify(conn.block, dmb.words(), Side::Readers);
 }
 
 /// Sends what is owed, as far as TCP takes it now; says whether nothing is owed any more. Under the send lock.
