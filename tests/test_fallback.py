@@ -8,13 +8,14 @@ import re
 import shutil
 import signal
 import socket
+import statistics
 import sys
 import threading
 import time
 
 import pytest
 
-from harness import LIBRARY, Accel, Stats
+from harness import LIBRARY, Accel, Stats, programs
 from netns import join, namespace, needs_root
 from procs import finish_together, free_port, until
 
@@ -100,6 +101,14 @@ def test_private_broker_comes_and_goes(world, bed):
     assert Stats.parse(stats).lanes == 2, stats
     until(lambda: not path.exists(), "the idle private broker leaves", seconds=20, pause=0.1)
     shutil.rmtree(path.parent)  # keeps the device's GID for the boot
+
+
+def test_who_does_not_want_to_block_is_not_kept_from_others(both):
+    """Twenty connections whose peer is known and does not come: the first write waits for it, those after it for no more than
+    a tenth of the time that has passed since."""
+    out = both().client("unmet", [sys.executable, programs() / "unmet.py", 20]).finish()
+    first, *others = (float(line) for line in out.splitlines())
+    assert first > 90 and statistics.median(others) < 5, out
 
 
 def test_no_common_eid(both, bed):

@@ -24,8 +24,10 @@ const BROKER_US: u64 = 2_000_000;
 /// was in vain, whole again after one that was not.
 const PEER_US: u64 = 1_000_000;
 const PEER_LEAST_US: u64 = 10_000;
-/// While only this process stands in the way, microseconds.
+/// While only this process stands in the way, and for a call that does not want to block, microseconds.
 const SHORT_US: u64 = 100_000;
+/// Calls that do not want to block wait in vain for one part in so many of their process's time: an event loop has others to serve.
+const VAIN_PARTS: u64 = 10;
 /// Another thread may take the message that this one waits for: it looks this often, nanoseconds.
 const SLICE_NS: u64 = 1_000_000;
 /// How long sleeping calls listen to the broker after the last step of a handshake, microseconds.
@@ -52,6 +54,8 @@ mod mark {
 }
 
 static PATIENCE_US: AtomicU64 = AtomicU64::new(PEER_US);
+/// When what was waited in vain by calls that do not want to block will be made up for, ticks.
+static MADE_UP_AT: AtomicU64 = AtomicU64::new(0);
 /// A wait for the broker ran out, and it has said nothing since.
 static SILENT: AtomicBool = AtomicBool::new(false);
 static ATTENTIVE_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -375,8 +379,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
     }
     let (begin, interrupts) = (clock::ticks(), conn::restarts_before().1);
     let patience = PATIENCE_US.load(Ordering::Relaxed);
-    // Who does not want to be blocked waits for a busy peer no longer than one need.
-    let longest = if blocks { u64::MAX } else { SHORT_US };
+    let longest = if blocks { u64::MAX } else { allowance(clock::ticks()) };
     let mut waited = false;
     loop {
         if is_inherited(conn.block) {
@@ -391,7 +394,10 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
         }
         let Some((cause, most)) = hope(conn.block, patience) else { break };
         if clock::ticks() - begin >= clock::from_us(most.min(longest)) {
-            give_up(conn.block, cause, patience);
+            conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
+            if longest >= most.min(SHORT_US) {
+                give_up(cause, patience);
+            }
             break;
         }
         waited = true;
@@ -411,6 +417,8 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
     }
     if waited && conn.block.opened.load(Ordering::Relaxed) != 0 {
         PATIENCE_US.store(PEER_US, Ordering::Relaxed);
+    } else if waited && !blocks {
+        make_up_for(begin, clock::ticks());
     }
     Ok(conn)
 }
@@ -421,8 +429,20 @@ fn was_put_off(block: &Block) -> bool {
     block.phase.load(Ordering::Relaxed) == phase::WATCHED && block.retry_at.load(Ordering::Relaxed) != 0
 }
 
-fn give_up(block: &Block, cause: Cause, patience: u64) {
-    block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
+/// How long a call may wait that does not want to block, microseconds.
+fn allowance(now: u64) -> u64 {
+    let owed = MADE_UP_AT.load(Ordering::Relaxed).saturating_sub(now);
+    SHORT_US.saturating_sub(clock::to_us(owed) / VAIN_PARTS)
+}
+
+/// It has waited in vain.
+fn make_up_for(begin: u64, end: u64) {
+    let later = |at: u64| Some(at.max(end) + (end - begin) * VAIN_PARTS);
+    let _ = MADE_UP_AT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
+}
+
+/// A wait for `cause` ran out: what that says of the next one.
+fn give_up(cause: Cause, patience: u64) {
     match cause {
         Cause::Broker => SILENT.store(true, Ordering::Relaxed),
         Cause::Peer => {
@@ -446,4 +466,5 @@ pub(crate) fn after_fork_in_child() {
     unanswered();
     SILENT.store(false, Ordering::Relaxed);
     PATIENCE_US.store(PEER_US, Ordering::Relaxed);
+    MADE_UP_AT.store(0, Ordering::Relaxed);
 }

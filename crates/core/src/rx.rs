@@ -28,9 +28,9 @@ use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, ses
 pub fn tcp_check_us(fd: i32) -> u64 {
     if crate::epoll::watches(fd) { 50_000 } else { 500 }
 }
-/// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours,
-/// microseconds.
-const DEBT_US: u64 = 1_000_000;
+/// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
+/// in between, microseconds.
+const DEBT_US: u64 = 10_000_000;
 const NEWS: i16 = libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI;
 
 /// What one look at the connection gave.
