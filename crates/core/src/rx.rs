@@ -368,7 +368,11 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let debt = half.mode.load(Ordering::Relaxed) == mode::DEBT;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     // First what TCP has, only then the start word: bytes counted now were written before it.
-    let Ok(queued) = sys::queue(fd, sys::SIOCINQ) else { return Step::Plain };
+    let queued = match sys::queue(fd, sys::SIOCINQ) {
+        Ok(queued) => queued,
+        // By a filter that came round the hooks.
+        Err(errno) => return Step::Failed(errno),
+    };
     let shows = if queued == 0 { sys::tcp_shows(fd, NEWS) } else { 0 };
     let over = shows & !(libc::POLLIN | libc::POLLPRI) != 0;
     let queued = if shows != 0 { sys::queue(fd, sys::SIOCINQ).unwrap_or(0) } else { queued };

@@ -22,6 +22,11 @@ const SEEDS_1000: Option<Seeds> = Some(Seeds::of(1.34, "1.34"));
 /// Threads of wrk in the seeds' tables.
 const SEEDS: u32 = 8;
 
+/// From so many connections on, a run takes several times as long: the seeds' take 30 s, and it is a second until 1,000 connections
+/// have all earned their lanes.
+const CROWD: u32 = 500;
+const CROWD_TIMES: u32 = 3;
+
 const HTTP: Workload = Workload { needs: NGINX, sides: NO_UNIX, ..OWN };
 const EMPTY: Metric = Metric { goals: &[Goal::OfTcp(4.0)], ..RATE };
 const PAGE: Metric = Metric { goals: &[Goal::OfTcp(1.8)], ..RATE };
@@ -130,7 +135,7 @@ pub const ROWS: &[Workload] = &[
 fn requests(bed: &mut Bed, page: Page, threads: u32, connections: u32) -> Result<Sample, Failed> {
     let rate = rate(bed, page, 1, threads, connections)?;
     // Neither a request nor an answer is shorter than this.
-    let bytes = if page == Page::Close { 0.0 } else { 40.0 * rate * f64::from(bed.seconds()) };
+    let bytes = if page == Page::Close { 0.0 } else { 40.0 * rate * f64::from(seconds(bed, connections)) };
     Ok(Sample::new(vec![rate], bytes))
 }
 
@@ -148,7 +153,7 @@ fn rate(bed: &mut Bed, page: Page, workers: u32, threads: u32, connections: u32)
     bed.serve(server, &format!("tcp:{port}"), None)?;
     let threads = threads.min(connections);
     let mut argv = vec!["wrk".to_owned(), format!("-t{threads}"), format!("-c{connections}")];
-    argv.push(format!("-d{}", bed.seconds()));
+    argv.push(format!("-d{}", seconds(bed, connections)));
     if page == Page::Close {
         argv.extend(["-H".to_owned(), "Connection: close".into()]);
     }
@@ -161,6 +166,10 @@ fn rate(bed: &mut Bed, page: Page, workers: u32, threads: u32, connections: u32)
     }
     let rate = number(&out, "Requests/sec:")?;
     if rate == 0.0 { Err(Failed::new("nginx answered nothing")) } else { Ok(rate) }
+}
+
+fn seconds(bed: &Bed, connections: u32) -> u32 {
+    bed.seconds() * if connections < CROWD { 1 } else { CROWD_TIMES }
 }
 
 /// Writes the page or the certificate, and gives nginx's configuration.
