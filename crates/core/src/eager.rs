@@ -435,9 +435,10 @@ fn allowance(now: u64) -> u64 {
     SHORT_US.saturating_sub(clock::to_us(owed) / VAIN_PARTS)
 }
 
-/// It has waited in vain.
+/// It has waited in vain. No longer than it was to, as far as this goes: its process may have been stopped meanwhile.
 fn make_up_for(begin: u64, end: u64) {
-    let later = |at: u64| Some(at.max(end) + (end - begin) * VAIN_PARTS);
+    let waited = end.saturating_sub(begin).min(clock::from_us(SHORT_US));
+    let later = |at: u64| Some(at.max(end) + waited * VAIN_PARTS);
     let _ = MADE_UP_AT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
 }
 
