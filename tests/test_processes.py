@@ -107,10 +107,11 @@ def test_a_connection_that_is_shared_gets_no_lane(world, bed, case):
 @pytest.mark.parity
 @pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("how", ["exec", "become", "vfork", "spawn", "rights", "mistake"])
-def test_unread_bytes_are_handed_over(world, bed, mode, how):
-    """A program that is not under Shunpike gets all that was not read before it, by a sender that is there (COMPLIANCE.md:
-    what a sender that has closed left in the ring is out of its reach)."""
-    case = f"stay-{how}"
+@pytest.mark.parametrize("sender", ["stay", "close", "shutdown", "exit"])
+def test_unread_bytes_are_handed_over(world, bed, mode, sender, how):
+    """A program that is not under Shunpike gets all that was not read before it, by a sender that is there, or was a client with
+    little unread (COMPLIANCE.md: what others left in the ring is out of its reach)."""
+    case = f"{sender}-{how}"
     wanted = on_tcp(bed, "handover", case)
     for end, got, should in zip(("client", "server"), run_case(world, mode, bed, "handover", case), wanted, strict=True):
         assert got.splitlines() == should.splitlines(), f"the {end} sees something else than on TCP"

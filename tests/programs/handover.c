@@ -1,8 +1,7 @@
 /* A connection goes to a program that knows nothing of lanes, with bytes unread.
  *   handover server|client CASE PORT        CASE is SENDER-HOW
  *   handover reads FD|-                     the foreign program; -: the descriptor comes by SCM_RIGHTS on standard input
- * SENDER: close, shutdown, exit, or stay: what the client does behind its last byte, before the hand-over. Only "stay" is
- * run: the others show a loss that COMPLIANCE.md tells of. */
+ * SENDER: close, shutdown, exit, or stay: what the client does behind its last byte, before the hand-over. */
 #include "bed.h"
 #include <spawn.h>
 #include <sys/un.h>

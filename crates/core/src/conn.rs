@@ -327,17 +327,21 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
     conn.block.phase.store(phase::DONE, Ordering::Relaxed);
 }
 
-/// At exit: what the peer wants back goes out, unread bytes reset the connection as on TCP, and what a forked
+/// At exit: what the peer wants back, or may not read, goes out, unread bytes reset the connection as on TCP, and what a forked
 /// process held, it holds no more.
 pub fn at_exit() {
     lending::close();
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let _critical = critical();
+        let alone = tenants::alone(conn.block);
+        if alone {
+            tx::take_back_last(conn, fd);
+        }
         if tx::asked_to_leave(&conn.block.tx) || tx::owes(&conn.block.tx) {
             tx::conclude(conn, fd);
         }
-        if tenants::alone(conn.block) {
+        if alone {
             tap::over(conn.block);
             if ring_bytes(conn) > 0 {
                 reset_at_close(fd);
@@ -506,7 +510,9 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
         {
             let _guard = block.rx.lock.lock();
             if let Some(dmb) = rx::dmb(&block.rx) {
-                let unread = dmb.words().prod().offset() != block.rx.cursor.load(Ordering::Relaxed);
+                // What was taken back is TCP's to judge.
+                let unread = dmb.words().prod().offset() != block.rx.cursor.load(Ordering::Relaxed)
+                    && !dmb.words().cons().has(Cursor::TAKEN);
                 if open && unread && block.rx.mode.load(Ordering::Relaxed) == mode::LANE {
                     reset_at_close(fd);
                 }

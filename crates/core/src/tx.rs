@@ -28,6 +28,8 @@ use crate::{ahead, clock, cork, eager, plain, process, session, sys, tap, window
 const CHUNK: usize = 32 * 1024;
 /// Bytes of a large write after which a reader that naps is woken before the write is over.
 const WAKE_BYTES: usize = 256 * 1024;
+/// Most bytes that are taken back at a stream's end: TCP takes so many at once.
+const LAST_MOST: u64 = 64 * 1024;
 
 /// What one attempt gave.
 enum Step {
@@ -517,6 +519,7 @@ fn make_room(conn: Conn, fd: i32) {
 /// Ends the lane before the stream's end, or before the descriptor is somebody else's: nothing may be owed after
 /// it. Waits for TCP's room no longer than the grace.
 pub fn conclude(conn: Conn, fd: i32) {
+    take_back_last(conn, fd);
     revoke(conn, fd);
     if !owes(&conn.block.tx) {
         return;
@@ -532,6 +535,22 @@ pub fn conclude(conn: Conn, fd: i32) {
         }
         let _ =
             sys::poll(&mut [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }], left, core::ptr::null());
+    }
+}
+
+/// What the server has not read when a client's stream ends goes by TCP, if it is little: it may accept connections for others, who read
+/// TCP only. Of a server's last bytes the client is the reader, as a rule, and connections that end with an answer are common.
+pub fn take_back_last(conn: Conn, fd: i32) {
+    let half = &conn.block.tx;
+    if !conn::opener(conn.block) || half.mode.load(Ordering::Relaxed) != mode::LANE {
+        return;
+    }
+    let _critical = critical();
+    let _guard = lock(conn.block);
+    let Some(dmb) = dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else { return };
+    let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
+    if (1..=LAST_MOST).contains(&unread) {
+        take_back(conn, fd, &dmb);
     }
 }
 

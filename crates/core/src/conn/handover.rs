@@ -16,7 +16,7 @@ use crate::{link, process, ready, rx, session, sys, tx, upgrade};
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
 ///
 /// A sender that ended its lane before we could ask has counted on our reading the ring to its end; bytes that
-/// stand there then are out of a foreign program's reach.
+/// stand there then are out of a foreign program's reach, unless it has taken them back itself (`tx::conclude`).
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     let block = conn.block;
     note(block, reason);
@@ -34,8 +34,9 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
             let asked =
                 dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
             let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
+            let taken = dmb.words().cons().has(Cursor::TAKEN);
             // Or was asked before.
-            if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty {
+            if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty || taken {
                 block.rx.mode.store(mode::PLAIN, Ordering::Release);
                 lane_closed(conn, fd, &block.rx);
             }
