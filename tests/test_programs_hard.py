@@ -65,7 +65,7 @@ def test_nginx_reloaded_under_load_fails_no_request(hard, world, content):
         time.sleep(1)  # the reload's rate, not a wait for anything
     load.signal(signal.SIGINT)  # wrk ends early, with its report
     requests, errors, bad = requests_of(load.finish())
-    assert requests > 100 and errors == 0 and bad == 0, load.out
+    assert requests > 100 and errors == 0 and bad == 0, f"{load.out}{hard.broker.stats()}"
     nginx.check()
     hard.verify(more=lambda: curl(hard, world, nginx.url("random")) and None)
 

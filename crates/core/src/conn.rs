@@ -398,6 +398,7 @@ pub fn reset(conn: Conn, fd: i32, reason: Reason) {
 pub fn close(fd: i32) {
     session::pump_if_news();
     if let Some(conn) = table::conn(fd) {
+        eager::leaving(conn, fd);
         epoll::closing(conn, fd);
         if eager::is_stranded(conn.block)
             && conn.block.dups.load(Ordering::Relaxed) == 0

@@ -86,6 +86,10 @@ impl Later {
     fn take(&mut self, index: usize) -> Option<(Conn, i32)> {
         self.slots.get_mut(index)?.take()
     }
+
+    fn forget(&mut self, conn: Conn, fd: i32) {
+        self.slots.iter_mut().filter(|slot| **slot == Some((conn, fd))).for_each(|slot| *slot = None);
+    }
 }
 
 /// Before connect().
@@ -118,6 +122,14 @@ pub fn accepting() {
 pub fn closing(fd: i32) {
     if !session::is_closed() {
         session::lock().send(&ToBroker::Withdraw { conn: expectation(fd) });
+    }
+}
+
+/// A connection is about to be closed: no other thread lends its descriptor to the broker from here on. (The kernel's epoll would go on
+/// telling of a socket that the broker still has.)
+pub fn leaving(conn: Conn, fd: i32) {
+    if process::eager() && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+        session::lock().later.forget(conn, fd);
     }
 }
 
