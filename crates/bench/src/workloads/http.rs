@@ -22,8 +22,8 @@ const SEEDS_1000: Option<Seeds> = Some(Seeds::of(1.34, "1.34"));
 /// Threads of wrk in the seeds' tables.
 const SEEDS: u32 = 8;
 
-/// From so many connections on, a run takes several times as long: the seeds' take 30 s, and it is a second until 1,000 connections
-/// have all earned their lanes.
+/// From so many connections on, a run takes several times as long: the seeds' take 30 s, and nginx accepts one connection each time it
+/// looks at its events, so that it is a second until it serves 1,000 on lanes, and several on TCP.
 const CROWD: u32 = 500;
 const CROWD_TIMES: u32 = 3;
 
