@@ -49,8 +49,7 @@ fn find(server: &Server, wanted: impl Fn(u32, u32) -> bool) -> Vec<Found> {
             if !block.is_held() {
                 continue;
             }
-            let uses = u64::from(block.uses.load(Ordering::Acquire));
-            let conn = ConnId(uses << 32 | index as u64);
+            let conn = ConnId::new(index as u32, block.name.load(Ordering::Acquire));
             let Some(found) = show(server, &tree, conn, block) else { continue };
             if wanted(found.connection.pid, found.connection.fd) {
                 all.push(found);

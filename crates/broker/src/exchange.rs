@@ -214,11 +214,11 @@ impl Exchange {
         }
     }
 
-    /// A block that is used anew tells that its earlier connection is gone, though nobody withdrew it. So a
+    /// A block with a new name tells that its earlier connection is gone, though nobody withdrew it. So a
     /// session never has more ends than its arena has blocks.
     fn retire_block(&mut self, party: Party) {
         let Some(member) = self.members.get_mut(&party.session) else { return };
-        let before = member.blocks.insert(party.conn.0 as u32, party.conn);
+        let before = member.blocks.insert(party.conn.index(), party.conn);
         if let Some(conn) = before.filter(|conn| *conn != party.conn) {
             self.withdraw(Party { conn, ..party });
         }

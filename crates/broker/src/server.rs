@@ -376,7 +376,7 @@ impl Server {
             ToBroker::Ring { ring, class } if is_tap => return self.take_ring(id, ring, class, received.fds),
             ToBroker::Ring { .. } => return Err(End),
             _ if !is_program => return Err(End),
-            ToBroker::Nominate { conn, .. } if conn.0 as u32 >= BLOCKS as u32 => return Err(End),
+            ToBroker::Nominate { conn, .. } if conn.index() >= BLOCKS as u32 => return Err(End),
             ToBroker::Nominate { conn, role, tx, rx, answer } => {
                 let proof = if self.may_nominate(id) {
                     self.prove(party(conn), role, Counts { tx, rx }, received.fds)
@@ -599,8 +599,8 @@ impl Server {
 
 /// The block that a connection id names, while it is that connection's.
 pub(crate) fn block_of(arena: &ArenaView, conn: ConnId) -> Option<&Block> {
-    let block = arena.block(conn.0 as u32)?;
-    (u64::from(block.uses.load(Ordering::Acquire)) == conn.0 >> 32).then_some(block)
+    let block = arena.block(conn.index())?;
+    (block.name.load(Ordering::Acquire) == conn.name()).then_some(block)
 }
 
 fn single(fds: Vec<Foreign>) -> Option<Foreign> {

@@ -239,7 +239,7 @@ fn a_nomination_that_was_under_way_is_proved_by_the_arena() {
     let (mut a, mut b) = tcp_pair();
     let block = client.arena.allocate().unwrap();
     let index = client.arena.index(block).unwrap();
-    let conn = ConnId(u64::from(block.uses.load(Ordering::Relaxed)) << 32 | u64::from(index));
+    let conn = ConnId::new(index, block.name.load(Ordering::Relaxed));
     transfer(&mut a, &mut b, 10);
     block.tx.tcp_bytes.store(10, Ordering::Relaxed);
     server.nominate(CONN, Role::Server, (0, 10), &b);

@@ -278,7 +278,6 @@ pub fn withdraw_grant(conn: Conn, fd: i32) {
         && conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN
     {
         conn.block.unsettled.store(0, Ordering::Relaxed);
-        epoll::restore(conn, || ());
     }
 }
 
@@ -500,7 +499,7 @@ fn abandon_handshake(conn: Conn, fd: i32) {
     let mut session = session::lock();
     withdraw_grant(conn, fd);
     upgrade::forget(&mut session, block);
-    link::part(block);
+    epoll::restore(conn, || link::part(block));
     block.phase.store(phase::WATCHED, Ordering::Release);
 }
 

@@ -175,7 +175,7 @@ pub fn with_arena<T>(f: impl FnOnce(&Arena) -> T) -> Option<T> {
     arena.as_ref().map(f)
 }
 
-/// The connection id of a block of this process's own arena.
+/// Number of a block of this process's own arena.
 #[inline]
 pub fn index(block: &Block) -> Option<u32> {
     header()?.index(block)

@@ -8,7 +8,7 @@ mod nomination;
 
 use std::sync::atomic::Ordering;
 
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_shm::pages::{CQS, PAGE};
@@ -81,14 +81,13 @@ impl Handshakes {
 
 /// The id that names a connection towards the broker.
 fn id_of(block: &Block) -> Option<ConnId> {
-    let index = process::index(block)?;
-    Some(ConnId(u64::from(block.uses.load(Ordering::Relaxed)) << 32 | u64::from(index)))
+    Some(ConnId::new(process::index(block)?, block.name.load(Ordering::Relaxed)))
 }
 
 /// The connection that `id` names, if it still is that one.
 fn conn_of(id: ConnId) -> Option<(Conn, i32)> {
-    let block = process::block(id.0 as u32)?;
-    if block.uses.load(Ordering::Relaxed) != (id.0 >> 32) as u32 || !tenants::holds(block) {
+    let block = process::block(id.index())?;
+    if block.name.load(Ordering::Relaxed) != id.name() || !tenants::holds(block) {
         return None;
     }
     let fd = block.fd.load(Ordering::Relaxed) as i32;
@@ -158,25 +157,10 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
             }
         }
         FromBroker::Attached { conn, token, class, reason } => {
-            let fd = fds[0].take();
-            let refusal = refusal(reason).or_else(|| shared(conn));
-            let input = match (refusal, DmbSize::from_class(class), fd) {
-                (None, Some(size), Some(fd)) => match map_dmb(fd.as_fd(), class) {
-                    Some(region) => {
-                        if let Some(Some(shake)) = session.handshakes.find(conn) {
-                            shake.peer = Some(region);
-                            shake.peer_forks = device::forks();
-                            shake.peer_token = DmbToken(token);
-                        } else {
-                            device::retire(region, DmbToken(token), device::Owner::Peer);
-                        }
-                        Input::Attached(Named { token: DmbToken(token), size })
-                    }
-                    None => Input::Refused(Reason::MemoryRefused),
-                },
-                (reason, _, _) => Input::Refused(reason.unwrap_or(Reason::AttachRefused)),
-            };
-            step(session, conn, input);
+            let input = attached(session, conn, DmbToken(token), (class, reason), fds[0].take());
+            if let Some(input) = input {
+                step(session, conn, input);
+            }
         }
         FromBroker::Parked { token } => session.spares.ready(DmbToken(token)),
         FromBroker::Dropped { token } => session.spares.dropped(DmbToken(token)),
@@ -207,6 +191,37 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
 
 fn refusal(code: u32) -> Option<Reason> {
     (code != 0).then(|| Reason::from_code(code).unwrap_or(Reason::Internal))
+}
+
+/// The peer's DMB, which the broker has attached for us, unless for a `reason`: what its handshake hears. Where that is over, or has
+/// no use for it, it is let go.
+fn attached(
+    session: &mut Session,
+    id: ConnId,
+    token: DmbToken,
+    (class, reason): (u8, u32),
+    memory: Option<OwnedFd>,
+) -> Option<Input<'static>> {
+    let map = || {
+        let size = DmbSize::from_class(class).ok_or(Reason::AttachRefused)?;
+        let memory = memory.ok_or(Reason::AttachRefused)?;
+        let region = map_dmb(memory.as_fd(), class).ok_or(Reason::MemoryRefused)?;
+        Ok((size, region))
+    };
+    let refused = match session.handshakes.find(id) {
+        Some(Some(shake)) => match refusal(reason).or_else(|| shared(id)).map_or_else(map, Err) {
+            Ok((size, region)) => {
+                (shake.peer, shake.peer_forks, shake.peer_token) = (Some(region), device::forks(), token);
+                return Some(Input::Attached(Named { token, size }));
+            }
+            Err(reason) => Some(Input::Refused(reason)),
+        },
+        _ => None,
+    };
+    if reason == 0 {
+        session.send(&ToBroker::Detach { token: token.0, gone: true });
+    }
+    refused
 }
 
 /// A connection that another process has inherited meanwhile, or has alone by now, gets no lane from us: what
@@ -244,17 +259,17 @@ fn matched(
         return decline_match(session, id, conn.block, reason);
     }
     let Some(group) = group else {
-        session.send(&ToBroker::Withdraw { conn: id });
+        withdraw(session, conn.block);
         return postpone(conn.block, Reason::NoDescriptors);
     };
     let free = session.handshakes.slots.iter().position(Option::is_none);
     let (Some(device), Some(free)) = (session.device, free) else {
-        session.send(&ToBroker::Withdraw { conn: id });
+        withdraw(session, conn.block);
         return postpone(conn.block, Reason::Internal);
     };
-    if !go_on(conn.block, phase::SHAKING) {
-        session.send(&ToBroker::Withdraw { conn: id });
-        return;
+    let (from, to) = (phase::NOMINATED, phase::SHAKING);
+    if conn.block.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return withdraw(session, conn.block);
     }
     eager::attend();
     link::join(group, conn.block, slot);
@@ -287,15 +302,24 @@ fn matched(
     }
 }
 
+/// Tells the broker that a connection wants no lane, or has left its match, where it is off its link group, or about to be: its seat
+/// there may be another's next. What the broker has said and we have not heard is void: it is of a name that is no more.
+fn withdraw(session: &mut Session, block: &Block) {
+    let Some(id) = id_of(block) else { return };
+    session.send(&ToBroker::Withdraw { conn: id });
+    block.name.fetch_add(1, Ordering::Relaxed);
+    eager::returned(block);
+}
+
 /// Takes a connection off its link group; not where its peer has begun to send on a lane that can no longer be withdrawn:
 /// the group is what tells of those bytes. That lane is open then, until it is read, and `settle` does the rest. Says
 /// whether it did.
-fn part_unless_granted(block: &Block) -> bool {
-    let over = block.rx.mode.load(Ordering::Acquire) == mode::PLAIN;
+fn part_unless_granted(conn: Conn) -> bool {
+    let over = conn.block.rx.mode.load(Ordering::Acquire) == mode::PLAIN;
     if over {
-        link::part(block);
+        epoll::restore(conn, || link::part(conn.block));
     } else {
-        go_on(block, phase::OPEN);
+        go_on(conn.block, phase::OPEN);
     }
     over
 }
@@ -310,14 +334,19 @@ fn left_for_good(block: &Block) -> Option<Reason> {
 /// A match that came too late. The peer is told, lest it nominate anew and wait: not where others have the connection, who
 /// may want a lane yet.
 fn decline_match(session: &mut Session, id: ConnId, block: &Block, reason: Reason) {
-    if let Some(device) = session.device.filter(|_| tenants::alone(block)) {
-        let mut out: Outbox = [0; _];
-        let clc = handshake::decline(&device, reason, &mut out);
-        if let Some(clc) = clc.and_then(|clc| ClcBytes::new(clc).ok()) {
-            session.send(&ToBroker::Clc { conn: id, clc });
-        }
+    if tenants::alone(block) {
+        tell_peer(session, id, reason);
     }
-    session.send(&ToBroker::Withdraw { conn: id });
+    withdraw(session, block);
+}
+
+/// Tells the matched peer that there will be no lane.
+fn tell_peer(session: &mut Session, id: ConnId, reason: Reason) {
+    let mut out: Outbox = [0; _];
+    let clc = session.device.and_then(|device| handshake::decline(&device, reason, &mut out));
+    if let Some(clc) = clc.and_then(|clc| ClcBytes::new(clc).ok()) {
+        session.send(&ToBroker::Clc { conn: id, clc });
+    }
 }
 
 /// The connection is about to stay on TCP for good, for `reason`. A peer that waits for the lane (`--eager`) is told: now, or
@@ -394,7 +423,7 @@ fn adopt(conn: Conn, fd: i32) {
     conn::withdraw_grant(conn, fd);
     if was_granted {
         // Before the fork, as is the link then: no lane comes to a connection that is shared.
-        if !part_unless_granted(block) {
+        if !part_unless_granted(conn) {
             return;
         }
     } else {
@@ -481,10 +510,11 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
                 let token = fallback.own.or(waiting).unwrap_or(DmbToken(0));
                 device::retire(region, token, device::Owner::Ours);
             }
-            session.send(&ToBroker::Withdraw { conn: id });
-            if !part_unless_granted(conn.block) {
-                conn::note(conn.block, fallback.reason);
-            } else if !eager::again(session, conn, fd, fallback.reason, fallback.peer_diagnosis) {
+            if !part_unless_granted(conn) {
+                return conn::note(conn.block, fallback.reason);
+            }
+            withdraw(session, conn.block);
+            if !eager::again(session, conn, fd, fallback.reason, fallback.peer_diagnosis) {
                 postpone(conn.block, fallback.reason);
             }
         }
@@ -536,9 +566,6 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
         Input::Registered(dmb) => {
             session.send(&ToBroker::Unregister { token: dmb.token.0 });
         }
-        Input::Attached(dmb) => {
-            session.send(&ToBroker::Detach { token: dmb.token.0, gone: false });
-        }
         Input::Clc(bytes) => {
             // Not the kernel's way, where a server that fails after Confirm strands its client.
             if let (Ok(Message::Decline(decline)), Some((conn, fd))) = (Message::decode(bytes), conn_of(id)) {
@@ -547,15 +574,12 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
             }
         }
         Input::PeerVanished => {
-            // TCP tells of the peer's end; a nomination that was matched with it waits for another.
-            let Some((conn, fd)) = conn_of(id) else { return };
-            match conn.block.phase.load(Ordering::Relaxed) {
-                phase::NOMINATED => {
-                    go_on(conn.block, phase::WATCHED);
-                }
-                // Nobody may be left who knows of our DMB: a child of the peer goes on without.
-                phase::OPEN if !has_begun(conn.block) => conn::revoke(conn, fd, Reason::PeerVanished),
-                _ => {}
+            // TCP tells of the peer's end. Nobody may be left who knows of our DMB: a child of the peer goes on without.
+            if let Some((conn, fd)) = conn_of(id)
+                && conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
+                && !has_begun(conn.block)
+            {
+                conn::revoke(conn, fd, Reason::PeerVanished);
             }
         }
         _ => {}
@@ -584,7 +608,7 @@ pub fn forget(session: &mut Session, block: &Block) {
             device::retire(region, shake.peer_token, device::Owner::Peer);
         }
     }
-    session.send(&ToBroker::Withdraw { conn: id });
+    withdraw(session, block);
 }
 
 /// The broker is gone: handshakes under way end on TCP; what was open stays open.
@@ -600,7 +624,7 @@ pub fn broker_gone(session: &mut Session) {
         if let Some(region) = shake.peer {
             device::retire(region, DmbToken(0), device::Owner::Peer);
         }
-        if part_unless_granted(shake.conn.block) {
+        if part_unless_granted(shake.conn) {
             postpone(shake.conn.block, Reason::BrokerGone);
         } else {
             conn::note(shake.conn.block, Reason::BrokerGone);
@@ -614,3 +638,6 @@ pub fn broker_gone(session: &mut Session) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -216,7 +216,7 @@ pub struct Block {
     /// 0 free, [`PREPARED`]; else a bit for each tenant of the arena that has a descriptor of the connection (or had, until
     /// somebody finds that it was killed).
     pub holders: AtomicU64,
-    /// Use count of this block, part of its [connection id](Block::id).
+    /// Use count of this block.
     pub uses: AtomicU32,
     /// 0 client (connect), 1 server (accept).
     pub role: AtomicU8,
@@ -246,6 +246,8 @@ pub struct Block {
     pub pid: AtomicU32,
     /// A descriptor number of it in that process.
     pub fd: AtomicU32,
+    /// Name towards the broker: counts uses, and how often a connection has withdrawn (wrapping).
+    pub name: AtomicU32,
     /// Ticks before which the connection is not nominated again.
     pub retry_at: AtomicU64,
     /// Nominations since a lane was last worth its handshake.
@@ -442,6 +444,7 @@ impl Block {
     fn reset(&self) {
         // A thread that was late may still stand at the lock of an earlier use: made once, never anew.
         let first = self.uses.fetch_add(1, Ordering::Relaxed) == 0;
+        self.name.fetch_add(1, Ordering::Relaxed);
         for half in [&self.rx, &self.tx] {
             if first {
                 half.lock.init();
@@ -666,12 +669,13 @@ mod tests {
     fn a_released_block_is_found_again_with_another_identity() {
         let arena = Arena::create(1).expect("memfd");
         let first = arena.allocate().expect("free block");
-        let uses = first.uses.load(Ordering::Relaxed);
+        let identity = || (first.uses.load(Ordering::Relaxed), first.name.load(Ordering::Relaxed));
+        let (uses, name) = identity();
         first.free();
         let all: Vec<_> = (0..BLOCKS).filter_map(|_| arena.allocate()).collect();
         assert_eq!(all.len(), BLOCKS);
         assert!(arena.allocate().is_none(), "every block is taken");
-        assert_eq!(first.uses.load(Ordering::Relaxed), uses + 1);
+        assert_eq!(identity(), (uses + 1, name + 1));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! A message that does not parse ends the session, never the process.
 
 /// Version of this protocol and of the arena's layout; a broker refuses another one in [`Welcome`].
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Largest message, bytes. A CLC message is at most [`CLC_MAX`] of them.
 pub const MAX: usize = 1024;
 /// Largest CLC message carried, bytes (a full SMCv2.1 proposal needs 688).
@@ -19,9 +19,27 @@ pub const MAX_TAPS: usize = 8;
 /// Most connections of one link group; the link page has a news bit for each.
 pub const MAX_CONNS_PER_LGR: u32 = 256;
 
-/// Names one connection end within its process: block index (low 32 bits) and the block's use count.
+/// Names one connection end within its process: block index (low 32 bits) and the block's name, which is another one for each
+/// connection, and each time that a connection has withdrawn: what is said of an earlier nomination is not of the next.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
+
+impl ConnId {
+    /// The connection in block `index` while that has this name.
+    pub const fn new(index: u32, name: u32) -> Self {
+        Self((name as u64) << 32 | index as u64)
+    }
+
+    /// Block index.
+    pub const fn index(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Name of the block.
+    pub const fn name(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
 
 /// Which end opened the TCP connection: CLC's client and server.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]

@@ -7,10 +7,10 @@ use shunpike_shm::arena::mode;
 use shunpike_shm::lane::{Dmb, HEADER, MAX_CLASS, MIN_WINDOW};
 use shunpike_shm::region;
 use shunpike_wire::clc::handshake::Opened;
-use shunpike_wire::session::{ConnId, ToBroker};
+use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbSize, DmbToken};
 
-use super::{go_on, left_for_good, part_unless_granted};
+use super::{go_on, left_for_good, part_unless_granted, tell_peer, withdraw};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
@@ -89,12 +89,14 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     let (conn, fd) = (shake.conn, shake.fd);
     let Some(region) = shake.peer else { return };
     let half = &conn.block.tx;
-    if left_for_good(conn.block).is_some() {
+    if let Some(reason) = left_for_good(conn.block) {
         // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
         device::retire(region, opened.peer.token, device::Owner::Peer);
         conn::withdraw_grant(conn, fd);
-        session.send(&ToBroker::Withdraw { conn: id });
-        part_unless_granted(conn.block);
+        tell_peer(session, id, reason);
+        if part_unless_granted(conn) {
+            withdraw(session, conn.block);
+        }
         return;
     }
     {
