@@ -14,6 +14,8 @@ import fcntl
 import json
 import mmap
 import os
+import pathlib
+import re
 import socket
 import struct
 import termios
@@ -21,7 +23,9 @@ import threading
 
 from procs import until
 
-VERSION, ARENA, PAGE = 7, 8192 + 32 * 1024 * 1024, 4096  # crates/wire/src/session.rs, crates/shm/src/{arena,pages}.rs
+SESSION = pathlib.Path(__file__).resolve().parent.parent / "crates/wire/src/session.rs"
+VERSION = int(re.search(r"const VERSION: u32 = (\d+);", SESSION.read_text())[1])
+ARENA, PAGE = 8192 + 32 * 1024 * 1024, 4096  # crates/shm/src/{arena,pages}.rs
 CONN = 1 << 32
 HELLO, NOMINATE, CLC = 1, 2, 4  # to the broker
 WELCOME, MATCHED, AGAIN, REFUSED, RELAYED, WAITING = 1, 2, 3, 4, 6, 11  # from it
