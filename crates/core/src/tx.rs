@@ -429,7 +429,7 @@ fn put_or_lend(
     from: *const u8,
 ) -> Result<usize, Errno> {
     if from.is_null() {
-        pace::timed(half, Way::Ring, n, || put(half, dmb, source, offset, n))
+        pace::timed(half, Way::Ring, (offset, n), || put(half, dmb, source, offset, n))
     } else {
         lending::lend(half, dmb, from, n, offset)
     }

@@ -265,7 +265,7 @@ fn matched(
     let free = session.handshakes.slots.iter().position(Option::is_none);
     let (Some(device), Some(free)) = (session.device, free) else {
         withdraw(session, conn.block);
-        return postpone(conn.block, Reason::Internal);
+        return postpone(conn.block, Reason::NominationLimit);
     };
     let (from, to) = (phase::NOMINATED, phase::SHAKING);
     if conn.block.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() {

@@ -14,7 +14,7 @@ mod huge;
 pub mod lending;
 pub mod pace;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, mode};
@@ -217,8 +217,13 @@ impl Call {
     fn count(&mut self, moved: bool) {
         if let Some(conn) = self.entered.filter(|_| !self.counted) {
             self.counted = true;
-            conn.block.notices.leave(moved);
-            if moved {
+            let notices = &conn.block.notices;
+            let at_once = moved && self.lent.is_none() && notices.is_free();
+            if at_once {
+                notices.copied_one();
+            }
+            notices.leave(moved && !at_once);
+            if moved && !at_once {
                 lending::ended(conn.block, self.lent, self.copied);
             }
         }
@@ -253,16 +258,29 @@ fn admit(block: &Block, size: usize) -> Result<(), Errno> {
 const ASK_AGAIN_US: u64 = 50;
 /// For calls of fewer bytes,
 const SMALL: usize = 32 * 1024;
-/// ... microseconds.
+/// ... microseconds,
 const ASK_SMALL_US: u64 = 10_000;
+/// ... and by one of so many of them, as the clock costs a part of what such a copy does.
+const ASK_SMALL_CALLS: u32 = 16;
 /// RLIMIT_MEMLOCK in pages as last asked for, and ticks of when; 0 never.
 static LOCKABLE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// Small calls since somebody looked at the clock, about: threads may count over each other.
+static SMALL_CALLS: AtomicU32 = AtomicU32::new(ASK_SMALL_CALLS);
 
 fn lockable(size: usize) -> u64 {
     use rustix::process::{Resource, getrlimit};
     let [pages, asked] = &LOCKABLE;
+    let pause = if size < SMALL {
+        let calls = SMALL_CALLS.load(Ordering::Relaxed).wrapping_add(1);
+        SMALL_CALLS.store(if calls < ASK_SMALL_CALLS { calls } else { 0 }, Ordering::Relaxed);
+        if calls < ASK_SMALL_CALLS {
+            return pages.load(Ordering::Relaxed);
+        }
+        ASK_SMALL_US
+    } else {
+        ASK_AGAIN_US
+    };
     let now = clock::ticks();
-    let pause = if size < SMALL { ASK_SMALL_US } else { ASK_AGAIN_US };
     if now.wrapping_sub(asked.load(Ordering::Relaxed)) > clock::from_us(pause) {
         let limit = getrlimit(Resource::Memlock).current;
         pages.store(limit.map_or(u64::MAX, |bytes| bytes >> 12), Ordering::Relaxed);

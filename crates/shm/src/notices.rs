@@ -184,7 +184,7 @@ impl Notices {
         self.are_ours() && self.pending() == 0 && self.fits(true)
     }
 
-    /// Such a call is complete, in the same hold of the send lock: neither `enter` nor `leave` is needed, as a turn ends under it.
+    /// Such a call is complete, in the same hold of the send lock. One that did not `enter` needs not, as a turn ends under it.
     #[inline]
     pub fn copied_one(&self) {
         if self.copied.load(Ordering::Relaxed) != 1 {

@@ -142,7 +142,7 @@ reasons! {
     MemoryRefused      = 0x0a04_0001, "memory_refused", "the kernel refused memory for a DMB";
     AttachRefused      = 0x0a04_0002, "attach_refused", "the broker refused to attach the peer's DMB";
     NoDescriptors      = 0x0a04_0003, "no_descriptors", "no file descriptor left";
-    NominationLimit    = 0x0a04_0004, "nomination_limit", "more nominations at a time than policy or limit_smc_hs allows";
+    NominationLimit    = 0x0a04_0004, "nomination_limit", "more nominations or handshakes at a time than policy, limit_smc_hs or one process allows";
 
     // Ended while it was being set up, or while it was open.
     HandshakeTimeout   = 0x0a05_0000, "handshake_timeout", "the device did not answer in the time of the handshake";

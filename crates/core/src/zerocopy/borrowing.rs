@@ -130,14 +130,16 @@ pub fn deliver(
                 break;
             }
             let n = (loan.end() - at).min(PIECE);
-            match pace::timed(half, Way::Lent, n as usize, || read.fill_copy(&copy, &loan, at, n as usize)) {
+            match pace::timed(half, Way::Lent, (at, n as usize), || {
+                read.fill_copy(&copy, &loan, at, n as usize)
+            }) {
                 Ok(0) => {}
                 Ok(n) => half.peeked.store(at + n as u64, Ordering::Relaxed),
                 Err(failure) => return so_far(at - offset, failure),
             }
             continue;
         }
-        match pace::timed(half, Way::Lent, n, || read.direct(&rest, &loan, (at, end))) {
+        match pace::timed(half, Way::Lent, (at, n), || read.direct(&rest, &loan, (at, end))) {
             Ok(n) => {
                 rest.advance(n);
                 at += n as u64;
@@ -161,7 +163,7 @@ pub fn from_ring(
     let deliver = || peek::deliver(half, dmb, bufs, offset, n, flags).map(|()| n);
     // What is only looked at, or thrown away, is not copied once.
     let copied = match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
-        0 => pace::timed(half, Way::Ring, n, deliver),
+        0 => pace::timed(half, Way::Ring, (offset, n), deliver),
         _ => deliver(),
     };
     pace::tell(half, dmb.words());

@@ -14,8 +14,12 @@ use crate::clock;
 
 /// Copies of fewer bytes say more about the call than about its bytes.
 const LEAST: usize = 16 * 1024;
-/// Both ways are measured once in so many bytes of a lane, again and again,
+/// Copies by the ring are timed where the stream comes over a multiple of so many bytes: the clock costs a part of what 16 KiB do.
+const SAMPLE: u64 = 512 * 1024;
+/// Both ways are tried at the begin of a lane, after so many bytes,
 const AGAIN: u64 = 2 << 30;
+/// ... and each time that so many have gone: where copies make 48 GB/s and loans 12, each 2 GiB cost 2 % of the speed.
+const LATER: u64 = 16 << 30;
 /// ... copying by the ring once; at first by so many times, as its pages are not there before, and the pace is to be that of memory in use,
 const ROUNDS: u64 = 4;
 /// ... and lending by so many bytes: the first time that a receiver reads memory it takes it out of the sender's caches.
@@ -30,14 +34,19 @@ pub enum Way {
     Lent,
 }
 
-/// Does `copy`, which says how many of `n` bytes it copied, and keeps the pace that it had. Under the half's lock.
+/// Does `copy`, which says how many of the `n` bytes from `offset` on it copied, and keeps the pace that it had, where that is a sample
+/// or the first. Under the half's lock.
 pub fn timed<E>(
     half: &Half,
     way: Way,
-    n: usize,
+    (offset, n): (u64, usize),
     copy: impl FnOnce() -> Result<usize, E>,
 ) -> Result<usize, E> {
-    if n < LEAST {
+    let is_sample = match way {
+        Way::Ring => offset / SAMPLE != (offset + n as u64) / SAMPLE || pace(half, way) == 0,
+        Way::Lent => true,
+    };
+    if n < LEAST || !is_sample {
         return copy();
     }
     let begin = clock::ticks();
@@ -77,7 +86,7 @@ fn pace(half: &Half, way: Way) -> u32 {
 /// was chosen stays so unless it is clearly slower: each has its good and bad moments, and the other is not tried for long. Under the
 /// send lock.
 pub fn favours(half: &Half, dmb: &Dmb, offset: u64) -> bool {
-    let since = offset % AGAIN;
+    let since = offset % if offset < 2 * AGAIN { AGAIN } else { LATER };
     let copies = if offset < AGAIN { ROUNDS } else { 1 } * u64::from(dmb.capacity());
     if since < copies + LOANS {
         return since >= copies;
