@@ -35,10 +35,23 @@ pub fn drain(at: &Endpoint) -> io::Result<()> {
     stream.write_all(&(cpu() - begin).to_le_bytes())
 }
 
+/// Whole pages, as a program has that lends them. (The kernel puts a mapping of this size where huge pages fit; malloc's is a page longer.)
+fn memory(len: usize) -> io::Result<&'static [u8]> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    // SAFETY: a new mapping, nobody else's, of this size, which stays.
+    let memory = unsafe {
+        let at =
+            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?;
+        std::slice::from_raw_parts_mut(at.cast::<u8>(), len)
+    };
+    memory.fill(2);
+    Ok(memory)
+}
+
 /// Writes of `size` bytes; `zerocopy`: with the flag, and all notices awaited.
 pub fn pour(to: &Endpoint, size: usize, seconds: f64, zerocopy: bool) -> io::Result<Value> {
     let mut stream = to.connect()?;
-    let memory = vec![2u8; MEMORY.max(WRITES * size)];
+    let memory = memory(MEMORY.max(WRITES * size))?;
     let mut notices = Notices { fd: stream.as_raw_fd(), asked: 0, told: 0 };
     if zerocopy {
         notices.turn_on()?;

@@ -228,6 +228,11 @@ pub fn least() -> usize {
     }
 }
 
+/// Whether buffers are lent whatever it costs.
+fn is_forced() -> bool {
+    process::knobs().lend_bytes.load(Ordering::Relaxed) != 0
+}
+
 /// What to do with the next bytes of a call that asks for a notice. `None`: they are copied as ever. Under the send lock.
 pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
     let (before, from, len) = bufs.first_of(least(), LEAST_PART)?;
@@ -249,7 +254,7 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
         return None;
     }
     let offset = half.cursor.load(Ordering::Relaxed);
-    if process::knobs().lend_bytes.load(Ordering::Relaxed) == 0 && !pace::favours(half, dmb, offset) {
+    if !is_forced() && !pace::favours(half, dmb, offset) {
         return None;
     }
     let ledger = ledger_for(block)?;
@@ -272,7 +277,7 @@ pub fn lend(half: &Half, dmb: &Dmb, from: *const u8, len: usize, offset: u64) ->
     if !user::readable(from, len) {
         return Err(Errno::FAULT);
     }
-    if pace::may_favour(half, dmb) {
+    if is_forced() || pace::may_favour(half, dmb) {
         huge::lent(from, len);
     }
     let words = dmb.words();
