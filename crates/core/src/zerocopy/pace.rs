@@ -26,7 +26,7 @@ const ROUNDS: u64 = 4;
 const LOANS: u64 = 16 << 20;
 
 /// What was copied.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Way {
     /// Into the ring, or out of it.
     Ring,
@@ -86,10 +86,8 @@ fn pace(half: &Half, way: Way) -> u32 {
 /// was chosen stays so unless it is clearly slower: each has its good and bad moments, and the other is not tried for long. Under the
 /// send lock.
 pub fn favours(half: &Half, dmb: &Dmb, offset: u64) -> bool {
-    let since = offset % if offset < 2 * AGAIN { AGAIN } else { LATER };
-    let copies = if offset < AGAIN { ROUNDS } else { 1 } * u64::from(dmb.capacity());
-    if since < copies + LOANS {
-        return since >= copies;
+    if let Some(way) = tried(offset, dmb.capacity().into()) {
+        return matches!(way, Way::Lent);
     }
     let (ring, lent) = paces(half, dmb);
     let chosen = &half.paces[Way::Lent as usize];
@@ -97,6 +95,17 @@ pub fn favours(half: &Half, dmb: &Dmb, offset: u64) -> bool {
     let favours = lent != 0 && lent <= most;
     chosen.store(favours.into(), Ordering::Relaxed);
     favours
+}
+
+/// What is done at `offset` to learn how fast it is, with a ring of `capacity` bytes.
+fn tried(offset: u64, capacity: u64) -> Option<Way> {
+    let since = offset % if offset < 2 * AGAIN { AGAIN } else { LATER };
+    let copies = if offset < AGAIN { ROUNDS } else { 1 } * capacity;
+    match since {
+        _ if since < copies => Some(Way::Ring),
+        _ if since < copies + LOANS => Some(Way::Lent),
+        _ => None,
+    }
 }
 
 /// Sender: whether loans are, or could become, no slower than copies if their memory were in huge pages, as far as is known: on Zen 5
@@ -116,6 +125,37 @@ fn paces(half: &Half, dmb: &Dmb) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_ways_are_tried_at_first_often_then_seldom() {
+        const RING: u64 = 8 << 20;
+        for (begin, copies) in [(0, ROUNDS * RING), (AGAIN, RING), (LATER, RING), (5 * LATER, RING)] {
+            assert_eq!(tried(begin, RING), Some(Way::Ring), "{begin}");
+            assert_eq!(tried(begin + copies - 1, RING), Some(Way::Ring), "{begin}");
+            assert_eq!(tried(begin + copies, RING), Some(Way::Lent), "{begin}");
+            assert_eq!(tried(begin + copies + LOANS - 1, RING), Some(Way::Lent), "{begin}");
+            assert_eq!(tried(begin + copies + LOANS, RING), None, "{begin}");
+        }
+        assert_eq!([2 * AGAIN, LATER - 1, LATER + AGAIN].map(|offset| tried(offset, RING)), [None; 3]);
+    }
+
+    #[test]
+    fn copies_are_timed_where_the_stream_comes_over_a_sample() {
+        const KNOWN: u32 = 1_000_000;
+        // SAFETY: atomics only, valid when zero, as a new block is.
+        let half: Half = unsafe { core::mem::zeroed() };
+        let is_timed = |way, at, n, known| {
+            half.paces[way as usize].store(known, Ordering::Relaxed);
+            assert_eq!(timed(&half, way, (at, n), || Ok::<_, ()>(n)), Ok(n));
+            pace(&half, way) != known
+        };
+        assert!(is_timed(Way::Ring, 0, 32 * 1024, 0), "the first");
+        assert!(!is_timed(Way::Ring, 0, 32 * 1024, KNOWN));
+        assert!(is_timed(Way::Ring, SAMPLE - 16 * 1024, 16 * 1024, KNOWN));
+        assert!(is_timed(Way::Ring, 3 * SAMPLE + 1, 2 * SAMPLE as usize, KNOWN));
+        assert!(is_timed(Way::Lent, 0, 32 * 1024, KNOWN), "the kernel's take long");
+        assert!(!is_timed(Way::Lent, 0, LEAST - 1, KNOWN));
+    }
 
     #[test]
     fn a_pace_follows_what_is_measured_but_not_a_single_pause() {
