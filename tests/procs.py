@@ -1,5 +1,6 @@
 """Processes of a test: started, waited for without guessing, ended, and looked for afterwards."""
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -64,6 +65,16 @@ def listens(pid, port):
             if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
                 return True
     return False
+
+
+def tcp_sockets(pid):
+    """Inodes of the TCP sockets that a process has open."""
+    inodes = {line.split()[9] for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]}
+    found = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+    return found & inodes
 
 
 class Proc:
