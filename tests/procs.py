@@ -67,14 +67,19 @@ def listens(pid, port):
     return False
 
 
-def tcp_sockets(pid):
-    """Inodes of the TCP sockets that a process has open."""
-    inodes = {line.split()[9] for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]}
+def sockets(pid):
+    """Inodes of the sockets that a process has open."""
     found = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
             found.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
-    return found & inodes
+    return found
+
+
+def still_open(pid, before):
+    """Those of these sockets that are TCP's and open still."""
+    table = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    return before & sockets(pid) & {line.split()[9] for line in table}
 
 
 class Proc:

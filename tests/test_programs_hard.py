@@ -15,7 +15,7 @@ import time
 import pytest
 
 from harness import Accel, programs
-from procs import finish_together, free_port, stacks, tcp_sockets, until
+from procs import finish_together, free_port, sockets, stacks, still_open, until
 from web import Nginx, requests_of
 
 pytestmark = pytest.mark.programs
@@ -65,8 +65,8 @@ def test_nginx_reloaded_under_load_fails_no_request(hard, world, content):
         assert curl(hard, world, nginx.url("random")) == content[1]
         world.start("reload", [*nginx.argv, "-s", "reload"]).finish()
         time.sleep(1)  # the reload's rate, not a wait for anything
-    under_way = until(lambda: tcp_sockets(load.pid), "wrk asks")
-    until(lambda: not under_way & tcp_sockets(load.pid), lambda: f"requests hang: {stacks(load.pid)}", seconds=30)
+    under_way = sockets(load.pid)
+    until(lambda: not still_open(load.pid, under_way), lambda: f"requests hang: {stacks(load.pid)}", seconds=30)
     load.signal(signal.SIGINT)  # wrk ends early, with its report
     requests, errors, bad = requests_of(load.finish())
     assert requests > 100 and errors == 0 and bad == 0, f"{load.out}{hard.broker.stats()}"
