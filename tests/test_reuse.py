@@ -70,3 +70,14 @@ def test_what_a_forked_child_has_mapped_is_not_used_again(world, bed):
     go_on(client)
     until(lambda: len(used(server)) == 20, server.describe)
     assert of_child.isdisjoint(set().union(*used(server)[1:]))
+
+
+def test_what_is_closed_while_its_lane_is_made_keeps_no_dmb(world, bed):
+    """Whichever thread hears that there is a lane, while another closes the connection."""
+    accel, port = Accel.eager(world, "both"), free_port()
+    accel.server("server", [bed / "closing", "server", port]).wait_listening(port)
+    client = accel.client("client", [bed / "closing", "client", port, 8, 1000], stdin=subprocess.PIPE)
+    until(lambda: "waits" in client.out, client.describe, seconds=60)
+    until(lambda: dmbs(accel) == 0, lambda: f"{dmbs(accel)} DMBs are kept", seconds=30)
+    go_on(client)
+    assert accel.broker.stats().lanes > 100

@@ -505,34 +505,38 @@ fn abandon_handshake(conn: Conn, fd: i32) {
 
 fn end_lanes(conn: Conn, fd: i32, open: bool) {
     let block = conn.block;
-    {
-        let _critical = critical();
-        {
-            let _guard = block.rx.lock.lock();
-            if let Some(dmb) = rx::dmb(&block.rx) {
-                // What was taken back is TCP's to judge.
-                let unread = dmb.words().prod().offset() != block.rx.cursor.load(Ordering::Relaxed)
-                    && !dmb.words().cons().has(Cursor::TAKEN);
-                if open && unread && block.rx.mode.load(Ordering::Relaxed) == mode::LANE {
-                    reset_at_close(fd);
-                }
-                let _ = dmb.words().flag(block.rx.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
-                wait::notify(block, dmb.words(), Side::Writers);
-            }
-            block.rx.mode.store(mode::PLAIN, Ordering::Release);
-            lane_closed(conn, fd, &block.rx);
-        }
-    }
+    end_receiving(conn, fd, open);
     tx::conclude(conn, fd);
+    let mut session = session::lock();
+    upgrade::forget(&mut session, block);
+    // Up to here another thread could hear the broker, and open a lane.
+    end_receiving(conn, fd, open);
+    tx::revoke(conn, fd);
     {
         let _guard = block.tx.lock.lock();
         block.tx.mode.store(mode::PLAIN, Ordering::Release);
         lane_closed(conn, fd, &block.tx);
     }
-    let mut session = session::lock();
-    upgrade::forget(&mut session, block);
     device::sweep(&mut session);
     link::part(block);
+}
+
+fn end_receiving(conn: Conn, fd: i32, open: bool) {
+    let half = &conn.block.rx;
+    let _critical = critical();
+    let _guard = half.lock.lock();
+    if let Some(dmb) = rx::dmb(half) {
+        // What was taken back is TCP's to judge.
+        let unread = dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed)
+            && !dmb.words().cons().has(Cursor::TAKEN);
+        if open && unread && half.mode.load(Ordering::Relaxed) == mode::LANE {
+            reset_at_close(fd);
+        }
+        let _ = dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
+        wait::notify(conn.block, dmb.words(), Side::Writers);
+    }
+    half.mode.store(mode::PLAIN, Ordering::Release);
+    lane_closed(conn, fd, half);
 }
 
 /// dup() and its kin: `new` is another name of `old`.

@@ -367,21 +367,17 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let Some(dmb) = dmb(half) else { return Step::Plain };
     let debt = half.mode.load(Ordering::Relaxed) == mode::DEBT;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
-    // First what TCP has, only then the start word: bytes counted now were written before it.
-    let queued = match sys::queue(fd, sys::SIOCINQ) {
-        Ok(queued) => queued,
-        // By a filter that came round the hooks.
-        Err(errno) => return Step::Failed(errno),
-    };
-    let shows = if queued == 0 { sys::tcp_shows(fd, NEWS) } else { 0 };
-    let over = shows & !(libc::POLLIN | libc::POLLPRI) != 0;
-    let queued = if shows != 0 { sys::queue(fd, sys::SIOCINQ).unwrap_or(0) } else { queued };
     if debt && seen >= half.debt_end.load(Ordering::Relaxed) {
         finish(conn, fd);
         return Step::Again;
     }
-    // A sleep would end at once, as it hears of urgent data, too.
-    if queued == 0 && shows != 0 && !over {
+    // First what TCP has, only then the start word: bytes counted now were written before it.
+    let tcp = match Tcp::look(fd) {
+        Ok(tcp) => tcp,
+        // By a filter that came round the hooks.
+        Err(errno) => return Step::Failed(errno),
+    };
+    if let Tcp::Urgent = tcp {
         return urgent(conn, fd);
     }
     let limit = if debt {
@@ -398,15 +394,17 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
             Some(start) => start - seen,
         }
     };
-    if queued == 0 {
-        if !over {
+    let queued = match tcp {
+        Tcp::Bytes(queued) => queued,
+        Tcp::Over if debt => return inherit(conn, &dmb, bufs, flags, fd),
+        Tcp::Over => return forget(conn, fd, seen),
+        Tcp::Nothing | Tcp::Urgent => {
             // poll() may have told of these bytes: the program waits for nothing else meanwhile.
             let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
             return if debt && since > clock::from_us(DEBT_US) { violated(conn, fd) } else { Step::Empty };
         }
-        return if debt { inherit(conn, &dmb, bufs, flags, fd) } else { forget(conn, fd, seen) };
-    }
-    let n = (queued as u64).min(limit).min(bufs.left() as u64) as usize;
+    };
+    let n = queued.min(limit).min(bufs.left() as u64) as usize;
     if n == 0 {
         return Step::Data(0);
     }
@@ -430,8 +428,41 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
 }
 
-/// Urgent data is next, or bytes wait behind its mark (SIOCINQ counts up to it): what the kernel skips there nobody can count.
-/// A lane that has not begun never will; behind one that has, urgent data is no peer's of ours.
+/// What TCP has for a reader.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+enum Tcp {
+    /// So many bytes.
+    Bytes(u64),
+    Nothing,
+    /// Its end, or an error.
+    Over,
+    /// Urgent data is next, or bytes wait behind its mark (SIOCINQ counts up to it). A sleep would end at once: it hears of that, too.
+    Urgent,
+}
+
+impl Tcp {
+    fn look(fd: i32) -> Result<Self, Errno> {
+        let mut is_over = false;
+        // The kernel's poll takes no lock: of a FIN that comes in just then it may show the byte (POLLIN), and not yet that it is the end
+        // (tcp_data_queue, tcp_poll). SIOCINQ takes the lock, so the poll after it is behind that.
+        for _ in 0..3 {
+            match sys::queue(fd, sys::SIOCINQ)? {
+                0 if is_over => return Ok(Self::Over),
+                0 => {}
+                queued => return Ok(Self::Bytes(queued as u64)),
+            }
+            let shows = sys::tcp_shows(fd, NEWS);
+            if shows == 0 {
+                return Ok(Self::Nothing);
+            }
+            is_over = shows & !(libc::POLLIN | libc::POLLPRI) != 0;
+        }
+        Ok(Self::Urgent)
+    }
+}
+
+/// What the kernel skips at urgent data's mark nobody can count. A lane that has not begun never will; behind one that has, it is no
+/// peer's of ours.
 fn urgent(conn: Conn, fd: i32) -> Step {
     conn::stop_receiving(conn, fd);
     if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
@@ -536,3 +567,6 @@ pub fn readable(conn: Conn, fd: i32) -> bool {
     }
     true
 }
+
+#[cfg(test)]
+mod tests;
