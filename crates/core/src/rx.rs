@@ -372,14 +372,14 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         return Step::Again;
     }
     // First what TCP has, only then the start word: bytes counted now were written before it.
-    let tcp = match Tcp::look(fd) {
-        Ok(tcp) => tcp,
+    let (queued, is_over) = match Tcp::look(fd) {
+        Ok(Tcp::Bytes(queued)) => (queued, false),
+        Ok(Tcp::Nothing) => (0, false),
+        Ok(Tcp::Over) => (0, true),
+        Ok(Tcp::Urgent) => return urgent(conn, fd),
         // By a filter that came round the hooks.
         Err(errno) => return Step::Failed(errno),
     };
-    if let Tcp::Urgent = tcp {
-        return urgent(conn, fd);
-    }
     let limit = if debt {
         half.debt_end.load(Ordering::Relaxed) - seen
     } else {
@@ -394,16 +394,14 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
             Some(start) => start - seen,
         }
     };
-    let queued = match tcp {
-        Tcp::Bytes(queued) => queued,
-        Tcp::Over if debt => return inherit(conn, &dmb, bufs, flags, fd),
-        Tcp::Over => return forget(conn, fd, seen),
-        Tcp::Nothing | Tcp::Urgent => {
+    if queued == 0 {
+        if !is_over {
             // poll() may have told of these bytes: the program waits for nothing else meanwhile.
             let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
             return if debt && since > clock::from_us(DEBT_US) { violated(conn, fd) } else { Step::Empty };
         }
-    };
+        return if debt { inherit(conn, &dmb, bufs, flags, fd) } else { forget(conn, fd, seen) };
+    }
     let n = queued.min(limit).min(bufs.left() as u64) as usize;
     if n == 0 {
         return Step::Data(0);
