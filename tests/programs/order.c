@@ -1,4 +1,5 @@
-/* Bytes on several connections, one after the other, while nobody waits for them: a set tells of them in that order.
+/* Bytes on several connections, one after the other, while nobody waits for them: a set tells of them in that order. So it does where
+ * the first one is new, and on TCP, and the set has just been looked at.
  *   order PORT      both ends of each connection are here */
 #include "bed.h"
 #include <sys/epoll.h>
@@ -13,6 +14,38 @@ static void exchange(int i) {
     recv_all(to[i], message, sizeof message);
     send_all(to[i], message, sizeof message);
     recv_all(from[i], message, sizeof message);
+}
+
+static int next(void) {
+    struct epoll_event event;
+    expect(epoll_wait(set, &event, 1, 1000) == 1, "one is told of");
+    return event.data.u32;
+}
+
+static void send_one(int fd, int read_by, int number) {
+    char byte = 0;
+    send_all(fd, &byte, 1);
+    expect(next() == number, "it is told of");
+    recv_all(read_by, &byte, 1);
+}
+
+/* A connection too young for a lane; then one that has had time for it. */
+static void new_before_old(int port, int listener, int old) {
+    int young = connect_to(port), accepted = accept_one(listener);
+    struct epoll_event event = {EPOLLIN, {.u32 = MANY}}, events[2];
+    char byte = 0;
+    if (epoll_ctl(set, EPOLL_CTL_ADD, accepted, &event)) die("epoll_ctl");
+    send_one(young, accepted, MANY);
+    send_one(from[old], to[old], old);
+    expect(epoll_wait(set, events, 2, 0) == 0, "nothing is there");
+    send_all(young, &byte, 1);
+    send_all(from[old], &byte, 1);
+    int told = epoll_wait(set, events, 2, 1000);
+    expect(told >= 1 && events[0].data.u32 == MANY, "the young one is told of first");
+    recv_all(accepted, &byte, 1);
+    if (told < 2) expect(next() == old, "the old one is told of");
+    recv_all(to[old], &byte, 1);
+    close(young), close(accepted);
 }
 
 int main(int argc, char **argv) {
@@ -46,6 +79,7 @@ int main(int argc, char **argv) {
             recv_all(to[order[i]], &byte, 1);
         }
     }
+    for (int round = 0; round < ROUNDS; round++) new_before_old(port, listener, round % MANY);
     say("%d rounds", ROUNDS);
     return 0;
 }

@@ -83,6 +83,7 @@ pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {
         header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
     }
     let conn = Conn::new(block);
+    epoll::by_tcp();
     // What stood there was closed behind our back.
     stale(fd, table::set(fd, Entry::Conn(conn)));
     if process::eager() {

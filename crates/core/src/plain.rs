@@ -9,7 +9,7 @@ use shunpike_shm::arena::{Half, mode};
 
 use crate::conn::{self, phase};
 use crate::table::Conn;
-use crate::{eager, process, session};
+use crate::{eager, epoll, process, session};
 
 /// What `rx` and `tx` have to know of.
 const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc::MSG_ZEROCOPY;
@@ -38,6 +38,9 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize) {
     let calls = if n > 0 { half.count_tcp(n) } else { 0 };
     // Only now: whoever sees nobody inside must see the bytes counted, too.
     half.leave();
+    if n > 0 {
+        epoll::by_tcp();
+    }
     if n > 0 && !is_young(conn, half, calls) {
         conn::moved(conn, fd, calls);
     }

@@ -52,6 +52,10 @@ pub struct Thread {
     pub fault: AtomicU64,
     /// Where it is told that the thread is inside a critical section; null before the first.
     pub reader: AtomicPtr<Reader>,
+    /// Calls that moved bytes by TCP, and connections made (wrapping).
+    pub tcp_calls: AtomicU32,
+    /// ... when it last looked at a set with lanes.
+    pub tcp_known: AtomicU32,
     /// Tenant numbers that await the child that this thread forks, plus one, a byte for each arena.
     pub reserved: AtomicU64,
 }

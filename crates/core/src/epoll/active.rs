@@ -20,6 +20,8 @@ pub(super) struct List {
     tail: u32,
     pub(super) len: u32,
     pub(super) kernel_at: u64,
+    /// Until then the kernel's part is asked in each look.
+    pub(super) mixed_until: u64,
     /// The kernel's events left no room for the lanes'.
     pub(super) kernel_filled: bool,
     pub(super) sleepers: u32,
@@ -27,7 +29,7 @@ pub(super) struct List {
 
 impl List {
     pub(super) const fn new() -> Self {
-        Self { head: 0, tail: 0, len: 0, kernel_at: 0, kernel_filled: false, sleepers: 0 }
+        Self { head: 0, tail: 0, len: 0, kernel_at: 0, mixed_until: 0, kernel_filled: false, sleepers: 0 }
     }
 }
 

@@ -29,7 +29,7 @@ use self::regs::{CONTROL, managed_after, reg, remove};
 
 pub use self::active::{shown, starved, touch};
 pub use self::ctl::{bars, bars_managed, closing, ctl, forget, manage, restore, watches};
-pub use self::wait::{kernels, wait};
+pub use self::wait::{by_tcp, kernels, wait};
 
 /// Sets of a process that can have lanes.
 const SETS: usize = 4096;

@@ -10,12 +10,15 @@ use super::ctl::{move_to, restore_left};
 use super::regs::{BELL, CONTROL, Control, has_tags, index_and_turn, reg, untag};
 use super::{EDGE, Set, has_lanes, is_inherited, own, ring};
 use crate::table::Conn;
-use crate::tls::critical;
+use crate::tls::{critical, thread};
 use crate::trace::Sleep;
 use crate::{clock, conn, link, process, ready, session, sys, tenants, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
+/// ... and in each look for so long after its thread had to do with a connection on TCP, microseconds: who writes to such a one and
+/// then to a lane may count on the order.
+const MIXED_US: u64 = 10_000;
 /// Events taken from the kernel in one call, where the program asks for no more.
 const BATCH: usize = 128;
 /// ... where it asks for few.
@@ -126,7 +129,11 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
     news(set, all);
     let now = clock::ticks();
     let mut list = set.list.lock();
-    let due = complete || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
+    if has_used_tcp() {
+        list.mixed_until = now + clock::from_us(MIXED_US);
+    }
+    let due =
+        complete || now < list.mixed_until || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
     // Where the kernel had enough for the whole of `out` last time, it is the lanes' turn.
     let lanes_first = core::mem::take(&mut list.kernel_filled);
     if due {
@@ -156,6 +163,23 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
         n = of_kernel(out, None);
     }
     n
+}
+
+/// The calling thread has moved bytes by TCP, or made a connection.
+#[inline(always)]
+pub fn by_tcp() {
+    let calls = &thread().tcp_calls;
+    calls.store(calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
+
+/// Whether it has since it was last asked.
+fn has_used_tcp() -> bool {
+    let thread = thread();
+    let calls = thread.tcp_calls.load(Ordering::Relaxed);
+    calls != thread.tcp_known.load(Ordering::Relaxed) && {
+        thread.tcp_known.store(calls, Ordering::Relaxed);
+        true
+    }
 }
 
 /// `scan`, when the kernel has told of `n` since `before`: what it has ceded since may be among them.
