@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from harness import Accel, programs
 from procs import free_port, until
 
@@ -81,3 +83,20 @@ def test_what_is_closed_while_its_lane_is_made_keeps_no_dmb(world, bed):
     until(lambda: dmbs(accel) == 0, lambda: f"{dmbs(accel)} DMBs are kept", seconds=30)
     go_on(client)
     assert accel.broker.stats().lanes > 100
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("mode", ["tcp", "both", "earned"])
+@pytest.mark.parametrize("how", ["close", "syscall", "stdio", "unseen"])
+@pytest.mark.parametrize("what", ["listener", "set", "stream", "lane"])
+def test_the_number_of_what_was_closed_is_free(world, bed, mode, what, how):
+    """Also to the library, which may have taken no notice: libuv closes by syscall(2), fclose inside libc."""
+    accel, port = Accel.eager(world, mode), free_port()
+    accel.server("server", [bed / "stale", "server", port]).wait_listening(port)
+
+    def dialogue():
+        client = accel.client("client", [bed / "stale", "client", what, how, port])
+        assert client.finish() == "the number is free: yes\n"
+
+    dialogue()
+    accel.verify(lane_bytes=100_000, more=dialogue)

@@ -125,6 +125,11 @@ pub fn critical() -> Critical {
     Critical { thread }
 }
 
+/// Whether the calling thread is inside one: what it calls is called by us, not by the program.
+pub fn is_critical() -> bool {
+    thread().critical.load(Ordering::Relaxed) != 0
+}
+
 /// The critical section of a guard that was forgotten.
 pub(crate) fn left_open() -> Critical {
     Critical { thread: thread() }

@@ -8,6 +8,8 @@ use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
 use shunpike_core::{conn, process, rings};
 
+use crate::lifecycle::let_go;
+
 /// Takes `fd` off its lane, unread bytes and all.
 fn plain(fd: c_int, reason: Reason) {
     if !table::is_none(fd)
@@ -26,7 +28,7 @@ stubs! { before_dprintf:
 }
 
 /// System calls that move bytes of their first argument, or end it.
-const ON_DESCRIPTORS: [c_long; 18] = [
+const ON_DESCRIPTORS: [c_long; 20] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -44,6 +46,8 @@ const ON_DESCRIPTORS: [c_long; 18] = [
     libc::SYS_ioctl,
     libc::SYS_tee,
     libc::SYS_dup,
+    libc::SYS_dup2,
+    libc::SYS_dup3,
     libc::SYS_close,
 ];
 
@@ -70,12 +74,11 @@ extern "C" fn before_syscall(number: usize, fd: usize) {
     if table::is_none(fd as c_int) || !ON_DESCRIPTORS.contains(&(number as c_long)) {
         return;
     }
-    plain(fd as c_int, Reason::BypassedHooks);
-    if number as c_long == libc::SYS_close
-        && table::conn(fd as c_int).is_some()
-        && !crate::start::foreign_process()
-    {
-        conn::close(fd as c_int);
+    if number as c_long == libc::SYS_close {
+        // libuv closes so, whatever it closes.
+        let_go(fd as c_int);
+    } else {
+        plain(fd as c_int, Reason::BypassedHooks);
     }
 }
 

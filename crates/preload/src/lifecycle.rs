@@ -5,7 +5,7 @@ use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{FILE, sockaddr, socklen_t};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, cork, eager, process, ready, sys, user, zerocopy};
+use shunpike_core::{conn, cork, eager, process, ready, sys, tls, user, zerocopy};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -83,17 +83,28 @@ fn stdio(fd: c_int) {
     }
 }
 
-/// ... of a descriptor that we know something of.
+/// close() of a descriptor that we know something of.
 #[inline(never)]
 fn close_known(fd: c_int) -> c_int {
-    if !foreign_process() {
-        if internal(fd) {
-            return refuse(libc::EBADF);
-        }
-        conn::close(fd);
+    if !let_go(fd) {
+        return refuse(libc::EBADF);
     }
     // SAFETY: the program's own call.
     unsafe { covered::close(fd) }
+}
+
+/// What we know of `fd`, which is about to be closed, is forgotten. False: it is one of ours, not the program's to close.
+pub fn let_go(fd: c_int) -> bool {
+    // Inside a critical section it is a descriptor of ours that std closes, by this very name. Something may stand at its number all
+    // the same, where the program's was closed behind our back; what to do then may need the lock that is held here.
+    if table::is_none(fd) || foreign_process() || tls::is_critical() {
+        return true;
+    }
+    if internal(fd) {
+        return false;
+    }
+    conn::close(fd);
+    true
 }
 
 /// Whether an option of a socket is one that a lane has to know of.
@@ -284,6 +295,15 @@ hooks! {
             return covered::setsockopt(fd, level, name, value, len);
         }
         set_option(fd, level, name, value, len)
+    }
+    /// fclose(3), which closes inside libc
+    fn fclose(stream: *mut FILE) -> c_int {
+        let fd = libc::fileno(stream);
+        if !table::is_none(fd) {
+            stdio(fd);
+            let_go(fd);
+        }
+        covered::fclose(stream)
     }
     /// fdopen(3)
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
