@@ -298,7 +298,10 @@ hooks! {
     }
     /// fclose(3), which closes inside libc
     fn fclose(stream: *mut FILE) -> c_int {
+        let errno = *libc::__errno_location();
         let fd = libc::fileno(stream);
+        // A stream without a descriptor is no error.
+        set_errno(errno);
         if !table::is_none(fd) {
             stdio(fd);
             let_go(fd);
