@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -266,6 +267,30 @@ def test_broker_stopped(both, bed):
         assert time.monotonic() - began < 5
     finally:
         accel.broker.proc.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("how,seen", [
+    ("close", "b'' b''"), ("exit", "b'' b''"), ("unread", "ConnectionResetError b''"), ("linger", "ConnectionResetError b''"),
+])
+def test_an_end_is_seen_at_once(world, mode, how, seen):
+    """Also where the broker has a copy of the descriptor, and has not looked at it yet."""
+    accel, port, program = Accel(world, mode), free_port(), programs() / "ending.py"
+    server = accel.server("server", [sys.executable, program, "server", port]).wait_listening(port)
+    client = accel.client("client", [sys.executable, program, "client", port, how], stdin=subprocess.PIPE)
+    until(lambda: "asks" in client.out, client.describe)
+    accel.verify()
+    if mode == "both":
+        accel.broker.proc.signal(signal.SIGSTOP)
+    try:
+        os.write(client.popen.stdin.fileno(), b"!")
+        until(lambda: server.out == seen + "\n", server.describe, seconds=5)
+    finally:
+        if mode == "both":
+            accel.broker.proc.signal(signal.SIGCONT)
+    client.popen.stdin.close()
+    client.finish()
+    server.finish()
 
 
 LEAVER = """

@@ -346,6 +346,9 @@ pub fn at_exit() {
             if ring_bytes(conn) > 0 {
                 reset_at_close(fd);
             }
+            if eager::is_lent(conn.block) {
+                close_lent(fd);
+            }
         } else {
             table::take(fd);
             // The kernel finds out when we are gone, should the others be the last just now.
@@ -400,7 +403,7 @@ pub fn close(fd: i32) {
     if let Some(conn) = table::conn(fd) {
         eager::leaving(conn, fd);
         epoll::closing(conn, fd);
-        if eager::is_stranded(conn.block)
+        if eager::is_lent(conn.block)
             && conn.block.dups.load(Ordering::Relaxed) == 0
             && tenants::alone(conn.block)
         {
@@ -418,10 +421,17 @@ pub fn close(fd: i32) {
     }
 }
 
-/// close() of a descriptor that a broker which does not answer has not given back: the kernel's closes nothing then, but
-/// the peer must see the end.
+/// close() of a descriptor of which the broker has a copy: the kernel's ends nothing then, but the peer is to see the end now, and what
+/// it sends from now on refused, as tcp_close (net/ipv4/tcp.c) has it.
 fn close_lent(fd: i32) {
-    let _ = rustix::net::shutdown(session::borrowed(fd), rustix::net::Shutdown::Both);
+    let is_abortive = |linger: libc::linger| linger.l_onoff != 0 && linger.l_linger == 0;
+    if sys::queue(fd, sys::SIOCINQ).is_ok_and(|unread| unread > 0)
+        || sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER).is_ok_and(is_abortive)
+    {
+        let _ = rustix::net::connect_unspec(session::borrowed(fd));
+    } else {
+        let _ = rustix::net::shutdown(session::borrowed(fd), rustix::net::Shutdown::Both);
+    }
 }
 
 /// One descriptor fewer. With the last one the connection ends; `open`: `fd` still is that socket.

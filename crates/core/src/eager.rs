@@ -247,10 +247,9 @@ pub(crate) fn unanswered() {
     UNANSWERED.store(0, Ordering::Relaxed);
 }
 
-/// Whether a broker that does not answer has a copy of the descriptor, and nobody else was given one.
-pub(crate) fn is_stranded(block: &Block) -> bool {
-    SILENT.load(Ordering::Relaxed)
-        && block.phase.load(Ordering::Relaxed) == phase::NOMINATED
+/// Whether the broker still has a copy of the descriptor, as far as it has said, and nobody else was given one.
+pub(crate) fn is_lent(block: &Block) -> bool {
+    block.phase.load(Ordering::Relaxed) == phase::NOMINATED
         && block.nomination.load(Ordering::Relaxed) & mark::LENT != 0
 }
 
