@@ -271,7 +271,8 @@ def test_broker_stopped(both, bed):
 
 @pytest.mark.parametrize("mode", ["tcp", "both"])
 @pytest.mark.parametrize("how,seen", [
-    ("close", "b'' b''"), ("exit", "b'' b''"), ("unread", "ConnectionResetError b''"), ("linger", "ConnectionResetError b''"),
+    ("close", "b'' b''"), ("option", "b'' b''"), ("exit", "b'' b''"), ("given", "b'z' b'z'"),
+    ("unread", "ConnectionResetError b''"), ("linger", "ConnectionResetError b''"),
 ])
 def test_an_end_is_seen_at_once(world, mode, how, seen):
     """Also where the broker has a copy of the descriptor, and has not looked at it yet."""

@@ -1,7 +1,7 @@
 """A connection ends while whoever else may have a copy of its descriptor is stopped.
 
     ending.py server PORT
-    ending.py client PORT close|unread|linger|exit
+    ending.py client PORT close|option|unread|linger|exit|given
 
 The first connection goes on until the client's standard input has a line; the second is asked a while, then ends. The server says what it sees, before
 and after it sends something more.
@@ -62,7 +62,15 @@ def client(port, how):
         os._exit(0)
     if how == "linger":
         second.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if how == "option":  # that no lane can have
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+    if how == "given":
+        pair = socket.socketpair()
+        socket.send_fds(pair[0], [b"-"], [second.fileno()])
     second.close()
+    if how == "given":
+        _, others, _, _ = socket.recv_fds(pair[1], 1, 1)
+        os.write(others[0], b"zz")
     print("closed", flush=True)
     os.read(0, 1)
 

@@ -49,8 +49,10 @@ mod mark {
     pub const OTHER: u8 = 8;
     /// No more waiting.
     pub const SPENT: u8 = 16;
-    /// The descriptor is on its way to the broker.
+    /// The broker has, or will have, a copy of the descriptor;
     pub const LENT: u8 = 32;
+    /// so may another program.
+    pub const GIVEN: u8 = 64;
 }
 
 static PATIENCE_US: AtomicU64 = AtomicU64::new(PEER_US);
@@ -249,8 +251,12 @@ pub(crate) fn unanswered() {
 
 /// Whether the broker still has a copy of the descriptor, as far as it has said, and nobody else was given one.
 pub(crate) fn is_lent(block: &Block) -> bool {
-    block.phase.load(Ordering::Relaxed) == phase::NOMINATED
-        && block.nomination.load(Ordering::Relaxed) & mark::LENT != 0
+    block.nomination.load(Ordering::Relaxed) & (mark::LENT | mark::GIVEN) == mark::LENT
+}
+
+/// The descriptor goes to other programs, or to code that does not know us.
+pub(crate) fn given(block: &Block) {
+    block.nomination.fetch_or(mark::GIVEN, Ordering::Relaxed);
 }
 
 /// The connection is being closed: what was said of it before is taken back.
