@@ -102,3 +102,14 @@ def test_a_large_write_finds_room_though_nobody_reads(world):
     assert pair.lane()["mode"] == "lane"
     assert pair.send_to_a_server_that_does_not_read(4 << 20) >= 128 << 10
     os.close(pair.server_orders)
+
+
+@pytest.mark.parametrize("how", ["tcp", "eager", "earned"])
+@pytest.mark.parametrize("rounds", [0, 7, 8, 9, 30])
+def test_what_is_closed_with_bytes_unread_is_reset(world, bed, how, rounds):
+    """Wherever they are: in a ring from which nothing was read so far, too (RFC 1122, 4.2.2.13)."""
+    accel = Accel(world, "tcp" if how == "tcp" else "both", ["--eager"] if how == "eager" else [])
+    client = accel.client("both", [bed / "unread", rounds])
+    assert client.finish() == "read ECONNRESET\nwrite EPIPE\n" * 20
+    if how == "eager":
+        until(lambda: accel.broker.stats().lanes == 20, lambda: f"all had lanes; have {accel.broker.stats()}")

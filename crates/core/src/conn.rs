@@ -343,7 +343,9 @@ pub fn at_exit() {
         }
         if alone {
             tap::over(conn.block);
-            if ring_bytes(conn) > 0 {
+            let half = &conn.block.rx;
+            let _guard = half.lock.lock();
+            if rx::dmb(half).is_some_and(|dmb| leaves_unread(half, &dmb)) {
                 reset_at_close(fd);
             }
             if eager::is_lent(conn.block) {
@@ -355,6 +357,13 @@ pub fn at_exit() {
             let _ = tenants::leave(conn.block);
         }
     }
+}
+
+/// Whether bytes of the lane are unread, also where none has been read yet. What was taken back is TCP's to judge. Under the receive lock.
+fn leaves_unread(half: &Half, dmb: &Dmb) -> bool {
+    matches!(half.mode.load(Ordering::Relaxed), mode::GRANTED | mode::LANE)
+        && dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed)
+        && !dmb.words().cons().has(Cursor::TAKEN)
 }
 
 /// As TCP does with unread data: the peer gets a reset (RFC 1122, 4.2.2.13).
@@ -537,10 +546,7 @@ fn end_receiving(conn: Conn, fd: i32, open: bool) {
     let _critical = critical();
     let _guard = half.lock.lock();
     if let Some(dmb) = rx::dmb(half) {
-        // What was taken back is TCP's to judge.
-        let unread = dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed)
-            && !dmb.words().cons().has(Cursor::TAKEN);
-        if open && unread && half.mode.load(Ordering::Relaxed) == mode::LANE {
+        if open && leaves_unread(half, &dmb) {
             reset_at_close(fd);
         }
         let _ = dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
