@@ -418,12 +418,13 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
             break;
         }
         waited = true;
+        // A peer that has closed will not come.
+        let comes = if reading.is_some() { libc::POLLIN | libc::POLLPRI } else { 0 };
         let mut fds = [
             libc::pollfd { fd: session::socket().unwrap_or(-1), events: libc::POLLIN, revents: 0 },
-            libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI, revents: 0 },
+            libc::pollfd { fd, events: libc::POLLRDHUP | comes, revents: 0 },
         ];
-        let watched = if reading.is_some() { &mut fds[..] } else { &mut fds[..1] };
-        let _ = sys::poll(watched, Some(SLICE_NS), core::ptr::null());
+        let _ = sys::poll(&mut fds, Some(SLICE_NS), core::ptr::null());
         session::pump();
         if reading.is_some() && conn::restarts_before().1 != interrupts {
             return Err(Errno::INTR);
