@@ -7,6 +7,7 @@ The first connection goes on until the client's standard input has a line; the s
 and after it sends something more.
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -32,16 +33,17 @@ def server(port):
         second.recv(1)
         second.sendall(b"!")
     second.sendall(b"more")  # unread by a client that does not want it
-    told, said = False, []
-    for _ in range(2):
-        try:
-            said.append(repr(second.recv(1)))
-            if not told:
-                second.sendall(b"more")
-        except OSError as error:
-            said.append(type(error).__name__)
-        told = True
-    print(*said, flush=True)
+    before = seen(second)
+    with contextlib.suppress(OSError):
+        second.sendall(b"more")
+    print(before, seen(second), flush=True)
+
+
+def seen(connection):
+    try:
+        return repr(connection.recv(1))
+    except OSError as error:
+        return type(error).__name__
 
 
 def client(port, how):

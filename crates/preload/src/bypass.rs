@@ -6,18 +6,9 @@ use libc::{aiocb, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
-use shunpike_core::{conn, process, rings};
+use shunpike_core::{process, rings};
 
-use crate::lifecycle::let_go;
-
-/// Takes `fd` off its lane, unread bytes and all.
-fn plain(fd: c_int, reason: Reason) {
-    if !table::is_none(fd)
-        && let Some(conn) = table::conn(fd)
-    {
-        conn::hand_over(conn, fd, reason);
-    }
-}
+use crate::lifecycle::{let_go, plain};
 
 extern "C" fn before_dprintf(fd: usize, _: usize) {
     plain(fd as c_int, Reason::Stdio);
@@ -27,8 +18,8 @@ stubs! { before_dprintf:
     dprintf, __dprintf_chk,
 }
 
-/// System calls that move bytes of their first argument, or end it.
-const ON_DESCRIPTORS: [c_long; 20] = [
+/// System calls that move bytes of their first argument, or name it anew.
+const ON_DESCRIPTORS: [c_long; 19] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -48,7 +39,6 @@ const ON_DESCRIPTORS: [c_long; 20] = [
     libc::SYS_dup,
     libc::SYS_dup2,
     libc::SYS_dup3,
-    libc::SYS_close,
 ];
 
 extern "C" fn before_prctl(option: usize, value: usize) {
@@ -69,15 +59,14 @@ extern "C" fn before_syscall(number: usize, fd: usize) {
         libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => return process::confine(),
         libc::SYS_prctl => return before_prctl(fd, 0),
         libc::SYS_io_uring_setup => return rings::set_up(),
+        // libuv closes so, whatever it closes.
+        libc::SYS_close => {
+            let_go(fd as c_int);
+            return;
+        }
         _ => {}
     }
-    if table::is_none(fd as c_int) || !ON_DESCRIPTORS.contains(&(number as c_long)) {
-        return;
-    }
-    if number as c_long == libc::SYS_close {
-        // libuv closes so, whatever it closes.
-        let_go(fd as c_int);
-    } else {
+    if !table::is_none(fd as c_int) && ON_DESCRIPTORS.contains(&(number as c_long)) {
         plain(fd as c_int, Reason::BypassedHooks);
     }
 }

@@ -76,10 +76,12 @@ fn leaves(fd: c_int, reason: Reason) {
     }
 }
 
-/// stdio reads and writes inside libc, where no hook sees it.
-fn stdio(fd: c_int) {
-    if let Some(conn) = table::conn(fd) {
-        conn::hand_over(conn, fd, Reason::Stdio);
+/// Takes `fd` off its lane, unread bytes and all, for code that no hook sees: stdio reads and writes inside libc.
+pub fn plain(fd: c_int, reason: Reason) {
+    if !table::is_none(fd)
+        && let Some(conn) = table::conn(fd)
+    {
+        conn::hand_over(conn, fd, reason);
     }
 }
 
@@ -124,8 +126,8 @@ fn matters(fd: c_int, level: c_int, name: c_int) -> bool {
 #[inline(never)]
 unsafe fn set_option(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_ULP) => stdlike(fd, Reason::Ktls),
-        (libc::IPPROTO_TCP, libc::TCP_REPAIR) => stdlike(fd, Reason::TcpRepair),
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => plain(fd, Reason::Ktls),
+        (libc::IPPROTO_TCP, libc::TCP_REPAIR) => plain(fd, Reason::TcpRepair),
         (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) if process::eager() => eager::deferring(fd),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) => leaves(fd, Reason::OptionUnsupported),
         _ => {}
@@ -303,21 +305,15 @@ hooks! {
         // A stream without a descriptor is no error.
         set_errno(errno);
         if !table::is_none(fd) {
-            stdio(fd);
+            plain(fd, Reason::Stdio);
             let_go(fd);
         }
         covered::fclose(stream)
     }
     /// fdopen(3)
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        if !table::is_none(fd) { stdio(fd); }
+        plain(fd, Reason::Stdio);
         covered::fdopen(fd, mode)
-    }
-}
-
-fn stdlike(fd: c_int, reason: Reason) {
-    if let Some(conn) = table::conn(fd) {
-        conn::hand_over(conn, fd, reason);
     }
 }
 
