@@ -77,7 +77,7 @@ impl Later {
         Self { slots: [None; LATER] }
     }
 
-    fn add(&mut self, conn: Conn, fd: i32) {
+    pub(crate) fn add(&mut self, conn: Conn, fd: i32) {
         if let Some(free) = self.slots.iter_mut().find(|slot| slot.is_none()) {
             *free = Some((conn, fd));
             session::look_soon();

@@ -67,6 +67,10 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         block.retry_at.store(session.ready_at(), Ordering::Relaxed);
         return conn::note(block, Reason::NoBroker);
     }
+    // The broker's welcome has what waits for it nominated (`eager::catch_up`): this one, too.
+    if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
+        return;
+    }
     if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
         block.phase.store(phase::DONE, Ordering::Relaxed);
         return conn::note(block, reason);

@@ -1,6 +1,12 @@
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
-use shunpike_wire::session::Expected;
+use rustix::io::IoSlice;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
+};
+use shunpike_wire::session::{Expected, MAX, MAX_UEIDS, VERSION, Welcome};
 
 use super::*;
 use crate::table::Entry;
@@ -50,4 +56,70 @@ fn what_is_said_of_an_earlier_nomination_is_not_of_the_next() {
     // Of a link group that is not known here: that match is left, too.
     assert_ne!(id_of(block), Some(now));
     table::take(fd);
+}
+
+/// What waits for the broker is nominated when its welcome is read. Where that is in the middle of nominating such a connection, the broker
+/// would hear of it twice, and either end would give up the match that the other is in.
+#[test]
+fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
+    let mut session = crate::session::lock();
+    assert!(table::init());
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("broker");
+    let seqpacket = || rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    let listener = seqpacket();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).expect("a path")).expect("to bind");
+    rustix::net::listen(&listener, 1).expect("to listen");
+    crate::session::configure(path.as_os_str().as_encoded_bytes());
+
+    let server = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let socket = TcpStream::connect(server.local_addr().expect("its address")).expect("a connection");
+    let fd = socket.as_raw_fd();
+    let conn = process::allocate().map(Conn::new).expect("a block");
+    table::set(fd, Entry::Conn(conn));
+
+    nominate_in(&mut session, conn, fd);
+    session.later.add(conn, fd);
+    let broker = rustix::net::accept(&listener).expect("a session");
+    welcome(broker.as_fd());
+    // The library looks at the socket seldom while nothing comes.
+    let until = Instant::now() + Duration::from_secs(10);
+    while conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED && Instant::now() < until {
+        nominate_in(&mut session, conn, fd);
+    }
+
+    let mut nominations = 0;
+    let mut bytes = [0; MAX];
+    while let Ok((len, _)) = rustix::net::recv(&broker, &mut bytes, RecvFlags::DONTWAIT) {
+        let message = ToBroker::decode(&bytes[..len]).expect("a message of ours");
+        nominations += u32::from(matches!(message, ToBroker::Nominate { .. }));
+    }
+    assert_eq!(nominations, 1);
+    table::take(fd);
+}
+
+/// What a broker answers to a Hello.
+fn welcome(socket: rustix::fd::BorrowedFd<'_>) {
+    let message = FromBroker::Welcome(Welcome {
+        version: VERSION,
+        peer_id: [0; 8],
+        gid: 1,
+        chid: 0xffff,
+        seid_enabled: false,
+        seid: [0; 32],
+        ueid_count: 0,
+        ueids: [[0; 32]; MAX_UEIDS],
+    });
+    let mut bytes = [0; MAX];
+    let len = message.encode(&mut bytes).expect("room");
+    let pages = ["session", "knobs"].map(|name| region::create_published(name, PAGE).expect("memory"));
+    // SAFETY: a fresh page, as large as the knobs.
+    let knobs = unsafe { &*pages[1].1.base().cast::<shunpike_shm::pages::KnobPage>() };
+    knobs.active.store(1, Ordering::Relaxed);
+    let fds = pages.each_ref().map(|(memory, _)| memory.as_fd());
+    let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes[..len])], &mut control, SendFlags::empty());
+    assert_eq!(sent, Ok(len));
 }
