@@ -3,10 +3,11 @@ the broker can prove with which capabilities."""
 
 import json
 import shutil
+import sys
 
 import pytest
 
-from harness import BINARY, LIBRARY, Accel
+from harness import BINARY, LIBRARY, Accel, programs
 from netns import join, namespace, needs_root
 from procs import finish_together, free_port, until
 
@@ -108,3 +109,17 @@ def test_what_each_capability_is_for(world, bed, who, sees, across):
     else:
         stats = until(lambda: (now := broker.stats()).fallback >= 4 and now, lambda: f"fallbacks; have {broker.stats()}")
         assert stats.lanes == 4 and stats.reasons.get("awaiting_peer", 0) >= 4, stats
+
+
+def test_an_end_that_sleeps_is_asked_again(world):
+    """Two programs in one namespace, a broker without capabilities in another: it cannot ask the kernel whether the earlier nomination
+    still holds. It asks that end again, which may be asleep by then, and tells the other one to wait, whose writes do not block."""
+    netns, broker = namespace(world, "a"), world.broker(prefix=NONE)
+    accel, port = Accel(world, "tcp", ["--eager"]), free_port()
+    program = [sys.executable, programs() / "asleep.py"]
+    start = lambda *argv: accel.start(argv[0], [*program, *argv], True, broker=broker, netns=netns)
+    server = start("server", port).wait_listening(port)
+    out = start("client", port, 11).finish()
+    server.stop()
+    # Before, each write waited in vain, as long as that may take of a process's time: five lanes at most.
+    assert broker.stats().lanes >= 9, (broker.stats(), out)

@@ -16,7 +16,7 @@ use crate::policy::{Identity, Policy};
 use parking::Parking;
 use room::{Holder, Promises};
 use rustix::fd::OwnedFd;
-use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role};
+use shunpike_wire::session::{ClcBytes, ConnId, Expected, FromBroker, Role};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -168,7 +168,11 @@ impl Exchange {
                 let other = self.members.get(&session);
                 other.is_some_and(|other| self.policy.permits(&asking.identity, &other.identity))
             };
-            let expected = self.expectations.other_end(party.session, role, facts.tuple, permitted);
+            let expected = match self.matching.asked_again(&facts).filter(|early| permitted(early.session)) {
+                Some(early) if early.session == party.session => Expected::Own,
+                Some(_) => Expected::Other,
+                None => self.expectations.other_end(party.session, role, facts.tuple, permitted),
+            };
             tracing::debug!(%party, ?expected, "waits");
             self.post(party.session, FromBroker::Waiting { conn: party.conn, expected });
         }

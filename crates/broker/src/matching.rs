@@ -229,6 +229,12 @@ impl Matching {
         self.again(early, Reason::Sync)
     }
 
+    /// The end with the addresses opposite to `facts`, where it is to nominate anew before it can be matched.
+    pub fn asked_again(&self, facts: &Facts) -> Option<Party> {
+        let opposite = self.at(facts.tuple.mirrored()).into_iter();
+        opposite.filter(|(_, seen)| !seen.waiting && same_netns(&seen.facts, facts)).map(|(party, _)| party).next()
+    }
+
     /// Whether `party`, proved just now, had been asked again for the sake of `other`, and its socket is the same.
     pub fn is_vindicated(&self, party: Party, facts: &Facts, other: Party) -> bool {
         self.entries.get(&party).is_some_and(|entry| entry.doubted == Some((other, facts.cookie)))

@@ -53,6 +53,8 @@ mod mark {
     pub const LENT: u8 = 32;
     /// so may another program.
     pub const GIVEN: u8 = 64;
+    /// It was nominated anew without a call of the program.
+    pub const REPEATED: u8 = 128;
 }
 
 static PATIENCE_US: AtomicU64 = AtomicU64::new(PEER_US);
@@ -224,6 +226,15 @@ pub(crate) fn again(session: &mut Session, conn: Conn, fd: i32, reason: Reason, 
     conn.block.phase.store(phase::WATCHED, Ordering::Relaxed);
     session.later.add(conn, fd);
     true
+}
+
+/// The broker wants to look at the connection once more. A sleeping process has no call to nominate it in, and a peer that waits for the
+/// lane: the first time, it is not left to the next call.
+pub(crate) fn asked_again(session: &mut Session, conn: Conn, fd: i32) {
+    let marks = &conn.block.nomination;
+    if is_possible(conn.block) && marks.fetch_or(mark::REPEATED, Ordering::Relaxed) & mark::REPEATED == 0 {
+        session.later.add(conn, fd);
+    }
 }
 
 /// The connection has been nominated.

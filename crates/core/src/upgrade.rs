@@ -123,10 +123,11 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
             );
         }
         FromBroker::Again { conn } => {
-            if let Some((conn, _)) = conn_of(conn) {
+            if let Some((conn, fd)) = conn_of(conn) {
                 let block = conn.block;
                 if block.phase.load(Ordering::Relaxed) == phase::NOMINATED {
                     go_on(block, phase::WATCHED);
+                    eager::asked_again(session, conn, fd);
                 }
             }
         }

@@ -297,11 +297,15 @@ fn an_earlier_nomination_is_matched_when_its_socket_lasts() {
         let nominate = |exchange: &mut Exchange, end, role, proof: Proof, holds: bool| {
             let Proof::Proved(facts) = proof else { panic!("{proof:?}") };
             exchange.confront(end, &facts, |_| holds);
-            exchange.nominate(end, role, proof, false);
+            exchange.nominate(end, role, proof, true);
+            exchange.answer(exchange.unanswered());
         };
+        let waiting = |expected| FromBroker::Waiting { conn: ConnId(1), expected };
         nominate(&mut exchange, early, Role::Client, facts(1, 80), false);
+        assert_eq!(posts_to(&mut exchange, 1), [waiting(Expected::Nobody)]);
         nominate(&mut exchange, late, Role::Server, facts(2, 80), false);
         assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Again { conn: early.conn }]);
+        assert_eq!(posts_to(&mut exchange, 2), [waiting(Expected::Other)], "the early one is to come again");
         assert!(exchange.is_waiting(late) && exchange.peer(late).is_none());
         let Proof::Proved(mut again) = facts(1, 80) else { panic!("facts") };
         again.cookie += if lasts { 0 } else { 1 << 32 };

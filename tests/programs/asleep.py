@@ -1,0 +1,34 @@
+"""asleep.py server PORT | client PORT COUNT: a server that waits for all its connections in one epoll set, and a client that says
+how long the first write on each of COUNT connections takes, milliseconds; its sockets do not block."""
+
+import select
+import socket
+import sys
+import time
+
+role, port = sys.argv[1], int(sys.argv[2])
+if role == "client":
+    for _ in range(int(sys.argv[3])):
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.setblocking(False)
+            began = time.monotonic()
+            sock.send(b"first")
+            print((time.monotonic() - began) * 1000)
+            select.select([sock], [], [])
+            assert sock.recv(9) == b"first"
+    sys.exit()
+with socket.create_server(("127.0.0.1", port)) as listener, select.epoll() as waiting:
+    waiting.register(listener, select.EPOLLIN)
+    socks = {}
+    while True:
+        for fd, _ in waiting.poll():
+            if fd == listener.fileno():
+                sock, _ = listener.accept()
+                sock.setblocking(False)
+                socks[sock.fileno()] = sock
+                waiting.register(sock, select.EPOLLIN)
+            elif data := socks[fd].recv(9):
+                socks[fd].send(data)
+            else:
+                waiting.unregister(fd)
+                socks.pop(fd).close()
