@@ -232,7 +232,10 @@ impl Matching {
     /// The end with the addresses opposite to `facts`, where it is to nominate anew before it can be matched.
     pub fn asked_again(&self, facts: &Facts) -> Option<Party> {
         let opposite = self.at(facts.tuple.mirrored()).into_iter();
-        opposite.filter(|(_, seen)| !seen.waiting && same_netns(&seen.facts, facts)).map(|(party, _)| party).next()
+        opposite
+            .filter(|(_, seen)| !seen.waiting && same_netns(&seen.facts, facts))
+            .map(|(party, _)| party)
+            .next()
     }
 
     /// Whether `party`, proved just now, had been asked again for the sake of `other`, and its socket is the same.

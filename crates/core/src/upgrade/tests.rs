@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::IoSlice;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType,
 };
 use shunpike_wire::session::{Expected, MAX, MAX_UEIDS, VERSION, Welcome};
 
@@ -66,7 +67,8 @@ fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
     assert!(table::init());
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("broker");
-    let seqpacket = || rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    let seqpacket =
+        || rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     let listener = seqpacket();
     rustix::net::bind(&listener, &SocketAddrUnix::new(&path).expect("a path")).expect("to bind");
     rustix::net::listen(&listener, 1).expect("to listen");
