@@ -112,6 +112,17 @@ def test_who_does_not_want_to_block_is_not_kept_from_others(both):
     assert first > 90 and statistics.median(others) < 5, out
 
 
+@pytest.mark.parametrize("option", [("TCP_QUICKACK", 0), ("TCP_DEFER_ACCEPT", 1)], ids=lambda option: option[0])
+def test_no_lane_is_waited_for_where_the_server_cannot_accept(both, option):
+    """The kernel holds the last part of the client's handshake back until it sends something: who waits for a lane waits in vain."""
+    accel, port = both(), free_port()
+    program = [sys.executable, programs() / "asleep.py"]
+    server = accel.server("server", [*program, "server", port]).wait_listening(port)
+    out = accel.client("client", [*program, "client", port, 1, *option]).finish()
+    server.stop()
+    assert float(out) < 50, out
+
+
 def test_no_common_eid(both, bed):
     accel = both()
     accel.broker.tool("ueid", "flush")

@@ -1,5 +1,6 @@
-"""asleep.py server PORT | client PORT COUNT: a server that waits for all its connections in one epoll set, and a client that says
-how long the first write on each of COUNT connections takes, milliseconds; its sockets do not block."""
+"""asleep.py server PORT | client PORT COUNT [OPTION VALUE]: a server that waits for all its connections in one epoll set, and a client
+that says how long the first write on each of COUNT connections takes, milliseconds. Its sockets do not block. OPTION: of TCP, set
+before it connects."""
 
 import select
 import socket
@@ -9,7 +10,10 @@ import time
 role, port = sys.argv[1], int(sys.argv[2])
 if role == "client":
     for _ in range(int(sys.argv[3])):
-        with socket.create_connection(("127.0.0.1", port)) as sock:
+        with socket.socket() as sock:
+            if options := sys.argv[4:]:
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, options[0]), int(options[1]))
+            sock.connect(("127.0.0.1", port))
             sock.setblocking(False)
             began = time.monotonic()
             sock.send(b"first")

@@ -449,6 +449,13 @@ pub fn counts(fd: i32, opener: bool) -> Result<Counts, Errno> {
     Err(Errno::AGAIN)
 }
 
+/// Whether the kernel holds the last part of a client's handshake back for its first bytes, without which no server can accept: it has
+/// sent nothing but the SYN (tcp_rcv_synsent_state_process, net/ipv4/tcp_input.c).
+pub fn is_held_back(fd: i32) -> bool {
+    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
+        .is_ok_and(|info: TcpInfo| info.state == 1 && info.segs_out == 1)
+}
+
 /// struct tcp_info of include/uapi/linux/tcp.h, as far as we read it.
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -457,6 +464,7 @@ struct TcpInfo {
     _to_acked: [u8; 119],
     acked: u64,
     received: u64,
+    segs_out: u32,
 }
 
 const _: () = assert!(core::mem::offset_of!(TcpInfo, acked) == 120);
