@@ -1,0 +1,81 @@
+use super::*;
+
+#[test]
+fn buckets_are_those_of_smc_tools() {
+    let of = |n| bucket(n);
+    assert_eq!([of(1), of(8192), of(8193), of(16384)], [0, 0, 1, 1]);
+    assert_eq!([of(512 << 10), of((512 << 10) + 1), of(usize::MAX)], [6, 7, 7]);
+}
+
+#[test]
+fn buckets_of_wake_ups_double() {
+    let of = |us| wake_bucket(us);
+    assert_eq!([of(0), of(1), of(2), of(3), of(4)], [0, 1, 2, 2, 3]);
+    assert_eq!([of(16383), of(16384), of(u64::MAX)], [14, 15, 15]);
+}
+
+#[test]
+fn a_released_block_is_found_again_with_another_identity() {
+    let arena = Arena::create(1).expect("memfd");
+    let first = arena.allocate().expect("free block");
+    let identity = || (first.uses.load(Ordering::Relaxed), first.name.load(Ordering::Relaxed));
+    let (uses, name) = identity();
+    first.free();
+    let all: Vec<_> = (0..BLOCKS).filter_map(|_| arena.allocate()).collect();
+    assert_eq!(all.len(), BLOCKS);
+    assert!(arena.allocate().is_none(), "every block is taken");
+    assert_eq!(identity(), (uses + 1, name + 1));
+}
+
+#[test]
+fn a_prepared_block_is_nobodys_and_not_free() {
+    let arena = Arena::create(1).expect("memfd");
+    let block = arena.prepare().expect("free block");
+    assert!(!block.is_held());
+    let all = (0..BLOCKS).filter_map(|_| arena.allocate());
+    assert!(all.into_iter().all(|other| !core::ptr::eq(other, block)));
+    block.take();
+    assert!(block.is_held() && block.leave(1));
+}
+
+#[test]
+fn the_last_holder_is_told_so_and_only_that_one() {
+    let arena = Arena::create(1).expect("memfd");
+    let block = arena.allocate().expect("free block");
+    block.holders.fetch_or(0b110, Ordering::Relaxed);
+    assert!(!block.leave(0b010) && !block.leave(0b001));
+    assert!(block.leave(0b100) && block.leave(0b100), "its own until it is freed");
+    block.free();
+    assert_eq!(block.holders.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn addresses_come_back_as_noted() {
+    let arena = Arena::create(1).expect("memfd");
+    let block = arena.allocate().expect("free block");
+    for (local, remote) in [("10.0.0.1:80", "192.168.7.9:65535"), ("[fe80::1:2]:1", "[::1]:2")] {
+        let pair = (local.parse().expect("address"), remote.parse().expect("address"));
+        block.set_addresses(pair.0, pair.1);
+        assert_eq!(block.addresses(), pair);
+    }
+}
+
+#[test]
+fn a_look_at_an_untouched_arena_allocates_nothing() {
+    let arena = Arena::create(1).expect("memfd");
+    arena.header().high.store(BLOCKS as u32, Ordering::Relaxed);
+    let view = ArenaView::map(arena.fd()).expect("sealed");
+    let before = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks;
+    let seen = view.blocks().filter(|block| block.is_held()).count();
+    assert_eq!(seen, 0);
+    assert!(view.block(BLOCKS as u32 - 1).is_none());
+    let grown = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks - before;
+    assert!(grown * 512 <= 2 * HEADER as i64, "{grown} blocks");
+}
+
+#[test]
+fn a_view_refuses_memory_that_could_shrink() {
+    let fd = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+    rustix::fs::ftruncate(&fd, SIZE as u64).expect("size");
+    assert!(ArenaView::map(&fd).is_err());
+}
