@@ -148,18 +148,16 @@ impl Matching {
             _ => return Counterpart::Ambiguous(known),
         }
         let differ = |c: &Seen| facts.sequences.is_some() && c.facts.sequences.is_some();
-        let candidates = self.at(facts.tuple.mirrored());
-        let near = candidates.iter().find(|(_, c)| c.waiting && same_netns(&c.facts, facts));
-        if let Some((peer, c)) = near {
-            let is_peer = !differ(c) && follows(&c.facts, facts);
+        if let Some((peer, c)) = self.near(facts).find(|(_, c)| c.waiting) {
+            let is_peer = !differ(&c) && follows(&c.facts, facts);
             // If not, it nominated an earlier connection of the same addresses.
-            return if is_peer { Counterpart::Proved(*peer) } else { Counterpart::Stale(*peer) };
+            return if is_peer { Counterpart::Proved(peer) } else { Counterpart::Stale(peer) };
         }
         if !self.across || facts.tuple.is_loopback() {
             return Counterpart::None;
         }
-        let far: Vec<_> =
-            candidates.into_iter().filter(|(_, c)| !differ(c) && could_be_peers(&c.facts, facts)).collect();
+        let opposite = self.at(facts.tuple.mirrored()).into_iter();
+        let far: Vec<_> = opposite.filter(|(_, c)| !differ(c) && could_be_peers(&c.facts, facts)).collect();
         let mut rivals = self.at(facts.tuple);
         rivals.retain(|(_, rival)| rival.facts.cookie != facts.cookie);
         match (far.as_slice(), rivals.as_slice()) {
@@ -216,9 +214,8 @@ impl Matching {
     /// was made. Its socket may have been closed since, and its addresses be another's.
     pub fn opposite(&self, facts: &Facts) -> Option<(Party, Facts)> {
         let numbered = |c: &Seen| facts.sequences.is_some() && c.facts.sequences.is_some();
-        let candidates = self.at(facts.tuple.mirrored()).into_iter();
-        let near = |(_, c): &(Party, Seen)| c.waiting && same_netns(&c.facts, facts) && !numbered(c);
-        candidates.filter(near).map(|(party, seen)| (party, seen.facts)).next()
+        let found = self.near(facts).find(|(_, c)| c.waiting && !numbered(c));
+        found.map(|(party, seen)| (party, seen.facts))
     }
 
     /// Asks `early` again, now that `late` has come: proved before and after, its socket held the addresses in between.
@@ -231,11 +228,7 @@ impl Matching {
 
     /// The end with the addresses opposite to `facts`, where it is to nominate anew before it can be matched.
     pub fn asked_again(&self, facts: &Facts) -> Option<Party> {
-        let opposite = self.at(facts.tuple.mirrored()).into_iter();
-        opposite
-            .filter(|(_, seen)| !seen.waiting && same_netns(&seen.facts, facts))
-            .map(|(party, _)| party)
-            .next()
+        self.near(facts).find(|(_, seen)| !seen.waiting).map(|(party, _)| party)
     }
 
     /// Whether `party`, proved just now, had been asked again for the sake of `other`, and its socket is the same.
@@ -315,6 +308,11 @@ impl Matching {
     fn at(&self, tuple: Tuple) -> Vec<(Party, Seen)> {
         let parties = self.tuples.get(&tuple).map_or(&[][..], Vec::as_slice);
         parties.iter().filter_map(|party| Some((*party, self.seen(*party)?))).collect()
+    }
+
+    /// Those with the addresses opposite to `facts`, of the same namespace.
+    fn near(&self, facts: &Facts) -> impl Iterator<Item = (Party, Seen)> {
+        self.at(facts.tuple.mirrored()).into_iter().filter(|(_, seen)| same_netns(&seen.facts, facts))
     }
 
     fn enter(&mut self, party: Party, seen: Seen) {

@@ -405,10 +405,6 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
     {
         return Ok(conn);
     }
-    if reading.is_none() && conn::opener(conn.block) && sys::is_held_back(fd) {
-        conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
-        return Ok(conn);
-    }
     let (begin, interrupts) = (clock::ticks(), conn::restarts_before().1);
     let patience = PATIENCE_US.load(Ordering::Relaxed);
     let longest = if blocks { u64::MAX } else { allowance(clock::ticks()) };
@@ -430,6 +426,11 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
             if longest >= most.min(SHORT_US) {
                 give_up(cause, patience);
             }
+            break;
+        }
+        // A server that cannot accept before it has these bytes.
+        if !waited && reading.is_none() && conn::opener(conn.block) && sys::is_held_back(fd) {
+            conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
             break;
         }
         waited = true;
