@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use shunpike_shm::lane::Dmb;
 
-use crate::user;
+use crate::user::{self, Stores};
 
 /// Most iovecs that one kernel call of ours passes on; a longer vector gives a short count, as it may.
 const KERNEL_IOV: usize = 32;
@@ -86,21 +86,21 @@ impl<'a> Bufs<'a> {
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; KERNEL_IOV]
     }
 
-    /// Copies up to `len` of the next bytes into the ring at `offset`. Errors: EFAULT when one of the buffers cannot be
+    /// Copies up to `len` of the next bytes into the ring at `offset`, by these stores. Errors: EFAULT when one of the buffers cannot be
     /// read, ENOMEM when the system has no memory for the ring (a fault there, too); nothing counts as copied then.
     ///
     /// # Safety
     /// `len` is at most the window and the stretch is the caller's.
     #[inline]
-    pub unsafe fn fill(&self, dmb: &Dmb, mut offset: u64, len: usize) -> Result<(), Errno> {
+    pub unsafe fn fill(&self, dmb: &Dmb, mut offset: u64, len: usize, stores: Stores) -> Result<(), Errno> {
         for (base, n) in self.stretches(len) {
             let (to, room) = dmb.span(offset);
             let first = n.min(room);
             // SAFETY: `first` bytes fit before the window's end, the rest from its beginning; the stretch is the caller's.
-            unsafe { user::copy(to, base, first) }.map_err(|fault| blame(fault, dmb))?;
+            unsafe { user::copy_by(stores, to, base, first) }.map_err(|fault| blame(fault, dmb))?;
             if n > first {
                 // SAFETY: as above.
-                unsafe { user::copy(dmb.span(0).0, base.wrapping_add(first), n - first) }
+                unsafe { user::copy_by(stores, dmb.span(0).0, base.wrapping_add(first), n - first) }
                     .map_err(|fault| blame(fault, dmb))?;
             }
             offset += n as u64;

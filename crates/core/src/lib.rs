@@ -16,6 +16,7 @@ pub mod express;
 pub mod link;
 pub mod mutex;
 mod outbox;
+mod pace;
 pub mod peek;
 pub mod plain;
 pub mod poll;

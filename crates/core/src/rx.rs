@@ -16,11 +16,11 @@ use news::Wait;
 
 use crate::bufs::Bufs;
 use crate::conn::{self, Outcome};
+use crate::pace::{self, Way};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
-use crate::zerocopy::pace;
 use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, session, sys};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
@@ -268,8 +268,8 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let lent = words.lent().0 != known;
     let delivered = if lent {
         lent_bytes(conn, &dmb, bufs, (offset, prod.offset()), n, flags)
-    } else if known != 0 {
-        borrowing::from_ring(half, &dmb, bufs, offset, n, flags)
+    } else if pace::is_sample(offset, n) {
+        timed(half, &dmb, bufs, offset, n, flags)
     } else {
         peek::deliver(half, &dmb, bufs, offset, n, flags).map(|()| n).map_err(Failure::Errno)
     };
@@ -298,6 +298,26 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         }
         Err(_) => taken(conn, &dmb, prod, at, fd),
     }
+}
+
+/// From the ring, and what that takes is told to the sender.
+#[cold]
+fn timed(
+    half: &Half,
+    dmb: &Dmb,
+    bufs: &Bufs<'_>,
+    offset: u64,
+    n: usize,
+    flags: i32,
+) -> Result<usize, Failure> {
+    let deliver = || peek::deliver(half, dmb, bufs, offset, n, flags).map(|()| n);
+    // What is only looked at, or thrown away, is not copied once.
+    let copied = match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
+        0 => pace::timed(half, Way::Ring, deliver),
+        _ => deliver(),
+    };
+    pace::tell(half, dmb.words());
+    copied.map_err(Failure::Errno)
 }
 
 /// From the ring and from the sender's memory, as it has lent some.

@@ -1,6 +1,7 @@
 //! Sending: kernel TCP, then the ring, and back (models/lane.pml, A).
 
 mod room;
+pub(crate) mod stores;
 
 use std::sync::atomic::Ordering;
 
@@ -21,8 +22,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::lending;
-use crate::zerocopy::pace::{self, Way};
-use crate::{ahead, clock, cork, eager, plain, process, session, sys, tap, window, zerocopy};
+use crate::{ahead, clock, cork, eager, plain, process, session, sys, tap, user, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -89,11 +89,11 @@ impl Source<'_> {
     }
 
     /// Puts up to `n` bytes into the ring at `at`; returns how many.
-    fn fill(&self, dmb: &Dmb, at: u64, n: usize) -> Result<usize, Errno> {
+    fn fill(&self, dmb: &Dmb, at: u64, n: usize, stores: user::Stores) -> Result<usize, Errno> {
         match self {
             Source::Memory(bufs) => {
                 // SAFETY: n is at most what is free in the ring, and the send lock makes the stretch ours.
-                unsafe { bufs.fill(dmb, at, n) }.map(|()| n)
+                unsafe { bufs.fill(dmb, at, n, stores) }.map(|()| n)
             }
             Source::File { fd, offset, .. } => {
                 let (to, room) = dmb.span(at);
@@ -323,10 +323,10 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if n < lending::LEAST_PART {
         from = core::ptr::null();
     }
-    let done = if call.is_noticed() {
-        put_or_lend(half, &dmb, source, offset, n, from)
-    } else {
+    let done = if from.is_null() {
         put(half, &dmb, source, offset, n)
+    } else {
+        lending::lend(half, &dmb, from, n, offset)
     };
     let n = match done {
         Ok(n) => n,
@@ -405,33 +405,15 @@ fn violated(conn: Conn, fd: i32) -> Step {
 #[inline]
 fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Result<usize, Errno> {
     match half.sndbuf.load(Ordering::Relaxed) {
-        0 => source.fill(dmb, offset, n),
+        0 => stores::fill(half, source, dmb, offset, n),
         sndbuf => {
             // SAFETY: `begin` made a private send buffer of the DMB's own layout and capacity.
             let staged = unsafe { Dmb::at(sndbuf, dmb.capacity()) };
             let staged = staged.with_window(dmb.window()).unwrap_or(staged);
-            let n = source.fill(&staged, offset, n)?;
+            let n = source.fill(&staged, offset, n, user::Stores::Cached)?;
             crate::device::move_data(dmb, &staged, offset, n);
             Ok(n)
         }
-    }
-}
-
-/// The same for a call that gets a notice: lends from `from`, or copies where that is null, and times it.
-#[cold]
-#[inline(never)]
-fn put_or_lend(
-    half: &Half,
-    dmb: &Dmb,
-    source: &Source<'_>,
-    offset: u64,
-    n: usize,
-    from: *const u8,
-) -> Result<usize, Errno> {
-    if from.is_null() {
-        pace::timed(half, Way::Ring, (offset, n), || put(half, dmb, source, offset, n))
-    } else {
-        lending::lend(half, dmb, from, n, offset)
     }
 }
 

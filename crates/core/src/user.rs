@@ -31,6 +31,37 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, n: usize) -> Result<(), Fault> 
     if unsafe { copy_noted(to, from, n, &raw const thread.recover) } { Ok(()) } else { Err(fault(thread)) }
 }
 
+/// How a copy is written.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Stores {
+    /// Through the caches.
+    Cached,
+    /// Past them, to memory, where it is long enough. Ordered before all that is written later, as other stores are.
+    Past,
+}
+
+/// Fewest bytes that are copied past the caches.
+const PAST_LEAST: usize = 128;
+
+/// `copy` by these stores.
+///
+/// # Safety
+/// As for `copy`.
+#[inline]
+pub unsafe fn copy_by(stores: Stores, to: *mut u8, from: *const u8, n: usize) -> Result<(), Fault> {
+    if stores == Stores::Cached || n < PAST_LEAST {
+        // SAFETY: the caller's word for it.
+        return unsafe { copy(to, from, n) };
+    }
+    let thread = tls::thread();
+    // SAFETY: as in `copy`; it is long enough.
+    if unsafe { copy_past_noted(to, from, n, &raw const thread.recover) } {
+        Ok(())
+    } else {
+        Err(fault(thread))
+    }
+}
+
 #[cold]
 fn fault(thread: &tls::Thread) -> Fault {
     Fault(thread.fault.load(Ordering::Relaxed) as usize)
@@ -293,6 +324,74 @@ unsafe extern "C" fn copy_noted(
     )
 }
 
+/// `copy_noted` by stores that go past the caches, for at least [`PAST_LEAST`] bytes: whole lines of `to`, what is before and behind them
+/// as ever. Such stores are ordered among each other and with others by `sfence` only, which comes before it returns.
+#[unsafe(naked)]
+unsafe extern "C" fn copy_past_noted(
+    to: *mut u8,
+    from: *const u8,
+    n: usize,
+    recover: *const std::sync::atomic::AtomicU64,
+) -> bool {
+    core::arch::naked_asm!(
+        "lea rax, [rip + 28f]",
+        "push rax",
+        "push qword ptr [rcx]",
+        "mov [rcx], rsp",
+        // Up to a line of `to`, by the first 64 bytes.
+        "mov rax, rdi",
+        "neg rax",
+        "and eax, 63",
+        "jz 22f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + 32]",
+        "movups xmm3, [rsi + 48]",
+        "movups [rdi], xmm0",
+        "movups [rdi + 16], xmm1",
+        "movups [rdi + 32], xmm2",
+        "movups [rdi + 48], xmm3",
+        "add rdi, rax",
+        "add rsi, rax",
+        "sub rdx, rax",
+        "22:",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + 32]",
+        "movups xmm3, [rsi + 48]",
+        "movntps [rdi], xmm0",
+        "movntps [rdi + 16], xmm1",
+        "movntps [rdi + 32], xmm2",
+        "movntps [rdi + 48], xmm3",
+        "add rdi, 64",
+        "add rsi, 64",
+        "sub rdx, 64",
+        "cmp rdx, 64",
+        "jae 22b",
+        "test edx, edx",
+        "jz 26f",
+        // The rest, by the last 64 bytes.
+        "movups xmm0, [rsi + rdx - 64]",
+        "movups xmm1, [rsi + rdx - 48]",
+        "movups xmm2, [rsi + rdx - 32]",
+        "movups xmm3, [rsi + rdx - 16]",
+        "movups [rdi + rdx - 64], xmm0",
+        "movups [rdi + rdx - 48], xmm1",
+        "movups [rdi + rdx - 32], xmm2",
+        "movups [rdi + rdx - 16], xmm3",
+        "26:",
+        "sfence",
+        "pop qword ptr [rcx]",
+        "pop rax",
+        "mov eax, 1",
+        "ret",
+        "28:",
+        "sfence",
+        "xor eax, eax",
+        "ret",
+    )
+}
+
 /// What `load_noted` returns in registers.
 #[repr(C)]
 struct Loaded {
@@ -413,20 +512,37 @@ mod tests {
         let from: Vec<u8> = (0..4 * PAGE).map(|at| (at * 31 % 251) as u8).collect();
         let mut to = vec![0u8; 6 * PAGE];
         let begin = to.as_ptr().align_offset(PAGE) + from.as_ptr() as usize % PAGE;
-        for n in (0..=70).chain([LONG - 1, LONG, LONG + 1, LONG + 63, LONG + 64, 3 * PAGE + 17]) {
+        for n in (0..=70).chain(PAST_LEAST - 1..PAST_LEAST + 130).chain([
+            LONG - 1,
+            LONG,
+            LONG + 1,
+            LONG + 63,
+            LONG + 64,
+            3 * PAGE + 17,
+        ]) {
             for ahead in [0, 1, 8, 16, 31, 32, 63, 64, 65, PAGE - 16] {
-                to.fill(255);
                 let at = begin + ahead;
-                // SAFETY: both are ours, and long enough.
-                unsafe { copy(to[at..].as_mut_ptr(), from.as_ptr(), n) }.expect("no fault");
-                assert!(to[at..at + n] == from[..n], "{n} {ahead}");
-                assert!(to[..at].iter().chain(&to[at + n..]).all(|&byte| byte == 255), "{n} {ahead}");
+                for (stores, skip) in [(Stores::Cached, 0), (Stores::Past, 0), (Stores::Past, 5)] {
+                    to.fill(255);
+                    // SAFETY: both are ours, and long enough.
+                    unsafe { copy_by(stores, to[at..].as_mut_ptr(), from[skip..].as_ptr(), n) }
+                        .expect("no fault");
+                    let case = (n, ahead, stores, skip);
+                    assert!(to[at..at + n] == from[skip..skip + n], "{case:?}");
+                    assert!(to[..at].iter().chain(&to[at + n..]).all(|&byte| byte == 255), "{case:?}");
+                }
             }
         }
         let nowhere = core::ptr::without_provenance_mut::<u8>(PAGE + from.as_ptr() as usize % PAGE + 16);
         for n in [1, 4, 8, 16, 32, 33, LONG] {
             // SAFETY: nothing is mapped there, or it is ours.
             let failed = unsafe { [copy(nowhere, from.as_ptr(), n), copy(to.as_mut_ptr(), nowhere, n)] };
+            assert!(failed.iter().all(|one| one.is_err_and(|Fault(at)| at >= nowhere as usize)), "{n}");
+            // SAFETY: as above.
+            let failed = unsafe {
+                let past = |to, from| copy_by(Stores::Past, to, from, n);
+                [past(nowhere, from.as_ptr()), past(to.as_mut_ptr(), nowhere)]
+            };
             assert!(failed.iter().all(|one| one.is_err_and(|Fault(at)| at >= nowhere as usize)), "{n}");
         }
     }

@@ -5,14 +5,14 @@
 //! net/core/dev.c), and only such a peer has a lane: so it is no loss that calls are still ours for a while after a lane
 //! has gone (see shm's `notices` for who numbers them, and when).
 //!
-//! Here: a call, its notice, and who is woken by it. `pace`: whether lending is the quicker way. `errqueue`: how the program reads
+//! Here: a call, its notice, and who is woken by it. `choice`: whether lending is the quicker way. `errqueue`: how the program reads
 //! the notices.
 
 pub mod borrowing;
+pub(crate) mod choice;
 mod errqueue;
 mod huge;
 pub mod lending;
-pub mod pace;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

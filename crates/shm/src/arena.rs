@@ -122,6 +122,19 @@ pub mod mode {
     pub const DEBT: u16 = 3;
 }
 
+/// Which stores copies into a ring are made with, and the trial of others (core's `tx::stores`).
+#[repr(C)]
+pub struct StoresTrial {
+    /// 1: past the caches.
+    pub past: AtomicU32,
+    /// In a trial of this way, the pace of the other one before it, ticks per 64 KiB; else 0.
+    pub other: AtomicU32,
+    /// Offset at which that ends, or the next one begins.
+    pub next: AtomicU64,
+    /// Bytes from the last trial to that one.
+    pub wait: AtomicU64,
+}
+
 /// One direction of a connection end. Written under its lock unless said otherwise.
 #[repr(C, align(64))]
 pub struct Half {
@@ -195,9 +208,12 @@ pub struct Half {
     pub token: AtomicU64,
     /// Receive: bytes to read by TCP before the debt is paid, as TCP byte position.
     pub debt_end: AtomicU64,
-    /// Where MSG_ZEROCOPY is used, how long copies take, in ticks per 64 KiB: into or out of the ring, and (receive) from the
-    /// sender's memory; 0 unknown. Second, send: 1 where lending was chosen.
+    /// How long copies take, in ticks per 64 KiB: into or out of the ring, and (receive) from the sender's memory; 0 unknown.
     pub paces: [AtomicU32; 2],
+    /// Send: 1 where lending was chosen.
+    pub lends: AtomicU32,
+    /// Send: offset from which on that seems wrong; 0 it does not.
+    pub doubted: AtomicU64,
     /// Receive: how much we had sent, by lane and TCP, when a reader of a bulk stream last looked.
     pub answered: AtomicU64,
     /// Receive: where in the lane it found that to be more than before.
@@ -207,6 +223,8 @@ pub struct Half {
     pub tell: [AtomicU64; 2],
     /// What `bytes` and `tcp_bytes` together lack of the stream's own count (wrapping), see [`Half::position`].
     pub skew: AtomicU64,
+    /// Send: how copies are made.
+    pub stores: StoresTrial,
 }
 
 /// One connection end.
@@ -458,6 +476,9 @@ impl Block {
                 &half.lender,
                 &half.paces[0],
                 &half.paces[1],
+                &half.lends,
+                &half.stores.past,
+                &half.stores.other,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
@@ -479,6 +500,9 @@ impl Block {
                 &half.tell[0],
                 &half.tell[1],
                 &half.skew,
+                &half.doubted,
+                &half.stores.next,
+                &half.stores.wait,
             ] {
                 word.store(0, Ordering::Relaxed);
             }

@@ -14,7 +14,7 @@ use super::{go_on, left_for_good, part_unless_granted, tell_peer, withdraw};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
-use crate::{cork, device, epoll, link, process, sys, tap, tenants, trace};
+use crate::{cork, device, epoll, link, process, sys, tap, tenants, trace, tx, zerocopy};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -132,7 +132,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
 pub(super) fn begin(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
     let _guard = half.lock.lock();
-    let Some(dmb) = crate::tx::dmb(half) else { return };
+    let Some(dmb) = tx::dmb(half) else { return };
     if half.mode.load(Ordering::Relaxed) != mode::PLAIN || left_for_good(conn.block).is_some() {
         return;
     }
@@ -149,6 +149,8 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     half.cursor.store(0, Ordering::Relaxed);
     half.other.store(0, Ordering::Relaxed);
     half.start.store(sent, Ordering::Relaxed);
+    tx::stores::begin(half);
+    zerocopy::choice::begin(half);
     if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
         conn::lane_closed(conn, fd, half);

@@ -15,8 +15,8 @@ use shunpike_shm::lane::Dmb;
 use shunpike_shm::loans::{Lent, Loan, SLOTS, Witness};
 
 use crate::bufs::Bufs;
+use crate::pace::{self, Way};
 use crate::table::Conn;
-use crate::zerocopy::pace::{self, Way};
 use crate::{device, peek, sys, user};
 
 /// Reads of fewer bytes are served from a copy,
@@ -130,16 +130,14 @@ pub fn deliver(
                 break;
             }
             let n = (loan.end() - at).min(PIECE);
-            match pace::timed(half, Way::Lent, (at, n as usize), || {
-                read.fill_copy(&copy, &loan, at, n as usize)
-            }) {
+            match pace::timed(half, Way::Lent, || read.fill_copy(&copy, &loan, at, n as usize)) {
                 Ok(0) => {}
                 Ok(n) => half.peeked.store(at + n as u64, Ordering::Relaxed),
                 Err(failure) => return so_far(at - offset, failure),
             }
             continue;
         }
-        match pace::timed(half, Way::Lent, (at, n), || read.direct(&rest, &loan, (at, end))) {
+        match pace::timed(half, Way::Lent, || read.direct(&rest, &loan, (at, end))) {
             Ok(n) => {
                 rest.advance(n);
                 at += n as u64;
@@ -148,26 +146,6 @@ pub fn deliver(
         }
     }
     Ok((at - offset) as usize)
-}
-
-/// The same where nothing is lent, on a lane whose sender would lend: copies `n` bytes. Under the receive lock.
-#[cold]
-pub fn from_ring(
-    half: &Half,
-    dmb: &Dmb,
-    bufs: &Bufs<'_>,
-    offset: u64,
-    n: usize,
-    flags: i32,
-) -> Result<usize, Failure> {
-    let deliver = || peek::deliver(half, dmb, bufs, offset, n, flags).map(|()| n);
-    // What is only looked at, or thrown away, is not copied once.
-    let copied = match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
-        0 => pace::timed(half, Way::Ring, (offset, n), deliver),
-        _ => deliver(),
-    };
-    pace::tell(half, dmb.words());
-    copied.map_err(Failure::Errno)
 }
 
 /// Bytes before a failure come first; the next read meets it again.

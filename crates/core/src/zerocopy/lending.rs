@@ -17,10 +17,11 @@ use shunpike_wire::Reason;
 use crate::bufs::Bufs;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::zerocopy::{huge, pace};
+use crate::user::Stores;
+use crate::zerocopy::{choice, huge};
 use crate::{clock, conn, process, tx, user};
 
-/// A buffer of a call is lent from this size on, bytes, where lending is the quicker way (`pace`); below, the receiver's system call costs
+/// A buffer of a call is lent from this size on, bytes, where lending is the quicker way (`choice`); below, the receiver's system call costs
 /// more than the copy.
 const LEAST: usize = 16 * 1024;
 /// A part of one, where there is no room for more, from this size on.
@@ -254,7 +255,7 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
         return None;
     }
     let offset = half.cursor.load(Ordering::Relaxed);
-    if !is_forced() && !pace::favours(half, dmb, offset) {
+    if !is_forced() && !choice::favours(half, dmb, offset) {
         return None;
     }
     let ledger = ledger_for(block)?;
@@ -277,7 +278,7 @@ pub fn lend(half: &Half, dmb: &Dmb, from: *const u8, len: usize, offset: u64) ->
     if !user::readable(from, len) {
         return Err(Errno::FAULT);
     }
-    if is_forced() || pace::may_favour(half, dmb) {
+    if is_forced() || choice::may_favour(half, dmb) {
         huge::lent(from, len);
     }
     let words = dmb.words();
@@ -367,7 +368,7 @@ pub fn recall(conn: Conn, fd: i32) -> bool {
         let memory = core::ptr::with_exposed_provenance::<u8>(from + (begin - at) as usize);
         let iov = [libc::iovec { iov_base: memory.cast_mut().cast(), iov_len: (end - begin) as usize }];
         // SAFETY: unread bytes of ours: their places in the ring are the sender's, which we are by its lock.
-        if unsafe { Bufs::new(&iov).fill(&dmb, begin, (end - begin) as usize) }.is_ok() {
+        if unsafe { Bufs::new(&iov).fill(&dmb, begin, (end - begin) as usize, Stores::Cached) }.is_ok() {
             dmb.words().recalled(kept.number.load(Ordering::Relaxed));
         } else {
             whole = false;

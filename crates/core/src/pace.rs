@@ -1,0 +1,117 @@
+//! Pace: how long copies take, by the clock, in ticks per 64 KiB.
+//!
+//! A lane's bytes can go by several ways: through the caches or past them (`tx::stores`), or straight from a lender's memory
+//! (`zerocopy::choice`). Which is the quickest the machine decides, and what else runs on it. So both ends time what they copy now and
+//! then, and the receiver tells the sender (shm's `loans`), who chooses.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::Half;
+use shunpike_shm::lane::{Dmb, Words};
+
+use crate::clock;
+
+/// Copies of fewer bytes say more about the call than about its bytes.
+pub const LEAST: usize = 2048;
+/// Copies by the ring are timed where the stream comes over a multiple of so many bytes: the clock costs a part of what 2 KiB do.
+pub const SAMPLE: u64 = 512 * 1024;
+
+/// What was copied.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// Into the ring, or out of it.
+    Ring,
+    /// From the sender's memory.
+    Lent,
+}
+
+/// Whether a copy of `n` bytes at `offset` of the ring is timed.
+#[inline]
+pub fn is_sample(offset: u64, n: usize) -> bool {
+    n >= LEAST && offset / SAMPLE != (offset + n as u64) / SAMPLE
+}
+
+/// Does `copy`, which says how many bytes it copied, and keeps the pace that it had. Under the half's lock.
+pub fn timed<E>(half: &Half, way: Way, copy: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+    let begin = clock::ticks();
+    let copied = copy()?;
+    if copied >= LEAST {
+        let ticks = clock::ticks().wrapping_sub(begin);
+        let sample = (ticks.saturating_mul(64 * 1024) / copied as u64).min(u64::from(u32::MAX)) as u32;
+        let word = &half.paces[way as usize];
+        word.store(after(word.load(Ordering::Relaxed), sample), Ordering::Relaxed);
+    }
+    Ok(copied)
+}
+
+/// Samples of which a pace is the mean, about: 8 MiB. Who comes to another CPU finds its caches empty, and copies slowly for as much.
+const MEMORY: u32 = 16;
+
+/// A pace once a sample more is known. A thread that lost its CPU in the middle counts for little: one that seems too slow for a
+/// moment would not be tried again for long.
+fn after(known: u32, sample: u32) -> u32 {
+    match known {
+        0 => sample.max(1),
+        known => known - known / MEMORY + sample.min(known.saturating_mul(2)).max(MEMORY).div_ceil(MEMORY),
+    }
+}
+
+/// Receiver: what it has measured, for the sender, where that is no longer about what it was told. Under the receive lock.
+pub fn tell(half: &Half, words: &Words) {
+    let paces @ (ring, lent) = (own(half, Way::Ring), own(half, Way::Lent));
+    let told = words.paces();
+    if [(ring, told.0), (lent, told.1)].iter().any(|&(now, told)| now.abs_diff(told) > told / 8) {
+        words.tell_paces(paces);
+    }
+}
+
+fn own(half: &Half, way: Way) -> u32 {
+    half.paces[way as usize].load(Ordering::Relaxed)
+}
+
+/// Sender: of copies by the ring, and of loans; 0 unknown. What the receiver says of them is not checked.
+pub fn both(half: &Half, dmb: &Dmb) -> (u32, u32) {
+    let (theirs, lent) = dmb.words().paces();
+    // Both ends copy at the same time: the slower one is waited for.
+    (theirs.max(own(half, Way::Ring)), lent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_timed_where_the_stream_comes_over_a_sample() {
+        assert!(!is_sample(0, 32 * 1024));
+        assert!(is_sample(SAMPLE - LEAST as u64, LEAST));
+        assert!(!is_sample(SAMPLE - 1, LEAST - 1), "too few");
+        assert!(is_sample(3 * SAMPLE + 1, 2 * SAMPLE as usize));
+    }
+
+    #[test]
+    fn what_was_hardly_copied_is_not_a_pace() {
+        // SAFETY: atomics only, valid when zero, as a new block is.
+        let half: Half = unsafe { core::mem::zeroed() };
+        let timed = |n| timed(&half, Way::Lent, || Ok::<_, ()>(n));
+        assert_eq!((timed(LEAST - 1), own(&half, Way::Lent)), (Ok(LEAST - 1), 0));
+        assert_eq!(timed(LEAST), Ok(LEAST));
+        assert_ne!(own(&half, Way::Lent), 0);
+        assert_eq!(own(&half, Way::Ring), 0);
+    }
+
+    #[test]
+    fn a_pace_follows_what_is_measured_but_not_a_single_pause() {
+        let mut pace = after(0, 1000);
+        assert_eq!(pace, 1000);
+        pace = after(pace, 1_000_000);
+        assert!(pace <= 1300, "{pace}");
+        for _ in 0..100 {
+            pace = after(pace, 4000);
+        }
+        assert!((3900..=4100).contains(&pace), "{pace}");
+        for _ in 0..200 {
+            pace = after(pace, 10);
+        }
+        assert!((1..=40).contains(&pace), "{pace}");
+    }
+}
