@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lane::Dmb;
+use shunpike_shm::notices::Fact;
 use shunpike_wire::Reason;
 
 use crate::conn::{self, Outcome};
@@ -79,7 +80,7 @@ impl Call {
     fn asks(&mut self, block: &Block, fd: i32, size: usize) -> bool {
         *self.asks.get_or_insert_with(|| {
             let option = || sys::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY) == Ok(1i32);
-            self.flags & libc::MSG_ZEROCOPY != 0 && size > 0 && block.notices.is_on(option)
+            self.flags & libc::MSG_ZEROCOPY != 0 && size > 0 && block.notices.is(Fact::ZeroCopy, option)
         })
     }
 
@@ -255,7 +256,7 @@ fn admit(block: &Block, size: usize) -> Result<(), Errno> {
 
 /// The limit is asked for once in a while: that would take as long as a copy of few bytes, for which no common limit is too low, or a
 /// good part of what lending more costs. Microseconds.
-const ASK_AGAIN_US: u64 = 50;
+const ASK_AGAIN_US: u64 = 1000;
 /// For calls of fewer bytes,
 const SMALL: usize = 32 * 1024;
 /// ... microseconds,
@@ -340,7 +341,7 @@ fn end_turn(conn: Conn, fd: i32) {
     }
 }
 
-/// setsockopt(2) has set or cleared SO_ZEROCOPY.
+/// setsockopt(2) has set or cleared an option that notices depend on.
 pub fn option_changed(conn: Conn) {
     conn.block.notices.option_changed();
 }

@@ -117,9 +117,17 @@ fn matters(fd: c_int, level: c_int, name: c_int) -> bool {
             libc::TCP_NODELAY => cork::holds(fd),
             _ => matches!(name, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_DEFER_ACCEPT | libc::TCP_CORK),
         },
-        libc::SOL_SOCKET => matches!(name, libc::SO_RCVLOWAT | libc::SO_OOBINLINE | libc::SO_ZEROCOPY),
+        libc::SOL_SOCKET => matches!(name, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) || is_of_notices(name),
         _ => false,
     }
+}
+
+/// Whether notices of MSG_ZEROCOPY depend on it.
+#[inline]
+fn is_of_notices(name: c_int) -> bool {
+    /// SO_TIMESTAMP_NEW and SO_TIMESTAMPNS_NEW (asm-generic/socket.h).
+    const NEW: [c_int; 2] = [63, 64];
+    matches!(name, libc::SO_ZEROCOPY | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS) || NEW.contains(&name)
 }
 
 /// setsockopt() of such an option.
@@ -135,7 +143,7 @@ unsafe fn set_option(fd: c_int, level: c_int, name: c_int, value: *const c_void,
     // SAFETY: the program's own call.
     let rc = unsafe { covered::setsockopt(fd, level, name, value, len) };
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
+        (libc::SOL_SOCKET, name) if is_of_notices(name) => {
             if let Some(conn) = table::conn(fd) {
                 zerocopy::option_changed(conn);
             }

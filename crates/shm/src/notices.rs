@@ -16,11 +16,23 @@ const OURS: u64 = 1 << 63;
 const ENTERED: u64 = 1 << 32;
 const INSIDE: u64 = ENTERED - 1;
 
-/// State of SO_ZEROCOPY as last asked of the kernel, in the low bits of `option`; above them a count of its changes.
+/// State of each [`Fact`] as last asked of the kernel, two bits of `facts`; above them a count of changes.
 const UNKNOWN: u32 = 0;
-const OFF: u32 = 1;
-const ON: u32 = 2;
+const NO: u32 = 1;
+const YES: u32 = 2;
 const STATE: u32 = 3;
+const STATES: u32 = 0x3f;
+
+/// What the kernel says of the socket, asked once until an option was set.
+#[derive(Copy, Clone)]
+pub enum Fact {
+    /// SO_ZEROCOPY is set.
+    ZeroCopy = 0,
+    /// What is received comes with a time, SO_TIMESTAMP and its kin.
+    Stamped = 2,
+    /// It is an IPv6 socket.
+    Ipv6 = 4,
+}
 
 /// The notices of a connection end. See the module.
 #[repr(C, align(64))]
@@ -35,7 +47,8 @@ pub struct Notices {
     kernel_read: AtomicU32,
     /// What is added to the kernel's numbers.
     ahead: AtomicU32,
-    option: AtomicU32,
+    /// See [`Fact`].
+    facts: AtomicU32,
     /// Completion queues of threads that sleep until there is a notice.
     sleepers: AtomicU32,
     /// Calls that have a number and are not complete.
@@ -53,7 +66,7 @@ impl Notices {
             &self.kernel,
             &self.kernel_read,
             &self.ahead,
-            &self.option,
+            &self.facts,
             &self.sleepers,
             &self.pending,
             &self.copied,
@@ -83,24 +96,25 @@ impl Notices {
             && self.ahead.load(Ordering::Relaxed) == 0
     }
 
-    /// What is known of SO_ZEROCOPY; if nothing, `ask` asks the kernel.
+    /// What is known of the socket; if nothing, `ask` asks the kernel.
     #[inline]
-    pub fn is_on(&self, ask: impl FnOnce() -> bool) -> bool {
-        let seen = self.option.load(Ordering::Relaxed);
-        if seen & STATE != UNKNOWN {
-            return seen & STATE == ON;
+    pub fn is(&self, fact: Fact, ask: impl FnOnce() -> bool) -> bool {
+        let seen = self.facts.load(Ordering::Relaxed);
+        let state = seen >> fact as u32 & STATE;
+        if state != UNKNOWN {
+            return state == YES;
         }
-        let on = ask();
+        let is = ask();
         // Not over a change that came meanwhile.
-        let known = seen | if on { ON } else { OFF };
-        let _ = self.option.compare_exchange(seen, known, Ordering::Relaxed, Ordering::Relaxed);
-        on
+        let known = seen | (if is { YES } else { NO }) << fact as u32;
+        let _ = self.facts.compare_exchange(seen, known, Ordering::Relaxed, Ordering::Relaxed);
+        is
     }
 
-    /// SO_ZEROCOPY was set or cleared just now.
+    /// An option of the socket was set or cleared just now.
     pub fn option_changed(&self) {
-        let forgotten = |seen: u32| Some((seen & !STATE).wrapping_add(STATE + 1));
-        let _ = self.option.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forgotten);
+        let forgotten = |seen: u32| Some((seen & !STATES).wrapping_add(STATES + 1));
+        let _ = self.facts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forgotten);
     }
 
     /// Whether it is our turn.
@@ -407,19 +421,20 @@ mod tests {
     }
 
     #[test]
-    fn the_option_is_asked_for_once_until_it_changes() {
+    fn a_fact_is_asked_for_once_until_an_option_changes() {
         let notices = fresh();
-        assert!(notices.is_on(|| true) && notices.is_on(|| unreachable!()));
+        let is = |ask: &dyn Fn() -> bool| notices.is(Fact::ZeroCopy, ask);
+        assert!(is(&|| true) && is(&|| unreachable!()));
+        assert!(!notices.is(Fact::Stamped, || false) && notices.is(Fact::Ipv6, || true));
+        assert!(is(&|| unreachable!()), "each by itself");
         notices.option_changed();
         let overtaken = || {
             notices.option_changed();
             true
         };
-        assert!(
-            notices.is_on(overtaken) && !notices.is_on(|| false),
-            "an answer from before a change is not kept"
-        );
-        assert!(!notices.is_on(|| unreachable!()));
+        assert!(is(&overtaken) && !is(&|| false), "an answer from before a change is not kept");
+        assert!(!is(&|| unreachable!()));
+        assert!(notices.is(Fact::Stamped, || true) && !notices.is(Fact::Ipv6, || false));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! (net/ipv6/datagram.c) give them. What else the kernel has in a socket's error queue passes unchanged.
 
 use rustix::io::Errno;
+use shunpike_shm::notices::Fact;
 
 use super::{end_turn, lending, tell};
 use crate::conn::Outcome;
@@ -119,11 +120,15 @@ unsafe fn next(
     }
     let code = if copied { CODE_COPIED } else { 0 };
     let notice = Extended { errno: 0, origin: ORIGIN_ZEROCOPY, kind: 0, code, pad: 0, info, data };
-    control.put_time(fd);
+    if notices.is(Fact::Stamped, || Stamp::ALL.iter().any(|one| one.is_wanted(fd))) {
+        control.put_time(fd);
+    }
     // The socket's own family tells, also where its addresses are IPv4-mapped; behind it the offender's address: none.
-    let (level, kind, offender) = match sys::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) {
-        Ok(libc::AF_INET6) => (libc::SOL_IPV6, libc::IPV6_RECVERR, size_of::<libc::sockaddr_in6>()),
-        _ => (libc::SOL_IP, libc::IP_RECVERR, size_of::<libc::sockaddr_in>()),
+    let is_ipv6 = || sys::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Ok(libc::AF_INET6);
+    let (level, kind, offender) = if notices.is(Fact::Ipv6, is_ipv6) {
+        (libc::SOL_IPV6, libc::IPV6_RECVERR, size_of::<libc::sockaddr_in6>())
+    } else {
+        (libc::SOL_IP, libc::IP_RECVERR, size_of::<libc::sockaddr_in>())
     };
     let mut bytes = [0u8; size_of::<Extended>() + size_of::<libc::sockaddr_in6>()];
     notice.write(&mut bytes);
@@ -187,6 +192,25 @@ impl Extended {
     }
 }
 
+/// An option by which a time comes with what is received.
+struct Stamp {
+    option: i32,
+    kind: i32,
+    /// What the second half of the time counts.
+    nanoseconds: i64,
+}
+
+impl Stamp {
+    const ALL: [Self; 2] = [
+        Self { option: libc::SO_TIMESTAMP, kind: libc::SCM_TIMESTAMP, nanoseconds: 1000 },
+        Self { option: libc::SO_TIMESTAMPNS, kind: libc::SCM_TIMESTAMPNS, nanoseconds: 1 },
+    ];
+
+    fn is_wanted(&self, fd: i32) -> bool {
+        sys::option(fd, libc::SOL_SOCKET, self.option) == Ok(1i32)
+    }
+}
+
 /// The program's room for control messages.
 struct Control {
     begin: *mut u8,
@@ -203,19 +227,10 @@ impl Control {
 
     /// The time of the reading, where the program wants one with whatever it receives (socket(7), SO_TIMESTAMP).
     fn put_time(&mut self, fd: i32) {
-        let wants = |name| sys::option(fd, libc::SOL_SOCKET, name) == Ok(1i32);
-        let now = || rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        // The second half counts microseconds or nanoseconds.
-        let mut put = |name, seconds: i64, part: i64| {
-            let words = [seconds.to_ne_bytes(), part.to_ne_bytes()];
-            self.put(libc::SOL_SOCKET, name, words.as_flattened());
-        };
-        if wants(libc::SO_TIMESTAMP) {
-            let now = now();
-            put(libc::SCM_TIMESTAMP, now.tv_sec, now.tv_nsec / 1000);
-        } else if wants(libc::SO_TIMESTAMPNS) {
-            let now = now();
-            put(libc::SCM_TIMESTAMPNS, now.tv_sec, now.tv_nsec);
+        if let Some(stamp) = Stamp::ALL.iter().find(|one| one.is_wanted(fd)) {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+            let words = [now.tv_sec.to_ne_bytes(), (now.tv_nsec / stamp.nanoseconds).to_ne_bytes()];
+            self.put(libc::SOL_SOCKET, stamp.kind, words.as_flattened());
         }
     }
 
