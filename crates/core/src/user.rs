@@ -41,7 +41,7 @@ pub enum Stores {
 }
 
 /// Fewest bytes that are copied past the caches.
-const PAST_LEAST: usize = 128;
+const PAST_LEAST: usize = 1024;
 
 /// `copy` by these stores.
 ///
