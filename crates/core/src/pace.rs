@@ -11,8 +11,10 @@ use shunpike_shm::lane::{Dmb, Words};
 
 use crate::clock;
 
-/// Copies of fewer bytes say more about the call than about its bytes.
+/// Copies by the ring of fewer bytes say more about the call than about its bytes,
 pub const LEAST: usize = 2048;
+/// ... and so do those by the kernel.
+const LEAST_LENT: usize = 16 * 1024;
 /// Copies by the ring are timed where the stream comes over a multiple of so many bytes: the clock costs a part of what 2 KiB do.
 pub const SAMPLE: u64 = 512 * 1024;
 
@@ -33,26 +35,35 @@ pub fn is_sample(offset: u64, n: usize) -> bool {
 
 /// Does `copy`, which says how many bytes it copied, and keeps the pace that it had. Under the half's lock.
 pub fn timed<E>(half: &Half, way: Way, copy: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+    let (least, memory) = match way {
+        Way::Ring => (LEAST, MEMORY),
+        Way::Lent => (LEAST_LENT, MEMORY_LENT),
+    };
     let begin = clock::ticks();
     let copied = copy()?;
-    if copied >= LEAST {
+    if copied >= least {
         let ticks = clock::ticks().wrapping_sub(begin);
         let sample = (ticks.saturating_mul(64 * 1024) / copied as u64).min(u64::from(u32::MAX)) as u32;
         let word = &half.paces[way as usize];
-        word.store(after(word.load(Ordering::Relaxed), sample), Ordering::Relaxed);
+        word.store(after(word.load(Ordering::Relaxed), sample, memory), Ordering::Relaxed);
     }
     Ok(copied)
 }
 
-/// Samples of which a pace is the mean, about: 8 MiB. Who comes to another CPU finds its caches empty, and copies slowly for as much.
+/// Samples of which a pace of the ring is the mean, about: 8 MiB. Who comes to another CPU finds its caches empty, and copies slowly
+/// for as much.
 const MEMORY: u32 = 16;
+/// ... and one of loans, each of which is timed: a trial has as few as 16.
+const MEMORY_LENT: u32 = 8;
+/// A first sample counts for no more, µs: nothing that is copied takes longer, only a thread that has lost its CPU.
+const FIRST_MOST_US: u64 = 100;
 
 /// A pace once a sample more is known. A thread that lost its CPU in the middle counts for little: one that seems too slow for a
 /// moment would not be tried again for long.
-fn after(known: u32, sample: u32) -> u32 {
+fn after(known: u32, sample: u32, memory: u32) -> u32 {
     match known {
-        0 => sample.max(1),
-        known => known - known / MEMORY + sample.min(known.saturating_mul(2)).max(MEMORY).div_ceil(MEMORY),
+        0 => u64::from(sample).clamp(1, clock::from_us(FIRST_MOST_US).max(1)) as u32,
+        known => known - known / memory + sample.min(known.saturating_mul(2)).max(memory).div_ceil(memory),
     }
 }
 
@@ -69,11 +80,12 @@ fn own(half: &Half, way: Way) -> u32 {
     half.paces[way as usize].load(Ordering::Relaxed)
 }
 
-/// Sender: of copies by the ring, and of loans; 0 unknown. What the receiver says of them is not checked.
+/// Sender: of copies by the ring, where both ends know theirs, and of loans; 0 unknown. What the receiver says of them is not checked.
 pub fn both(half: &Half, dmb: &Dmb) -> (u32, u32) {
     let (theirs, lent) = dmb.words().paces();
+    let ours = own(half, Way::Ring);
     // Both ends copy at the same time: the slower one is waited for.
-    (theirs.max(own(half, Way::Ring)), lent)
+    (if theirs == 0 || ours == 0 { 0 } else { theirs.max(ours) }, lent)
 }
 
 #[cfg(test)]
@@ -92,25 +104,29 @@ mod tests {
     fn what_was_hardly_copied_is_not_a_pace() {
         // SAFETY: atomics only, valid when zero, as a new block is.
         let half: Half = unsafe { core::mem::zeroed() };
+        clock::calibrate();
         let timed = |n| timed(&half, Way::Lent, || Ok::<_, ()>(n));
-        assert_eq!((timed(LEAST - 1), own(&half, Way::Lent)), (Ok(LEAST - 1), 0));
-        assert_eq!(timed(LEAST), Ok(LEAST));
+        assert_eq!((timed(LEAST_LENT - 1), own(&half, Way::Lent)), (Ok(LEAST_LENT - 1), 0));
+        assert_eq!(timed(LEAST_LENT), Ok(LEAST_LENT));
         assert_ne!(own(&half, Way::Lent), 0);
         assert_eq!(own(&half, Way::Ring), 0);
     }
 
     #[test]
     fn a_pace_follows_what_is_measured_but_not_a_single_pause() {
-        let mut pace = after(0, 1000);
+        clock::calibrate();
+        let most = after(0, u32::MAX, MEMORY);
+        assert!(u64::from(most) <= clock::from_us(FIRST_MOST_US), "{most}");
+        let mut pace = after(0, 1000, MEMORY);
         assert_eq!(pace, 1000);
-        pace = after(pace, 1_000_000);
-        assert!(pace <= 1300, "{pace}");
+        pace = after(pace, 1_000_000, MEMORY);
+        assert!(pace <= 1100, "{pace}");
         for _ in 0..100 {
-            pace = after(pace, 4000);
+            pace = after(pace, 4000, MEMORY);
         }
         assert!((3900..=4100).contains(&pace), "{pace}");
         for _ in 0..200 {
-            pace = after(pace, 10);
+            pace = after(pace, 10, MEMORY);
         }
         assert!((1..=40).contains(&pace), "{pace}");
     }

@@ -117,17 +117,25 @@ fn matters(fd: c_int, level: c_int, name: c_int) -> bool {
             libc::TCP_NODELAY => cork::holds(fd),
             _ => matches!(name, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_DEFER_ACCEPT | libc::TCP_CORK),
         },
-        libc::SOL_SOCKET => matches!(name, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) || is_of_notices(name),
-        _ => false,
+        libc::SOL_SOCKET if matches!(name, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) => true,
+        _ => is_of_notices(level, name),
     }
 }
 
-/// Whether notices of MSG_ZEROCOPY depend on it.
+/// Whether what is kept for notices of MSG_ZEROCOPY (`Fact`) depends on it.
 #[inline]
-fn is_of_notices(name: c_int) -> bool {
-    /// SO_TIMESTAMP_NEW and SO_TIMESTAMPNS_NEW (asm-generic/socket.h).
-    const NEW: [c_int; 2] = [63, 64];
-    matches!(name, libc::SO_ZEROCOPY | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS) || NEW.contains(&name)
+fn is_of_notices(level: c_int, name: c_int) -> bool {
+    /// SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW, SO_TIMESTAMPING_NEW (asm-generic/socket.h).
+    const NEW: core::ops::RangeInclusive<c_int> = 63..=65;
+    match level {
+        libc::SOL_SOCKET => {
+            use libc::{SO_TIMESTAMP, SO_TIMESTAMPING, SO_TIMESTAMPNS, SO_ZEROCOPY};
+            matches!(name, SO_ZEROCOPY | SO_TIMESTAMP | SO_TIMESTAMPNS | SO_TIMESTAMPING)
+                || NEW.contains(&name)
+        }
+        libc::IPPROTO_IPV6 => name == libc::IPV6_ADDRFORM,
+        _ => false,
+    }
 }
 
 /// setsockopt() of such an option.
@@ -143,7 +151,7 @@ unsafe fn set_option(fd: c_int, level: c_int, name: c_int, value: *const c_void,
     // SAFETY: the program's own call.
     let rc = unsafe { covered::setsockopt(fd, level, name, value, len) };
     match (level, name) {
-        (libc::SOL_SOCKET, name) if is_of_notices(name) => {
+        (level, name) if is_of_notices(level, name) => {
             if let Some(conn) = table::conn(fd) {
                 zerocopy::option_changed(conn);
             }

@@ -129,7 +129,9 @@ pub struct StoresTrial {
     pub past: AtomicU32,
     /// In a trial of this way, the pace of the other one before it, ticks per 64 KiB; else 0.
     pub other: AtomicU32,
-    /// Offset at which that ends, or the next one begins.
+    /// Samples until it is over.
+    pub left: AtomicU32,
+    /// Offset at which the next one begins.
     pub next: AtomicU64,
     /// Bytes from the last trial to that one.
     pub wait: AtomicU64,
@@ -479,6 +481,7 @@ impl Block {
                 &half.lends,
                 &half.stores.past,
                 &half.stores.other,
+                &half.stores.left,
             ] {
                 word.store(0, Ordering::Relaxed);
             }

@@ -8,7 +8,7 @@
 //! | lent | 0x018 | S | R | name slots that hold nothing: each is checked |
 //! | witness | 0x280 | S | R | make R read 16 bytes of S, in vain |
 //! | answer | 0x300 | R | S | make S lend what R then cannot read: R's own loss |
-//! | paces | 0x308, 0x310 | R | S | make S lend where that is slower, or copy, through the caches or past them: R's own loss |
+//! | paces | 0x308, 0x310 | R | S | make S lend where that is slower, or copy, through the caches or past them: this connection's speed |
 //! | slots | 0x380 | S | R | name any memory of S: it is S's stream. R reads no other process, and checks place and length |
 //!
 //! R copies from S's memory first and asks then whether the loan still stood: if not, the copy is worth nothing, and the

@@ -21,8 +21,8 @@ use crate::user::Stores;
 const SLOW_US: u64 = 10;
 /// Nothing is judged before the ring was filled so many times: its pages are not there at first.
 const ROUNDS: u64 = 4;
-/// Bytes of a trial, beside a ring that was filled before it: as many samples as a pace needs to forget what was before.
-const TRIAL: u64 = 64 * pace::SAMPLE;
+/// Samples of a trial, beside those of a ring that was filled before it: as many as a pace needs to forget what was before.
+const TRIAL: u64 = 64;
 /// Bytes from one trial to the next; twice as many each time that it changes nothing,
 const FIRST_WAIT: u64 = 256 << 20;
 /// ... until there are so many.
@@ -39,8 +39,8 @@ pub fn fill(half: &Half, source: &Source<'_>, dmb: &Dmb, offset: u64, n: usize) 
         return source.fill(dmb, offset, n, stores);
     }
     let filled = pace::timed(half, Way::Ring, || source.fill(dmb, offset, n, stores))?;
-    if offset >= ROUNDS * u64::from(dmb.capacity()) {
-        let (pace, _) = pace::both(half, dmb);
+    let (pace, _) = pace::both(half, dmb);
+    if pace != 0 && offset >= ROUNDS * u64::from(dmb.capacity()) {
         look(&half.stores, offset, pace, clock::from_us(SLOW_US), dmb.capacity().into());
     }
     Ok(filled)
@@ -48,31 +48,45 @@ pub fn fill(half: &Half, source: &Source<'_>, dmb: &Dmb, offset: u64, n: usize) 
 
 /// What to do from `offset` on, where copies have this pace; `slow`: what is slow through the caches.
 fn look(trial: &StoresTrial, offset: u64, pace: u32, slow: u64, capacity: u64) {
-    if offset < trial.next.load(Ordering::Relaxed) {
-        return;
-    }
     let past = trial.past.load(Ordering::Relaxed) != 0;
     let known = trial.other.load(Ordering::Relaxed);
-    let wait = trial.wait.load(Ordering::Relaxed).max(FIRST_WAIT);
     if known != 0 {
-        let [cached, beyond] = if past { [known, pace] } else { [pace, known] };
-        let better = cached / 3 > beyond / 2;
-        let next = if better == past { FIRST_WAIT } else { (2 * wait).min(LONGEST_WAIT) };
-        trial.past.store(better.into(), Ordering::Relaxed);
-        trial.other.store(0, Ordering::Relaxed);
-        trial.wait.store(next, Ordering::Relaxed);
-        trial.next.store(offset + next, Ordering::Relaxed);
-    } else if past || u64::from(pace) > slow {
+        let left = trial.left.load(Ordering::Relaxed).saturating_sub(1);
+        trial.left.store(left, Ordering::Relaxed);
+        if left == 0 {
+            judge(trial, offset, if past { [known, pace] } else { [pace, known] });
+        }
+    } else if offset >= trial.next.load(Ordering::Relaxed) && (past || u64::from(pace) > slow) {
+        trial.left.store((capacity / pace::SAMPLE + TRIAL) as u32, Ordering::Relaxed);
         trial.past.store((!past).into(), Ordering::Relaxed);
         trial.other.store(pace, Ordering::Relaxed);
-        trial.next.store(offset + capacity + TRIAL, Ordering::Relaxed);
+    }
+}
+
+/// A trial is over at `offset`: the better way, by the paces through the caches and past them.
+fn judge(trial: &StoresTrial, offset: u64, [cached, beyond]: [u32; 2]) {
+    let before = trial.past.load(Ordering::Relaxed) == 0;
+    let better = cached / 3 > beyond / 2;
+    let wait = trial.wait.load(Ordering::Relaxed).max(FIRST_WAIT);
+    let wait = if better == before { (2 * wait).min(LONGEST_WAIT) } else { FIRST_WAIT };
+    trial.past.store(better.into(), Ordering::Relaxed);
+    trial.other.store(0, Ordering::Relaxed);
+    trial.wait.store(wait, Ordering::Relaxed);
+    trial.next.store(offset + wait, Ordering::Relaxed);
+}
+
+/// Where copies have this pace: what they have without a trial of the slower way.
+pub fn settled(half: &Half, pace: u32) -> u32 {
+    match half.stores.other.load(Ordering::Relaxed) {
+        0 => pace,
+        other => pace.min(other),
     }
 }
 
 /// A new lane begins: its ring is another, and so may its receiver's CPU be.
 pub fn begin(half: &Half) {
-    let StoresTrial { past, other, next, wait } = &half.stores;
-    for word in [past, other] {
+    let StoresTrial { past, other, left, next, wait } = &half.stores;
+    for word in [past, other, left] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [next, wait] {
@@ -136,7 +150,7 @@ mod tests {
     fn a_process_that_moves_is_followed() {
         let mut stream = Stream::new();
         stream.share([48_000, 10_000], 32 << 30);
-        stream.share([5_000, 10_000], LONGEST_WAIT + 2 * RING + TRIAL);
+        stream.share([5_000, 10_000], LONGEST_WAIT + 2 * RING + TRIAL * pace::SAMPLE);
         assert_eq!(stream.share([5_000, 10_000], 1 << 30), 0);
         stream.share([48_000, 10_000], FIRST_WAIT);
         assert!(stream.share([48_000, 10_000], 1 << 30) > 80);

@@ -10,6 +10,7 @@ use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;
 
 use crate::pace::{self, Way};
+use crate::tx;
 
 /// Both ways are tried at the begin of a lane, after so many bytes,
 const AGAIN: u64 = 2 << 30;
@@ -38,17 +39,19 @@ fn tried(offset: u64, capacity: u64) -> Option<Way> {
 /// send lock.
 pub fn favours(half: &Half, dmb: &Dmb, offset: u64) -> bool {
     let capacity = dmb.capacity().into();
-    match tried(offset, capacity) {
-        Some(way) => way == Way::Lent,
-        None => chosen(half, pace::both(half, dmb), offset, capacity),
+    if let Some(way) = tried(offset, capacity) {
+        half.doubted.store(0, Ordering::Relaxed);
+        return way == Way::Lent;
     }
+    let (ring, lent) = pace::both(half, dmb);
+    chosen(half, (tx::stores::settled(half, ring), lent), offset, capacity)
 }
 
 /// Whether lending is the way at `offset`, where copies and loans have these paces.
 fn chosen(half: &Half, (ring, lent): (u32, u32), offset: u64, capacity: u64) -> bool {
     let before = half.lends.load(Ordering::Relaxed) != 0;
     let most = if before { ring.saturating_add(ring / 4) } else { ring };
-    let better = lent != 0 && lent <= most;
+    let better = ring != 0 && lent != 0 && lent <= most;
     let doubted = match half.doubted.load(Ordering::Relaxed) {
         _ if better == before => 0,
         0 => offset,
