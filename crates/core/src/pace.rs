@@ -62,7 +62,7 @@ const FIRST_MOST_US: u64 = 100;
 /// moment would not be tried again for long.
 fn after(known: u32, sample: u32, memory: u32) -> u32 {
     match known {
-        0 => u64::from(sample).clamp(1, clock::from_us(FIRST_MOST_US).max(1)) as u32,
+        0 => u64::from(sample).clamp(1, clock::from_us(FIRST_MOST_US)) as u32,
         known => known - known / memory + sample.min(known.saturating_mul(2)).max(memory).div_ceil(memory),
     }
 }

@@ -266,12 +266,15 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
     let known = half.loans.load(Ordering::Relaxed);
     let lent = words.lent().0 != known;
+    // What is only looked at, or thrown away, is not copied once.
+    let is_copied = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0;
+    let deliver = || peek::deliver(half, &dmb, bufs, offset, n, flags).map(|()| n).map_err(Failure::Errno);
     let delivered = if lent {
         lent_bytes(conn, &dmb, bufs, (offset, prod.offset()), n, flags)
-    } else if pace::is_sample(offset, n) {
-        timed(half, &dmb, bufs, offset, n, flags)
+    } else if is_copied && pace::is_sample(offset, n) {
+        timed(half, &dmb, deliver)
     } else {
-        peek::deliver(half, &dmb, bufs, offset, n, flags).map(|()| n).map_err(Failure::Errno)
+        deliver()
     };
     match delivered {
         Ok(delivered) => n = delivered,
@@ -302,22 +305,10 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
 
 /// From the ring, and what that takes is told to the sender.
 #[cold]
-fn timed(
-    half: &Half,
-    dmb: &Dmb,
-    bufs: &Bufs<'_>,
-    offset: u64,
-    n: usize,
-    flags: i32,
-) -> Result<usize, Failure> {
-    let deliver = || peek::deliver(half, dmb, bufs, offset, n, flags).map(|()| n);
-    // What is only looked at, or thrown away, is not copied once.
-    let copied = match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
-        0 => pace::timed(half, Way::Ring, deliver),
-        _ => deliver(),
-    };
+fn timed(half: &Half, dmb: &Dmb, deliver: impl FnOnce() -> Result<usize, Failure>) -> Result<usize, Failure> {
+    let delivered = pace::timed(half, Way::Ring, deliver);
     pace::tell(half, dmb.words());
-    copied.map_err(Failure::Errno)
+    delivered
 }
 
 /// From the ring and from the sender's memory, as it has lent some.

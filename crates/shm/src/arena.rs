@@ -212,7 +212,7 @@ pub struct Half {
     pub debt_end: AtomicU64,
     /// How long copies take, in ticks per 64 KiB: into or out of the ring, and (receive) from the sender's memory; 0 unknown.
     pub paces: [AtomicU32; 2],
-    /// Send: 1 where lending was chosen.
+    /// Send, from a lane's begin on: 1 where lending was chosen.
     pub lends: AtomicU32,
     /// Send: offset from which on that seems wrong; 0 it does not.
     pub doubted: AtomicU64,
@@ -225,7 +225,7 @@ pub struct Half {
     pub tell: [AtomicU64; 2],
     /// What `bytes` and `tcp_bytes` together lack of the stream's own count (wrapping), see [`Half::position`].
     pub skew: AtomicU64,
-    /// Send: how copies are made.
+    /// Send, from a lane's begin on: how copies are made.
     pub stores: StoresTrial,
 }
 
@@ -478,10 +478,6 @@ impl Block {
                 &half.lender,
                 &half.paces[0],
                 &half.paces[1],
-                &half.lends,
-                &half.stores.past,
-                &half.stores.other,
-                &half.stores.left,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
@@ -503,9 +499,6 @@ impl Block {
                 &half.tell[0],
                 &half.tell[1],
                 &half.skew,
-                &half.doubted,
-                &half.stores.next,
-                &half.stores.wait,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
