@@ -24,6 +24,7 @@ CASES = {
     "waits": ["thousands", "masks", "timers", "flood", "filled"],
     "corks": ["more", "cork", "push", "timer", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
+    "interrupted": ["calls"],
 }  # fmt: skip
 
 

@@ -229,7 +229,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
     }
     if both_plain() {
         // A lane that was opened and never begun; another thread may be beginning it.
-        let _guard = block.tx.lock.lock();
+        let _guard = block.tx.lock.lock(critical());
         if both_plain() {
             lane_closed(conn, fd, &block.tx);
             block.unsettled.store(0, Ordering::Relaxed);
@@ -272,7 +272,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
 /// Takes back an offer that the peer did not, or not yet, make use of.
 pub fn withdraw_grant(conn: Conn, fd: i32) {
     {
-        let _guard = conn.block.rx.lock.lock();
+        let _guard = conn.block.rx.lock.lock(critical());
         stop_receiving(conn, fd);
     }
     if conn.block.phase.load(Ordering::Relaxed) == phase::SHAKING
@@ -298,8 +298,7 @@ pub fn stop_receiving(conn: Conn, fd: i32) {
 
 /// Wants no more by the lane towards us.
 pub fn stop(conn: Conn, fd: i32) {
-    let _critical = critical();
-    let _guard = conn.block.rx.lock.lock();
+    let _guard = conn.block.rx.lock.lock(critical());
     if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
         stop_receiving(conn, fd);
     }
@@ -333,7 +332,7 @@ pub fn at_exit() {
     lending::close();
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
-        let _critical = critical();
+        let critical = critical();
         let alone = tenants::alone(conn.block);
         if alone {
             tx::take_back_last(conn, fd);
@@ -344,7 +343,7 @@ pub fn at_exit() {
         if alone {
             tap::over(conn.block);
             let half = &conn.block.rx;
-            let _guard = half.lock.lock();
+            let _guard = half.lock.lock(&critical);
             if rx::dmb(half).is_some_and(|dmb| leaves_unread(half, &dmb)) {
                 reset_at_close(fd);
             }
@@ -533,7 +532,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
     end_receiving(conn, fd, open);
     tx::revoke(conn, fd);
     {
-        let _guard = block.tx.lock.lock();
+        let _guard = block.tx.lock.lock(critical());
         block.tx.mode.store(mode::PLAIN, Ordering::Release);
         lane_closed(conn, fd, &block.tx);
     }
@@ -543,8 +542,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
 
 fn end_receiving(conn: Conn, fd: i32, open: bool) {
     let half = &conn.block.rx;
-    let _critical = critical();
-    let _guard = half.lock.lock();
+    let _guard = half.lock.lock(critical());
     if let Some(dmb) = rx::dmb(half) {
         if open && leaves_unread(half, &dmb) {
             reset_at_close(fd);
@@ -595,9 +593,8 @@ pub fn shutdown(fd: i32, how: i32) {
 
 /// Unread bytes in our ring.
 pub fn ring_bytes(conn: Conn) -> usize {
-    let _critical = critical();
     let half = &conn.block.rx;
-    let _guard = half.lock.lock();
+    let _guard = half.lock.lock(critical());
     rx::dmb(half)
         .filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)
         .and_then(|dmb| rx::unread(half, &dmb))
@@ -625,9 +622,8 @@ pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
 
 /// SIOCOUTQ: bytes sent that the peer has not taken yet.
 pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
-    let _critical = critical();
     let half = &conn.block.tx;
-    let _guard = half.lock.lock();
+    let _guard = half.lock.lock(critical());
     let ring = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
         half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.window())
     });

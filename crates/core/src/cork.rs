@@ -81,8 +81,8 @@ pub fn flush(conn: Conn) {
     if half.held.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let _critical = critical();
-    let guard = half.lock.lock();
+    let critical = critical();
+    let guard = half.lock.lock(&critical);
     let Some(dmb) = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else { return };
     forget(half, dmb.words());
     mark(conn.block);
@@ -103,8 +103,7 @@ pub fn option_set(fd: i32, name: i32, on: bool) {
     if cork {
         conn.block.corked.store(u8::from(on), Ordering::Relaxed);
         if on {
-            let _critical = critical();
-            let _guard = conn.block.tx.lock.lock();
+            let _guard = conn.block.tx.lock.lock(critical());
             if own(&conn.block.tx) == Held::NOTHING {
                 mark(conn.block);
             }
@@ -132,7 +131,7 @@ pub fn lane_begins(conn: Conn, fd: i32) {
 /// SIOCOUTQNSD: bytes that are held now.
 pub fn unsent_bytes(conn: Conn) -> usize {
     let half = &conn.block.tx;
-    let _guard = half.lock.lock();
+    let _guard = half.lock.lock(critical());
     let held = own(half);
     if held.left(clock::ticks(), clock::from_us(MOST_US)) == 0 {
         return 0;

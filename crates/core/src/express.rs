@@ -39,7 +39,7 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     }
     let critical = critical();
     ahead::of_send(half, n);
-    let guard = tx::lock(conn.block);
+    let guard = tx::lock(conn.block, &critical);
     let ordinary = conn.current()
         && half.mode.load(Ordering::Relaxed) == mode::LANE
         && !has_grown()
@@ -83,7 +83,7 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
         return None;
     }
     let critical = critical();
-    let guard = rx::lock(&conn, fd);
+    let guard = rx::lock(&conn, fd, &critical);
     let dmb = ordinary(conn)?;
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
@@ -123,8 +123,7 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
 #[inline]
 pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
     let half = &conn.block.rx;
-    let _critical = critical();
-    let _guard = rx::lock(&conn, fd);
+    let _guard = rx::lock(&conn, fd, critical());
     let dmb = ordinary(conn)?;
     let (dmb, prod, unread) = rx::unread(half, &dmb)?;
     let offset = half.cursor.load(Ordering::Relaxed);

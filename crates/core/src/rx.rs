@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
+use shunpike_shm::lock::{Guard, Section};
 use shunpike_wire::Reason;
 
 pub use news::{has_news, is_drained, tcp_news};
@@ -159,8 +160,8 @@ fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce
 
 /// The receive lock: what a holder that died had not written down is derived anew.
 #[inline(always)]
-pub fn lock(conn: &Conn, fd: i32) -> shunpike_shm::lock::Guard<'_> {
-    let guard = conn.block.rx.lock.lock();
+pub fn lock<S: Section>(conn: &Conn, fd: i32, section: S) -> Guard<'_, S> {
+    let guard = conn.block.rx.lock.lock(section);
     if guard.inherited() && conn.current() {
         recover(conn.block, fd);
         guard.repaired();
@@ -170,9 +171,9 @@ pub fn lock(conn: &Conn, fd: i32) -> shunpike_shm::lock::Guard<'_> {
 
 /// One attempt, under the receive lock.
 fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
-    let _critical = critical();
+    let critical = critical();
     let half = &conn.block.rx;
-    let guard = lock(&conn, fd);
+    let guard = lock(&conn, fd, &critical);
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }

@@ -24,9 +24,8 @@ const ASK_US: u64 = 20_000;
 
 /// Takes a number for a child that is about to be forked.
 pub fn reserve(arena: &Arena, own: u8) -> u8 {
-    let _critical = critical();
     let header = arena.header();
-    let _guard = header.tenants_lock.lock();
+    let _guard = header.tenants_lock.lock(critical());
     let free = || {
         let is_free = |state: &AtomicU32| state.load(Ordering::Relaxed) == tenant::NONE;
         header.tenants.iter().position(is_free)
@@ -50,8 +49,7 @@ pub fn expect(arena: &Arena, number: u8, child: Option<u32>) {
             let _ = state.compare_exchange(tenant::EXPECTED, known, Ordering::Relaxed, Ordering::Relaxed);
         }
         None => {
-            let _critical = critical();
-            let _guard = arena.header().tenants_lock.lock();
+            let _guard = arena.header().tenants_lock.lock(critical());
             forget(arena, 1 << number);
         }
     }
@@ -99,8 +97,7 @@ fn forget(arena: &Arena, bits: u64) {
 
 /// Takes back the blocks that only processes hold that are gone.
 pub fn evict_all_dead(arena: &Arena, own: u8) {
-    let _critical = critical();
-    let _guard = arena.header().tenants_lock.lock();
+    let _guard = arena.header().tenants_lock.lock(critical());
     evict_dead(arena, own, u64::MAX);
 }
 
@@ -114,8 +111,7 @@ pub fn alone(block: &Block) -> bool {
 #[cold]
 fn is_last(block: &Block) -> bool {
     let alone = process::with_home(block, |arena, own| {
-        let _critical = critical();
-        let _guard = arena.header().tenants_lock.lock();
+        let _guard = arena.header().tenants_lock.lock(critical());
         evict_dead(arena, own, block.holders.load(Ordering::Acquire));
         block.holders.load(Ordering::Acquire).count_ones() <= 1
     });

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use shunpike_shm::grace::Reader;
+use shunpike_shm::lock::Section;
 
 use crate::readers;
 
@@ -100,6 +101,10 @@ pub fn thread() -> &'static Thread {
 pub struct Critical {
     thread: &'static Thread,
 }
+
+// SAFETY: the preload library's trampoline keeps signals back on the thread that made it until it is dropped; the reference to that thread's
+// storage keeps it from going to another one.
+unsafe impl Section for Critical {}
 
 /// Delivers what was delayed; set once by the preload library.
 static DELIVER: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
+use shunpike_shm::lock::{Guard, Section};
 use shunpike_shm::short;
 use shunpike_wire::Reason;
 
@@ -212,8 +213,8 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
 
 /// The send lock: what a holder that died had not written down is derived anew.
 #[inline(always)]
-pub fn lock(block: &Block) -> shunpike_shm::lock::Guard<'_> {
-    let guard = block.tx.lock.lock();
+pub fn lock<S: Section>(block: &Block, section: S) -> Guard<'_, S> {
+    let guard = block.tx.lock.lock(section);
     if guard.inherited()
         && block.tx.mode.load(Ordering::Relaxed) == mode::LANE
         && let Some(dmb) = dmb(&block.tx)
@@ -234,7 +235,7 @@ fn derive(half: &Half, dmb: Dmb) {
 }
 
 /// The same where it owed: it may have died between a send and its count.
-fn recount(conn: Conn, fd: i32, guard: &shunpike_shm::lock::Guard<'_>) {
+fn recount(conn: Conn, fd: i32, guard: &Guard<'_, impl Section>) {
     if guard.inherited()
         && let Ok(counts) = sys::counts(fd, conn::opener(conn.block))
     {
@@ -255,10 +256,10 @@ pub fn dmb(half: &Half) -> Option<Dmb> {
 
 /// One attempt, under the send lock.
 fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocopy::Call) -> Step {
-    let _critical = critical();
+    let critical = critical();
     let half = &conn.block.tx;
     ahead::of_send(half, source.left());
-    let guard = lock(conn.block);
+    let guard = lock(conn.block, &critical);
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
@@ -456,9 +457,9 @@ pub fn asked_to_leave(half: &Half) -> bool {
 
 /// Ends the lane, if there is one, and pays what is owed as far as TCP takes it now.
 pub fn revoke(conn: Conn, fd: i32) {
-    let _critical = critical();
+    let critical = critical();
     let half = &conn.block.tx;
-    let guard = lock(conn.block);
+    let guard = lock(conn.block, &critical);
     let Some(dmb) = dmb(half) else { return };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => end(conn, fd, &dmb),
@@ -527,8 +528,7 @@ pub fn take_back_last(conn: Conn, fd: i32) {
     if !conn::opener(conn.block) || half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
     }
-    let _critical = critical();
-    let _guard = lock(conn.block);
+    let _guard = lock(conn.block, critical());
     let Some(dmb) = dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else { return };
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
     if (1..=LAST_MOST).contains(&unread) {

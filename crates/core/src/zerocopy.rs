@@ -235,8 +235,7 @@ impl Call {
         if let Some(conn) = self.entered {
             let moved = matches!(outcome, Outcome::Libc(1..) | Outcome::Ours(Ok(1..)));
             if !self.counted {
-                let _critical = critical();
-                let _guard = tx::lock(conn.block);
+                let _guard = tx::lock(conn.block, critical());
                 self.count(moved);
             }
             if moved {
@@ -319,8 +318,7 @@ fn hand_back(conn: Conn) -> bool {
     if !conn.block.notices.are_ours() {
         return true;
     }
-    let _critical = critical();
-    let _guard = conn.block.tx.lock.lock();
+    let _guard = conn.block.tx.lock.lock(critical());
     conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.notices.end()
 }
 

@@ -10,8 +10,8 @@
 //! Where a thread's list begins is seen in a mutex of its own that it takes by glibc's call before its first lock; where that looks
 //! unlike what is known of glibc, or somebody else's list, all its locks are taken so.
 //!
-//! A lock is held for a memory copy or a non-blocking system call, never while waiting. Signal handlers do not enter: the preload
-//! library delays them while one is held.
+//! A lock is held for a memory copy or a non-blocking system call, never while waiting. Signal handlers do not enter while one is
+//! held: whoever takes it shows the [`Section`] that keeps them away, and the guard keeps that.
 
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
@@ -138,10 +138,21 @@ unsafe impl Send for RobustLock {}
 // SAFETY: as above.
 unsafe impl Sync for RobustLock {}
 
-/// Unlocks on drop.
-pub struct Guard<'a> {
+/// What keeps the program's signal handlers away from the calling thread, as long as it lives: one that came under a lock and touched
+/// the same connection would wait for its own thread.
+///
+/// # Safety
+/// While a value lives, no handler that could take a [`RobustLock`] runs on the thread that made it; nor does it go to another thread.
+pub unsafe trait Section {}
+
+// SAFETY: what is borrowed lives at least as long.
+unsafe impl<S: Section> Section for &S {}
+
+/// Unlocks on drop, and ends its section only then, if it owns it.
+pub struct Guard<'a, S: Section> {
     lock: &'a RobustLock,
     by: By,
+    _section: S,
 }
 
 /// How a lock was taken.
@@ -169,9 +180,9 @@ impl RobustLock {
 
     /// Waits for the lock. A dead holder's lock is taken over and marked consistent.
     #[inline(always)]
-    pub fn lock(&self) -> Guard<'_> {
+    pub fn lock<S: Section>(&self, section: S) -> Guard<'_, S> {
         let thread = thread();
-        let Some(head) = thread.head() else { return self.lock_by_glibc() };
+        let Some(head) = thread.head() else { return self.lock_by_glibc(section) };
         let before = self.announce(thread, head);
         let number = thread.number.load(Ordering::Relaxed);
         // Acquire pairs with the Release in `drop`, and with the kernel's own exchange for a dead holder.
@@ -179,19 +190,19 @@ impl RobustLock {
         if free.is_err() {
             self.contend(number);
         }
-        Guard { lock: self, by: By::Pending(before) }
+        Guard { lock: self, by: By::Pending(before), _section: section }
     }
 
     /// Takes the lock if nobody holds it.
-    pub fn try_lock(&self) -> Option<Guard<'_>> {
+    pub fn try_lock<S: Section>(&self, section: S) -> Option<Guard<'_, S>> {
         let thread = thread();
-        let Some(head) = thread.head() else { return self.try_lock_by_glibc() };
+        let Some(head) = thread.head() else { return self.try_lock_by_glibc(section) };
         let before = self.announce(thread, head);
         let number = thread.number.load(Ordering::Relaxed);
         let mut seen = self.word().load(Ordering::Relaxed);
         while seen & HOLDER == 0 {
             match self.take(seen, number, 0) {
-                Ok(()) => return Some(Guard { lock: self, by: By::Pending(before) }),
+                Ok(()) => return Some(Guard { lock: self, by: By::Pending(before), _section: section }),
                 Err(now) => seen = now,
             }
         }
@@ -256,7 +267,7 @@ impl RobustLock {
     }
 
     #[cold]
-    fn lock_by_glibc(&self) -> Guard<'_> {
+    fn lock_by_glibc<S: Section>(&self, section: S) -> Guard<'_, S> {
         loop {
             let now = clock_gettime(ClockId::Realtime);
             let nanoseconds = now.tv_nsec + SLEEP_NS;
@@ -267,25 +278,25 @@ impl RobustLock {
             // SAFETY: initialised by `init` before the block was handed out.
             let rc = unsafe { libc::pthread_mutex_timedlock(self.mutex.get().cast(), &until) };
             if rc != libc::ETIMEDOUT {
-                return self.guard_of_glibc(rc);
+                return self.guard_of_glibc(rc, section);
             }
         }
     }
 
     #[cold]
-    fn try_lock_by_glibc(&self) -> Option<Guard<'_>> {
+    fn try_lock_by_glibc<S: Section>(&self, section: S) -> Option<Guard<'_, S>> {
         // SAFETY: as in `lock_by_glibc`.
         let rc = unsafe { libc::pthread_mutex_trylock(self.mutex.get().cast()) };
-        (rc == 0 || rc == libc::EOWNERDEAD).then(|| self.guard_of_glibc(rc))
+        (rc == 0 || rc == libc::EOWNERDEAD).then(|| self.guard_of_glibc(rc, section))
     }
 
-    fn guard_of_glibc(&self, rc: i32) -> Guard<'_> {
+    fn guard_of_glibc<S: Section>(&self, rc: i32, section: S) -> Guard<'_, S> {
         if rc == libc::EOWNERDEAD {
             self.inherited.store(1, Ordering::Relaxed);
             // SAFETY: we hold it, as EOWNERDEAD says.
             unsafe { libc::pthread_mutex_consistent(self.mutex.get().cast()) };
         }
-        Guard { lock: self, by: By::Glibc }
+        Guard { lock: self, by: By::Glibc, _section: section }
     }
 
     #[inline]
@@ -310,7 +321,7 @@ impl RobustLock {
     }
 }
 
-impl Guard<'_> {
+impl<S: Section> Guard<'_, S> {
     /// Whether a holder died inside since anybody said that all is [`repaired`](Self::repaired): what the lock protects must be derived
     /// anew from the shared words.
     #[inline(always)]
@@ -324,7 +335,7 @@ impl Guard<'_> {
     }
 }
 
-impl Drop for Guard<'_> {
+impl<S: Section> Drop for Guard<'_, S> {
     #[inline(always)]
     fn drop(&mut self) {
         let By::Pending(before) = self.by else {
@@ -472,6 +483,12 @@ fn prev_of(name: usize) -> &'static AtomicUsize {
 mod tests {
     use super::*;
 
+    /// These tests have no handlers.
+    struct NoHandlers;
+
+    // SAFETY: there are none.
+    unsafe impl Section for NoHandlers {}
+
     #[test]
     fn after_its_first_lock_a_thread_knows_its_list() {
         let [one, two] = [(); 2].map(|()| {
@@ -484,11 +501,11 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert!(thread().known().is_none());
-                drop(one.lock());
+                drop(one.lock(NoHandlers));
                 let head = thread().known().expect("as glibc's has been for many years");
-                let first = one.lock();
+                let first = one.lock(NoHandlers);
                 assert_eq!(head.pending.load(Ordering::Relaxed), one.name());
-                let second = two.lock();
+                let second = two.lock(NoHandlers);
                 assert_eq!(head.pending.load(Ordering::Relaxed), two.name());
                 assert_eq!(head.first.load(Ordering::Relaxed), one.name());
                 drop(first);

@@ -6,8 +6,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
-use shunpike_shm::lock::{Guard, RobustLock, after_fork_in_child};
+use shunpike_shm::lock::{Guard, RobustLock, Section, after_fork_in_child};
 use shunpike_shm::region::{self, Region};
+
+/// These tests have no signal handlers.
+struct NoHandlers;
+
+// SAFETY: there are none.
+unsafe impl Section for NoHandlers {}
 
 /// What the processes of a test share.
 #[repr(C)]
@@ -47,7 +53,7 @@ fn killed() -> ! {
 }
 
 /// Whether the lock was left by somebody who died inside, which is said until it is repaired.
-fn was_left(guard: &Guard<'_>) -> bool {
+fn was_left(guard: &Guard<'_, NoHandlers>) -> bool {
     let inherited = guard.inherited();
     guard.repaired();
     inherited
@@ -64,32 +70,38 @@ fn left_by(what: fn(&'static [RobustLock; 2])) -> [bool; 2] {
         what(&shared.locks);
         killed()
     }));
-    let again = [0, 1].map(|at| shared.locks[at].lock().inherited());
-    let left = [0, 1].map(|at| was_left(&shared.locks[at].lock()));
+    let again = [0, 1].map(|at| shared.locks[at].lock(NoHandlers).inherited());
+    let left = [0, 1].map(|at| was_left(&shared.locks[at].lock(NoHandlers)));
     assert_eq!(again, left, "not repaired yet");
-    assert!(shared.locks.iter().all(|lock| !lock.try_lock().expect("free").inherited()), "repaired");
+    assert!(
+        shared.locks.iter().all(|lock| !lock.try_lock(NoHandlers).expect("free").inherited()),
+        "repaired"
+    );
     left
 }
 
 #[test]
 fn what_a_killed_process_held_is_inherited_and_nothing_else() {
     assert_eq!(left_by(|_| ()), [false, false]);
-    assert_eq!(left_by(|[a, _]| core::mem::forget(a.lock())), [true, false]);
-    assert_eq!(left_by(|[a, b]| core::mem::forget((a.lock(), b.lock()))), [true, true]);
-    assert_eq!(left_by(|[a, b]| core::mem::forget((b.lock(), a.try_lock()))), [true, true]);
+    assert_eq!(left_by(|[a, _]| core::mem::forget(a.lock(NoHandlers))), [true, false]);
+    assert_eq!(left_by(|[a, b]| core::mem::forget((a.lock(NoHandlers), b.lock(NoHandlers)))), [true, true]);
+    assert_eq!(
+        left_by(|[a, b]| core::mem::forget((b.lock(NoHandlers), a.try_lock(NoHandlers)))),
+        [true, true]
+    );
     // One within the other, and the other way round.
     assert_eq!(
         left_by(|[a, b]| {
-            let outer = a.lock();
-            drop(b.lock());
+            let outer = a.lock(NoHandlers);
+            drop(b.lock(NoHandlers));
             core::mem::forget(outer);
         }),
         [true, false]
     );
     assert_eq!(
         left_by(|[a, b]| {
-            let outer = a.lock();
-            let inner = b.lock();
+            let outer = a.lock(NoHandlers);
+            let inner = b.lock(NoHandlers);
             drop(outer);
             core::mem::forget(inner);
         }),
@@ -97,11 +109,11 @@ fn what_a_killed_process_held_is_inherited_and_nothing_else() {
     );
     assert_eq!(
         left_by(|[a, b]| {
-            let outer = a.lock();
-            let inner = b.lock();
+            let outer = a.lock(NoHandlers);
+            let inner = b.lock(NoHandlers);
             drop(outer);
             drop(inner);
-            core::mem::forget((b.lock(), a.lock()));
+            core::mem::forget((b.lock(NoHandlers), a.lock(NoHandlers)));
         }),
         [true, true]
     );
@@ -111,22 +123,22 @@ fn what_a_killed_process_held_is_inherited_and_nothing_else() {
 fn the_first_lock_of_a_thread_is_robust_too() {
     let shared = shared();
     reap(fork(|| {
-        core::mem::forget((shared.locks[0].lock(), shared.locks[1].lock()));
+        core::mem::forget((shared.locks[0].lock(NoHandlers), shared.locks[1].lock(NoHandlers)));
         killed()
     }));
-    assert!(shared.locks.iter().all(|lock| lock.lock().inherited()));
+    assert!(shared.locks.iter().all(|lock| lock.lock(NoHandlers).inherited()));
 }
 
 #[test]
 fn what_is_taken_within_a_threads_first_lock_is_robust_when_that_is_released() {
     let shared = shared();
     reap(fork(|| {
-        let first = shared.locks[0].lock();
-        core::mem::forget(shared.locks[1].lock());
+        let first = shared.locks[0].lock(NoHandlers);
+        core::mem::forget(shared.locks[1].lock(NoHandlers));
         drop(first);
         killed()
     }));
-    let left = [0, 1].map(|at| shared.locks[at].try_lock().map(|lock| lock.inherited()));
+    let left = [0, 1].map(|at| shared.locks[at].try_lock(NoHandlers).map(|lock| lock.inherited()));
     assert_eq!(left, [Some(false), Some(true)]);
 }
 
@@ -138,8 +150,8 @@ fn who_sleeps_while_the_wake_is_lost_comes_to_it() {
         // SAFETY: the mutex begins with its word, which is atomic.
         let word = unsafe { &*core::ptr::from_ref(&shared.locks[0]).cast::<AtomicU32>() };
         let releaser = fork(|| {
-            drop(shared.locks[1].lock());
-            core::mem::forget(shared.locks[0].lock());
+            drop(shared.locks[1].lock(NoHandlers));
+            core::mem::forget(shared.locks[0].lock(NoHandlers));
             shared.step.store(1, Ordering::Release);
             while word.load(Ordering::Relaxed) & libc::FUTEX_WAITERS == 0 {
                 std::hint::spin_loop();
@@ -160,12 +172,12 @@ fn who_sleeps_while_the_wake_is_lost_comes_to_it() {
         reach(1);
         let sleeper = std::thread::spawn(move || {
             if knows_its_list {
-                drop(shared.locks[1].lock());
+                drop(shared.locks[1].lock(NoHandlers));
             }
-            assert!(!shared.locks[0].lock().inherited());
+            assert!(!shared.locks[0].lock(NoHandlers).inherited());
         });
         reach(2);
-        let other = shared.locks[0].lock();
+        let other = shared.locks[0].lock(NoHandlers);
         kill_process(releaser, Signal::KILL).expect("kill");
         reap(releaser);
         drop(other);
@@ -182,8 +194,8 @@ fn who_sleeps_while_the_wake_is_lost_comes_to_it() {
 fn who_waits_for_a_killed_holder_is_woken() {
     let shared = shared();
     let holder = fork(|| {
-        drop(shared.locks[0].lock());
-        let _held = shared.locks[0].lock();
+        drop(shared.locks[0].lock(NoHandlers));
+        let _held = shared.locks[0].lock(NoHandlers);
         shared.step.store(1, Ordering::Release);
         loop {
             std::hint::spin_loop();
@@ -192,11 +204,11 @@ fn who_waits_for_a_killed_holder_is_woken() {
     while shared.step.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
-    assert!(shared.locks[0].try_lock().is_none());
+    assert!(shared.locks[0].try_lock(NoHandlers).is_none());
     let waiters = [(); 3].map(|()| {
         std::thread::spawn(|| {
-            drop(shared.locks[1].lock());
-            let guard = shared.locks[0].lock();
+            drop(shared.locks[1].lock(NoHandlers));
+            let guard = shared.locks[0].lock(NoHandlers);
             assert_eq!(shared.inside.fetch_add(1, Ordering::Relaxed), 0);
             shared.inside.fetch_sub(1, Ordering::Relaxed);
             was_left(&guard)
@@ -217,7 +229,7 @@ fn a_storm_of_holders_that_are_killed_leaves_one_at_a_time() {
         let mut round = 0u64;
         loop {
             round += 1;
-            let guard = shared.locks[0].lock();
+            let guard = shared.locks[0].lock(NoHandlers);
             if was_left(&guard) {
                 shared.inside.store(0, Ordering::Relaxed);
             }
@@ -225,7 +237,7 @@ fn a_storm_of_holders_that_are_killed_leaves_one_at_a_time() {
                 // Told by a step that never comes otherwise.
                 shared.step.store(99, Ordering::Relaxed);
             }
-            let both = (second && round.is_multiple_of(3)).then(|| shared.locks[1].lock());
+            let both = (second && round.is_multiple_of(3)).then(|| shared.locks[1].lock(NoHandlers));
             shared.count.fetch_add(1, Ordering::Relaxed);
             shared.inside.fetch_sub(1, Ordering::Relaxed);
             if round.is_multiple_of(2) {
@@ -264,5 +276,5 @@ fn a_storm_of_holders_that_are_killed_leaves_one_at_a_time() {
     }
     assert_eq!(shared.step.load(Ordering::Relaxed), 0, "two were inside at once");
     assert!(kills > 20, "{kills}");
-    assert!(shared.locks.iter().all(|lock| lock.try_lock().is_some()));
+    assert!(shared.locks.iter().all(|lock| lock.try_lock(NoHandlers).is_some()));
 }

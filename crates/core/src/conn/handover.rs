@@ -27,8 +27,7 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     // A forked child has no say in its parent's session: a match that is still to come finds this.
     block.phase.store(phase::DONE, Ordering::Relaxed);
     {
-        let _critical = critical();
-        let _guard = block.rx.lock.lock();
+        let _guard = block.rx.lock.lock(critical());
         if let Some(dmb) = rx::dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
         {
             let generation = block.rx.generation.load(Ordering::Relaxed);

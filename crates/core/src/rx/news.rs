@@ -89,9 +89,8 @@ fn fall_behind(block: &Block) {
 /// After the TCP socket showed news while the ring was empty: EOF and errors end the lane, bytes that the
 /// sender did not announce stop it.
 pub fn tcp_news(conn: Conn, fd: i32) {
-    let _critical = critical();
     let half = &conn.block.rx;
-    let guard = half.lock.lock();
+    let _guard = half.lock.lock(critical());
     if !conn.current() || half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
     }
@@ -104,7 +103,6 @@ pub fn tcp_news(conn: Conn, fd: i32) {
             conn::note_unexpected_bytes(conn, fd);
         }
     }
-    drop(guard);
 }
 
 /// A receive call that found nothing.

@@ -67,8 +67,7 @@ enum Overflow {
 
 fn overflowed(conn: Conn, fd: i32) -> Overflow {
     let half = &conn.block.tx;
-    let _critical = critical();
-    let _guard = half.lock.lock();
+    let _guard = half.lock.lock(critical());
     let Some((free, dmb)) = room(half) else {
         return if owes(half) { Overflow::No } else { Overflow::Room };
     };

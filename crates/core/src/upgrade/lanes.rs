@@ -14,6 +14,7 @@ use super::{go_on, left_for_good, part_unless_granted, tell_peer, withdraw};
 use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
+use crate::tls::critical;
 use crate::{cork, device, epoll, link, process, sys, tap, tenants, trace, tx, zerocopy};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
@@ -44,7 +45,7 @@ pub(super) fn wished_class(fd: i32) -> u8 {
 pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken, forks: u32) -> bool {
     let half = &conn.block.rx;
     {
-        let _guard = half.lock.lock();
+        let _guard = half.lock.lock(critical());
         if half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0 {
             return false;
         }
@@ -100,7 +101,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         return;
     }
     {
-        let _guard = half.lock.lock();
+        let _guard = half.lock.lock(critical());
         let capacity = (region.len() - HEADER) as u32;
         half.ring.store(capacity, Ordering::Relaxed);
         half.window.store(capacity.min(MIN_WINDOW), Ordering::Relaxed);
@@ -131,7 +132,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
 /// Switches sending to the lane at the byte where TCP stands, if nobody is inside the kernel just now.
 pub(super) fn begin(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
-    let _guard = half.lock.lock();
+    let _guard = half.lock.lock(critical());
     let Some(dmb) = tx::dmb(half) else { return };
     if half.mode.load(Ordering::Relaxed) != mode::PLAIN || left_for_good(conn.block).is_some() {
         return;

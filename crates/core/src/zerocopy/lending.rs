@@ -336,8 +336,7 @@ pub fn is_due(block: &Block) -> bool {
 pub fn refresh(conn: Conn, fd: i32) {
     let block = conn.block;
     let Some(ledger) = ledger(block).filter(|_| block.notices.pending() != 0) else { return };
-    let _critical = critical();
-    let _guard = tx::lock(block);
+    let _guard = tx::lock(block, critical());
     look(block, ledger);
     let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
     let lent_for = clock::ticks().wrapping_sub(ledger.since.load(Ordering::Relaxed));
@@ -423,8 +422,7 @@ pub fn recall_all() {
         if let Entry::Conn(conn) = entry
             && conn.block.tx.lender.load(Ordering::Relaxed) != 0
         {
-            let _critical = critical();
-            let _guard = tx::lock(conn.block);
+            let _guard = tx::lock(conn.block, critical());
             if conn.current() {
                 recall(conn, fd);
             }
