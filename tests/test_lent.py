@@ -67,7 +67,7 @@ def test_what_is_copied_says_so(world, bed):
     assert "all copied: 1\nnowhere: EFAULT\none with small parts, too: 1\none without is not: 1" in sent
 
 
-@pytest.mark.parametrize("case, copied", [("closed", None), ("shut", 1), ("awaited", 1), ("unread", 0), ("forked", 1), ("hidden", 1)])
+@pytest.mark.parametrize("case, copied", [("closed", None), ("shut", 1), ("awaited", 1), ("unread", 0), ("forked", 1), ("hidden", 1), ("hidden-by-syscall", 1), ("shown", 0)])
 @pytest.mark.parametrize("mode", ["tcp", "both"])
 def test_no_memory_is_lent_beyond(world, bed, case, copied, mode):
     """The sender's memory is overwritten after the close, the notice, the fork; the reader gets what was sent."""

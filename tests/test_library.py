@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from harness import LIBRARY, ROOT, Accel
+from harness import LIBRARY, ROOT, Accel, fifos
 from procs import finish_together, free_port
 
 # Names that libc users bind to and that must stay hooked, whatever else is added.
@@ -45,3 +45,14 @@ def test_both_ways_to_move_bytes(world, bed, copy):
     out, served = finish_together(accel.client("client", [bed / "pingpong", "client", port, 8, 400]), server)
     assert len(set(out.splitlines())) == 9 and served == "done\n"
     accel.verify(lanes=8, lane_bytes=1 << 20)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_what_syscall_hands_on(world, bed, mode):
+    """Every number, six arguments, results and errors: the kernel gets what the program gives, and the program what the kernel gives."""
+    accel, port, env = Accel.eager(world, mode), free_port(), fifos(world)
+    server = accel.server("server", [bed / "syscalls", "server", "traced", port], env=env).wait_listening(port)
+    out, _ = finish_together(accel.client("client", [bed / "syscalls", "client", "traced", port], env=env), server)
+    assert out == f"{512 * 3} calls\ndone\n"
+    accel.verify()

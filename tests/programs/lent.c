@@ -374,6 +374,33 @@ static void hidden_client(int fd) {
     await();
 }
 
+/* -- which of prctl's values it is counts, also where it goes by syscall(2) -- */
+static void shown_client(int fd) {
+    under_way(fd);
+    expect(syscall(SYS_prctl, PR_SET_DUMPABLE, 1) == 0, "it may be looked at");
+    expect(prctl(PR_GET_DUMPABLE) == 1, "it may still");
+    tell();
+    send_one(fd, data, PART, ZC);
+    await_told(fd, calls);
+    say("copied: %d", copied == CALLS);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
+static void hidden_by_syscall_client(int fd) {
+    under_way(fd);
+    expect(syscall(SYS_prctl, PR_SET_DUMPABLE, 0) == 0, "it may not be looked at");
+    overwrite();
+    tell();
+    send_one(fd, data, PART, ZC);
+    await_told(fd, calls);
+    say("copied: %d", copied == CALLS);
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
+    await();
+}
+
 /* -- a reader that becomes somebody else while it is lent to -- */
 static void denied_client(int fd) {
     char byte;
@@ -504,6 +531,8 @@ static const struct bed_case cases[] = {
     {"forked", reads_when_told, forked_client},
     {"revoked", reads_when_told, revoked_client},
     {"hidden", reads_when_told, hidden_client},
+    {"hidden-by-syscall", reads_when_told, hidden_by_syscall_client},
+    {"shown", reads_when_told, shown_client},
     {"denied", receives_as_another, denied_client},
     {"denied-polled", polls_as_another, denied_client},
     {"denied-killed", reads_the_rest_as_another, silent_client},

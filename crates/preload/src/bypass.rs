@@ -9,8 +9,9 @@ use shunpike_core::zerocopy::lending;
 use shunpike_core::{process, rings};
 
 use crate::lifecycle::{let_go, plain};
+use crate::real::Arguments;
 
-extern "C" fn before_dprintf(fd: usize, _: usize) {
+fn before_dprintf([fd, ..]: Arguments) {
     plain(fd as c_int, Reason::Stdio);
 }
 
@@ -41,7 +42,7 @@ const ON_DESCRIPTORS: [c_long; 19] = [
     libc::SYS_dup3,
 ];
 
-extern "C" fn before_prctl(option: usize, value: usize) {
+fn before_prctl([option, value, ..]: Arguments) {
     match option as c_int {
         libc::PR_SET_SECCOMP => process::confine(),
         // Nobody may look at its memory from then on.
@@ -54,10 +55,10 @@ stubs! { before_prctl:
     prctl,
 }
 
-extern "C" fn before_syscall(number: usize, fd: usize) {
+fn before_syscall([number, fd, second, ..]: Arguments) {
     match number as c_long {
         libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => return process::confine(),
-        libc::SYS_prctl => return before_prctl(fd, 0),
+        libc::SYS_prctl => return before_prctl([fd, second, 0, 0, 0, 0]),
         libc::SYS_io_uring_setup => return rings::set_up(),
         // libuv closes so, whatever it closes.
         libc::SYS_close => {
@@ -75,7 +76,7 @@ stubs! { before_syscall:
     syscall,
 }
 
-extern "C" fn before_ring(_: usize, _: usize) {
+fn before_ring(_: Arguments) {
     rings::set_up();
 }
 

@@ -6,17 +6,18 @@ use core::ffi::{c_char, c_int, c_void};
 use shunpike_core::wire::Reason;
 use shunpike_core::{conn, process, table, tls};
 
+use crate::real::Arguments;
 use crate::start;
 
 /// Hands over what survives an exec.
-extern "C" fn before_exec(_: usize, _: usize) {
+fn before_exec(_: Arguments) {
     if process::enabled() {
         conn::before_exec();
     }
 }
 
 /// Before vfork(): the child runs on our memory, thread state included, until it execs.
-extern "C" fn before_vfork(_: usize, _: usize) {
+fn before_vfork(_: Arguments) {
     // The child must not be the first to enter a critical section: this thread's would have its number.
     drop(tls::critical());
     tls::thread().vforked.store(1, core::sync::atomic::Ordering::Relaxed);

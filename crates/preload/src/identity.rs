@@ -2,6 +2,7 @@
 
 use shunpike_core::{process, session};
 
+use crate::real::Arguments;
 use crate::start::foreign_process;
 
 fn becomes(uid: usize) {
@@ -12,11 +13,11 @@ fn becomes(uid: usize) {
     }
 }
 
-extern "C" fn before_first_is_effective(uid: usize, _: usize) {
+fn before_first_is_effective([uid, ..]: Arguments) {
     becomes(uid);
 }
 
-extern "C" fn before_second_is_effective(_: usize, uid: usize) {
+fn before_second_is_effective([_, uid, ..]: Arguments) {
     becomes(uid);
 }
 

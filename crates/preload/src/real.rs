@@ -111,8 +111,12 @@ macro_rules! hooks {
     };
 }
 
+/// The integer arguments of a stub that travel in registers. What the function does not have, or the program did not
+/// give, is what happened to be there.
+pub type Arguments = [usize; 6];
+
 /// Defines hooks that only look before the real function runs, and jump there with every argument, however many
-/// and of whatever kind, as it is: `stubs! { LOOK: NAME, ... }`. LOOK gets the first two integer arguments.
+/// and of whatever kind, as it is: `stubs! { LOOK: NAME, ... }`. LOOK gets the [`Arguments`].
 macro_rules! stubs {
     ($look:ident: $($name:ident,)*) => {$(
         #[doc = concat!(stringify!($name), ", after a look.")]
@@ -122,14 +126,21 @@ macro_rules! stubs {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name() {
-            extern "C" fn look(first: usize, second: usize) -> *mut core::ffi::c_void {
+            extern "C" fn look(
+                first: usize,
+                second: usize,
+                third: usize,
+                fourth: usize,
+                fifth: usize,
+                sixth: usize,
+            ) -> *mut core::ffi::c_void {
                 static REAL: $crate::real::Real = match core::ffi::CStr::from_bytes_with_nul(
                     concat!(stringify!($name), "\0").as_bytes(),
                 ) {
                     Ok(name) => $crate::real::Real::new(name),
                     Err(_) => panic!("a name without NUL"),
                 };
-                $look(first, second);
+                $look([first, second, third, fourth, fifth, sixth]);
                 REAL.address()
             }
             // Argument registers survive the look (rax counts the vector registers of a variadic call, whose
