@@ -133,6 +133,14 @@ fn ask(socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryEr
     }
 }
 
+/// The user of the process that listens at `path`; `None` where none does. Never waits.
+pub fn who_serves(path: &Path) -> Option<u32> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path).ok()?).ok()?;
+    crate::sockopt::peer_credentials(fd.as_fd()).map(|(_, uid)| uid)
+}
+
 /// A tap's session: rings go to the broker, which gives them to programs and says which.
 pub struct TapSession {
     fd: OwnedFd,

@@ -55,6 +55,10 @@ fn advice(reason: Reason) -> &'static str {
         Reason::NoBroker | Reason::BrokerGone => {
             "start a broker ('shunpike broker'); programs find it without a restart"
         }
+        Reason::BrokerForeign => {
+            "let SHUNPIKE_SOCKET name a socket in a directory of this user's or root's that nobody else may write, and its broker \
+             be this user's or root's"
+        }
         Reason::Inactive => "the device was switched off: 'shunpike device set active on'",
         Reason::NotPermitted => "run both ends as the same user, or leave it on TCP",
         Reason::NotLocal => "nothing: the peer is on another host, which only TCP reaches",

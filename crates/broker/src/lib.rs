@@ -32,7 +32,7 @@ mod sockopt;
 mod stats;
 mod taps;
 
-pub use client::{QueryError, TapSession, query, what};
+pub use client::{QueryError, TapSession, query, what, who_serves};
 use policy::Policy;
 use rustix::fd::BorrowedFd;
 pub use server::Server;

@@ -45,6 +45,9 @@ pub fn advice(reason: Reason) -> &'static str {
         NoBroker => "See whether 'shunpike info' finds a broker; start one with 'shunpike broker'.",
         BrokerGone => "Start the broker again; programs find it without a restart.",
         Inactive => "Switch it on: 'shunpike device set active on'.",
+        BrokerForeign => {
+            "Let SHUNPIKE_SOCKET name a socket in a directory of this user's or root's that nobody else may write."
+        }
         NotPermitted => {
             "Run both ends as one user, or let the system-wide broker's policy join them ('shunpike info' shows \
              it)."

@@ -69,6 +69,9 @@ fn broker_for(named: Option<PathBuf>, settings: &[String]) -> Result<PathBuf, Er
     let is_named = named.is_some();
     let mut wanted = named.clone().unwrap_or_else(socket::private);
     if let Ok(socket) = socket::answering(named) {
+        if let Some(whose) = socket::foreign(&socket) {
+            eprintln!("shunpike: {whose} (connections stay on TCP)");
+        }
         return if settings.is_empty() { Ok(socket) } else { Err(Error::SettingsOfOthers { socket }) };
     }
     // Who names a socket has a certain broker in mind: another one there would hide that it is missing.

@@ -1,9 +1,10 @@
 //! Where brokers listen, and whether one does.
 
 use crate::error::Error;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use shunpike_shm::place::Place;
 use std::env;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -22,9 +23,10 @@ pub fn named(option: Option<PathBuf>) -> Option<PathBuf> {
 
 /// The user's private broker's socket.
 pub fn private() -> PathBuf {
-    match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir()) {
+    // Of another user's after sudo or su, who could put another directory in the place of ours there.
+    match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| is_ours(dir)) {
         Some(dir) => dir.join("shunpike/broker.sock"),
-        None => format!("/tmp/shunpike-{}/broker.sock", rustix::process::getuid().as_raw()).into(),
+        None => format!("/tmp/shunpike-{}/broker.sock", rustix::process::geteuid().as_raw()).into(),
     }
 }
 
@@ -50,10 +52,7 @@ pub fn answering(named: Option<PathBuf>) -> Result<PathBuf, Error> {
 
 /// Whether a broker listens at `path`. Never blocks.
 pub fn answers(path: &Path) -> bool {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let Ok(address) = SocketAddrUnix::new(path) else { return false };
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .is_ok_and(|socket| connect(&socket, &address).is_ok())
+    shunpike_broker::who_serves(path).is_some()
 }
 
 /// Whether nobody else can have put a socket at `path`, because its directory is ours alone. So it is when
@@ -61,12 +60,31 @@ pub fn answers(path: &Path) -> bool {
 pub fn owned_by_us(path: &Path) -> bool {
     let Some(directory) = path.parent() else { return false };
     match fs::symlink_metadata(directory) {
-        Ok(meta) => {
-            meta.is_dir()
-                && meta.uid() == rustix::process::getuid().as_raw()
-                && meta.permissions().mode() & 0o022 == 0
-        }
+        Ok(_) => is_ours(directory),
         Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
+/// Whether a directory is this user's, and nobody else's to write.
+fn is_ours(directory: &Path) -> bool {
+    let is_alone = |meta: fs::Metadata| {
+        meta.is_dir()
+            && meta.uid() == rustix::process::geteuid().as_raw()
+            && meta.permissions().mode() & 0o022 == 0
+    };
+    fs::symlink_metadata(directory).is_ok_and(is_alone)
+}
+
+/// Whose broker listens at `path`, if it is one to which programs of this user would say nothing.
+pub fn foreign(path: &Path) -> Option<String> {
+    let uid = shunpike_broker::who_serves(path)?;
+    match Place::of(path.as_os_str().as_bytes()) {
+        Ok(place) if place.may_serve(uid) => None,
+        Ok(_) => Some(format!("uid {uid} serves at {}, who is neither you nor root", path.display())),
+        Err(_) => Some(format!(
+            "uid {uid} serves at {}, in a directory where others can put a socket",
+            path.display()
+        )),
     }
 }
 

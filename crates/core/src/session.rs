@@ -14,7 +14,9 @@ use rustix::net::{
 };
 use shunpike_shm::Region;
 use shunpike_shm::pages::{CQS, KnobPage, PAGE, SessionPage};
+use shunpike_shm::place::Place;
 use shunpike_shm::region;
+use shunpike_wire::Reason;
 use shunpike_wire::clc::handshake::LocalDevice;
 use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
 
@@ -23,7 +25,7 @@ use crate::outbox::Outbox;
 use crate::process;
 use crate::spares::Spares;
 use crate::zerocopy::lending;
-use crate::{clock, device, eager, tap, upgrade};
+use crate::{clock, device, eager, sys, tap, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
 const RETRY_US: u64 = 1_000_000;
@@ -43,6 +45,8 @@ pub struct Session {
     /// Set once the broker has welcomed us.
     pub device: Option<LocalDevice>,
     retry_at: u64,
+    /// Why there is no session, while there is none.
+    absence: Reason,
     outbox: Outbox,
     /// Handshakes under way.
     pub handshakes: upgrade::Handshakes,
@@ -57,6 +61,7 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     number: 0,
     device: None,
     retry_at: 0,
+    absence: Reason::NoBroker,
     outbox: Outbox::new(),
     handshakes: upgrade::Handshakes::new(),
     later: eager::Later::new(),
@@ -247,14 +252,38 @@ impl Session {
         })
     }
 
-    fn open(&mut self) -> Result<(), Errno> {
+    /// Where `ready` said no: why, for the tools.
+    pub fn absence(&self) -> Reason {
+        self.absence
+    }
+
+    /// A socket of the broker, which is one that may have what we give it.
+    fn connect(&mut self) -> Result<OwnedFd, Errno> {
         let path = *PATH.lock();
         let path = path.get(..PATH_LEN.load(Ordering::Relaxed)).filter(|path| !path.is_empty());
-        let address = SocketAddrUnix::new(path.ok_or(Errno::NOENT)?)?;
+        let path = path.ok_or(Errno::NOENT)?;
+        let address = SocketAddrUnix::new(path)?;
+        self.absence = Reason::NoBroker;
+        let mut unless_foreign = |errno| {
+            if errno == Errno::PERM {
+                self.absence = Reason::BrokerForeign;
+            }
+            errno
+        };
+        let place = Place::of(path).map_err(&mut unless_foreign)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let socket = process::internal(socket)?;
         rustix::net::connect(&socket, &address)?;
+        if sys::peer_user(socket.as_raw_fd()).is_some_and(|uid| place.may_serve(uid)) {
+            Ok(socket)
+        } else {
+            Err(unless_foreign(Errno::PERM))
+        }
+    }
+
+    fn open(&mut self) -> Result<(), Errno> {
+        let socket = self.connect()?;
         SOCKET.store(socket.as_raw_fd(), Ordering::Relaxed);
         self.socket = Some(socket);
         self.number = self.number.wrapping_add(1);

@@ -98,6 +98,13 @@ pub fn cookie(fd: i32) -> u64 {
     option(fd, libc::SOL_SOCKET, libc::SO_COOKIE).unwrap_or(0)
 }
 
+/// SO_PEERCRED: the user of the process that listens at the other end of a UNIX socket, as it was when it began to.
+pub fn peer_user(fd: i32) -> Option<u32> {
+    // struct ucred: process, user, group.
+    let credentials = option::<[u32; 3]>(fd, libc::SOL_SOCKET, libc::SO_PEERCRED);
+    credentials.ok().map(|[_, user, _]| user)
+}
+
 /// setsockopt(2) of a plain value.
 pub fn set_option<T>(fd: i32, level: i32, name: i32, value: &T) -> Res {
     let at = core::ptr::from_ref(value) as usize;

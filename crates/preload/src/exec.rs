@@ -56,7 +56,7 @@ hooks! {
         pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const *mut c_char, envp: *const *mut c_char,
     ) -> c_int {
-        before_exec(0, 0);
+        before_exec([0; 6]);
         covered::posix_spawn(pid, path, actions, attr, argv, envp)
     }
     /// posix_spawnp(3)
@@ -64,7 +64,7 @@ hooks! {
         pid: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const *mut c_char, envp: *const *mut c_char,
     ) -> c_int {
-        before_exec(0, 0);
+        before_exec([0; 6]);
         covered::posix_spawnp(pid, file, actions, attr, argv, envp)
     }
     /// posix_spawn_file_actions_adddup2(3): the program to be spawned gets this descriptor, close-on-exec or not

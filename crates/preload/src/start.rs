@@ -44,17 +44,21 @@ extern "C" fn start() {
     process::start(process::Options { eager: variable(c"SHUNPIKE_EAGER").is_some_and(|v| v == b"1") });
 }
 
-// SAFETY: glibc's at_quick_exit has this signature (stdlib.h).
+// SAFETY: glibc's functions have these signatures (stdlib.h).
 unsafe extern "C" {
+    /// secure_getenv(3)
+    fn secure_getenv(name: *const core::ffi::c_char) -> *const core::ffi::c_char;
     /// at_quick_exit(3)
     fn at_quick_exit(handler: extern "C" fn()) -> core::ffi::c_int;
 }
 
-/// A variable of the environment, without std (whose lock and allocation are not ours to take here).
+/// A variable of the environment, without std (whose lock and allocation are not ours to take here). None in a program that has more
+/// rights than who started it (setuid, setgid, file capabilities; the library is in it by /etc/ld.so.preload): the broker that it names
+/// would be its caller's choice.
 fn variable(name: &core::ffi::CStr) -> Option<&'static [u8]> {
     // SAFETY: at start-up no other thread changes the environment; the value is copied or compared at once.
-    let value = unsafe { libc::getenv(name.as_ptr()) };
-    // SAFETY: getenv returns null or a NUL-terminated string.
+    let value = unsafe { secure_getenv(name.as_ptr()) };
+    // SAFETY: secure_getenv returns null or a NUL-terminated string.
     (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
 }
 

@@ -10,6 +10,7 @@ pub mod loans;
 pub mod lock;
 pub mod notices;
 pub mod pages;
+pub mod place;
 mod primitive;
 pub mod published;
 pub mod region;

@@ -118,6 +118,7 @@ reasons! {
     BrokerGone         = 0x0a01_0001, "broker_gone", "the broker went away";
     Inactive           = 0x0a01_0002, "inactive", "the device is switched off";
     NotPermitted       = 0x0a01_0003, "not_permitted", "policy does not allow it, or the peer is another user's";
+    BrokerForeign      = 0x0a01_0004, "broker_foreign", "who serves at the broker's socket is neither this user nor root, or anybody could have put it there";
 
     // Not eligible.
     NotLocal           = 0x0a02_0000, "not_local", "the peer is on another host";

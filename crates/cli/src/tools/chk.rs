@@ -146,6 +146,14 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
     let mut findings = Vec::new();
     match broker.answer::<Check>(what::CHECK, &format!("{} {uid}", pid.unwrap_or(0))) {
         Ok(check) => {
+            if let Some(whose) = crate::socket::foreign(&broker.socket) {
+                findings.push(Finding {
+                    name: "owner",
+                    is_so: Some(false),
+                    text: whose,
+                    advice: "use a broker of your own or root's: programs say nothing to this one",
+                });
+            }
             findings.push(same_broker(&broker.socket, pid, check.session));
             findings.push(Finding {
                 name: "device",

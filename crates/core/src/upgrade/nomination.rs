@@ -65,7 +65,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     let block = conn.block;
     if session.ready().is_none() {
         block.retry_at.store(session.ready_at(), Ordering::Relaxed);
-        return conn::note(block, Reason::NoBroker);
+        return conn::note(block, session.absence());
     }
     // The broker's welcome has what waits for it nominated (`eager::catch_up`): this one, too.
     if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
