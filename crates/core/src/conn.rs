@@ -591,33 +591,19 @@ pub fn shutdown(fd: i32, how: i32) {
     settle(conn, fd);
 }
 
-/// Unread bytes in our ring.
-pub fn ring_bytes(conn: Conn) -> usize {
-    let half = &conn.block.rx;
-    let _guard = half.lock.lock(critical());
-    rx::dmb(half)
-        .filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)
-        .and_then(|dmb| rx::unread(half, &dmb))
-        .map_or(0, |(_, _, unread)| unread as usize)
-}
-
 /// Whether what is read next, and all after it, comes by TCP.
 pub fn reads_tcp(conn: Conn) -> bool {
     conn.block.rx.mode.load(Ordering::Acquire) == mode::PLAIN
 }
 
-/// FIONREAD: bytes that a read would find without waiting.
+/// FIONREAD: bytes that a read would find without waiting. They are shown by it, to who waits for the connection, too.
 pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
-    match ring_bytes(conn) {
-        0 => sys::queue(fd, sys::SIOCINQ).unwrap_or(0),
-        n => {
-            let _critical = critical();
-            if let Some(dmb) = rx::dmb(&conn.block.rx) {
-                epoll::shown(conn, dmb.words(), Side::Readers);
-            }
-            n
-        }
+    let n = rx::available(conn, fd);
+    let _critical = critical();
+    if let Some(dmb) = rx::dmb(&conn.block.rx).filter(|_| n > 0) {
+        epoll::shown(conn, dmb.words(), Side::Readers);
     }
+    n
 }
 
 /// SIOCOUTQ: bytes sent that the peer has not taken yet.

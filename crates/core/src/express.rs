@@ -87,9 +87,11 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     let dmb = ordinary(conn)?;
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
-    let (dmb, _, unread) = rx::unread(half, &dmb)?;
+    let (dmb, prod, unread) = rx::unread(half, &dmb)?;
     let n = size.min(unread as usize);
-    if n == 0 || half.peeked.load(Ordering::Relaxed) > offset {
+    // Behind the last byte of a lane that is over TCP may have more for this call.
+    let is_short_of_end = n < size && prod.has(Cursor::END | Cursor::STOP);
+    if n == 0 || is_short_of_end || half.peeked.load(Ordering::Relaxed) > offset {
         return None;
     }
     let short = if n <= short::MOST { words.accompanied(offset, n) } else { None };

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Block, mode};
-use shunpike_shm::lane::Dmb;
+use shunpike_shm::arena::{Block, Half, mode};
 
 use crate::table::Conn;
 use crate::tls::critical;
@@ -39,7 +38,8 @@ pub struct Level {
 /// What an edge-triggered report has told of: more than that is an edge.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
-    /// How far the receiving lane can be seen.
+    /// The byte of the stream up to which the receiving lane can be seen; 0 where it has shown none. Of bytes on TCP the kernel's
+    /// own edges tell.
     produced: u64,
     /// Calls that have found no room.
     starved: u32,
@@ -49,19 +49,35 @@ pub struct Seen {
 
 impl Seen {
     /// Nothing was reported yet.
-    pub const NOTHING: Self = Self { produced: u64::MAX, starved: 0, noticed: 0 };
+    pub const NOTHING: Self = Self { produced: 0, starved: 0, noticed: 0 };
 
     fn of(block: &Block) -> Self {
-        let shown = |dmb: Dmb| cork::shown(&block.rx, dmb.words(), dmb.words().prod());
-        let produced = rx::dmb(&block.rx).map_or(u64::MAX, shown);
-        Self { produced, starved: block.starved.load(Ordering::Relaxed), noticed: block.notices.told() }
+        let starved = block.starved.load(Ordering::Relaxed);
+        Self { produced: produced(&block.rx), starved, noticed: block.notices.told() }
     }
+}
+
+/// See [`Seen`]. A place in the stream, so that it only grows, from one lane to the next, too: a change of where bytes come from is
+/// no edge, and each new byte is one (models/edges.pml).
+fn produced(half: &Half) -> u64 {
+    let Some(dmb) = rx::dmb(half) else { return 0 };
+    let words = dmb.words();
+    let start = match half.mode.load(Ordering::Acquire) {
+        mode::LANE => Some(half.start.load(Ordering::Relaxed)),
+        mode::GRANTED => words.start(half.generation.load(Ordering::Relaxed)),
+        _ => None,
+    };
+    let shown = |start: u64| match cork::shown(half, words, words.prod()) {
+        0 => 0,
+        shown => start.wrapping_add(shown),
+    };
+    start.map_or(0, shown)
 }
 
 impl Level {
     /// Whether there is more than `seen`, among what `wanted` asks for.
     pub fn is_fresh(&self, wanted: u32, seen: &Seen) -> bool {
-        wanted & IN != 0 && self.seen.produced != seen.produced
+        wanted & IN != 0 && self.seen.produced > seen.produced
             || wanted & self.events & OUT != 0 && self.seen.starved != seen.starved
             || self.events & ERR != 0 && self.seen.noticed != seen.noticed
     }
@@ -69,7 +85,7 @@ impl Level {
     /// Writes down that `events` were reported.
     pub fn note(&self, events: u32, seen: &mut Seen) {
         // Also where it has been read already, or came to nothing: one edge for one change.
-        seen.produced = self.seen.produced;
+        seen.produced = seen.produced.max(self.seen.produced);
         if events & OUT != 0 {
             seen.starved = self.seen.starved;
         }
@@ -108,7 +124,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     // Before the look: what is published from here on is an edge that this look need not have found.
     let seen = Seen::of(block);
     let mut readable = rx::readable(conn, fd);
-    let on_tcp = |half: &shunpike_shm::arena::Half| half.mode.load(Ordering::Acquire) != mode::LANE;
+    let on_tcp = |half: &Half| half.mode.load(Ordering::Acquire) != mode::LANE;
     if tcp || on_tcp(&block.rx) || (on_tcp(&block.tx) && wanted & OUT != 0) {
         let mut shows = crate::sys::poll_now(fd, TCP_NEWS | libc::POLLOUT);
         // Not POLLERR alone: see `sys::tcp_shows`.
@@ -177,7 +193,7 @@ pub fn changed(conn: Conn, wanted: u32, seen: &Seen) -> bool {
     let readable = wanted & IN != 0
         && block.rx.mode.load(Ordering::Acquire) != mode::PLAIN
         && rx::has_news(&block.rx)
-        && (wanted & EDGE == 0 || now.produced != seen.produced || rx::is_drained(&block.rx));
+        && (wanted & EDGE == 0 || now.produced > seen.produced || rx::changes(&block.rx));
     let writable = waits_for_room(block, wanted, seen)
         && block.tx.mode.load(Ordering::Acquire) == mode::LANE
         && tx::has_room(&block.tx);

@@ -11,7 +11,7 @@ use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_shm::lock::{Guard, Section};
 use shunpike_wire::Reason;
 
-pub use news::{has_news, is_drained, tcp_news};
+pub use news::{changes, has_news, tcp_news};
 
 use news::Wait;
 
@@ -84,11 +84,16 @@ fn attempt(
     loop {
         if conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
             let beside = conn.block.tx.mode.load(Ordering::Relaxed) != mode::PLAIN;
-            if beside && let Err(errno) = wait.for_tcp(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
+            let may_wait = whole || bufs.done() == 0;
+            if beside
+                && may_wait
+                && let Err(errno) = wait.for_tcp(conn, fd).and_then(|()| conn::still_at(conn, fd))
+            {
                 return ended(&bufs, errno);
             }
             if conn.block.rx.enter() {
                 if !(whole && beside) {
+                    let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
                     return plain(conn, fd, &bufs, flags, real);
                 }
                 // The kernel's MSG_WAITALL would not hear, either: piece by piece.
@@ -106,10 +111,11 @@ fn attempt(
             Step::Data(n) => {
                 bufs.advance(n);
                 wait.napped = false;
-                if !whole || bufs.left() == 0 || n == 0 {
+                if bufs.left() == 0 || n == 0 || !whole && !goes_on(conn, flags) {
                     return Outcome::Ours(Ok(bufs.done()));
                 }
             }
+            Step::Empty if bufs.done() > 0 && !whole => return Outcome::Ours(Ok(bufs.done())),
             Step::Again | Step::Plain => {}
             Step::Failed(errno) => return ended(&bufs, errno),
             Step::Empty => {
@@ -137,7 +143,7 @@ fn ended(bufs: &Bufs<'_>, errno: Errno) -> Outcome {
 fn plain(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
     let peeks = flags & libc::MSG_PEEK != 0;
     if bufs.done() > 0 {
-        // A lane ended in the middle of a MSG_WAITALL. An error is the next call's.
+        // A lane ended in the middle of the call. An error is the next call's.
         let got = inside(conn, fd, || kernel(fd, bufs, flags), |got| got.unwrap_or(0));
         return Outcome::Ours(Ok(bufs.done() + got.unwrap_or(0)));
     }
@@ -177,26 +183,41 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
+    let step = match half.mode.load(Ordering::Relaxed) {
+        mode::LANE => ring(conn, fd, bufs, flags),
+        mode::GRANTED | mode::DEBT => bounded(conn, fd, bufs, flags),
+        _ => return Step::Plain,
+    };
+    let by_ring = half.mode.load(Ordering::Relaxed) == mode::LANE;
+    drop(guard);
+    if let Step::Data(n) = step
+        && let Some(dmb) = dmb(half).filter(|_| by_ring)
+        && bufs.left() > 0
+    {
+        let peeks = flags & libc::MSG_PEEK != 0;
+        if !peeks && half.loans.load(Ordering::Relaxed) == 0 {
+            wake_writers(conn.block, &dmb);
+        }
+        if peeks || n == bufs.left() {
+            epoll::shown(conn, dmb.words(), Side::Readers);
+        }
+    }
+    step
+}
+
+/// Whether a read that has got all of one part of the stream goes on with the next, which may be there already. A short read says that
+/// nothing more was there: programs wait for an edge after it.
+fn goes_on(conn: Conn, flags: i32) -> bool {
+    let _critical = critical();
+    let half = &conn.block.rx;
+    let Some(dmb) = dmb(half).filter(|_| flags & libc::MSG_PEEK == 0) else { return false };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {
-            let step = ring(conn, fd, bufs, flags);
-            drop(guard);
-            if let Step::Data(n) = step
-                && let Some(dmb) = dmb(half)
-                && bufs.left() > 0
-            {
-                let peeks = flags & libc::MSG_PEEK != 0;
-                if !peeks && half.loans.load(Ordering::Relaxed) == 0 {
-                    wake_writers(conn.block, &dmb);
-                }
-                if peeks || n == bufs.left() {
-                    epoll::shown(conn, dmb.words(), Side::Readers);
-                }
-            }
-            step
+            let prod = dmb.words().prod();
+            prod.has(Cursor::END | Cursor::STOP) && prod.offset() == half.cursor.load(Ordering::Relaxed)
         }
-        mode::GRANTED | mode::DEBT => bounded(conn, fd, bufs, flags),
-        _ => Step::Plain,
+        mode::DEBT => half.tcp_bytes.load(Ordering::Relaxed) >= half.debt_end.load(Ordering::Relaxed),
+        _ => false,
     }
 }
 
@@ -286,7 +307,11 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
     if flags & libc::MSG_PEEK != 0 {
         // Looked at again: what the sender took back meanwhile is not to be seen here.
-        return if words.cons() == at { Step::Data(n) } else { taken(conn, &dmb, prod, at, fd) };
+        if words.cons() != at {
+            return taken(conn, &dmb, prod, at, fd);
+        }
+        let is_last = prod.has(Cursor::END | Cursor::STOP) && n as u64 == unread;
+        return Step::Data(n + if is_last { peek_behind(fd, bufs, (0, n), flags) } else { 0 });
     }
     match words.consume(at, n as u64) {
         Ok(next) => {
@@ -392,8 +417,10 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         // By a filter that came round the hooks.
         Err(errno) => return Step::Failed(errno),
     };
+    let peeks = flags & libc::MSG_PEEK != 0;
     let limit = if debt {
-        half.debt_end.load(Ordering::Relaxed) - seen
+        // Behind the debt TCP goes on, which only looking does not change.
+        if peeks { u64::MAX } else { half.debt_end.load(Ordering::Relaxed) - seen }
     } else {
         match dmb.words().start(half.generation.load(Ordering::Relaxed)) {
             None => u64::MAX,
@@ -423,8 +450,11 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let keep = flags & (libc::MSG_PEEK | libc::MSG_TRUNC);
     match sys::recv(fd, &mut iov[..used], keep | libc::MSG_DONTWAIT) {
         Ok(n) => {
-            if flags & libc::MSG_PEEK == 0 {
+            if !peeks {
                 half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
+            }
+            if !debt && n as u64 == limit && bufs.left() > n {
+                return Step::Data(n + cross(conn, fd, &dmb, bufs, n, flags));
             }
             if debt {
                 half.full_since.store(clock::ticks(), Ordering::Relaxed);
@@ -436,6 +466,87 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         Err(Errno::AGAIN) => Step::Empty,
         Err(errno) => Step::Failed(errno),
     }
+}
+
+/// The `n` bytes up to the lane's beginning are read, and there is room for more: what the ring has is a part of the same read. Its
+/// bytes, delivered.
+fn cross(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, n: usize, flags: i32) -> usize {
+    let half = &conn.block.rx;
+    if flags & libc::MSG_PEEK != 0 {
+        return peek_ring(conn, fd, dmb, bufs, n, flags);
+    }
+    let mut rest = *bufs;
+    rest.advance(n);
+    half.start.store(half.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+    half.mode.store(mode::LANE, Ordering::Release);
+    // Anything else is the next call's to find.
+    if let Step::Data(n) = ring(conn, fd, &rest, flags) { n } else { 0 }
+}
+
+/// MSG_PEEK at the ring while the `before` bytes in front of it are on TCP. What cannot be shown now is not.
+fn peek_ring(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, before: usize, flags: i32) -> usize {
+    let half = &conn.block.rx;
+    let mut rest = *bufs;
+    rest.advance(before);
+    let offset = half.cursor.load(Ordering::Relaxed);
+    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
+    let Some((dmb, prod, unread)) = unread(half, dmb).filter(|(.., unread)| *unread > 0) else { return 0 };
+    let n = rest.left().min(unread as usize);
+    let peeked = if dmb.words().lent().0 != half.loans.load(Ordering::Relaxed) {
+        lent_bytes(conn, &dmb, &rest, (offset, prod.offset()), n, flags).ok()
+    } else {
+        peek::deliver(half, &dmb, &rest, offset, n, flags).ok().map(|()| n)
+    };
+    let Some(n) = peeked.filter(|_| dmb.words().cons() == at) else { return 0 };
+    let is_last = prod.has(Cursor::END | Cursor::STOP) && n as u64 == unread;
+    n + if is_last { peek_behind(fd, bufs, (before, n), flags) } else { 0 }
+}
+
+/// MSG_PEEK at TCP behind the last byte of a lane that is over: `bufs` have `before` bytes that TCP has, too, in front of the lane's `n`.
+fn peek_behind(fd: i32, bufs: &Bufs<'_>, (before, n): (usize, usize), flags: i32) -> usize {
+    let mut rest = *bufs;
+    rest.advance(before + n);
+    if rest.left() == 0 {
+        return 0;
+    }
+    let mut iov = Bufs::kernel_iov();
+    // Those before come to their places once more.
+    let first = bufs.for_kernel(&mut iov, before);
+    let used = first + rest.for_kernel(&mut iov[first..], usize::MAX);
+    let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) | libc::MSG_DONTWAIT;
+    sys::recv(fd, &mut iov[..used], flags).map_or(0, |peeked| peeked.saturating_sub(before))
+}
+
+/// FIONREAD: bytes that a read would find without waiting.
+pub fn available(conn: Conn, fd: i32) -> usize {
+    let half = &conn.block.rx;
+    let _guard = lock(&conn, fd, critical());
+    // TCP first: what it has is before a lane that begins after this look, or behind one that is over in the next.
+    let queued = sys::queue(fd, sys::SIOCINQ).unwrap_or(0);
+    let seen = half.tcp_bytes.load(Ordering::Relaxed);
+    let Some(dmb) = dmb(half) else { return queued };
+    let words = dmb.words();
+    let before = match half.mode.load(Ordering::Relaxed) {
+        mode::LANE => 0,
+        mode::GRANTED => words
+            .start(half.generation.load(Ordering::Relaxed))
+            .map_or(u64::MAX, |start| start.wrapping_sub(seen)),
+        mode::DEBT if queued == 0 && Tcp::look(fd) == Ok(Tcp::Over) => {
+            // What `inherit` delivers.
+            return half.debt_end.load(Ordering::Relaxed).saturating_sub(seen) as usize;
+        }
+        _ => return queued,
+    };
+    if (queued as u64) < before {
+        return queued;
+    }
+    let behind = queued - before as usize;
+    let Some((_, prod, unread)) = unread(half, &dmb) else { return before as usize };
+    if words.cons().has(Cursor::TAKEN) {
+        return queued;
+    }
+    let is_over = prod.has(Cursor::END | Cursor::STOP) && !prod.has(Cursor::LEAVE);
+    before as usize + unread as usize + if is_over { behind } else { 0 }
 }
 
 /// What TCP has for a reader.

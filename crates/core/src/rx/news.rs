@@ -36,9 +36,11 @@ pub fn has_news(half: &Half) -> bool {
     }
 }
 
-/// Whether nothing of the ring is unread. Without the lock, inside a critical section.
-pub fn is_drained(half: &Half) -> bool {
-    dmb(half).is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
+/// Where [`has_news`] is true: whether it is of the lane's beginning or its end, which no byte tells of: the ring is not read from yet, or
+/// nothing of it is unread. Without the lock, inside a critical section.
+pub fn changes(half: &Half) -> bool {
+    half.mode.load(Ordering::Acquire) != mode::LANE
+        || dmb(half).is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
 }
 
 /// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
