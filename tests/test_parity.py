@@ -237,6 +237,20 @@ def test_io_uring(world, bed, mode, how):
         accel.verify()
 
 
+@pytest.mark.parametrize("wrap", [[], ["wrap", "no-io_uring_setup"]], ids=["wrong", "forbidden"])
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_io_uring_refused(world, bed, mode, wrap):
+    """A ring that the kernel refuses, for its arguments or by a filter of system calls as containers have it, is none."""
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
+    program = [bed / "rings", "server", port, "refused"]
+    server = accel.server("server", [bed / "confined", *wrap, *program] if wrap else program).wait_listening(port)
+    client = accel.client("client", [bed / "rings", "client", port])
+    accel.warmed()
+    out, read = finish_together(client, server)
+    assert out == "all came back\n" and read == "read 657163 bytes, hash 102dbc2e3797af1d\n"
+    accel.verify(lane_bytes=657163)
+
+
 @pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("how", ["close", "dup2"])
 def test_descriptor_that_goes_away_under_a_reader(world, bed, mode, how):

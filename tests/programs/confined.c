@@ -24,6 +24,7 @@ static const struct {
     {"epoll_create1", SYS_epoll_create1}, {"epoll_ctl", SYS_epoll_ctl},   {"ioctl", SYS_ioctl},
     {"sched_getaffinity", SYS_sched_getaffinity}, {"gettid", SYS_gettid},
     {"rt_tgsigqueueinfo", SYS_rt_tgsigqueueinfo}, {"sched_yield", SYS_sched_yield}, {"preadv2", SYS_preadv2}, {"uname", SYS_uname},
+    {"io_uring_setup", SYS_io_uring_setup},
 };
 
 /* What systemd's @system-service leaves out, as far as it could concern a library: all of these are refused. */

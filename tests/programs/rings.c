@@ -1,7 +1,7 @@
 /* A server that warms up by calls, and goes on by io_uring: what it reads and writes there must be what the client sent.
  *   rings client PORT
  *   rings server PORT HOW     HOW the ring is made: called (libc's syscall), linked (liburing), early (by the program's own
- *                             system call, before the connection)
+ *                             system call, before the connection); or refused, by the kernel: the server goes on by calls
  * Also made as a plugin (-shared -Dmain=run) and a program that loads it for itself alone, liburing and all (-DHOST):
  *   host PLUGIN ARGUMENT...
  * links: -luring */
@@ -37,6 +37,26 @@ static struct io_uring made(const char *how) {
     return ring;
 }
 
+/* No ring comes of it. */
+static void refused(void) {
+    struct io_uring ring;
+    expect(syscall(SYS_io_uring_setup, 8, NULL) < 0, "a ring without parameters is refused");
+    expect(io_uring_queue_init(0, &ring, 0) < 0, "a ring without entries is refused");
+}
+
+static void serve_by_calls(int port) {
+    refused();
+    int fd = accept_one(listen_on(port));
+    warm_up_server(fd);
+    refused();
+    uint64_t hash = HASH_START, total = 0;
+    for (ssize_t count; (count = recv(fd, data, sizeof data, 0)) > 0; total += count) {
+        hash = hash_more(hash, data, count);
+        send_all(fd, data, count);
+    }
+    say("read %lu bytes, hash %lx", total, hash);
+}
+
 static int moved(struct io_uring *ring, int fd, void *bytes, size_t count, int reads) {
     struct io_uring_sqe *entry = io_uring_get_sqe(ring);
     struct io_uring_cqe *done;
@@ -68,7 +88,8 @@ static void serve(int port, const char *how) {
 int main(int argc, char **argv) {
     expect(argc == 3 || argc == 4, "usage: client PORT, or server PORT HOW");
     if (argc == 4) {
-        serve(atoi(argv[2]), argv[3]);
+        if (!strcmp(argv[3], "refused")) serve_by_calls(atoi(argv[2]));
+        else serve(atoi(argv[2]), argv[3]);
         return 0;
     }
     static unsigned char back[sizeof data];

@@ -18,7 +18,8 @@ const FIRST: u64 = 2;
 /// Descriptors in a row that the table has, after which the search goes on behind all that follow.
 const SKIP: usize = 8;
 
-/// A ring is about to be set up: every connection leaves its lane for good. With no lock held.
+/// A ring was set up, and the program does not know of it yet: it hears of it when every connection has left its lane for
+/// good. A call that the kernel refuses makes none. With no lock held.
 pub fn set_up() {
     if !process::enabled() || IN_USE.swap(true, Ordering::Relaxed) {
         return;

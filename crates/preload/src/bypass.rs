@@ -1,7 +1,7 @@
 //! Ways round the hooks that have names of their own: libc functions that read and write inside libc,
 //! syscall(2), io_uring. A connection that goes there is plain TCP first.
 
-use core::ffi::{c_char, c_int, c_long, c_void};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use libc::{aiocb, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
@@ -9,7 +9,7 @@ use shunpike_core::zerocopy::lending;
 use shunpike_core::{process, rings};
 
 use crate::lifecycle::{let_go, plain};
-use crate::real::Arguments;
+use crate::real::{Arguments, Real};
 
 fn before_dprintf([fd, ..]: Arguments) {
     plain(fd as c_int, Reason::Stdio);
@@ -55,37 +55,76 @@ stubs! { before_prctl:
     prctl,
 }
 
-fn before_syscall([number, fd, second, ..]: Arguments) {
+fn before_syscall([number, fd, second, ..]: Arguments) -> Option<*mut c_void> {
     match number as c_long {
-        libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => return process::confine(),
-        libc::SYS_prctl => return before_prctl([fd, second, 0, 0, 0, 0]),
-        libc::SYS_io_uring_setup => return rings::set_up(),
+        libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => process::confine(),
+        libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
+        libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),
         // libuv closes so, whatever it closes.
         libc::SYS_close => {
             let_go(fd as c_int);
-            return;
+        }
+        number if ON_DESCRIPTORS.contains(&number) && !table::is_none(fd as c_int) => {
+            plain(fd as c_int, Reason::BypassedHooks);
         }
         _ => {}
     }
-    if !table::is_none(fd as c_int) && ON_DESCRIPTORS.contains(&(number as c_long)) {
-        plain(fd as c_int, Reason::BypassedHooks);
-    }
+    None
 }
 
 stubs! { before_syscall:
     syscall,
 }
 
-fn before_ring(_: Arguments) {
-    rings::set_up();
+/// syscall(2) of io_uring_setup(2). The arguments that this one does not have are handed on, too, as a tracer may see them.
+extern "C" fn setup_call(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    type Call = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+    static REAL: Real = Real::new(c"syscall");
+    // SAFETY: glibc's syscall takes its arguments where this type has them, and looks at all of them itself.
+    let real: Call = unsafe { core::mem::transmute(REAL.address()) };
+    // SAFETY: the program's arguments, handed on unchanged.
+    let fd = unsafe { real(number, a, b, c, d, e, f) };
+    if fd >= 0 {
+        rings::set_up();
+    }
+    fd
 }
 
-// liburing's; the calls behind them are its own.
-stubs! { before_ring:
-    io_uring_setup, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem,
+/// What liburing's functions return: a negative errno where there is no ring.
+fn made(result: c_int) -> c_int {
+    if result >= 0 {
+        rings::set_up();
+    }
+    result
 }
 
 hooks! {
+    /// io_uring_setup(2), liburing's; the calls behind this one and the next three are its own
+    fn io_uring_setup(entries: c_uint, parameters: *mut c_void) -> c_int {
+        made(covered::io_uring_setup(entries, parameters))
+    }
+    /// io_uring_queue_init(3)
+    fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int {
+        made(covered::io_uring_queue_init(entries, ring, flags))
+    }
+    /// io_uring_queue_init_params(3)
+    fn io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, parameters: *mut c_void) -> c_int {
+        made(covered::io_uring_queue_init_params(entries, ring, parameters))
+    }
+    /// io_uring_queue_init_mem(3)
+    fn io_uring_queue_init_mem(
+        entries: c_uint, ring: *mut c_void, parameters: *mut c_void, memory: *mut c_void, size: usize,
+    ) -> c_int {
+        made(covered::io_uring_queue_init_mem(entries, ring, parameters, memory, size))
+    }
     /// vdprintf(3); the va_list travels as a pointer
     fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
         plain(fd, Reason::Stdio);

@@ -115,8 +115,27 @@ macro_rules! hooks {
 /// give, is what happened to be there.
 pub type Arguments = [usize; 6];
 
+/// Where a stub goes on after its look.
+pub trait Onward {
+    /// A function that takes the real one's place for this call; `None`: the real one.
+    fn instead(self) -> Option<*mut c_void>;
+}
+
+impl Onward for () {
+    fn instead(self) -> Option<*mut c_void> {
+        None
+    }
+}
+
+impl Onward for Option<*mut c_void> {
+    fn instead(self) -> Self {
+        self
+    }
+}
+
 /// Defines hooks that only look before the real function runs, and jump there with every argument, however many
-/// and of whatever kind, as it is: `stubs! { LOOK: NAME, ... }`. LOOK gets the [`Arguments`].
+/// and of whatever kind, as it is: `stubs! { LOOK: NAME, ... }`. LOOK gets the [`Arguments`]. It returns nothing, or
+/// ([`Onward`]) what to jump to instead, which gets the same arguments.
 macro_rules! stubs {
     ($look:ident: $($name:ident,)*) => {$(
         #[doc = concat!(stringify!($name), ", after a look.")]
@@ -140,8 +159,8 @@ macro_rules! stubs {
                     Ok(name) => $crate::real::Real::new(name),
                     Err(_) => panic!("a name without NUL"),
                 };
-                $look([first, second, third, fourth, fifth, sixth]);
-                REAL.address()
+                let looked = $look([first, second, third, fourth, fifth, sixth]);
+                $crate::real::Onward::instead(looked).unwrap_or_else(|| REAL.address())
             }
             // Argument registers survive the look (rax counts the vector registers of a variadic call, whose
             // values a look may change: they are kept, too); the frame leaves the stack aligned.
