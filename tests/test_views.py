@@ -172,6 +172,26 @@ def test_chk_of_a_server_that_overwrites_its_environment(world):
     assert status == 0 and f"both ends use the broker at {accel.broker.socket}" in said, said
 
 
+DAEMON = """
+import os, socket, subprocess, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+worker = [sys.executable, "-c", "import sys; print('started', flush=True); sys.stdin.read()"]
+subprocess.run(worker, env={"PATH": os.environ["PATH"]}, pass_fds=[listener.fileno()])
+"""
+
+
+def test_chk_sees_a_daemon_that_clears_its_environment(world):
+    """Dovecot and Postfix do so: who accepts is not who was started by `run`."""
+    accel, port = Accel(world, "server"), free_port()
+    daemon = accel.server("daemon", [sys.executable, "-c", DAEMON, port], stdin=subprocess.PIPE)
+    until(lambda: daemon.out == "started\n", daemon.describe)
+    status, said = asked(accel.broker, "chk", f"127.0.0.1:{port}")
+    assert status == 1 and f", though it is in python3 (PID {daemon.pid})" in said, said
+    assert "have LD_PRELOAD and SHUNPIKE_SOCKET handed on" in said, said
+    daemon.popen.stdin.close()
+    daemon.finish()
+
+
 @needs_root
 def test_chk_knows_the_policy(world):
     pair = Pair(world)

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const IDLE_EXIT: u32 = 10;
 /// It takes a few milliseconds to answer; a busy machine is given this long.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// After the broker that we started has gone: perhaps because another one was faster and is about to serve.
+/// After the broker that we started has gone because another one was faster, which is about to serve.
 const RIVAL: Duration = Duration::from_millis(300);
 
 /// Starts the user's private broker at `path`, for `run`; returns when it answers. Errors: one line.
@@ -69,8 +69,9 @@ fn wait_for_broker(args: &Broker, path: &Path) -> Result<(), String> {
         }
         if ended.is_none() {
             ended = broker.try_wait().ok().flatten();
-            if ended.is_some() {
-                deadline = Instant::now() + RIVAL;
+            if let Some(status) = ended {
+                let is_other = status.code() == Some(Error::ALREADY_SERVED.into());
+                deadline = Instant::now() + if is_other { RIVAL } else { Duration::ZERO };
             }
         }
         sleep(Duration::from_millis(2));

@@ -97,12 +97,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Exit status of a broker that finds another one at its socket.
+    pub const ALREADY_SERVED: u8 = 3;
+
     /// The process's exit status. `run` keeps 126 and 127 as shells do, and 125 for itself as env(1) does.
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Error::Exec { .. } => 126,
             Error::Filter(_) => 2,
+            Error::Broker(BrokerError::AlreadyServed { .. }) => Self::ALREADY_SERVED,
             Error::NoLibrary { .. } | Error::LibraryPath(_) | Error::SettingsOfOthers { .. } => 125,
             _ => 1,
         }

@@ -79,7 +79,7 @@ fn findings(address: SocketAddr, sockets: &[Socket], broker: Result<Broker, Erro
         },
         advice: "",
     });
-    findings.push(library(server.map(|(pid, _)| *pid)));
+    findings.push(library(&holders));
     match broker {
         Ok(broker) => findings.extend(of_broker(&broker, server.map(|(pid, _)| *pid), socket.uid)),
         Err(_) => findings.push(Finding {
@@ -128,17 +128,36 @@ fn listener(sockets: &[Socket], address: SocketAddr) -> Option<Socket> {
     at(&|ip| ip == target).or_else(|| at(&|ip| ip.is_unspecified()))
 }
 
-fn library(pid: Option<u32>) -> Finding {
-    let is_so = pid.and_then(kernel::has_library);
-    Finding {
-        name: "library",
-        is_so,
-        text: match is_so {
-            Some(true) => "libshunpike.so is loaded in it".into(),
-            Some(false) => "libshunpike.so is not loaded in it".into(),
-            None => "whether libshunpike.so is loaded in it cannot be seen: it is another user's".into(),
-        },
-        advice: "start it with 'shunpike run'; static, setuid and musl programs stay on TCP",
+/// Whether the library is in each of the processes that may accept the connection.
+fn library(holders: &[(u32, String)]) -> Finding {
+    let is_in = |wanted| holders.iter().find(move |(pid, _)| kernel::has_library(*pid) == wanted);
+    let finding = |is_so, text: String, advice| Finding { name: "library", is_so, text, advice };
+    let Some(without) = is_in(Some(false)) else {
+        let text = match is_in(Some(true)) {
+            Some(_) => "libshunpike.so is loaded in it",
+            None => "whether libshunpike.so is loaded in it cannot be seen: it is another user's",
+        };
+        return finding(is_in(Some(true)).map(|_| true), text.into(), "");
+    };
+    let has_library = |pid: &u32| kernel::has_library(*pid) == Some(true);
+    let ancestor = kernel::ancestors(without.0).into_iter().find(has_library);
+    let named = |(pid, name): &(u32, String)| format!("{name} (PID {pid})");
+    match ancestor.map(|pid| (pid, kernel::name(pid))) {
+        Some(ancestor) => finding(
+            Some(false),
+            format!(
+                "libshunpike.so is not loaded in {}, though it is in {}",
+                named(without),
+                named(&ancestor)
+            ),
+            "it was started with an environment of its own: have LD_PRELOAD and SHUNPIKE_SOCKET handed on \
+             ('Daemons that clear their environment' in docs/running.md)",
+        ),
+        None => finding(
+            Some(false),
+            "libshunpike.so is not loaded in it".into(),
+            "start it with 'shunpike run'; static, setuid and musl programs stay on TCP",
+        ),
     }
 }
 

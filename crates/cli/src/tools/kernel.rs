@@ -73,6 +73,16 @@ pub fn holders(inode: u64) -> Vec<(u32, String)> {
     found
 }
 
+/// A process's parent, its parent, and so on, as far as /proc tells.
+pub fn ancestors(pid: u32) -> Vec<u32> {
+    let parent = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+        parent.trim().parse().ok().filter(|parent| *parent != 0)
+    };
+    std::iter::successors(parent(&pid), parent).collect()
+}
+
 /// A process's name.
 pub fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
