@@ -9,6 +9,7 @@ pub mod bufs;
 pub mod clock;
 pub mod conn;
 pub mod cork;
+pub mod descriptors;
 pub mod device;
 pub mod eager;
 pub mod epoll;

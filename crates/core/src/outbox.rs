@@ -4,7 +4,7 @@
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use shunpike_wire::session::{MAX, ToBroker};
 
-use crate::process;
+use crate::descriptors;
 
 /// Bytes that can wait: all steps of as many handshakes as a process has at a time, and some thousand endings. A
 /// broker that is further behind loses the session, and with it all that it holds.
@@ -48,7 +48,7 @@ impl Outbox {
             return Err(Full);
         }
         if let Some(fd) = fd {
-            let kept = process::internal_copy(fd).map_err(|_| Full)?;
+            let kept = descriptors::internal_copy(fd).map_err(|_| Full)?;
             self.fds[(self.first_fd + self.fd_count) % MOST_FDS] = Some(kept);
             self.fd_count += 1;
         }
@@ -95,7 +95,7 @@ impl Outbox {
 
     fn drop_first_fd(&mut self) {
         if let Some(fd) = self.fds[self.first_fd].take() {
-            process::close_internal(fd);
+            descriptors::close(fd);
         }
         self.first_fd = (self.first_fd + 1) % MOST_FDS;
         self.fd_count -= 1;
@@ -143,6 +143,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_stays_with_its_message() {
+        descriptors::make_room();
         let mut outbox = Box::new(Outbox::new());
         let file = |n| shunpike_shm::region::create("outbox", 4096 * (n as usize + 1)).unwrap();
         for n in 0..8 {

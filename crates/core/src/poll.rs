@@ -301,11 +301,11 @@ impl Drop for Scratch {
 }
 
 /// How many of `nfds` descriptors a select(2) looks at. The kernel stops at the size of its own table, so programs may pass
-/// their limit of descriptors and sets of FD_SETSIZE bits. Our descriptors at high numbers make that table large: here the
-/// program's own count.
+/// their limit of descriptors and sets of FD_SETSIZE bits. We make that table large (`descriptors`): here the program's own
+/// count.
 pub fn select_width(nfds: i32) -> i32 {
     const USUAL: i32 = libc::FD_SETSIZE as i32;
-    if nfds <= USUAL || !table::any() {
+    if nfds <= USUAL || !process::enabled() {
         return nfds;
     }
     let theirs = |fd| !matches!(table::look(fd), Entry::Internal);

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
-use rustix::io::Errno;
+use rustix::fd::{AsFd, AsRawFd, IntoRawFd};
 use shunpike_shm::arena::{Arena, Block, Header, WAITS, Waits};
 use shunpike_shm::pages::{CQS, KnobPage};
 use shunpike_wire::Reason;
@@ -11,7 +10,7 @@ use shunpike_wire::Reason;
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
 use crate::zerocopy::lending;
-use crate::{clock, conn, device, eager, epoll, readers, session, tap, tenants, tls, wait};
+use crate::{clock, conn, descriptors, device, eager, epoll, readers, session, tap, tenants, tls, wait};
 
 /// Completion queues of a process with few CPUs; with more it has one for each, up to [`CQS`]. Each costs every peer a
 /// descriptor.
@@ -77,7 +76,9 @@ pub fn start(options: Options) {
     // 4. How readers without a lock are waited for.
     readers::start();
     EAGER.store(options.eager, Ordering::Relaxed);
-    // 5. The table, last: before it every descriptor is libc's business.
+    // 5. Room for descriptors of ours, before there are threads.
+    descriptors::make_room();
+    // 6. The table, last: before it every descriptor is libc's business.
     ENABLED.store(table::init(), Ordering::Release);
 }
 
@@ -167,7 +168,11 @@ fn prepared_block() -> Option<&'static Block> {
 pub fn with_arena<T>(f: impl FnOnce(&Arena) -> T) -> Option<T> {
     let mut arena = ARENA.lock();
     if arena.is_none() {
-        let made = Arena::create(pid()).ok()?.with_fd(internal)?;
+        // Too few for a session with one peer: nothing is taken at all.
+        if !descriptors::are_left(2 + u32::from(cqs()) + FEW_CQS) {
+            return None;
+        }
+        let made = Arena::create(pid()).ok()?.with_fd(descriptors::internal)?;
         tenants::move_in(&made, 0);
         HEADER.store(core::ptr::from_ref(made.header()).cast_mut(), Ordering::Release);
         *arena = Some(made);
@@ -237,13 +242,11 @@ pub fn doorbell(cq: u8) -> Option<i32> {
     if bell >= 0 {
         return Some(bell);
     }
-    let made = internal(wait::new_doorbell().ok()?).ok()?.into_raw_fd();
+    let made = descriptors::internal(wait::new_doorbell().ok()?).ok()?.into_raw_fd();
     match slot.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(made),
         Err(other) => {
-            table::take(made);
-            // SAFETY: ours, made above, and nobody else knows it.
-            unsafe { rustix::io::close(made) };
+            descriptors::close_number(made);
             Some(other)
         }
     }
@@ -290,29 +293,6 @@ pub fn better_cq(cq: u8) -> Option<u8> {
     }
     POLLERS[usize::from(least)].fetch_add(1, Ordering::Relaxed);
     Some(least)
-}
-
-/// Moves a descriptor of ours to a high number, CLOEXEC, and marks it as not the program's.
-pub fn internal(fd: OwnedFd) -> Result<OwnedFd, Errno> {
-    internal_copy(fd.as_fd()).or_else(|_| {
-        table::set(fd.as_raw_fd(), Entry::Internal);
-        Ok(fd)
-    })
-}
-
-/// A copy of a descriptor, as `internal` makes them.
-pub fn internal_copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
-    let floor = (limit.min(1 << 16) * 3 / 4) as i32;
-    let high = rustix::io::fcntl_dupfd_cloexec(fd, floor)?;
-    table::set(high.as_raw_fd(), Entry::Internal);
-    Ok(high)
-}
-
-/// Takes the mark of `internal` away and closes.
-pub fn close_internal(fd: OwnedFd) {
-    table::take(fd.as_raw_fd());
-    drop(fd);
 }
 
 /// Before fork(): the child will hold every connection too, as a tenant of the arenas they are in.
@@ -395,6 +375,7 @@ pub fn after_fork_in_child() {
     readers::after_fork_in_child();
     POLLERS.iter().for_each(|pollers| pollers.store(0, Ordering::Relaxed));
     move_homes();
+    descriptors::make_room();
     session::after_fork_in_child();
     eager::after_fork_in_child();
     device::after_fork_in_child();
@@ -420,7 +401,7 @@ fn move_homes() {
                 *home = Some(Home { arena, number: number - 1 });
             }
             _ => {
-                table::take(arena.fd().as_raw_fd());
+                descriptors::forget(arena.fd().as_raw_fd());
             }
         }
     }

@@ -6,7 +6,7 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -25,7 +25,7 @@ use crate::outbox::Outbox;
 use crate::process;
 use crate::spares::Spares;
 use crate::zerocopy::lending;
-use crate::{clock, device, eager, sys, tap, upgrade};
+use crate::{clock, descriptors, device, eager, sys, tap, upgrade};
 
 /// A broker that does not answer is tried again after this long, microseconds.
 const RETRY_US: u64 = 1_000_000;
@@ -273,16 +273,18 @@ impl Session {
         let place = Place::of(path).map_err(&mut unless_foreign)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let socket = process::internal(socket)?;
         rustix::net::connect(&socket, &address)?;
         if sys::peer_user(socket.as_raw_fd()).is_some_and(|uid| place.may_serve(uid)) {
-            Ok(socket)
+            descriptors::internal(socket).inspect_err(|_| self.absence = Reason::NoDescriptors)
         } else {
             Err(unless_foreign(Errno::PERM))
         }
     }
 
     fn open(&mut self) -> Result<(), Errno> {
+        self.absence = Reason::NoDescriptors;
+        // First: without it there is nothing to say, nor descriptors for the rest.
+        process::with_arena(|_| ()).ok_or(Errno::MFILE)?;
         let socket = self.connect()?;
         SOCKET.store(socket.as_raw_fd(), Ordering::Relaxed);
         self.socket = Some(socket);
@@ -297,7 +299,8 @@ impl Session {
         let mut bells = [-1; CQS];
         let bells = &mut bells[..usize::from(process::cqs())];
         for (cq, bell) in bells.iter_mut().enumerate() {
-            *bell = process::doorbell(cq as u8).ok_or(Errno::MFILE)?;
+            let made = process::doorbell(cq as u8).ok_or(Errno::MFILE);
+            *bell = made.inspect_err(|_| self.absence = Reason::NoDescriptors)?;
         }
         let sent = process::with_arena_fd(|arena| {
             let mut fds = [arena; 1 + CQS];
@@ -461,7 +464,7 @@ impl Session {
     fn close(&mut self) {
         SOCKET.store(-1, Ordering::Relaxed);
         if let Some(socket) = self.socket.take() {
-            process::close_internal(socket);
+            descriptors::close(socket);
         }
         self.device = None;
         self.outbox.clear();
@@ -534,7 +537,7 @@ pub fn after_fork_in_child() {
     SOCKET.store(-1, Ordering::Relaxed);
     LATER.store(false, Ordering::Relaxed);
     if let Some(socket) = session.socket.take() {
-        process::close_internal(socket);
+        descriptors::close(socket);
     }
     PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
     OPENING.store(false, Ordering::Relaxed);
@@ -543,7 +546,7 @@ pub fn after_fork_in_child() {
 /// Gives a descriptor taken from a message a high number; -1 when there is none left.
 pub fn keep(fd: Option<OwnedFd>) -> i32 {
     use rustix::fd::IntoRawFd;
-    fd.and_then(|fd| process::internal(fd).ok()).map_or(-1, |fd| fd.into_raw_fd())
+    fd.and_then(|fd| descriptors::internal(fd).ok()).map_or(-1, |fd| fd.into_raw_fd())
 }
 
 /// A descriptor of the program's, borrowed for one call.
@@ -556,9 +559,5 @@ pub fn borrowed<'a>(fd: i32) -> BorrowedFd<'a> {
 
 /// A descriptor of ours, for closing.
 pub fn close_raw(fd: i32) {
-    if fd >= 0 {
-        crate::table::take(fd);
-        // SAFETY: kept by `keep`, and forgotten by the caller.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
+    descriptors::close_number(fd);
 }

@@ -336,6 +336,17 @@ pub fn is_single_threaded() -> bool {
     unsafe { &__libc_single_threaded }.load(core::sync::atomic::Ordering::Relaxed) != 0
 }
 
+/// Numbers that the table of descriptors has room for, by /proc/self/status. `None` without /proc.
+pub fn descriptor_table() -> Option<u32> {
+    use rustix::fs::{Mode, OFlags};
+    let status =
+        rustix::fs::open(c"/proc/self/status", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = [0; 1024];
+    let read = rustix::io::read(&status, &mut bytes[..]).ok()?;
+    let line = bytes[..read].split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"FDSize:"))?;
+    core::str::from_utf8(line).ok()?.trim().parse().ok()
+}
+
 /// Whether `fd` is an open descriptor.
 pub fn is_open(fd: i32) -> bool {
     rustix::io::fcntl_getfd(crate::session::borrowed(fd)).is_ok()

@@ -117,6 +117,11 @@ pub fn any() -> bool {
     HIGH.load(Ordering::Relaxed) != 0
 }
 
+/// Behind the highest number that ever had an entry.
+pub fn end() -> i32 {
+    HIGH.load(Ordering::Relaxed) as i32
+}
+
 /// What `fd` stands for.
 #[inline]
 pub fn look(fd: i32) -> Entry {

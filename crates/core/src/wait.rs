@@ -15,7 +15,7 @@ use shunpike_shm::lane::{Side, Wait, Words};
 
 use crate::tls::{Thread, critical, thread};
 use crate::trace::{self, Sleep};
-use crate::{clock, conn, link, process, rx, sys, tenants};
+use crate::{clock, conn, descriptors, link, process, rx, sys, tenants};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -384,11 +384,11 @@ const SLEEPER_US: u64 = 100_000;
 static SLEEPER_AT: AtomicU64 = AtomicU64::new(0);
 
 fn new_sleeper(cq: u8) -> Result<i32, Errno> {
-    let fd = process::internal(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+    let fd = descriptors::internal(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
     match add_doorbell(fd.as_raw_fd(), cq, 0) {
         Ok(()) => Ok(fd.into_raw_fd()),
         Err(errno) => {
-            process::close_internal(fd);
+            descriptors::close(fd);
             Err(errno)
         }
     }
@@ -436,9 +436,7 @@ pub fn thread_ends() {
         process::leave_cq(cq as u8);
     }
     if let Some(fd) = thread.sleeper.swap(0, Ordering::Relaxed).checked_sub(1) {
-        crate::table::take(fd as i32);
-        // SAFETY: our own descriptor, made in `thread_sleeper` and forgotten just now.
-        unsafe { rustix::io::close(fd as i32) };
+        descriptors::close_number(fd as i32);
     }
 }
 

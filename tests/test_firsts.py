@@ -1,0 +1,73 @@
+"""What the first connections of a process cost, and later ones when the broker has come back: nothing of ours waits."""
+
+import os
+import re
+import statistics
+import subprocess
+
+import pytest
+
+from harness import Accel
+from procs import free_port, until
+
+pytestmark = pytest.mark.cost
+
+PROCESSES = 5
+# Of the calls of the program, those that other threads' locks cannot make sleep.
+ALONE = ("connect", "accept")
+
+
+class Firsts:
+    """Processes that connect to themselves with threads about, one after the other; how often their calls have slept."""
+
+    def __init__(self, accel, bed, who, limit):
+        self.accel, self.slept = accel, []
+        for _ in range(PROCESSES):
+            argv = ["prlimit", f"--nofile={limit}:4096", bed / "firsts", who, free_port(), 4, 40]
+            proc = accel.client("firsts", argv, stdin=subprocess.PIPE)
+            self.note(proc, 1)
+            self.again(proc)
+            proc.popen.stdin.close()
+            proc.finish()
+
+    def again(self, proc):
+        os.write(proc.popen.stdin.fileno(), b"\n")
+        self.note(proc, 2)
+
+    def note(self, proc, lines):
+        until(lambda: proc.out.count("\n") == lines, proc.describe, seconds=60)
+        found = re.findall(r"(\w+) (\d+)", proc.out.splitlines()[-1])
+        self.slept.append({kind: int(count) for kind, count in found})
+
+    def middle(self, kind):
+        """Another process's page fault may hold one up; what waits always is in the middle, too."""
+        return statistics.median(counts[kind] for counts in self.slept[::2]), statistics.median(counts[kind] for counts in self.slept[1::2])
+
+
+@pytest.mark.parametrize("limit", [4096, 1024, 300])
+@pytest.mark.parametrize("who", ["itself", "child", "raised"])
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_no_call_waits(world, bed, mode, who, limit):
+    """A number of a descriptor that makes the kernel enlarge the table which threads share costs 8 to 20 ms."""
+    accel = Accel(world, mode)
+    firsts = Firsts(accel, bed, who, limit)
+    assert [firsts.middle(kind) for kind in ALONE] == [(0, 0)] * len(ALONE), firsts.slept
+    accel.verify(lanes=PROCESSES)
+
+
+def test_no_call_waits_for_a_broker_that_comes_back(world, bed):
+    """Sessions are opened anew, with threads about."""
+    accel = Accel(world, "both")
+    slept = []
+    for _ in range(3):
+        argv = [bed / "firsts", "itself", free_port(), 4, 40]
+        proc = accel.client("firsts", argv, stdin=subprocess.PIPE)
+        until(lambda: proc.out.count("\n") == 1, proc.describe, seconds=60)
+        accel.broker.restart()
+        for turn in range(2, 4):
+            os.write(proc.popen.stdin.fileno(), b"\n")
+            until(lambda: proc.out.count("\n") == turn, proc.describe, seconds=60)
+            slept.append([int(count) for count in re.findall(r"(?:connect|accept) (\d+)", proc.out.splitlines()[-1])])
+        proc.popen.stdin.close()
+        proc.finish()
+    assert [statistics.median(column) for column in zip(*slept)] == [0, 0], slept
