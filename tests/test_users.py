@@ -5,12 +5,14 @@ import os
 import re
 import shutil
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
 from harness import BINARY, LIBRARY, Accel, fifos
 from netns import needs_root
-from procs import finish_together, free_port, until
+from procs import descendants, finish_together, free_port, reap, until
 
 pytestmark = [pytest.mark.users, needs_root]
 
@@ -215,3 +217,37 @@ def test_info_says_what_holds(several):
     assert status.st_mode & 0o777 == 0o660 and status.st_gid == 65534
     assert ask(accel, user(OTHER), "info")[0] == 1, "not in the socket's group"
     assert ask(accel, user(OTHER, 65534), "info")[0] == 0
+
+
+@pytest.mark.parametrize("whose", ["none", "own", "stranger's"])
+def test_run_with_the_runtime_directory_of_root(world, whose):
+    """As `sudo -u`, `su`, `runuser` and `setpriv` leave it: the user's broker is elsewhere, which is not said at every start, nor waited
+    for. `whose` directory is there already: where it is a stranger's no broker can be, and that is said at once."""
+    if os.path.exists("/run/shunpike/broker.sock"):
+        pytest.skip("a system-wide broker runs here")
+    binary, library = shutil.copy(BINARY, world.directory), shutil.copy(LIBRARY, world.directory)
+    uid = 61001 + ["none", "own", "stranger's"].index(whose)
+    place = Path(f"/tmp/shunpike-{uid}")
+    shutil.rmtree(place, ignore_errors=True)
+    if whose != "none":
+        place.mkdir(mode=0o700)
+        os.chown(place, uid if whose == "own" else NOBODY, -1)
+
+    def run():
+        began = time.monotonic()
+        argv = [*user(uid), binary, "run", "--", "sh", "-c", "echo $SHUNPIKE_SOCKET"]
+        result = subprocess.run(argv, env=world.env | {"SHUNPIKE_LIB": library}, capture_output=True, text=True, timeout=60)
+        return time.monotonic() - began, result.stdout, result.stderr
+
+    try:
+        results = [run() for _ in range(5)]
+    finally:
+        reap([pid for pid, line in descendants().items() if str(place) in line])
+        shutil.rmtree(place)
+    for _, out, said in results:
+        if whose == "stranger's":
+            assert "stay on TCP" in said and said.count("\n") == 1, said
+        else:
+            assert (out, said) == (f"{place}/broker.sock\n", "")
+    # It was 0.4 s, of which 0.3 were a wait.
+    assert min(took for took, *_ in results) < 0.25, results
