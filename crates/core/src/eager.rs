@@ -79,6 +79,11 @@ impl Later {
         Self { slots: [None; LATER] }
     }
 
+    /// Forgets all, as `Handshakes::clear` does.
+    pub(crate) fn clear(&mut self) {
+        self.slots.iter_mut().filter(|slot| slot.is_some()).for_each(|slot| *slot = None);
+    }
+
     pub(crate) fn add(&mut self, conn: Conn, fd: i32) {
         if let Some(free) = self.slots.iter_mut().find(|slot| slot.is_none()) {
             *free = Some((conn, fd));

@@ -121,10 +121,12 @@ pub fn after_fork_in_child() {
     for (at, place) in PLACES.iter().take(SEARCHED.load(Ordering::Relaxed)).enumerate() {
         if is_own(at) {
             place.tid.store(tid, Ordering::Relaxed);
-        } else {
+        } else if place.tid.load(Ordering::Relaxed) != 0 {
             place.reader.pass_on();
             place.tid.store(0, Ordering::Relaxed);
         }
     }
+    // Some kernels' forks may not inherit it; with threads it would have to be waited for.
+    start();
     CROWDED.store(core::ptr::eq(&NOWHERE, tls::thread().reader.load(Ordering::Relaxed)), Ordering::SeqCst);
 }

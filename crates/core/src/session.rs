@@ -525,8 +525,8 @@ pub fn end() {
 /// In a forked child: the session is the parent's, nothing is closed towards the broker but our copy.
 pub fn after_fork_in_child() {
     let mut session = SESSION.lock();
-    session.handshakes = upgrade::Handshakes::new();
-    session.later = eager::Later::new();
+    session.handshakes.clear();
+    session.later.clear();
     session.spares.clear();
     session.device = None;
     session.retry_at = 0;

@@ -74,6 +74,11 @@ impl Handshakes {
         Self { slots: [None; MOST] }
     }
 
+    /// Forgets all. Pages that have none are not written to: after a fork each would be copied.
+    pub(crate) fn clear(&mut self) {
+        self.slots.iter_mut().filter(|slot| slot.is_some()).for_each(|slot| *slot = None);
+    }
+
     fn find(&mut self, id: ConnId) -> Option<&mut Option<Handshake>> {
         self.slots.iter_mut().find(|slot| slot.as_ref().is_some_and(|shake| shake.id == id))
     }

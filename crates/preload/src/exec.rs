@@ -41,7 +41,11 @@ fn forked(pid: c_int) -> c_int {
 
 hooks! {
     /// fork(2); the handlers that it runs, also when libc calls it, do the rest
-    fn fork() -> c_int { forked(covered::fork()) }
+    fn fork() -> c_int {
+        // Looked up once for all children, rather than by each.
+        behind::_exit.address();
+        forked(covered::fork())
+    }
     /// fork(2), glibc's internal name
     fn __fork() -> c_int { fork() }
     /// _Fork(3): fork without the handlers that fork() runs

@@ -74,6 +74,18 @@ extern "C" fn missing() -> isize {
 /// Defines hooks: an exported function for each, and `real::NAME(args)` for what it covers.
 macro_rules! hooks {
     ($($(#[doc = $doc:expr])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty $body:block)*) => {
+        /// Where that is.
+        #[allow(non_upper_case_globals, dead_code, reason = "libc's own names; few are asked for by themselves")]
+        pub(crate) mod behind {
+            $(
+                pub(crate) static $name: $crate::real::Real = match core::ffi::CStr::from_bytes_with_nul(
+                    concat!(stringify!($name), "\0").as_bytes(),
+                ) {
+                    Ok(name) => $crate::real::Real::new(name),
+                    Err(_) => panic!("a name without NUL"),
+                };
+            )*
+        }
         /// What the hooks of this file cover.
         #[allow(clippy::too_many_arguments, dead_code, non_snake_case, reason = "libc's own names and signatures; some only name another hook")]
         pub(crate) mod covered {
@@ -82,15 +94,9 @@ macro_rules! hooks {
                 /// The real function.
                 #[inline(always)]
                 pub(crate) unsafe fn $name($($arg: $ty),*) -> $ret {
-                    static REAL: $crate::real::Real = match core::ffi::CStr::from_bytes_with_nul(
-                        concat!(stringify!($name), "\0").as_bytes(),
-                    ) {
-                        Ok(name) => $crate::real::Real::new(name),
-                        Err(_) => panic!("a name without NUL"),
-                    };
                     let real: unsafe extern "C-unwind" fn($($ty),*) -> $ret =
                         // SAFETY: libc's function of that name has this signature (glibc's headers).
-                        unsafe { core::mem::transmute(REAL.address()) };
+                        unsafe { core::mem::transmute(behind::$name.address()) };
                     // SAFETY: the program's arguments, handed on unchanged.
                     unsafe { real($($arg),*) }
                 }
