@@ -14,6 +14,7 @@ pub mod device;
 pub mod eager;
 pub mod epoll;
 pub mod express;
+pub mod limits;
 pub mod link;
 pub mod mutex;
 mod outbox;

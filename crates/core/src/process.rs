@@ -10,7 +10,7 @@ use shunpike_wire::Reason;
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
 use crate::zerocopy::lending;
-use crate::{clock, conn, descriptors, device, eager, epoll, readers, session, tap, tenants, tls, wait};
+use crate::{clock, conn, descriptors, device, eager, epoll, limits, readers, session, tap, tenants, tls, wait};
 
 /// Completion queues of a process with few CPUs; with more it has one for each, up to [`CQS`]. Each costs every peer a
 /// descriptor.
@@ -172,7 +172,7 @@ pub fn with_arena<T>(f: impl FnOnce(&Arena) -> T) -> Option<T> {
         if !descriptors::are_left(2 + u32::from(cqs()) + FEW_CQS) {
             return None;
         }
-        let made = Arena::create(pid()).ok()?.with_fd(descriptors::internal)?;
+        let made = Arena::create_within(pid(), limits::arena_size()).ok()?.with_fd(descriptors::internal)?;
         tenants::move_in(&made, 0);
         HEADER.store(core::ptr::from_ref(made.header()).cast_mut(), Ordering::Release);
         *arena = Some(made);

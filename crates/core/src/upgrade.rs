@@ -26,7 +26,7 @@ pub use nomination::{nominate, not_within};
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, epoll, link, process, rx, spares, tap, tenants};
+use crate::{clock, device, eager, epoll, limits, link, process, rx, spares, tap, tenants};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -554,8 +554,12 @@ fn answered_reuse(session: &mut Session, id: ConnId, refused: bool) -> bool {
 /// Makes our DMB and registers it. Sizes step down when memory is refused, as in the kernel ("downgrade").
 fn register_new(session: &mut Session, id: ConnId, most: u8) {
     for class in (0..=most).rev() {
-        let Ok(fd) = region::create("shunpike-dmb", Dmb::len(class)) else { continue };
-        let Ok(region) = Region::map(fd.as_fd(), Dmb::len(class)) else { continue };
+        let len = Dmb::len(class);
+        if !limits::may_map(len) {
+            continue;
+        }
+        let Ok(fd) = region::create("shunpike-dmb", len) else { continue };
+        let Ok(region) = limits::map_lane(fd.as_fd(), len) else { continue };
         if let Some(Some(shake)) = session.handshakes.find(id) {
             (shake.own, shake.own_forks) = (Some(region), device::forks());
         }

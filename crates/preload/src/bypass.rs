@@ -6,7 +6,7 @@ use libc::{aiocb, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
-use shunpike_core::{process, rings};
+use shunpike_core::{limits, process, rings};
 
 use crate::lifecycle::{let_go, plain};
 use crate::real::{Arguments, Real};
@@ -60,6 +60,7 @@ fn before_syscall([number, fd, second, ..]: Arguments) -> Option<*mut c_void> {
         libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => process::confine(),
         libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
         libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),
+        libc::SYS_mlockall => limits::will_lock(fd & libc::MCL_FUTURE as usize != 0),
         // libuv closes so, whatever it closes.
         libc::SYS_close => {
             let_go(fd as c_int);
@@ -124,6 +125,20 @@ hooks! {
         entries: c_uint, ring: *mut c_void, parameters: *mut c_void, memory: *mut c_void, size: usize,
     ) -> c_int {
         made(covered::io_uring_queue_init_mem(entries, ring, parameters, memory, size))
+    /// mlockall(2)
+    fn mlockall(flags: c_int) -> c_int {
+        limits::will_lock(flags & libc::MCL_FUTURE != 0);
+        let result = covered::mlockall(flags);
+        if result == 0 {
+            limits::locked();
+        }
+        result
+    }
+    /// munlockall(2)
+    fn munlockall() -> c_int {
+        let result = covered::munlockall();
+        limits::unlocked();
+        result
     }
     /// vdprintf(3); the va_list travels as a pointer
     fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {

@@ -9,6 +9,8 @@ use crate::notices::Notices;
 use crate::region::{self, Region, RegionError};
 use core::mem::offset_of;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -18,7 +20,13 @@ pub const BLOCKS: usize = 32 * 1024;
 const RESTING: u32 = 32;
 /// Size of the header, bytes.
 pub const HEADER: usize = 8192;
-/// Whole size of an arena, bytes. Only touched pages are backed.
+/// Fewest blocks of an arena that is worth having.
+const FEWEST: usize = 64;
+/// Bytes that are made accessible in one go, and that memory is asked for.
+const OPENED: usize = 256 * 1024;
+const BACKED: usize = 8192;
+const _: () = assert!(HEADER.is_multiple_of(BACKED));
+/// Largest size of an arena, bytes. Only touched pages are backed.
 pub const SIZE: usize = HEADER + BLOCKS * size_of::<Block>();
 /// Counters by fallback reason that the header has room for.
 pub const REASONS: usize = 128;
@@ -102,6 +110,8 @@ pub struct Header {
     pub tenants: [AtomicU32; TENANTS],
     /// Guards the numbers being given out and taken back, and the bits of those who are gone.
     pub tenants_lock: RobustLock,
+    /// Blocks that there is room for; of no interest to the broker, which goes by the size of the memfd.
+    blocks: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Header>() <= HEADER && size_of::<Block>() == 1024);
@@ -310,15 +320,33 @@ pub struct Arena {
     region: Region,
     fd: OwnedFd,
     hand: AtomicU32,
+    /// Bytes from the start that can be looked at, here and in a core dump: neither that nor mlockall(2) makes pages of the rest.
+    open: AtomicUsize,
 }
 
 impl Arena {
     /// Makes the arena of process `pid`.
     pub fn create(pid: u32) -> Result<Self, RegionError> {
-        let fd = region::create("shunpike-arena", SIZE)?;
-        let region = Region::map(fd.as_fd(), SIZE)?;
-        let arena = Self { region, fd, hand: AtomicU32::new(0) };
+        Self::create_within(pid, SIZE)
+    }
+
+    /// The same, of at most `most` bytes.
+    pub fn create_within(pid: u32, most: usize) -> Result<Self, RegionError> {
+        let blocks = (most.saturating_sub(HEADER) / size_of::<Block>()).min(BLOCKS);
+        if blocks < FEWEST {
+            return Err(RegionError::Size(Errno::NOMEM));
+        }
+        let size = HEADER + blocks * size_of::<Block>();
+        let fd = region::create("shunpike-arena", size)?;
+        let region = Region::reserve(fd.as_fd(), size)?;
+        let arena = Self { region, fd, hand: AtomicU32::new(0), open: AtomicUsize::new(0) };
+        if !arena.open(HEADER) || !arena.back(0, HEADER) {
+            // SAFETY: nobody knows of it yet.
+            unsafe { region.unmap() };
+            return Err(RegionError::Map(Errno::NOMEM));
+        }
         arena.header().pid.store(pid, Ordering::Relaxed);
+        arena.header().blocks.store(blocks as u32, Ordering::Relaxed);
         arena.header().tenants[0].store(tenant::EXPECTED, Ordering::Relaxed);
         arena.header().tenants_lock.init();
         Ok(arena)
@@ -326,8 +354,8 @@ impl Arena {
 
     /// The same arena with its memfd under another number, as `place` chooses.
     pub fn with_fd<E>(self, place: impl FnOnce(OwnedFd) -> Result<OwnedFd, E>) -> Option<Self> {
-        let Self { region, fd, hand } = self;
-        Some(Self { region, fd: place(fd).ok()?, hand })
+        let Self { region, fd, hand, open } = self;
+        Some(Self { region, fd: place(fd).ok()?, hand, open })
     }
 
     /// The memfd, for the broker.
@@ -341,12 +369,40 @@ impl Arena {
         unsafe { &*self.region.base().cast::<Header>() }
     }
 
-    /// Block number `index`, taken modulo [`BLOCKS`].
+    /// How many blocks there can be.
+    fn blocks(&self) -> u32 {
+        ((self.region.len() - HEADER) / size_of::<Block>()) as u32
+    }
+
+    /// Block number `index`, taken modulo their number.
     pub fn block(&self, index: u32) -> &'static Block {
-        let index = index as usize % BLOCKS;
-        // SAFETY: in bounds by the modulo; Block is atomics (and locks made of them) valid for any bits;
+        let index = (index % self.blocks()) as usize;
+        let at = |index: usize| HEADER + index * size_of::<Block>();
+        // The first one is looked at already, or can be: what would be in its place has never been a connection of this process.
+        let index = if self.open(at(index + 1)) { index } else { 0 };
+        // SAFETY: in bounds by the modulo, and open; Block is atomics (and locks made of them) valid for any bits;
         // arenas are never unmapped.
-        unsafe { &*self.region.base().add(HEADER + index * size_of::<Block>()).cast::<Block>() }
+        unsafe { &*self.region.base().add(at(index)).cast::<Block>() }
+    }
+
+    /// Makes the first `end` bytes accessible. Says whether they are.
+    fn open(&self, end: usize) -> bool {
+        let open = self.open.load(Ordering::Relaxed);
+        if end <= open {
+            return true;
+        }
+        let wanted = end.next_multiple_of(OPENED).min(self.region.len());
+        // Two threads may do so at the same time: what is open stays open.
+        self.region.open(wanted) && {
+            self.open.fetch_max(wanted, Ordering::Relaxed);
+            true
+        }
+    }
+
+    /// Asks for the memory from `start` to `end`, as a fault at the first look at it cannot be answered. Says whether it is there.
+    fn back(&self, start: usize, end: usize) -> bool {
+        let len = end.min(self.region.len()) - start;
+        rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), start as u64, len as u64).is_ok()
     }
 
     /// Takes a free block, held by tenant 0. `None` when all are in use. One caller at a time.
@@ -357,10 +413,11 @@ impl Arena {
     /// Takes a free block for a connection that does not exist yet: nobody holds it before [`Block::take`]. Else as `allocate`.
     pub fn prepare(&self) -> Option<&'static Block> {
         let header = self.header();
-        let high = header.high.load(Ordering::Relaxed).min(BLOCKS as u32);
+        let (high, most) = (header.high.load(Ordering::Relaxed), self.blocks());
+        let high = high.min(most);
         // Blocks that were used before are in memory already; untouched ones cost a page fault. The hand goes
         // round all the same, so that a block rests before it is another connection.
-        let looks = if high == BLOCKS as u32 { high } else { high.min(RESTING) };
+        let looks = if high == most { high } else { high.min(RESTING) };
         for _ in 0..looks {
             // Two threads at once may look at the same block: `claim` decides.
             let index = self.hand.load(Ordering::Relaxed);
@@ -370,7 +427,11 @@ impl Arena {
                 return Some(block);
             }
         }
-        if high == BLOCKS as u32 {
+        if high == most {
+            return None;
+        }
+        let (start, end) = [high, high + 1].map(|index| HEADER + index as usize * size_of::<Block>()).into();
+        if !self.open(end) || start.is_multiple_of(BACKED) && !self.back(start, start + BACKED) {
             return None;
         }
         header.high.store(high + 1, Ordering::Relaxed);
@@ -391,7 +452,8 @@ impl Header {
         let offset = (core::ptr::from_ref(block) as usize)
             .wrapping_sub(core::ptr::from_ref(self) as usize)
             .wrapping_sub(HEADER);
-        (offset < BLOCKS * size_of::<Block>()).then_some((offset / size_of::<Block>()) as u32)
+        let index = offset / size_of::<Block>();
+        (index < self.blocks.load(Ordering::Relaxed) as usize).then_some(index as u32)
     }
 }
 
@@ -623,9 +685,14 @@ pub struct ArenaView {
 impl ArenaView {
     /// Maps `fd` after checking its size and seals.
     pub fn map(fd: impl AsFd) -> Result<Self, RegionError> {
-        region::verify(fd.as_fd(), SIZE)?;
+        let size = rustix::fs::fstat(&fd).map_err(RegionError::Size)?.st_size;
+        let size = usize::try_from(size).map_err(|_| RegionError::Unsealed)?;
+        if !(HEADER + size_of::<Block>()..=SIZE).contains(&size) {
+            return Err(RegionError::Unsealed);
+        }
+        region::verify(fd.as_fd(), size)?;
         let own = rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(RegionError::Map)?;
-        Ok(Self { region: Region::map_readable(fd.as_fd(), SIZE)?, fd: own })
+        Ok(Self { region: Region::map_readable(fd.as_fd(), size)?, fd: own })
     }
 
     /// The counters. Written by the client at will: believe nothing that matters.
@@ -649,12 +716,16 @@ impl ArenaView {
     /// at the reader's expense.
     fn backed(&self) -> usize {
         let bytes = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_blocks.saturating_mul(512));
-        (usize::try_from(bytes).unwrap_or(0) / size_of::<Block>()).min(BLOCKS)
+        (usize::try_from(bytes).unwrap_or(0) / size_of::<Block>()).min(self.blocks_at_most())
+    }
+
+    fn blocks_at_most(&self) -> usize {
+        (self.region.len() - HEADER) / size_of::<Block>()
     }
 
     fn at(&self, index: u32) -> &Block {
-        debug_assert!((index as usize) < BLOCKS);
-        // SAFETY: both callers stay below BLOCKS, inside the verified region; atomics only, read without
+        debug_assert!((index as usize) < self.blocks_at_most());
+        // SAFETY: both callers stay below that, inside the verified region; atomics only, read without
         // locking.
         unsafe { &*self.region.base().add(HEADER + index as usize * size_of::<Block>()).cast::<Block>() }
     }

@@ -1,9 +1,12 @@
 //! Sealed memfds and their mappings.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
 /// What failed on a region, with the kernel's errno.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -52,11 +55,29 @@ unsafe impl Sync for Region {}
 /// Seals that keep a peer from truncating memory under us (SIGBUS) or growing it.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// The kernel is older than 6.3, and knows no MFD_NOEXEC_SEAL.
+static KNOWS_NO_NOEXEC: AtomicBool = AtomicBool::new(false);
+/// The program locks what it will map (mlockall with MCL_FUTURE).
+static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
+
+/// Bytes of address space that this process has mapped here.
+static MAPPED: AtomicUsize = AtomicUsize::new(0);
+/// Mappings that it has here.
+static MAPPINGS: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes of address space, and mappings, that this process has here.
+pub fn mapped() -> (usize, usize) {
+    (MAPPED.load(Ordering::Relaxed), MAPPINGS.load(Ordering::Relaxed))
+}
+
+/// The program has said by mlockall(2) or munlockall(2) whether what it will map is to be locked.
+pub fn set_locks_future(locks: bool) {
+    LOCKS_FUTURE.store(locks, Ordering::Relaxed);
+}
+
 /// Makes a zeroed memfd of `len` bytes (a multiple of the page size), sealed against any change of size.
 pub fn create(name: &str, len: usize) -> Result<OwnedFd, RegionError> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(RegionError::Create)?;
-    rustix::fs::ftruncate(&fd, len as u64).map_err(RegionError::Size)?;
+    let fd = sized(name, len)?;
     rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS).map_err(RegionError::Seal)?;
     Ok(fd)
 }
@@ -64,12 +85,36 @@ pub fn create(name: &str, len: usize) -> Result<OwnedFd, RegionError> {
 /// Makes a memfd that its creator maps writable and everybody else only readable.
 /// Returns the memfd, then sealed F_SEAL_FUTURE_WRITE, and the creator's mapping.
 pub fn create_published(name: &str, len: usize) -> Result<(OwnedFd, Region), RegionError> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(RegionError::Create)?;
-    rustix::fs::ftruncate(&fd, len as u64).map_err(RegionError::Size)?;
+    let fd = sized(name, len)?;
     let region = Region::map(fd.as_fd(), len)?;
     rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::FUTURE_WRITE).map_err(RegionError::Seal)?;
     Ok((fd, region))
+}
+
+fn sized(name: &str, len: usize) -> Result<OwnedFd, RegionError> {
+    if len as u64 > most_bytes() {
+        return Err(RegionError::Size(Errno::FBIG));
+    }
+    let fd = memfd(name).map_err(RegionError::Create)?;
+    rustix::fs::ftruncate(&fd, len as u64).map_err(RegionError::Size)?;
+    Ok(fd)
+}
+
+/// Most bytes that a memfd may have: RLIMIT_FSIZE. Who asks for more is not only refused but killed (SIGXFSZ).
+pub fn most_bytes() -> u64 {
+    getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
+/// An empty memfd, not executable: vm.memfd_noexec can ask for that (2 refuses all others).
+fn memfd(name: &str) -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if !KNOWS_NO_NOEXEC.load(Ordering::Relaxed) {
+        match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => KNOWS_NO_NOEXEC.store(true, Ordering::Relaxed),
+            made => return made,
+        }
+    }
+    rustix::fs::memfd_create(name, flags)
 }
 
 /// Checks that a memfd from another process has exactly `len` bytes and cannot change its size.
@@ -95,10 +140,62 @@ impl Region {
     }
 
     fn map_with(fd: BorrowedFd<'_>, len: usize, prot: ProtFlags) -> Result<Self, RegionError> {
+        let region = Self::closed(fd, len)?;
+        let prot = MprotectFlags::from_bits_retain(prot.bits());
+        // SAFETY: our own mapping, which nobody knows of yet.
+        if let Err(errno) = unsafe { rustix::mm::mprotect(region.base.cast(), len, prot) } {
+            // SAFETY: as above.
+            unsafe { region.unmap() };
+            return Err(RegionError::Map(errno));
+        }
+        Ok(region)
+    }
+
+    /// Maps `len` bytes of `fd` so that nobody may look at them, nor are they in a core dump, before [`Self::open`].
+    pub fn reserve(fd: BorrowedFd<'_>, len: usize) -> Result<Self, RegionError> {
+        let region = Self::closed(fd, len)?;
+        region.keep_out_of_dumps();
+        Ok(region)
+    }
+
+    /// Makes the first `len` bytes readable and writable, and part of core dumps. Says whether they are.
+    pub fn open(&self, len: usize) -> bool {
+        let len = len.min(self.len);
+        let prot = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: our own mapping, where more is allowed than was before.
+        let done = unsafe { rustix::mm::mprotect(self.base.cast(), len, prot) };
+        // SAFETY: its contents do not change.
+        let _ = unsafe { rustix::mm::madvise(self.base.cast(), len, rustix::mm::Advice::LinuxDoDump) };
+        done.is_ok()
+    }
+
+    fn closed(fd: BorrowedFd<'_>, len: usize) -> Result<Self, RegionError> {
+        // Of a program that locks what it will map, all pages would be there at once, unless nobody may look at them yet.
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }
-            .map_err(RegionError::Map)?;
-        Ok(Self { base: base.cast(), len })
+        let base = unsafe {
+            rustix::mm::mmap(core::ptr::null_mut(), len, ProtFlags::empty(), MapFlags::SHARED, fd, 0)
+        }
+        .map_err(RegionError::Map)?;
+        let region = Self { base: base.cast(), len };
+        MAPPED.fetch_add(len, Ordering::Relaxed);
+        MAPPINGS.fetch_add(1, Ordering::Relaxed);
+        if LOCKS_FUTURE.load(Ordering::Relaxed) {
+            region.unlock();
+        }
+        Ok(region)
+    }
+
+    /// Takes it out of what mlockall(2) has locked: its pages come as they are used, and count for no limit. Failure (a filter) leaves
+    /// them locked.
+    pub fn unlock(self) {
+        // SAFETY: our own mapping, whose contents this does not change.
+        let _ = unsafe { rustix::mm::munlock(self.base.cast(), self.len) };
+    }
+
+    /// Leaves it out of core dumps, which would otherwise have all of its pages: the kernel makes those that are not there.
+    pub fn keep_out_of_dumps(self) {
+        // SAFETY: our own mapping, whose contents this does not change. Failure (a filter) leaves it in.
+        let _ = unsafe { rustix::mm::madvise(self.base.cast(), self.len, rustix::mm::Advice::LinuxDontDump) };
     }
 
     /// The region that was mapped at `base` with `len` bytes, by whoever kept its address as a number.
@@ -126,6 +223,10 @@ impl Region {
     /// # Safety
     /// Nobody in this process uses the region any more or will again.
     pub unsafe fn unmap(self) {
+        let less = |n: usize, by| Some(n.saturating_sub(by));
+        // Of what was mapped otherwise it may be told, too: never below nothing.
+        let _ = MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| less(n, self.len));
+        let _ = MAPPINGS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| less(n, 1));
         // SAFETY: base and len come from mmap; the caller vouches that nobody looks there.
         // An error is impossible for a whole mapping and could not be mended.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };

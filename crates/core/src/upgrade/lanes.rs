@@ -15,7 +15,7 @@ use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{cork, device, epoll, link, process, sys, tap, tenants, trace, tx, zerocopy};
+use crate::{cork, device, epoll, limits, link, process, sys, tap, tenants, trace, tx, zerocopy};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -24,7 +24,7 @@ pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Regio
     }
     let len = Dmb::len(class);
     region::verify(fd, len).ok()?;
-    Region::map(fd, len).ok()
+    limits::map_lane(fd, len).ok()
 }
 
 /// Size class for our DMB: the knob's, and as the kernel does (smc_buf_create), no more than the program itself lets

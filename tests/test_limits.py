@@ -1,0 +1,81 @@
+"""Limits: a program lives on lanes under each limit under which it lives on TCP, and does the same under it."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness import Accel
+from procs import finish_together, free_port, until
+
+LOADS = ["bulk", "small", "idle"]
+MIB = 1 << 20
+# A limit of resources -> whether lanes are to be had under it: else the program is on TCP.
+RESOURCES = {
+    f"--as={1 << 30}": None, f"--as={512 * MIB}": None, f"--as={96 * MIB}": None, f"--fsize={8 * MIB}": True, "--fsize=4096": False,
+    f"--data={128 * MIB}": True, f"--stack={MIB}": True, "--memlock=0": True, "--core=0": True, "--cpu=600": True, f"--rss={MIB}": True,
+    "--sigpending=0": True, "--msgqueue=0": True, "--locks=0": True, "--nice=0": True, "--rtprio=0": True, "--rttime=100000": True,
+    "--nproc=4096": True,
+}  # fmt: skip
+PERSONALITIES = ["--addr-no-randomize", "--addr-compat-layout", "--read-implies-exec", "--3gb", "--whole-seconds"]
+FLAGS = ["lock-future", "lock-fault", "undumpable", "no-thp"]
+
+
+def outcome(world, bed, mode, load, prefix=(), flag="none", lanes=True):
+    """What both ends say. `lanes`: whether there must be some (None: there may be)."""
+    accel, port = Accel(world, mode, ["--eager"]), free_port()
+    server = accel.server("server", [*prefix, bed / "limits", "server", load, flag, port]).wait_listening(port)
+    client = accel.client("client", [*prefix, bed / "limits", "client", load, flag, port])
+    said = finish_together(client, server)
+    if lanes:
+        accel.verify(lanes=3)
+    return said
+
+
+def lives(said):
+    assert said == ["threads, memory, little locked, little resident\n"] * 2
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("limit", RESOURCES)
+def test_resource(world, bed, mode, limit, load):
+    lives(outcome(world, bed, mode, load, ["prlimit", limit], lanes=RESOURCES[limit]))
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("personality", PERSONALITIES)
+def test_personality(world, bed, mode, personality, load):
+    lives(outcome(world, bed, mode, load, ["setarch", "x86_64", personality]))
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_flag(world, bed, mode, flag, load):
+    lives(outcome(world, bed, mode, load, flag=flag))
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_core_dump_has_no_rings(world, bed, load):
+    """What a dump would have of ours, by what the kernel says of each mapping: the blocks of connections, no rings."""
+    accel, port, said = Accel(world, "both", ["--eager"]), free_port(), {}
+    programs = [accel.server("server", [bed / "limits", "server", load, "stop", port]).wait_listening(port),
+                accel.client("client", [bed / "limits", "client", load, "stop", port])]  # fmt: skip
+    for program in programs:
+        until(lambda: "stopped" in program.out, program.describe)
+    for program in programs:
+        said[program.name] = dumped(program.pid)
+        program.signal(signal.SIGCONT)
+    lives([text.removeprefix("stopped\n") for text in finish_together(*programs)])
+    assert all(size <= MIB for size in said.values()), f"bytes in a dump: {said}"
+
+
+def dumped(pid):
+    """Bytes of Shunpike's mappings that the kernel would write into a core dump."""
+    parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{pid}/smaps").read_text(), flags=re.MULTILINE)
+    size = lambda part: int(re.search(r"^Size: +(\d+) kB", part, re.MULTILINE)[1]) << 10
+    flags = lambda part: re.search(r"^VmFlags: (.*)$", part, re.MULTILINE)[1].split()
+    return sum(size(part) for part in parts if "/memfd:shunpike-" in part and "dd" not in flags(part))
