@@ -1,15 +1,17 @@
 """Limits: a program lives on lanes under each limit under which it lives on TCP, and does the same under it."""
 
+import os
 import re
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from harness import Accel
+from harness import Accel, unique
 from procs import finish_together, free_port, until
 
-LOADS = ["bulk", "small", "idle"]
+LOADS = ["bulk", "small", "idle"]  # and "full", where memory is what matters
 MIB = 1 << 20
 # A limit of resources -> whether lanes are to be had under it: else the program is on TCP.
 RESOURCES = {
@@ -56,6 +58,63 @@ def test_personality(world, bed, mode, personality, load):
 @pytest.mark.parametrize("flag", FLAGS)
 def test_flag(world, bed, mode, flag, load):
     lives(outcome(world, bed, mode, load, flag=flag))
+
+
+def group_directory():
+    """Where control groups of memory are made, and whether they are of version 2."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, (kind, _, options) = line.split(" - ")[0].split(), line.split(" - ")[1].split(maxsplit=2)
+        at = Path(fields[4])
+        if kind == "cgroup" and "memory" in options.split(","):
+            return at, False
+        if kind == "cgroup2" and "memory" in (at / "cgroup.subtree_control").read_text().split():
+            return at, True
+    return None, False
+
+
+@contextmanager
+def group(limit, kind):
+    """A control group with a limit of memory: its own (max, high), or that of the one which it is in (nested)."""
+    directory, unified = group_directory()
+    if os.getuid() != 0 or not directory or not os.access(directory, os.W_OK):
+        pytest.skip("needs root and control groups of memory")
+    if kind == "high" and not unified:
+        pytest.skip("there is no memory.high in control groups of version 1")
+    limited = directory / unique("shunpike-test-")
+    made = [limited, limited / "inner"] if kind == "nested" else [limited]
+    for path in made:
+        path.mkdir()
+    if unified and kind == "nested":
+        (limited / "cgroup.subtree_control").write_text("+memory")
+    (limited / (f"memory.{'high' if kind == 'high' else 'max'}" if unified else "memory.limit_in_bytes")).write_text(str(limit))
+    try:
+        yield made[-1]
+    finally:
+        for path in reversed(made):
+            until(lambda path=path: removed(path), f"{path} can be removed")
+
+
+def removed(path):
+    try:
+        path.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("load", [*LOADS, "full"])
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("kind", ["max", "high", "nested"])
+def test_memory_of_a_group(world, bed, mode, kind, load):
+    """Both ends, and what else they use: little is left for rings, and nobody is killed."""
+    with group(64 * MIB, kind) as directory:
+        joined = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', directory]
+        try:
+            lives(outcome(world, bed, mode, load, joined, lanes=None))
+        finally:
+            for proc in world.procs:
+                if proc.popen.poll() is None and proc not in [broker.proc for broker in world.brokers]:
+                    proc.kill()
 
 
 @pytest.mark.parametrize("load", LOADS)

@@ -1,6 +1,6 @@
 /* A program under a limit: what it does under it on TCP, it does on lanes.
  *   limits server|client LOAD FLAG PORT
- * LOAD: bulk (few connections), small (many), idle (a crowd that says little)
+ * LOAD: bulk (few connections), small (many), idle (a crowd that says little), full (what is sent is read late)
  * FLAG, set by the program itself before and after it has connected: none, lock-future, lock-all, lock-fault, undumpable, no-thp,
  * stop (it stops itself once, when all is there) */
 #include "bed.h"
@@ -8,11 +8,13 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
+#define MOST (1 << 20)
+
 static const struct load {
     const char *name;
     int connections, rounds;
     uint32_t size;
-} loads[] = {{"bulk", 4, 6, 3 << 20}, {"small", 100, 12, 300}, {"idle", 300, 2, 40}};
+} loads[] = {{"bulk", 4, 6, 3 << 20}, {"small", 100, 12, 300}, {"idle", 300, 2, 40}, {"full", 60, 12, MOST}};
 
 static const struct load *find_load(const char *name) {
     for (size_t i = 0; i < sizeof loads / sizeof *loads; i++)
@@ -72,6 +74,38 @@ static void exchange(int fd, unsigned char *buffer, uint32_t size, int is_server
 static const struct load *load;
 static int is_server, fds[512];
 
+static unsigned char byte_at(int connection, uint64_t position) { return (position * 31 + connection) >> 3; }
+
+/* The client sends by each connection what is taken without waiting, at most a MiB, and says how much it was; only then it is read. */
+static void fill_and_drain(void) {
+    static unsigned char buffer[65536];
+    static uint64_t position[512];
+    int last = load->connections - 1;
+    for (int round = 0; round < load->rounds; round++) {
+        uint32_t counts[512] = {0};
+        for (int i = 0; i < last && !is_server; i++) {
+            while (counts[i] < MOST) {
+                for (size_t k = 0; k < sizeof buffer; k++) buffer[k] = byte_at(i, position[i] + k);
+                ssize_t n = send(fds[i], buffer, sizeof buffer, MSG_NOSIGNAL | MSG_DONTWAIT);
+                if (n < 0 && errno == EAGAIN) break;
+                expect(n > 0, "it can be sent");
+                counts[i] += n;
+                position[i] += n;
+            }
+        }
+        move_all(fds[last], (unsigned char *)counts, sizeof counts, !is_server);
+        for (int i = 0; i < last && is_server; i++) {
+            for (uint32_t done = 0, n; done < counts[i]; done += n) {
+                n = counts[i] - done < sizeof buffer ? counts[i] - done : sizeof buffer;
+                move_all(fds[i], buffer, n, 0);
+                for (uint32_t k = 0; k < n; k++) expect(buffer[k] == byte_at(i, position[i] + k), "the bytes are what was sent");
+                position[i] += n;
+            }
+        }
+        move_all(fds[last], (unsigned char *)counts, 1, is_server);
+    }
+}
+
 static void *talk(void *argument) {
     int at = (int)(intptr_t)argument;
     unsigned char *buffer = malloc(load->size);
@@ -102,7 +136,9 @@ int main(int argc, char **argv) {
     set_flag(argv[3], 0);
     int port = atoi(argv[4]), listener = is_server ? listen_on(port) : -1;
     for (int i = 0; i < load->connections; i++) fds[i] = is_server ? accept_one(listener) : connect_to(port);
-    if (load->size > 65536) {
+    if (load->size == MOST) {
+        fill_and_drain();
+    } else if (load->size > 65536) {
         run_threads(load->connections, talk);
     } else {
         unsigned char buffer[4096];

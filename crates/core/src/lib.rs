@@ -16,6 +16,7 @@ pub mod epoll;
 pub mod express;
 pub mod limits;
 pub mod link;
+pub mod memory;
 pub mod mutex;
 mod outbox;
 mod pace;

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
+use shunpike_shm::lane::{HEADER, MIN_WINDOW};
 use shunpike_shm::{Region, RegionError, arena, region};
 
-use crate::Errno;
+use crate::{Errno, memory};
 
 const PAGE: u64 = 4096;
 /// The share that is ours of what the program leaves of a limit.
@@ -41,6 +42,12 @@ fn map_count() -> usize {
     let most = first_number(c"/proc/sys/vm/max_map_count").map_or(FEW_MAPPINGS, |most| most as usize);
     MAP_COUNT.store(most.max(1), Ordering::Relaxed);
     most
+}
+
+/// Whether there is memory for the lanes of a connection more, one each way, beside those that are mapped.
+pub fn may_open_lane() -> bool {
+    let (_, mappings) = region::mapped();
+    memory::may_open(mappings as u64, (HEADER + MIN_WINDOW as usize) as u64)
 }
 
 /// Maps the memory of a lane.
@@ -93,15 +100,18 @@ fn own_mapping(line: &[u8]) -> Option<(usize, usize)> {
 /// The number that a file of the kernel's begins with.
 fn first_number(path: &CStr) -> Option<u64> {
     let mut number = None;
-    each_line(path, |line| {
-        let digits = line.split(|byte| !byte.is_ascii_digit()).next().unwrap_or(&[]);
-        number = number.or_else(|| core::str::from_utf8(digits).ok()?.parse().ok());
-    });
+    each_line(path, |line| number = number.or_else(|| number_of(line)));
     number
 }
 
+/// The number that `text` begins with.
+pub(crate) fn number_of(text: &[u8]) -> Option<u64> {
+    let digits = text.split(|byte| !byte.is_ascii_digit()).next()?;
+    core::str::from_utf8(digits).ok()?.parse().ok()
+}
+
 /// Calls `each` with the lines of a file of the kernel's, without memory of its own. Lines are cut at a kilobyte.
-fn each_line(path: &CStr, mut each: impl FnMut(&[u8])) {
+pub(crate) fn each_line(path: &CStr, mut each: impl FnMut(&[u8])) {
     let Ok(file) = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return };
     let (mut room, mut held) = ([0u8; 1024], 0);
     loop {

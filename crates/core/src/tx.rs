@@ -23,7 +23,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::lending;
-use crate::{ahead, clock, cork, eager, plain, process, session, sys, tap, user, window, zerocopy};
+use crate::{ahead, clock, cork, eager, memory, plain, process, session, sys, tap, user, window, zerocopy};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -113,6 +113,9 @@ pub fn send(conn: Conn, fd: i32, source: Source<'_>, flags: i32, real: impl FnOn
     let outcome = attempt(conn, fd, source, flags, &mut call, real);
     call.end(fd, &outcome);
     conn::settle(conn, fd);
+    if memory::wants_rings() {
+        window::shrink_all();
+    }
     outcome
 }
 
@@ -310,6 +313,15 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     }
     let mut limit = u64::MAX;
     if free < wish || wish >= window::BULK {
+        if dmb.window() > u64::from(MIN_WINDOW) && memory::is_tight() {
+            // What is unread stays where it is until it is read; TCP's buffers are what the limit allows.
+            dmb = window::shrink_now(half, dmb, offset);
+            if dmb.window() > u64::from(MIN_WINDOW) {
+                conn::note(conn.block, Reason::MemoryRefused);
+                end(conn, fd, &dmb);
+                return Step::Again;
+            }
+        }
         (dmb, limit) = window::fit(half, dmb, offset, source.left() as u64);
         free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
     }

@@ -531,6 +531,9 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
 fn register(session: &mut Session, id: ConnId) {
     let Some(shake) = session.handshakes.find(id).and_then(|slot| slot.as_ref()) else { return };
     let (conn, class) = (shake.conn, wished_class(shake.fd));
+    if !limits::may_open_lane() {
+        return step(session, id, Input::Refused(Reason::MemoryRefused));
+    }
     let spare = link::of(conn.block).and_then(|link| spares::take(session, link.number(), Dmb::len(class)));
     let Some(spare) = spare else { return register_new(session, id, class) };
     let Some(Some(shake)) = session.handshakes.find(id) else {

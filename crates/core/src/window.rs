@@ -5,10 +5,12 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Half, Header};
+use shunpike_shm::arena::{Half, Header, mode};
 use shunpike_shm::lane::{Dmb, MIN_WINDOW};
 
-use crate::{clock, process};
+use crate::table::{self, Entry};
+use crate::tls::critical;
+use crate::{clock, memory, process, tx};
 
 /// Up to this window a lane grows at the first write that finds too little room, bytes: about what TCP's buffers take
 /// before anybody reads.
@@ -48,6 +50,10 @@ fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
     if wmem != 0 && window >= wmem {
         return false;
     }
+    let windows = process::header().map_or(0, |header| header.windows.load(Ordering::Relaxed));
+    if !memory::may_grow(windows, window) {
+        return false;
+    }
     if window < FREE && window.saturating_sub(unread) < left.min(FREE) {
         return true;
     }
@@ -59,12 +65,39 @@ fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
 #[inline]
 pub fn shrink(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
     let idle = clock::ticks().wrapping_sub(half.crowded_at.load(Ordering::Relaxed)) > clock::from_us(IDLE_US);
-    if !idle || dmb.words().cons().offset() != offset {
+    if idle { shrink_now(half, dmb, offset) } else { dmb }
+}
+
+/// The same, however lately a larger one was needed.
+pub fn shrink_now(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
+    if dmb.words().cons().offset() != offset {
         return dmb;
     }
     let Some(small) = dmb.with_window(MIN_WINDOW.into()) else { return dmb };
     dmb.release_behind(small.window());
     change(half, small)
+}
+
+/// Memory is scarce: the windows of this process that are drained, and not needed of late, become small again. With no lock held.
+#[cold]
+pub fn shrink_all() {
+    let is_tight = memory::is_tight();
+    for (_, entry) in table::all() {
+        let Entry::Conn(conn) = entry else { continue };
+        let half = &conn.block.tx;
+        if half.window.load(Ordering::Relaxed) <= MIN_WINDOW {
+            continue;
+        }
+        // Whoever has the lock sends, and sees to it itself. What a dead one left is the next sender's to mend.
+        let Some(guard) = half.lock.try_lock(critical()) else { continue };
+        if guard.inherited() || !conn.current() || half.mode.load(Ordering::Relaxed) != mode::LANE {
+            continue;
+        }
+        if let Some(dmb) = tx::dmb(half) {
+            let offset = half.cursor.load(Ordering::Relaxed);
+            let _ = if is_tight { shrink_now(half, dmb, offset) } else { shrink(half, dmb, offset) };
+        }
+    }
 }
 
 /// The lane is closed: what it had beyond its share is others' again.
@@ -86,4 +119,7 @@ fn account(before: u64, after: u64) {
     let beyond = |window: u64| window.saturating_sub(FREE);
     // Wraps back: each addition is taken away again, but for those of killed processes that shared the arena.
     header.grown.fetch_add(beyond(after).wrapping_sub(beyond(before)), Ordering::Relaxed);
+    let smallest = u64::from(MIN_WINDOW);
+    let more = after.saturating_sub(smallest).wrapping_sub(before.saturating_sub(smallest));
+    header.windows.fetch_add(more, Ordering::Relaxed);
 }

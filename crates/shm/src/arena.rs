@@ -110,6 +110,8 @@ pub struct Header {
     pub tenants: [AtomicU32; TENANTS],
     /// Guards the numbers being given out and taken back, and the bits of those who are gone.
     pub tenants_lock: RobustLock,
+    /// Bytes of rings in use beyond what every lane begins with.
+    pub windows: AtomicU64,
     /// Blocks that there is room for; of no interest to the broker, which goes by the size of the memfd.
     blocks: AtomicU32,
 }
