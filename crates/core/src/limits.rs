@@ -91,9 +91,9 @@ fn own_mapping(line: &[u8]) -> Option<(usize, usize)> {
     const NAME: &[u8] = b"/memfd:shunpike-";
     line.windows(NAME.len()).any(|part| part == NAME).then_some(())?;
     let range = line.split(|&byte| byte == b' ').next()?;
-    let mut ends = range.split(|&byte| byte == b'-').map(|digits| {
-        usize::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
-    });
+    let mut ends = range
+        .split(|&byte| byte == b'-')
+        .map(|digits| usize::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok());
     Some((ends.next()??, ends.next()??))
 }
 
@@ -112,7 +112,9 @@ pub(crate) fn number_of(text: &[u8]) -> Option<u64> {
 
 /// Calls `each` with the lines of a file of the kernel's, without memory of its own. Lines are cut at a kilobyte.
 pub(crate) fn each_line(path: &CStr, mut each: impl FnMut(&[u8])) {
-    let Ok(file) = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return };
+    let Ok(file) = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        return;
+    };
     let (mut room, mut held) = ([0u8; 1024], 0);
     loop {
         let got = match rustix::io::read(&file, &mut room[held..]) {

@@ -145,7 +145,6 @@ impl Path {
         self.len += more.len();
         Some(())
     }
-
 }
 
 impl Kind {
@@ -159,7 +158,8 @@ impl Kind {
             let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
             let (Some(kind), Some(options)) = (rest.next(), rest.nth(1)) else { return };
             let (wanted, option) = self.mounted_as;
-            let is_it = kind == wanted && (option.is_empty() || options.split(|&byte| byte == b',').any(|one| one == option));
+            let is_it = kind == wanted
+                && (option.is_empty() || options.split(|&byte| byte == b',').any(|one| one == option));
             // What is mounted need not be the whole hierarchy: a container sees its own part.
             let below = if root == b"/" { Some(group) } else { group.strip_prefix(root) };
             if let Some(below) = below.filter(|_| is_it && found.is_none()) {
@@ -189,7 +189,8 @@ impl Kind {
             Some(path)
         };
         // Of v1 without a limit a number that no memory has; of v2 a word.
-        let limit = self.limits.iter().filter_map(|name| first(&file(name)?)).filter(|&limit| limit < 1 << 60).min();
+        let limit =
+            self.limits.iter().filter_map(|name| first(&file(name)?)).filter(|&limit| limit < 1 << 60).min();
         let Some(limit) = limit else { return };
         let Some(usage) = file(self.usage).and_then(|path| first(&path)) else { return };
         let mut reclaimable = 0;
@@ -224,7 +225,8 @@ mod tests {
     #[test]
     fn a_group_is_found_below_what_is_mounted_and_each_limit_above_it_counts() {
         let directory = tempfile::tempdir().expect("a directory");
-        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).expect("written");
+        let write =
+            |name: &str, text: &str| std::fs::write(directory.path().join(name), text).expect("written");
         std::fs::create_dir_all(directory.path().join("a/b")).expect("made");
         for (level, most, high, usage) in
             [("", "max", "max", 900), ("a/", "1000", "max", 600), ("a/b/", "max", "800", 300)]

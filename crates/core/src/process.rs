@@ -10,7 +10,9 @@ use shunpike_wire::Reason;
 use crate::mutex::Mutex;
 use crate::table::{self, Entry};
 use crate::zerocopy::lending;
-use crate::{clock, conn, descriptors, device, eager, epoll, limits, readers, session, tap, tenants, tls, wait};
+use crate::{
+    clock, conn, descriptors, device, eager, epoll, limits, readers, session, tap, tenants, tls, wait,
+};
 
 /// Completion queues of a process with few CPUs; with more it has one for each, up to [`CQS`]. Each costs every peer a
 /// descriptor.

@@ -125,6 +125,7 @@ hooks! {
         entries: c_uint, ring: *mut c_void, parameters: *mut c_void, memory: *mut c_void, size: usize,
     ) -> c_int {
         made(covered::io_uring_queue_init_mem(entries, ring, parameters, memory, size))
+    }
     /// mlockall(2)
     fn mlockall(flags: c_int) -> c_int {
         limits::will_lock(flags & libc::MCL_FUTURE != 0);
