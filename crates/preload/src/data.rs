@@ -356,6 +356,13 @@ hooks! {
         let (true, Some(limit)) = (ours(fd).is_some(), limit) else {
             return covered::recvmmsg(fd, vec, count, flags, timeout);
         };
+        // The kernel has told of an error before it looks for bytes (do_recvmmsg, net/socket.c).
+        if flags & libc::MSG_ERRQUEUE == 0
+            && let Ok(error @ 1..) = sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR)
+        {
+            set_errno(error);
+            return -1;
+        }
         let deadline = conn::deadline(limit);
         let (mut done, mut wait) = (0, 0);
         // The time is looked at between messages only, as the kernel does (recvmmsg(2), BUGS).
