@@ -4,6 +4,7 @@
 # make stress     10 GB of checked bytes over lanes that come and go, ends stopped and killed: minutes (SEED=N repeats)
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
 # make fuzz       every fuzz target for ten minutes; FUZZ_SECONDS=, then ci/fuzz keep TARGET
+# make differential  random programs on TCP and on lanes, compared call by call; DIFFERENTIAL_SECONDS=, DIFFERENTIAL_SEED=
 # make sanitize   the C programs of the tests with a library that the thread and address sanitizers watch; SANITIZE_TESTS=
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
@@ -20,7 +21,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz sanitize crash soak stress suites bench lint install uninstall deb tarball clean
+.PHONY: build demo test hostile fuzz differential sanitize crash soak stress suites bench lint install uninstall deb tarball clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -39,6 +40,9 @@ hostile: build
 
 fuzz:
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),600) ci/fuzz
+
+differential: build
+	ci/differential
 
 sanitize: build
 	SANITIZE_TESTS="$(or $(SANITIZE_TESTS),both or earned or client or server)" ci/sanitize

@@ -1,0 +1,150 @@
+//! A program of the tester as a C program that anyone can compile.
+
+use std::fmt::Write;
+
+use crate::model::{Model, Verdict};
+use crate::op::{Call, Child, End, LookBy, Meddle, Op, Opt, RecvBy, Registered, Side, WaitBy};
+
+const PREAMBLE: &str = include_str!("preamble.c");
+
+/// The program, with `fault` in its first comment. Calls are told of by their kind: what is sent by writev or sendfile is sent by send here.
+pub fn as_c(program: &[Op], fault: &str) -> String {
+    let mut text =
+        format!("/* {} */\n{PREAMBLE}\nstatic void program(void) {{\n", fault.replace("*/", "* /"));
+    let mut model = Model::new();
+    for &op in program {
+        if model.allows(op) == Verdict::No {
+            continue;
+        }
+        let waits = model.pending();
+        let _ = statement(&mut text, op);
+        model.happened(op, &[crate::calls::Said::of(result_of(op))]);
+        if let Call::Wait(by) = op.call {
+            model.begins_to_wait(op, by);
+        }
+        for (side, conn) in waits {
+            if !model.wakes(side, conn) {
+                continue;
+            }
+            let _ = writeln!(text, "    turn({}); if (side == {0}) ends({conn});", name(side));
+            model.woke(side, conn, &crate::calls::Said::of(0));
+        }
+    }
+    text.push_str("}\n");
+    text
+}
+
+/// What the model is told that the call came to: that it worked.
+fn result_of(op: Op) -> i64 {
+    match op.call {
+        Call::Open { .. } => 1,
+        Call::Send(_, n) | Call::Recv(_, n) => n as i64,
+        _ => 0,
+    }
+}
+
+fn name(side: Side) -> &'static str {
+    match side {
+        Side::Client => "CLIENT",
+        Side::Server => "SERVER",
+    }
+}
+
+fn statement(text: &mut String, op: Op) -> std::fmt::Result {
+    let (conn, who) = (op.conn, name(op.side));
+    match op.call {
+        Call::Open { nonblock, nagle } => {
+            let (nonblock, nagle) = (u8::from(nonblock), u8::from(nagle));
+            writeln!(text, "    turn(CLIENT); if (side == CLIENT) opens({conn}, {nonblock}, {nagle});")?;
+            return writeln!(
+                text,
+                "    turn(SERVER); if (side == SERVER) opens({conn}, {nonblock}, {nagle});"
+            );
+        }
+        Call::Echo { rounds, size } => {
+            return writeln!(text, "    turn({who}); echo({conn}, {rounds}, {size}, side == {who});");
+        }
+        Call::Meddle(Meddle::Wait(ms)) => {
+            return writeln!(text, "    turn({who}); if (side == {who}) usleep({ms} * 1000);");
+        }
+        Call::Meddle(meddle) => return writeln!(text, "    /* here: {meddle:?} */"),
+        _ => {}
+    }
+    let call = match op.call {
+        Call::Send(_, n) => format!("sends({conn}, {n})"),
+        Call::Recv(by, n) => {
+            let flags = match by {
+                RecvBy::Peek => "MSG_DONTWAIT | MSG_PEEK",
+                RecvBy::Trunc => "MSG_DONTWAIT | MSG_TRUNC",
+                RecvBy::WaitAll => "MSG_WAITALL",
+                RecvBy::Read | RecvBy::Readv | RecvBy::Splice => "0",
+                RecvBy::Recv | RecvBy::Recvfrom | RecvBy::Recvmsg | RecvBy::Recvmmsg => "MSG_DONTWAIT",
+            };
+            format!("receives({conn}, {n}, {flags})")
+        }
+        Call::Look(LookBy::Fionread) => format!("readable({conn})"),
+        Call::Look(LookBy::Epoll) => "set_shows()".to_owned(),
+        Call::Look(LookBy::PollRdhup) => format!("polls({conn}, POLLIN | POLLRDHUP)"),
+        Call::Look(LookBy::Poll | LookBy::Select) => format!("polls({conn}, POLLIN | POLLOUT | POLLPRI)"),
+        Call::Look(LookBy::Peek) => format!("receives({conn}, 1, MSG_DONTWAIT | MSG_PEEK)"),
+        Call::Look(LookBy::RecvNothing) => format!("receives({conn}, 0, MSG_DONTWAIT)"),
+        Call::Look(by @ (LookBy::SoError | LookBy::AtMark | LookBy::Names)) => {
+            format!("(void)0 /* {by:?} */")
+        }
+        Call::Wait(by) => format!(
+            "begins({conn}, {}) /* {by:?} */",
+            u8::from(matches!(by, WaitBy::RawPoll | WaitBy::RawEpoll))
+        ),
+        Call::Set(opt) => match opt {
+            Opt::NoDelay(on) => format!("option({conn}, IPPROTO_TCP, TCP_NODELAY, {})", u8::from(on)),
+            Opt::LowWater(bytes) => format!("option({conn}, SOL_SOCKET, SO_RCVLOWAT, {bytes})"),
+            Opt::PeekOff(at) => format!("option({conn}, SOL_SOCKET, SO_PEEK_OFF, {at})"),
+            Opt::Inq(on) => format!("option({conn}, IPPROTO_TCP, 36 /* TCP_INQ */, {})", u8::from(on)),
+            Opt::Timestamps(on) => format!("option({conn}, SOL_SOCKET, SO_TIMESTAMP, {})", u8::from(on)),
+            Opt::KeepAlive(on) => format!("option({conn}, SOL_SOCKET, SO_KEEPALIVE, {})", u8::from(on)),
+            Opt::QuickAck(on) => format!("option({conn}, IPPROTO_TCP, TCP_QUICKACK, {})", u8::from(on)),
+            Opt::Linger(on) => {
+                format!(
+                    "setsockopt(fds[{conn}], SOL_SOCKET, SO_LINGER, &(struct linger){{{}, 0}}, sizeof(struct linger))",
+                    u8::from(on)
+                )
+            }
+        },
+        Call::Register(how) => {
+            let events = match how {
+                Registered::Level => "EPOLLIN | EPOLLOUT | EPOLLRDHUP",
+                Registered::Edge => "EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET",
+                Registered::OneShot => "EPOLLIN | EPOLLONESHOT",
+                Registered::EdgeIn => "EPOLLIN | EPOLLET",
+                Registered::LevelIn => "EPOLLIN",
+                Registered::Removed => "0",
+            };
+            format!("registers({conn}, {events})")
+        }
+        Call::Finish(end) => match end {
+            End::ShutWr => format!("shutdown(fds[{conn}], SHUT_WR)"),
+            End::ShutRd => format!("shutdown(fds[{conn}], SHUT_RD)"),
+            End::ShutBoth => format!("shutdown(fds[{conn}], SHUT_RDWR)"),
+            End::Close => format!("close(fds[{conn}])"),
+            End::RawClose => format!("syscall(SYS_close, fds[{conn}])"),
+        },
+        Call::Dup => format!(
+            "{{ int other = dup(fds[{conn}]); close(fds[{conn}]); fds[{conn}] = other; registered[{conn}] = 0; }}"
+        ),
+        Call::Fork(child) => {
+            let what = match child {
+                Child::Exits => "_exit(0)".to_owned(),
+                Child::Closes => {
+                    "{ for (int i = 0; i < 8; i++) if (fds[i]) close(fds[i]); _exit(0); }".to_owned()
+                }
+                Child::Sends => format!("_exit(send(fds[{conn}], bytes, 5, MSG_NOSIGNAL | MSG_DONTWAIT))"),
+                Child::Receives => format!("_exit(recv(fds[{conn}], bytes, 10, MSG_DONTWAIT))"),
+                Child::Execs => "execl(\"/bin/true\", \"true\", NULL)".to_owned(),
+            };
+            format!("{{ if (!fork()) {what}; int status; wait(&status); tell(\"child\", status); line(); }}")
+        }
+        Call::Nonblock(on) => format!("fcntl(fds[{conn}], F_SETFL, {})", if on { "O_NONBLOCK" } else { "0" }),
+        Call::Open { .. } | Call::Echo { .. } | Call::Meddle(_) => return Ok(()),
+    };
+    writeln!(text, "    turn({who}); if (side == {who}) {call};")
+}

@@ -1,0 +1,594 @@
+//! The calls themselves, each with all that a program can see of its result.
+
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::ptr::{null, null_mut};
+
+use libc::{c_int, c_void, epoll_event, iovec, mmsghdr, msghdr, pollfd, sockaddr_in, socklen_t};
+use serde::{Deserialize, Serialize};
+
+use crate::op::{Child, End, LookBy, Opt, RecvBy, Registered, SendBy, WaitBy};
+
+/// What a call said: its result, the error where it failed, and whatever else the program was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    pub ret: i64,
+    pub errno: i32,
+    pub more: Vec<i64>,
+}
+
+impl Said {
+    pub fn of(ret: i64) -> Self {
+        Self { ret, errno: 0, more: Vec::new() }
+    }
+
+    pub fn failed() -> Self {
+        Self { ret: -1, errno: errno(), more: Vec::new() }
+    }
+
+    fn from(ret: impl Into<i64>) -> Self {
+        let ret = ret.into();
+        if ret < 0 { Self::failed() } else { Self::of(ret) }
+    }
+
+    fn with(mut self, more: impl IntoIterator<Item = i64>) -> Self {
+        self.more.extend(more);
+        self
+    }
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// FNV-1a, on from `hash`.
+pub fn hash(hash: u64, bytes: &[u8]) -> u64 {
+    let begin = if hash == 0 { 0xcbf2_9ce4_8422_2325 } else { hash };
+    bytes.iter().fold(begin, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+fn hashed(bytes: &[u8]) -> i64 {
+    hash(0, bytes) as i64
+}
+
+fn address(port: u16) -> sockaddr_in {
+    sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_be_bytes([127, 0, 0, 1]).to_be() },
+        sin_zero: [0; 8],
+    }
+}
+
+const ADDRESS: socklen_t = size_of::<sockaddr_in>() as socklen_t;
+
+fn socket() -> RawFd {
+    // SAFETY: no memory is passed.
+    unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) }
+}
+
+/// A listening socket and its port.
+pub fn listen() -> (RawFd, u16) {
+    let fd = socket();
+    let mut at = address(0);
+    let mut len = ADDRESS;
+    // SAFETY: `at` and `len` are ours, of the sizes that are said.
+    unsafe {
+        assert_eq!(libc::bind(fd, (&raw const at).cast(), ADDRESS), 0, "bind");
+        assert_eq!(libc::listen(fd, 64), 0, "listen");
+        assert_eq!(libc::getsockname(fd, (&raw mut at).cast(), &raw mut len), 0, "getsockname");
+    }
+    (fd, u16::from_be(at.sin_port))
+}
+
+pub fn connect(port: u16) -> RawFd {
+    let fd = socket();
+    let at = address(port);
+    // SAFETY: `at` is ours.
+    if unsafe { libc::connect(fd, (&raw const at).cast(), ADDRESS) } == 0 { fd } else { -1 }
+}
+
+pub fn accept(listener: RawFd) -> RawFd {
+    // SAFETY: no address is asked for.
+    unsafe { libc::accept(listener, null_mut(), null_mut()) }
+}
+
+/// A new connection as programs make them. A read that nobody ends does so by itself after 5 s: what hangs says EAGAIN.
+pub fn prepare(fd: RawFd, blocks_not: bool, nagle: bool) {
+    set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, i32::from(!nagle));
+    if blocks_not {
+        nonblock(fd, true);
+    }
+}
+
+fn set<T>(fd: RawFd, level: c_int, name: c_int, value: T) -> c_int {
+    // SAFETY: `value` is ours.
+    unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size_of::<T>() as socklen_t) }
+}
+
+fn get(fd: RawFd, level: c_int, name: c_int) -> i64 {
+    let mut value = 0i32;
+    let mut len = size_of::<i32>() as socklen_t;
+    // SAFETY: both are ours.
+    let rc = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut len) };
+    if rc == 0 { value.into() } else { i64::from(-errno()) }
+}
+
+pub fn nonblock(fd: RawFd, on: bool) -> Said {
+    // SAFETY: no memory is passed.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    let flags = if on { flags | libc::O_NONBLOCK } else { flags & !libc::O_NONBLOCK };
+    // SAFETY: no memory is passed.
+    Said::from(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) })
+}
+
+pub fn close(fd: RawFd) {
+    // SAFETY: no memory is passed; the descriptor is one that this program made by libc's calls.
+    unsafe { libc::close(fd) };
+}
+
+/// Closes with a reset, so that the port and its memory are free at once.
+pub fn close_hard(fd: RawFd) {
+    set(fd, libc::SOL_SOCKET, libc::SO_LINGER, libc::linger { l_onoff: 1, l_linger: 0 });
+    close(fd);
+}
+
+fn wait_readable(fd: RawFd, events: i16) {
+    let mut one = pollfd { fd, events, revents: 0 };
+    // SAFETY: one entry, ours.
+    unsafe { libc::poll(&raw mut one, 1, 5000) };
+}
+
+/// Sends all, waiting for room where need be. Says whether.
+pub fn send_all(fd: RawFd, mut bytes: &[u8]) -> bool {
+    while !bytes.is_empty() {
+        // SAFETY: the slice.
+        let n = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+        match n {
+            n if n > 0 => bytes = &bytes[n as usize..],
+            _ if errno() == libc::EAGAIN => wait_readable(fd, libc::POLLOUT),
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Receives `n` bytes, waiting for them; `None` at the stream's end or after 5 s without any.
+pub fn receive_all(fd: RawFd, n: usize) -> Option<Vec<u8>> {
+    let mut all = vec![0; n];
+    let mut have = 0;
+    let mut waited = false;
+    while have < n {
+        let rest = &mut all[have..];
+        // SAFETY: the slice.
+        let got = unsafe { libc::recv(fd, rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match got {
+            got if got > 0 => (have, waited) = (have + got as usize, false),
+            -1 if errno() == libc::EAGAIN && !waited => {
+                wait_readable(fd, libc::POLLIN);
+                waited = true;
+            }
+            _ => return None,
+        }
+    }
+    Some(all)
+}
+
+fn vector(bytes: &[u8]) -> [iovec; 2] {
+    let (a, b) = bytes.split_at(bytes.len() / 2);
+    [a, b].map(|part| iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
+}
+
+fn message(parts: &mut [iovec], control: &mut [u64]) -> msghdr {
+    // SAFETY: all-zero bytes are an empty message.
+    let mut header: msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    header.msg_iov = parts.as_mut_ptr();
+    header.msg_iovlen = parts.len();
+    if !control.is_empty() {
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(control);
+    }
+    header
+}
+
+/// One call that sends, and others until all is sent or the socket takes no more: how bytes are cut into calls is nobody's business.
+pub fn send(fd: RawFd, by: SendBy, bytes: &[u8]) -> Said {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let n = send_once(fd, by, &bytes[sent..]);
+        if n <= 0 {
+            return if sent == 0 { Said::failed() } else { Said::of(sent as i64).with([errno().into()]) };
+        }
+        sent += n as usize;
+    }
+    Said::of(sent as i64)
+}
+
+fn send_once(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
+    const FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    let mut parts = vector(bytes);
+    // SAFETY: slices and structs of ours, which outlive each call. SIGPIPE is ignored, as Rust's programs do.
+    unsafe {
+        match by {
+            SendBy::Send => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS) as i64,
+            SendBy::Write => libc::write(fd, bytes.as_ptr().cast(), bytes.len()) as i64,
+            SendBy::Writev => libc::writev(fd, parts.as_ptr(), 2) as i64,
+            SendBy::Sendmsg => {
+                let header = message(&mut parts, &mut []);
+                libc::sendmsg(fd, &raw const header, FLAGS) as i64
+            }
+            SendBy::Sendmmsg => {
+                let mut one = mmsghdr { msg_hdr: message(&mut parts, &mut []), msg_len: 0 };
+                match libc::sendmmsg(fd, &raw mut one, 1, FLAGS as _) {
+                    1 => one.msg_len.into(),
+                    other => other.into(),
+                }
+            }
+            SendBy::Sendfile => {
+                let file = libc::memfd_create(c"differential".as_ptr(), libc::MFD_CLOEXEC);
+                assert_eq!(
+                    libc::write(file, bytes.as_ptr().cast(), bytes.len()),
+                    bytes.len() as isize,
+                    "a memfd"
+                );
+                let mut at = 0;
+                let n = libc::sendfile(fd, file, &raw mut at, bytes.len()) as i64;
+                let kept = errno();
+                libc::close(file);
+                *libc::__errno_location() = kept;
+                n
+            }
+            SendBy::Splice => {
+                let mut pipe = [0; 2];
+                libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC);
+                let some = bytes.len().min(16_384);
+                assert_eq!(libc::write(pipe[1], bytes.as_ptr().cast(), some), some as isize, "a pipe");
+                let n =
+                    libc::splice(pipe[0], null_mut(), fd, null_mut(), some, libc::SPLICE_F_NONBLOCK) as i64;
+                let kept = errno();
+                let _ = pipe.map(|end| libc::close(end));
+                *libc::__errno_location() = kept;
+                n
+            }
+        }
+    }
+}
+
+/// What a message brought besides bytes, in the kernel's order: level, type, and the value where it must be the same.
+fn control_of(header: &msghdr) -> Vec<i64> {
+    let mut all = vec![i64::from(header.msg_flags)];
+    // SAFETY: the kernel, or who stands in for it, has filled the header's own buffer.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while let Some(one) = at.as_ref() {
+            // Of time stamps TCP has none until the kernel has got round to taking them, some time after setsockopt.
+            if (one.cmsg_level, one.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_TIMESTAMP) {
+                all.extend([i64::from(one.cmsg_level), i64::from(one.cmsg_type)]);
+            }
+            if (one.cmsg_level, one.cmsg_type) == (libc::SOL_TCP, TCP_CM_INQ) {
+                all.push(libc::CMSG_DATA(at).cast::<i32>().read_unaligned().into());
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+    all
+}
+
+/// include/uapi/asm-generic/sockios.h
+const SIOCATMARK: libc::c_ulong = 0x8905;
+/// include/uapi/linux/tcp.h
+const TCP_INQ: c_int = 36;
+const TCP_CM_INQ: c_int = 36;
+
+/// Receives up to `n` bytes: what is read is read on until there is nothing more, as how a stream is cut into reads is nobody's business;
+/// what is peeked at or thrown away is one call.
+pub fn receive(fd: RawFd, by: RecvBy, n: usize) -> Said {
+    let mut to = vec![0u8; n];
+    let once = matches!(by, RecvBy::Peek | RecvBy::Trunc);
+    let (mut have, mut more) = (0, Vec::new());
+    loop {
+        let (got, control) = receive_once(fd, by, &mut to[have..], have > 0);
+        if have == 0 || got > 0 {
+            more = control;
+        }
+        if got <= 0 {
+            let said = if have > 0 { Said::of(have as i64) } else { Said::from(got) };
+            return said.with(more).with([hashed(&to[..have])]);
+        }
+        have += got as usize;
+        if once || have >= n {
+            let seen = if by == RecvBy::Trunc { 0 } else { have };
+            return Said::of(have as i64).with(more).with([hashed(&to[..seen])]);
+        }
+    }
+}
+
+fn receive_once(fd: RawFd, by: RecvBy, to: &mut [u8], again: bool) -> (i64, Vec<i64>) {
+    const DONTWAIT: c_int = libc::MSG_DONTWAIT;
+    let (at, n) = (to.as_mut_ptr().cast::<c_void>(), to.len());
+    let mut parts = vector(to);
+    let mut control = [0u64; 32];
+    let none = |n: isize| (n as i64, Vec::new());
+    // SAFETY: the slice, and structs of ours, which outlive each call.
+    unsafe {
+        match by {
+            // What may wait was called where there are bytes; not for the rest of them.
+            RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice if again => {
+                none(libc::recv(fd, at, n, DONTWAIT))
+            }
+            RecvBy::Recv => none(libc::recv(fd, at, n, DONTWAIT)),
+            RecvBy::Read => none(libc::read(fd, at, n)),
+            RecvBy::Readv => none(libc::readv(fd, parts.as_ptr(), 2)),
+            RecvBy::Recvfrom => none(libc::recvfrom(fd, at, n, DONTWAIT, null_mut(), null_mut())),
+            RecvBy::Peek => none(libc::recv(fd, at, n, DONTWAIT | libc::MSG_PEEK)),
+            RecvBy::Trunc => none(libc::recv(fd, at, n, DONTWAIT | libc::MSG_TRUNC)),
+            RecvBy::WaitAll => none(libc::recv(fd, at, n, libc::MSG_WAITALL)),
+            RecvBy::Recvmsg => {
+                let mut header = message(&mut parts, &mut control);
+                let n = libc::recvmsg(fd, &raw mut header, DONTWAIT);
+                (n as i64, if n >= 0 { control_of(&header) } else { Vec::new() })
+            }
+            RecvBy::Recvmmsg => {
+                let mut one = mmsghdr { msg_hdr: message(&mut parts, &mut control), msg_len: 0 };
+                match libc::recvmmsg(fd, &raw mut one, 1, DONTWAIT as _, null_mut()) {
+                    1 => (one.msg_len.into(), control_of(&one.msg_hdr)),
+                    other => (other.into(), Vec::new()),
+                }
+            }
+            RecvBy::Splice => {
+                let mut pipe = [0; 2];
+                libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC);
+                let moved =
+                    libc::splice(fd, null_mut(), pipe[1], null_mut(), n.min(16_384), libc::SPLICE_F_NONBLOCK);
+                let kept = errno();
+                if moved > 0 {
+                    assert_eq!(libc::read(pipe[0], at, moved as usize), moved, "the pipe has it");
+                }
+                let _ = pipe.map(|end| libc::close(end));
+                *libc::__errno_location() = kept;
+                none(moved)
+            }
+        }
+    }
+}
+
+fn raw(number: i64, a: i64, b: i64, c: i64, d: i64, e: i64, f: i64) -> i64 {
+    let result;
+    // SAFETY: a wait, with memory that its caller keeps.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!(
+            "syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
+            in("r9") f, out("rcx") _, out("r11") _, options(nostack)
+        );
+    }
+    result
+}
+
+pub fn new_set() -> RawFd {
+    // SAFETY: no memory is passed.
+    unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }
+}
+
+/// What a set says now, in the order of the data words: the kernel's own order is by arrival.
+pub fn look_at_set(set: RawFd) -> Said {
+    let mut events = [epoll_event { events: 0, u64: 0 }; 16];
+    // SAFETY: an array of ours.
+    let n = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), 16, 0) };
+    if n < 0 {
+        return Said::failed();
+    }
+    let mut all: Vec<[i64; 2]> =
+        events[..n as usize].iter().map(|one| [{ one.u64 } as i64, { one.events } as i64]).collect();
+    all.sort_unstable();
+    Said::of(n.into()).with(all.into_iter().flatten())
+}
+
+pub fn look(fd: RawFd, by: LookBy) -> Said {
+    match by {
+        LookBy::Fionread => {
+            let mut bytes = -1i32;
+            // SAFETY: an int of ours.
+            let rc = unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut bytes) };
+            Said::from(rc).with([bytes.into()])
+        }
+        LookBy::Poll => polled(fd, libc::POLLIN | libc::POLLOUT | libc::POLLPRI),
+        LookBy::PollRdhup => polled(fd, libc::POLLIN | libc::POLLRDHUP),
+        LookBy::Select => selected(fd, Some(0)),
+        LookBy::SoError => Said::of(get(fd, libc::SOL_SOCKET, libc::SO_ERROR)),
+        LookBy::Peek => {
+            let mut byte = 0u8;
+            // SAFETY: a byte of ours.
+            let n = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+            Said::from(n as i64).with([byte.into()])
+        }
+        LookBy::RecvNothing => {
+            // SAFETY: nothing is written.
+            Said::from(unsafe { libc::recv(fd, null_mut(), 0, libc::MSG_DONTWAIT) } as i64)
+        }
+        LookBy::AtMark => {
+            let mut at = -1i32;
+            // SAFETY: an int of ours.
+            let rc = unsafe { libc::ioctl(fd, SIOCATMARK, &raw mut at) };
+            Said::from(rc).with([at.into()])
+        }
+        LookBy::Names => {
+            let options = [
+                libc::SO_TYPE,
+                libc::SO_DOMAIN,
+                libc::SO_PROTOCOL,
+                libc::SO_ACCEPTCONN,
+                libc::SO_KEEPALIVE,
+                libc::SO_RCVLOWAT,
+            ];
+            let socket = options.map(|name| get(fd, libc::SOL_SOCKET, name));
+            let tcp = [libc::TCP_NODELAY, libc::TCP_CORK, libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL]
+                .map(|name| get(fd, libc::IPPROTO_TCP, name));
+            Said::of(0).with(socket.into_iter().chain(tcp))
+        }
+        LookBy::Epoll => Said::of(-1),
+    }
+}
+
+fn polled(fd: RawFd, events: i16) -> Said {
+    let mut one = pollfd { fd, events, revents: 0 };
+    // SAFETY: one entry, ours.
+    let n = unsafe { libc::poll(&raw mut one, 1, 0) };
+    Said::from(n).with([one.revents.into()])
+}
+
+fn selected(fd: RawFd, seconds: Option<i64>) -> Said {
+    // SAFETY: all-zero bytes are empty sets; FD_SET stays inside, as these programs have few descriptors.
+    unsafe {
+        let mut sets: [libc::fd_set; 3] = MaybeUninit::zeroed().assume_init();
+        assert!((fd as usize) < libc::FD_SETSIZE, "few descriptors");
+        libc::FD_SET(fd, &raw mut sets[0]);
+        if seconds == Some(0) {
+            libc::FD_SET(fd, &raw mut sets[1]);
+            libc::FD_SET(fd, &raw mut sets[2]);
+        }
+        let mut most = libc::timeval { tv_sec: seconds.unwrap_or(0), tv_usec: 0 };
+        let limit = if seconds.is_some() { &raw mut most } else { null_mut() };
+        let [read, write, except] = &mut sets;
+        let n = libc::select(fd + 1, read, write, except, limit);
+        Said::from(n).with(sets.iter().map(|set| i64::from(libc::FD_ISSET(fd, set))))
+    }
+}
+
+/// Waits until the connection is readable, or has brought a byte; at most 5 s, so that a hang says so.
+pub fn wait(fd: RawFd, by: WaitBy) -> Said {
+    const MOST_MS: c_int = 5000;
+    let mut byte = 0u8;
+    let mut one = pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let most = libc::timespec { tv_sec: 5, tv_nsec: 0 };
+    // SAFETY: memory of ours, which outlives each call.
+    unsafe {
+        match by {
+            WaitBy::Recv => {
+                Said::from(libc::recv(fd, (&raw mut byte).cast(), 1, 0) as i64).with([byte.into()])
+            }
+            WaitBy::Read => Said::from(libc::read(fd, (&raw mut byte).cast(), 1) as i64).with([byte.into()]),
+            WaitBy::PeekAll => Said::from(libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) as i64)
+                .with([byte.into()]),
+            WaitBy::Poll => Said::from(libc::poll(&raw mut one, 1, MOST_MS)).with([one.revents.into()]),
+            WaitBy::Ppoll => {
+                Said::from(libc::ppoll(&raw mut one, 1, &raw const most, null())).with([one.revents.into()])
+            }
+            WaitBy::RawPoll => {
+                let n = raw(libc::SYS_poll, (&raw mut one) as i64, 1, MOST_MS.into(), 0, 0, 0);
+                Said::of(n).with([one.revents.into()])
+            }
+            WaitBy::Select => selected(fd, Some(5)),
+            WaitBy::Epoll | WaitBy::RawEpoll => {
+                let set = new_set();
+                let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 0x77 };
+                let mut told = epoll_event { events: 0, u64: 0 };
+                libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event);
+                let n = match by {
+                    WaitBy::Epoll => libc::epoll_wait(set, &raw mut told, 1, MOST_MS).into(),
+                    _ => raw(
+                        libc::SYS_epoll_pwait,
+                        set.into(),
+                        (&raw mut told) as i64,
+                        1,
+                        MOST_MS.into(),
+                        0,
+                        8,
+                    ),
+                };
+                libc::close(set);
+                Said::of(n).with([{ told.u64 } as i64, { told.events } as i64])
+            }
+        }
+    }
+}
+
+pub fn set_option(fd: RawFd, opt: Opt) -> Said {
+    let (level, name, value) = match opt {
+        Opt::NoDelay(on) => (libc::IPPROTO_TCP, libc::TCP_NODELAY, i32::from(on)),
+        Opt::LowWater(bytes) => (libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes),
+        Opt::PeekOff(at) => (libc::SOL_SOCKET, libc::SO_PEEK_OFF, at),
+        Opt::Inq(on) => (libc::IPPROTO_TCP, TCP_INQ, i32::from(on)),
+        Opt::Timestamps(on) => (libc::SOL_SOCKET, libc::SO_TIMESTAMP, i32::from(on)),
+        Opt::KeepAlive(on) => (libc::SOL_SOCKET, libc::SO_KEEPALIVE, i32::from(on)),
+        Opt::QuickAck(on) => (libc::IPPROTO_TCP, libc::TCP_QUICKACK, i32::from(on)),
+        Opt::Linger(on) => {
+            let value = libc::linger { l_onoff: i32::from(on), l_linger: 0 };
+            return Said::from(set(fd, libc::SOL_SOCKET, libc::SO_LINGER, value));
+        }
+    };
+    Said::from(set(fd, level, name, value))
+}
+
+pub fn register(set: RawFd, fd: RawFd, data: u64, how: Registered, is_there: bool) -> Said {
+    let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP;
+    let events = match how {
+        Registered::Level => all,
+        Registered::Edge => all | libc::EPOLLET,
+        Registered::OneShot => libc::EPOLLIN | libc::EPOLLONESHOT,
+        Registered::EdgeIn => libc::EPOLLIN | libc::EPOLLET,
+        Registered::LevelIn => libc::EPOLLIN,
+        Registered::Removed => 0,
+    };
+    let op = match (how, is_there) {
+        (Registered::Removed, _) => libc::EPOLL_CTL_DEL,
+        (_, true) => libc::EPOLL_CTL_MOD,
+        (_, false) => libc::EPOLL_CTL_ADD,
+    };
+    let mut event = epoll_event { events: events as u32, u64: data };
+    // SAFETY: an event of ours.
+    Said::from(unsafe { libc::epoll_ctl(set, op, fd, &raw mut event) })
+}
+
+pub fn finish(fd: RawFd, end: End) -> Said {
+    // SAFETY: no memory is passed.
+    Said::from(unsafe {
+        match end {
+            End::ShutWr => libc::shutdown(fd, libc::SHUT_WR),
+            End::ShutRd => libc::shutdown(fd, libc::SHUT_RD),
+            End::ShutBoth => libc::shutdown(fd, libc::SHUT_RDWR),
+            End::Close => libc::close(fd),
+            End::RawClose => libc::syscall(libc::SYS_close, fd) as c_int,
+        }
+    })
+}
+
+/// The descriptor under another number, and the first one closed.
+pub fn dup(fd: RawFd) -> (Said, RawFd) {
+    // SAFETY: no memory is passed.
+    let other = unsafe { libc::dup(fd) };
+    if other >= 0 {
+        close(fd);
+    }
+    (Said::of(i64::from(other >= 0)), other)
+}
+
+/// A child that does something with the connection `fd` and ends: its exit status.
+pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd]) -> Said {
+    // SAFETY: between fork and exit the child makes calls on memory that was there before, and allocates nothing.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            let mut some = [0u8; 16];
+            let status = match child {
+                Child::Exits => 0,
+                Child::Closes => all.iter().map(|&one| libc::close(one)).sum(),
+                Child::Sends => libc::send(
+                    fd,
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+                ) as c_int,
+                Child::Receives => libc::recv(fd, some.as_mut_ptr().cast(), 10, libc::MSG_DONTWAIT) as c_int,
+                Child::Execs => {
+                    libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null::<u8>());
+                    99
+                }
+            };
+            libc::_exit(status & 0xff);
+        }
+        let mut status = 0;
+        let waited = libc::waitpid(pid, &raw mut status, 0);
+        Said::of(i64::from(waited == pid)).with([status.into()])
+    }
+}

@@ -1,0 +1,82 @@
+//! The differential tester: random programs of socket calls, run on kernel TCP and under Shunpike, and compared call by call.
+//!
+//! `differential run` makes programs from a seed, and cuts one that fails to the shortest that still does. `differential replay` runs
+//! one that was kept. How it is used: tests/README.md.
+
+mod actor;
+mod as_c;
+mod calls;
+mod compare;
+mod model;
+mod op;
+mod search;
+mod stage;
+mod state;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "Random programs of socket calls, on TCP and on lanes, compared call by call")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make programs and compare.
+    Run(Search),
+    /// Run programs that were kept, each many times.
+    Replay {
+        /// Where `shunpike` and `libshunpike.so` are.
+        #[arg(long, default_value = "target/release")]
+        built: PathBuf,
+        /// Times that each is run in each way.
+        #[arg(long, default_value_t = 3)]
+        times: u32,
+        files: Vec<PathBuf>,
+    },
+    /// One of the two processes of a program.
+    #[command(hide = true)]
+    Actor,
+}
+
+/// What to search, and for how long.
+#[derive(clap::Args, Clone)]
+pub struct Search {
+    /// Where `shunpike` and `libshunpike.so` are.
+    #[arg(long, default_value = "target/release")]
+    built: PathBuf,
+    /// From which all else follows; a new one each time by default.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Seconds.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Ways to run, besides TCP. `tcp` itself: TCP against TCP, which checks the tester.
+    #[arg(long, value_delimiter = ',', default_value = "earned,eager,copy,client,server")]
+    ways: Vec<stage::Way>,
+    /// Most calls of a program.
+    #[arg(long, default_value_t = 40)]
+    longest: usize,
+    /// Where failing programs are written.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+    /// Go on after a failure.
+    #[arg(long)]
+    go_on: bool,
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Run(search) => search::search(&search),
+        Command::Replay { built, times, files } => search::replay(&built, times, &files),
+        Command::Actor => {
+            actor::run();
+            ExitCode::SUCCESS
+        }
+    }
+}
