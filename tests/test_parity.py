@@ -78,7 +78,8 @@ def test_echo_server(world, bed, mode, how, client):
     hashes, echoed = finish_together(accel.client("client", [bed / "echo", client, port, 100, 80]), server)
     assert hashlib.sha256(hashes.encode()).hexdigest() == ECHO_HASHES
     assert echoed == "echoed 30781507 on 100\n"
-    accel.verify(lanes=1 if mode == "earned" else 100, lane_bytes=1 << 20)  # a lane that is earned may come late
+    # A lane that is earned may come late; under --eager the first connections have none where threads are yet to wait for their set.
+    accel.verify(lanes=1 if mode == "earned" else 90, lane_bytes=1 << 20)
 
 
 @pytest.mark.parametrize("mode", EAGER_MODES)

@@ -65,11 +65,14 @@ int main(int argc, char **argv) {
     int set = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {EPOLLIN, {.u32 = 0}};
     if (epoll_ctl(set, EPOLL_CTL_ADD, to, &event)) die("epoll_ctl");
-    /* Both directions have traffic until the lanes are there, and a little longer. */
+    /* Both directions have traffic, which is waited for, until the lanes are there, and a little longer. */
+    struct pollfd back = {from, POLLIN, 0};
     for (int after = 0; after < 50; after += is_warm(0, 0)) {
         send_all(from, message, size);
+        if (epoll_wait(set, &event, 1, -1) != 1) die("epoll_wait");
         recv_all(to, message, size);
         send_all(to, message, size);
+        if (poll(&back, 1, -1) != 1) die("poll");
         recv_all(from, message, size);
         struct timespec pause = {.tv_nsec = 1000000};
         nanosleep(&pause, NULL);

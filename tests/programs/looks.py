@@ -60,6 +60,7 @@ class Connection:
         if flags:
             self.set = select.epoll()
             self.set.register(self.reader, select.EPOLLIN | flags)
+            self.set.poll(0)  # a set of which no wait was seen keeps its connections on TCP
             self.kept.append(self.set)
 
     def close(self):

@@ -30,6 +30,8 @@ int main(int argc, char **argv) {
     int ends[64][2], set = epoll_create1(EPOLL_CLOEXEC);
     uint64_t seed = 77;
     expect(conns <= 64, "at most 64 connections");
+    struct epoll_event none;
+    expect(epoll_wait(set, &none, 1, 0) == 0, "nothing is in the set yet");
     for (int i = 0; i < conns; i++) {
         ends[i][0] = connect_to(port);
         ends[i][1] = accept_one(listener);
@@ -38,8 +40,16 @@ int main(int argc, char **argv) {
     }
     uint64_t other = 78;
     if (getenv("BED_WARM_UNTIL"))
-        for (int64_t round = 0; !is_warm(0, 0); round++)
-            carry(ends[round % conns][round & 1], ends[round % conns][!(round & 1)], &other, 1000, 0);
+        for (int64_t round = 0; !is_warm(0, 0); round++) {
+            /* The ends are waited for: one by the set, the other by poll(). */
+            struct pollfd readable = {ends[round / 2 % conns][0], POLLIN, 0};
+            struct epoll_event event;
+            carry(ends[round / 2 % conns][round & 1], ends[round / 2 % conns][!(round & 1)], &other, 1000, 0);
+            epoll_wait(set, &event, 1, 0);
+            send_all(ends[round / 2 % conns][1], "ping", 4);
+            expect(poll(&readable, 1, 10000) == 1, "the byte comes");
+            recv_all(ends[round / 2 % conns][0], in, 4);
+        }
     for (int i = 0; i < conns; i++) {
         uint64_t hash = HASH_START;
         for (int round = 0; round < rounds; round++) {

@@ -8,18 +8,21 @@ enum { MANY = 8, ROUNDS = 50 };
 
 static int set, from[MANY], to[MANY];
 
-static void exchange(int i) {
-    char message[64] = {0};
-    send_all(from[i], message, sizeof message);
-    recv_all(to[i], message, sizeof message);
-    send_all(to[i], message, sizeof message);
-    recv_all(from[i], message, sizeof message);
-}
-
 static int next(void) {
     struct epoll_event event;
     expect(epoll_wait(set, &event, 1, 1000) == 1, "one is told of");
     return event.data.u32;
+}
+
+static void exchange(int i) {
+    char message[64] = {0};
+    struct pollfd back = {from[i], POLLIN, 0};
+    send_all(from[i], message, sizeof message);
+    expect(next() == i, "the right one is told of");
+    recv_all(to[i], message, sizeof message);
+    send_all(to[i], message, sizeof message);
+    expect(poll(&back, 1, 1000) == 1, "it comes back");
+    recv_all(from[i], message, sizeof message);
 }
 
 static void send_one(int fd, int read_by, int number) {

@@ -74,6 +74,9 @@ fn advice(reason: Reason) -> &'static str {
         Reason::FastOpen | Reason::OptionUnsupported | Reason::Ipsec => {
             "the program uses a TCP feature that a lane does not have; it stays on TCP"
         }
+        Reason::WaitsUnseen => {
+            "the program waits for it by system calls of its own, or has not waited yet: it stays on TCP until it waits by libc"
+        }
         Reason::Shared
         | Reason::HandedOver
         | Reason::UrgentData

@@ -72,6 +72,10 @@ pub fn advice(reason: Reason) -> &'static str {
             "The kernel must see these bytes: the connection stays TCP while the program does that."
         }
         EpollSets => "Register the connection in fewer epoll sets.",
+        WaitsUnseen => {
+            "Nothing: a program that waits by system calls of its own (async-io, Go) hears of nothing that comes by a lane. \
+             It passes once the program waits by libc: in a read, poll, select or epoll_wait."
+        }
         Confined => {
             "Nothing: a filter may end the program at a call that it does not make itself. Filters that are there before \
              the program begins (containers, services) are no hindrance, unless they refuse getsockopt or ioctl."

@@ -28,6 +28,7 @@ pub mod readers;
 pub mod ready;
 pub mod rings;
 pub mod rx;
+pub mod seen;
 pub mod session;
 pub mod spares;
 pub mod sys;

@@ -22,7 +22,9 @@ pub fn begin(conn: Conn, half: &Half, flags: i32) -> bool {
     let is_plain = |half: &Half| half.mode.load(Ordering::Relaxed) == mode::PLAIN;
     let both = is_plain(&conn.block.rx) && is_plain(&conn.block.tx);
     let waits = process::eager() && !eager::is_settled(conn.block);
-    both && flags & SPECIAL == 0 && !session::has_news() && !waits && half.enter()
+    // A read that is to be asked whether it waits.
+    let asked = core::ptr::eq(half, &conn.block.rx) && conn.block.asks.load(Ordering::Relaxed) != 0;
+    both && flags & SPECIAL == 0 && !session::has_news() && !waits && !asked && half.enter()
 }
 
 /// After it, as it has returned `n`.

@@ -22,7 +22,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
-use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, session, sys};
+use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, seen, session, sys};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -90,6 +90,9 @@ fn attempt(
                 && let Err(errno) = wait.for_tcp(conn, fd).and_then(|()| conn::still_at(conn, fd))
             {
                 return ended(&bufs, errno);
+            }
+            if conn.block.asks.load(Ordering::Relaxed) != 0 {
+                seen::ask(conn.block, fd, flags);
             }
             if conn.block.rx.enter() {
                 if !(whole && beside) {

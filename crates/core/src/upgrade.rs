@@ -26,7 +26,7 @@ pub use nomination::{nominate, not_within};
 use crate::conn::{self, phase};
 use crate::session::{Fds, Session, keep};
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, epoll, limits, link, process, rx, spares, tap, tenants};
+use crate::{clock, device, eager, epoll, limits, link, process, rx, seen, spares, tap, tenants};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -263,6 +263,12 @@ fn matched(
     };
     if let Some(reason) = left_for_good(conn.block) {
         return decline_match(session, id, conn.block, reason);
+    }
+    // Asked again: the connection may have come into other sets since its nomination.
+    let is_early = eager::is_possible(conn.block);
+    if !(if is_early { seen::is_likely(conn, fd) } else { seen::is_seen(conn, fd) }) {
+        decline_match(session, id, conn.block, Reason::WaitsUnseen);
+        return postpone(conn.block, Reason::WaitsUnseen);
     }
     let Some(group) = group else {
         withdraw(session, conn.block);

@@ -10,6 +10,7 @@ use shunpike_core::{limits, process, rings};
 
 use crate::lifecycle::{let_go, plain};
 use crate::real::{Arguments, Real};
+use crate::syscall;
 
 fn before_dprintf([fd, ..]: Arguments) {
     plain(fd as c_int, Reason::Stdio);
@@ -61,6 +62,7 @@ fn before_syscall([number, fd, second, ..]: Arguments) -> Option<*mut c_void> {
         libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
         libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),
         libc::SYS_mlockall => limits::will_lock(fd & libc::MCL_FUTURE as usize != 0),
+        number if syscall::waits(number) => return Some(syscall::wait_call as *mut c_void),
         // libuv closes so, whatever it closes.
         libc::SYS_close => {
             let_go(fd as c_int);

@@ -20,6 +20,7 @@ mod lifecycle;
 mod readiness;
 mod signals;
 mod start;
+mod syscall;
 
 use core::ffi::c_int;
 use shunpike_core::conn::Outcome;

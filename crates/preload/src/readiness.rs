@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunpike_core::table::{self, Entry};
-use shunpike_core::{clock, conn, epoll, poll as mixed, user};
+use shunpike_core::{clock, conn, epoll, poll as mixed, seen, user};
 
 use shunpike_core::sys::Waits;
 
@@ -16,7 +16,7 @@ pub fn nanoseconds(ts: timespec) -> Option<u64> {
 }
 
 /// A program's timeout, nanoseconds: `Ok(None)` for ever, `Err` when the kernel must refuse it.
-unsafe fn limit(ts: *const timespec) -> Result<Option<u64>, ()> {
+pub unsafe fn limit(ts: *const timespec) -> Result<Option<u64>, ()> {
     if ts.is_null() {
         return Ok(None);
     }
@@ -24,12 +24,16 @@ unsafe fn limit(ts: *const timespec) -> Result<Option<u64>, ()> {
     unsafe { user::fetch(ts) }.and_then(nanoseconds).map(Some).ok_or(())
 }
 
-fn milliseconds(ms: c_int) -> Option<u64> {
+/// A program's timeout in milliseconds as nanoseconds; `None` for ever.
+pub fn milliseconds(ms: c_int) -> Option<u64> {
     u64::try_from(ms).ok().map(|ms| ms * 1_000_000)
 }
 
+/// Most descriptors of a call to poll that are looked at.
+const MOST: nfds_t = 1 << 20;
+
 unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
-    if n == 0 || n > 1 << 20 || !table::any() {
+    if n == 0 || n > MOST || !table::any() {
         return None;
     }
     let (n, len) = (n as usize, n as usize * size_of::<pollfd>());
@@ -76,10 +80,7 @@ pub fn waits() -> Waits {
 hooks! {
     /// poll(2)
     fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
-        match slice(fds, n) {
-            Some(ours) => result(mixed::poll(ours, milliseconds(timeout), core::ptr::null())),
-            None => covered::poll(fds, n, timeout),
-        }
+        poll_by((fds, n), || Ok(milliseconds(timeout)), core::ptr::null(), || covered::poll(fds, n, timeout))
     }
     /// poll(2), glibc's internal name
     fn __poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int { poll(fds, n, timeout) }
@@ -93,10 +94,7 @@ hooks! {
     }
     /// ppoll(2)
     fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        match (slice(fds, n), limit(timeout)) {
-            (Some(ours), Ok(ns)) => result(mixed::poll(ours, ns, mask)),
-            _ => covered::ppoll(fds, n, timeout, mask),
-        }
+        poll_by((fds, n), || limit(timeout), mask, || covered::ppoll(fds, n, timeout, mask))
     }
     /// ppoll(2) with the array's size known
     fn __ppoll_chk(
@@ -112,30 +110,7 @@ hooks! {
     fn select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
     ) -> c_int {
-        let n = mixed::select_width(n);
-        let Some(mut call) = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()])
-        else {
-            return covered::select(n, read, write, except, timeout);
-        };
-        // libc itself looks at the time: a bad pointer is the program's fault there, too.
-        let ns = match timeout.as_ref() {
-            Some(tv) if tv.tv_sec < 0 || tv.tv_usec < 0 => {
-                set_errno(libc::EINVAL);
-                return -1;
-            }
-            Some(tv) => Some(
-                (tv.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(tv.tv_usec as u64 * 1000),
-            ),
-            None => None,
-        };
-        let begin = conn::now();
-        let done = mixed::poll(call.fds(), ns, core::ptr::null()).and_then(|_| call.answer());
-        if let (Some(ns), Some(tv)) = (ns, timeout.as_mut()) {
-            let left = ns.saturating_sub(conn::now() - begin);
-            tv.tv_sec = (left / 1_000_000_000) as i64;
-            tv.tv_usec = (left % 1_000_000_000 / 1000) as i64;
-        }
-        result(done)
+        select_by((n, [read, write, except]), timeout, |n| covered::select(n, read, write, except, timeout))
     }
     /// select(2), glibc's internal name
     fn __select(
@@ -148,12 +123,9 @@ hooks! {
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
         mask: *const sigset_t,
     ) -> c_int {
-        let n = mixed::select_width(n);
-        let call = mixed::Select::new(n, [read.cast(), write.cast(), except.cast()]);
-        match (call, limit(timeout)) {
-            (Some(mut call), Ok(ns)) => result(mixed::poll(call.fds(), ns, mask).and_then(|_| call.answer())),
-            _ => covered::pselect(n, read, write, except, timeout, mask),
-        }
+        pselect_by((n, [read, write, except]), limit(timeout), mask, |n| {
+            covered::pselect(n, read, write, except, timeout, mask)
+        })
     }
     /// epoll_create(2)
     fn epoll_create(size: c_int) -> c_int {
@@ -169,13 +141,7 @@ hooks! {
     }
     /// epoll_ctl(2)
     fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-        let wish = if event.is_null() { None } else { user::fetch_event(event) };
-        // An event that cannot be read is the kernel's to refuse, unless it does not look at it.
-        let unread = wish.is_none() && !event.is_null() && op != libc::EPOLL_CTL_DEL;
-        match if unread { None } else { epoll::ctl(epfd, op, fd, wish) } {
-            Some(done) => result(done.map(|()| 0)),
-            None => covered::epoll_ctl(epfd, op, fd, event),
-        }
+        ctl_by(epfd, op, fd, event, || covered::epoll_ctl(epfd, op, fd, event))
     }
     /// epoll_wait(2)
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
@@ -199,9 +165,118 @@ hooks! {
     }
 }
 
+/// epoll_ctl, of which `covered` is libc's own.
+#[inline(always)]
+pub unsafe fn ctl_by(
+    epfd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+    covered: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the program's.
+    let wish = if event.is_null() { None } else { unsafe { user::fetch_event(event) } };
+    // An event that cannot be read is the kernel's to refuse, unless it does not look at it.
+    let unread = wish.is_none() && !event.is_null() && op != libc::EPOLL_CTL_DEL;
+    match if unread { None } else { epoll::ctl(epfd, op, fd, wish) } {
+        Some(done) => result(done.map(|()| 0)),
+        None => covered(),
+    }
+}
+
+/// poll and its kin, of which `covered` is libc's own. `limit`: nanoseconds; `Err` when the kernel must refuse it.
+#[inline(always)]
+pub unsafe fn poll_by(
+    (fds, n): (*mut pollfd, nfds_t),
+    limit: impl FnOnce() -> Result<Option<u64>, ()>,
+    mask: *const sigset_t,
+    covered: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    let ours = unsafe { slice(fds, n) };
+    match ours.and_then(|ours| Some((ours, limit().ok()?))) {
+        Some((ours, ns)) => {
+            let told = mixed::poll(&mut *ours, ns, mask);
+            if let Ok(told @ 1..) = told {
+                seen::told(ours, told);
+            }
+            result(told)
+        }
+        None => {
+            let told = covered();
+            let is_ours = told > 0 && n <= MOST && table::any();
+            if is_ours && user::readable(fds.cast(), n as usize * size_of::<pollfd>()) {
+                // SAFETY: the program's array of n entries, which are there; the kernel has read and written them just now.
+                seen::told(unsafe { core::slice::from_raw_parts(fds, n as usize) }, told as usize);
+            }
+            told
+        }
+    }
+}
+
+/// The descriptors of a call to select: below so many, those to read from, to write to, and others.
+pub type Selected = (c_int, [*mut fd_set; 3]);
+
+/// select, of which `covered` is libc's own for so many descriptors.
+pub unsafe fn select_by(
+    (n, sets): Selected,
+    timeout: *mut timeval,
+    covered: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    let n = mixed::select_width(n);
+    // SAFETY: the program's sets.
+    let Some(mut call) = (unsafe { mixed::Select::new(n, sets.map(<*mut fd_set>::cast)) }) else {
+        return covered(n);
+    };
+    // SAFETY: libc itself looks at the time: a bad pointer is the program's fault there, too.
+    let ns = match unsafe { timeout.as_ref() } {
+        Some(tv) if tv.tv_sec < 0 || tv.tv_usec < 0 => {
+            set_errno(libc::EINVAL);
+            return -1;
+        }
+        Some(tv) => {
+            Some((tv.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(tv.tv_usec as u64 * 1000))
+        }
+        None => None,
+    };
+    let begin = conn::now();
+    let done = answered(&mut call, ns, core::ptr::null());
+    // SAFETY: as above.
+    if let (Some(ns), Some(tv)) = (ns, unsafe { timeout.as_mut() }) {
+        let left = ns.saturating_sub(conn::now() - begin);
+        tv.tv_sec = (left / 1_000_000_000) as i64;
+        tv.tv_usec = (left % 1_000_000_000 / 1000) as i64;
+    }
+    done
+}
+
+/// pselect; as above.
+pub unsafe fn pselect_by(
+    (n, sets): Selected,
+    limit: Result<Option<u64>, ()>,
+    mask: *const sigset_t,
+    covered: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    let n = mixed::select_width(n);
+    // SAFETY: the program's sets.
+    let call = unsafe { mixed::Select::new(n, sets.map(<*mut fd_set>::cast)) };
+    match (call, limit) {
+        (Some(mut call), Ok(ns)) => answered(&mut call, ns, mask),
+        _ => covered(n),
+    }
+}
+
+fn answered(call: &mut mixed::Select, ns: Option<u64>, mask: *const sigset_t) -> c_int {
+    let told = mixed::poll(call.fds(), ns, mask);
+    if let Ok(told @ 1..) = told {
+        seen::told(call.fds(), told);
+    }
+    result(told.and_then(|_| call.answer()))
+}
+
 /// epoll_wait and its kin, of which `covered` is libc's own.
 #[inline(always)]
-unsafe fn wait(
+pub unsafe fn wait(
     epfd: c_int,
     events: *mut epoll_event,
     n: c_int,
@@ -215,6 +290,7 @@ unsafe fn wait(
     let begin = now();
     if let Some(kernels) = epoll::kernels(set) {
         let told = covered();
+        kernels.returned();
         if kernels.is_all(told) {
             return told;
         }

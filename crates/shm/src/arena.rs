@@ -288,6 +288,12 @@ pub struct Block {
     pub reason: AtomicU32,
     /// How far its nomination has come, and with `--eager` the waiting for it; see core.
     pub nomination: AtomicU8,
+    /// What is known of how the program waits for it; see core's `seen`.
+    pub seen: AtomicU8,
+    /// Reads that are yet to be asked whether they wait.
+    pub asks: AtomicU8,
+    /// Nominations put off because nothing was known of that.
+    pub unseen: AtomicU8,
     /// Calls to send that found no room (wrapping).
     pub starved: AtomicU32,
 
@@ -586,6 +592,9 @@ impl Block {
             &self.dups,
             &self.corked,
             &self.nomination,
+            &self.seen,
+            &self.asks,
+            &self.unseen,
         ] {
             byte.store(0, Ordering::Relaxed);
         }

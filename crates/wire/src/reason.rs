@@ -137,6 +137,7 @@ reasons! {
     Splice             = 0x0a03_0007, "splice", "splice or tee on the connection";
     EpollSets          = 0x0a03_0008, "epoll_sets", "the connection is in too many epoll sets";
     Confined           = 0x0a03_0009, "confined", "a system call filter (seccomp) that the program has installed, or that refuses what a proof takes";
+    WaitsUnseen        = 0x0a03_000a, "waits_unseen", "nothing seen yet of how the program waits for the connection";
 
     // Resources.
     DmbLimit           = 0x0a04_0000, "dmb_limit", "the process's or user's limit of DMBs or their memory is reached";

@@ -373,10 +373,13 @@ fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
 /// ... for one on TCP.
 ///
 /// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
-/// a lane before the program has armed it again.
+/// a lane before the program has armed it again. Not in a set of which no wait through the hooks was seen: there the program may look for
+/// itself, and the connection gets no lane (`Reg::waited`).
 fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
+    let is_waited_for = reg.tagged.get() || reg.set.get().is_some_and(|set| set.waits() != 0);
+    reg.tagged.set(reg.events.get() & ONESHOT != 0 && is_waited_for);
     match reg.events.get() {
-        events if events & ONESHOT == 0 => libc::epoll_event { events, u64: reg.data.get() },
+        events if !reg.tagged.get() => libc::epoll_event { events, u64: reg.data.get() },
         _ if reg.disarmed.get() => libc::epoll_event { events: ONESHOT, u64: tag(index, reg.turn.get()) },
         events => libc::epoll_event { events, u64: tag(index, reg.turn.get()) },
     }

@@ -21,15 +21,18 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize
 use shunpike_wire::Reason;
 
 use crate::mutex::Mutex;
-use crate::table::{self, Entry};
+use crate::table::{self, Conn, Entry};
 use crate::{conn, process};
 
 use self::active::List;
-use self::regs::{CONTROL, managed_after, reg, remove};
+use self::regs::{CONTROL, indices, managed_after, reg, remove};
 
 pub use self::active::{shown, starved, touch};
 pub use self::ctl::{bars, bars_managed, closing, ctl, forget, manage, restore, watches};
 pub use self::wait::{by_tcp, kernels, wait};
+
+/// A wait through the hooks, in `Set::waits`.
+const WAIT: u64 = 1 << 32;
 
 /// Sets of a process that can have lanes.
 const SETS: usize = 4096;
@@ -52,6 +55,9 @@ pub struct Set {
     /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
     /// answers for the whole of it.
     watched: AtomicBool,
+    /// Beginnings and ends of waits through the hooks (upper half), and threads in libc's own wait, which a lane's bell does not reach
+    /// (lower half). One that was cancelled there stays counted.
+    waits: AtomicU64,
     /// Counts what a call must not tell of twice: reports, and registrations that came on lanes.
     clock: AtomicU64,
     /// Link group at which the next look for news begins.
@@ -71,6 +77,7 @@ impl Set {
             managed: AtomicU32::new(0),
             cq: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            waits: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             links: AtomicU32::new(0),
             list: Mutex::new(List::new()),
@@ -86,6 +93,11 @@ impl Set {
 
     fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
+    }
+
+    /// How many waits through the hooks have begun or ended, wrapping.
+    fn waits(&self) -> u32 {
+        (self.waits.load(Ordering::Relaxed) >> 32) as u32
     }
 }
 
@@ -109,6 +121,7 @@ fn new_set(epfd: i32) -> Option<&'static Set> {
             set.managed.store(0, Ordering::Relaxed);
             set.cq.store(0, Ordering::Relaxed);
             set.watched.store(false, Ordering::Relaxed);
+            set.waits.store(0, Ordering::Relaxed);
             *set.list.lock() = List::new();
             return Some(set);
         }
@@ -173,6 +186,51 @@ pub fn watch(set: &'static Set) {
         conn::revoke_for_good(conn, fd, Reason::EpollSets);
         after = index;
     }
+}
+
+/// What is known of the waits for the sets that a connection is in.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Waited {
+    /// It is in none.
+    Nowhere,
+    /// Each was waited for through the hooks since the connection came there,
+    Since,
+    /// ... or at least some time.
+    Ever,
+    /// Of one of them no wait was seen.
+    Never,
+}
+
+/// What is known of the waits for the sets that hold the connection, under whichever of its descriptors.
+pub fn waited(conn: Conn, fd: i32) -> Waited {
+    let _control = CONTROL.lock();
+    let one =
+        |known: Waited, fd| indices(fd).filter_map(reg).fold(known, |known, reg| known.and(reg.waited()));
+    let known = one(Waited::Nowhere, fd);
+    if conn.block.dups.load(Ordering::Relaxed) == 0 {
+        return known;
+    }
+    let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
+    table::all()
+        .filter(|&(other, entry)| other != fd && same(entry))
+        .fold(known, |known, (other, _)| one(known, other))
+}
+
+impl Waited {
+    fn and(self, other: Self) -> Self {
+        use Waited::{Ever, Never, Nowhere, Since};
+        match (self, other) {
+            (Never, _) | (_, Never) => Never,
+            (Ever, _) | (_, Ever) => Ever,
+            (Since, _) | (_, Since) => Since,
+            (Nowhere, Nowhere) => Nowhere,
+        }
+    }
+}
+
+/// Whether any set of the process was waited for through the hooks.
+pub fn any_waited() -> bool {
+    open_sets().any(|set| set.waits() != 0)
 }
 
 /// Whether lanes are in the set.

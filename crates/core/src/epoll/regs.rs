@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
-use super::Set;
 use super::active::pop;
+use super::{ONESHOT, Set, Waited};
 use crate::mutex::Mutex;
 use crate::table::{self, Conn};
-use crate::{clock, link, ready};
+use crate::{clock, link, ready, seen};
 
 /// Registrations of a process (sets times connections); more are left to the kernel, on TCP.
 const REGS: usize = 1 << 18;
@@ -32,6 +32,10 @@ pub(super) struct Reg {
     /// The list of its connection's managed registrations: where it begins, and what follows.
     pub(super) kin: Cell<Option<&'static AtomicU32>>,
     pub(super) next_kin: Word,
+    /// A one-shot that carries our tag in the kernel, or did at its last change.
+    pub(super) tagged: Cell<bool>,
+    /// `Set::waits` when it was made.
+    pub(super) since: Cell<u32>,
     /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
     pub(super) turn: Cell<u32>,
 
@@ -124,6 +128,8 @@ impl Reg {
         self.next.set(0);
         self.kin.set(None);
         self.next_kin.set(0);
+        self.tagged.set(false);
+        self.since.set(set.waits());
         self.parked.set(false);
         self.next_turn();
         self.managed.set(false);
@@ -144,6 +150,25 @@ impl Reg {
         self.events.set(events);
         self.data.set(data);
         self.disarmed.set(disarmed);
+    }
+
+    /// What is known of the waits for its set. Under CONTROL.
+    pub(super) fn waited(&self) -> Waited {
+        let waits = self.set.get().map_or(0, Set::waits);
+        let is_read = |conn: Conn| conn.block.rx.tcp_bytes.load(Ordering::Relaxed) != 0;
+        match waits {
+            0 => Waited::Never,
+            // Nobody knows whether it has fired: not before it is armed again.
+            _ if self.events.get() & ONESHOT != 0 && !self.tagged.get() && !self.managed.get() => {
+                Waited::Never
+            }
+            // It says nothing of how the connection is read.
+            _ if self.events.get() & ready::IN == 0 && self.conn.get().is_some_and(is_read) => {
+                Waited::Nowhere
+            }
+            waits if waits != self.since.get() => Waited::Since,
+            _ => Waited::Ever,
+        }
     }
 
     /// Voids what the kernel has queued. Under CONTROL.
@@ -336,6 +361,9 @@ pub(super) fn remove(control: &mut Control, index: u32, fd: i32) {
         }
     }
     let Some(reg) = reg(index) else { return };
+    if let Some(conn) = reg.conn.get().filter(|conn| conn.current() && reg.waited() == Waited::Since) {
+        seen::note_set(conn.block);
+    }
     unmanage(control, reg, index);
     reg.set.set(None);
     reg.conn.set(None);

@@ -8,7 +8,7 @@ use shunpike_shm::arena::mode;
 use super::active::{arm, hot, look, news, next, push, scan};
 use super::ctl::{move_to, restore_left};
 use super::regs::{BELL, CONTROL, Control, has_tags, index_and_turn, reg, untag};
-use super::{EDGE, Set, has_lanes, is_inherited, own, ring};
+use super::{EDGE, Set, WAIT, has_lanes, is_inherited, own, ring};
 use crate::table::Conn;
 use crate::tls::{critical, thread};
 use crate::trace::Sleep;
@@ -36,10 +36,19 @@ pub struct Kernels {
 pub fn kernels(set: &'static Set) -> Option<Kernels> {
     let is_quiet =
         !has_lanes(set) && !is_inherited(set) && !session::has_news() && crate::eager::attention().is_none();
-    is_quiet.then(|| Kernels { set, before: set.now() })
+    is_quiet.then(|| {
+        set.waits.fetch_add(WAIT + 1, Ordering::Relaxed);
+        Kernels { set, before: set.now() }
+    })
 }
 
 impl Kernels {
+    /// libc's call has returned.
+    #[inline(always)]
+    pub fn returned(&self) {
+        self.set.waits.fetch_add(WAIT - 1, Ordering::Relaxed);
+    }
+
     /// Whether libc's call, which has told of `told` events, was all of it: no set of the process ever had a lane.
     #[inline]
     pub fn is_all(&self, told: i32) -> bool {
@@ -72,6 +81,7 @@ pub fn wait(
 ) -> Result<usize, Errno> {
     session::pump_if_news();
     own(set);
+    set.waits.fetch_add(WAIT, Ordering::Relaxed);
     let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
     let signals = conn::restarts_before().0;
     // Once a look has found nothing, the next one is at the news of all link groups.

@@ -12,7 +12,7 @@ use super::{go_on, id_of};
 use crate::conn::{self, phase};
 use crate::session::{Session, borrowed};
 use crate::table::Conn;
-use crate::{clock, eager, epoll, process, rings, sys, tenants, trace, user};
+use crate::{clock, eager, epoll, process, rings, seen, sys, tenants, trace, user};
 
 /// A connection that got no lane is nominated again after this long, doubled with each try.
 const BACKOFF_US: u64 = 50_000;
@@ -74,6 +74,11 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
         block.phase.store(phase::DONE, Ordering::Relaxed);
         return conn::note(block, reason);
+    }
+    // Before the first byte nothing is known yet: `matched` asks.
+    if !eager::is_possible(block) && !seen::is_seen(conn, fd) {
+        seen::put_off(block);
+        return conn::note(block, Reason::WaitsUnseen);
     }
     let Some(id) = id_of(block) else { return postpone(block, Reason::Shared) };
     let began = clock::ticks();
@@ -178,6 +183,9 @@ pub(super) fn postpone(block: &Block, reason: Reason) {
 
 /// Whether the reason lies outside of the connection, so that it says nothing of the next try.
 fn will_pass(reason: Reason) -> bool {
-    use Reason::{BrokerGone, DmbLimit, Inactive, MaxDmb, MemoryRefused, NoDescriptors, Shared};
-    matches!(reason, BrokerGone | DmbLimit | Inactive | MaxDmb | MemoryRefused | NoDescriptors | Shared)
+    use Reason::{BrokerGone, DmbLimit, Inactive, MaxDmb, MemoryRefused, NoDescriptors, Shared, WaitsUnseen};
+    matches!(
+        reason,
+        BrokerGone | DmbLimit | Inactive | MaxDmb | MemoryRefused | NoDescriptors | Shared | WaitsUnseen
+    )
 }

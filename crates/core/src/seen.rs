@@ -1,0 +1,148 @@
+//! What is known of how the program waits for a connection.
+//!
+//! Bytes of a lane wake nobody in the kernel. So a connection is nominated only where a wait for it was seen: a read that waits itself,
+//! poll or select that told of it, or epoll_wait on each set that it is in, after it came there. A program that waits by system
+//! calls of its own makes none of these (models/waits.pml).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::OFlags;
+use shunpike_shm::arena::Block;
+
+use crate::epoll::{self, Waited};
+use crate::table::{self, Conn, Entry};
+use crate::{clock, session, sys};
+
+/// Bits of `Block::seen`.
+mod bit {
+    /// A read that found nothing waited for bytes.
+    pub const READ: u8 = 1;
+    /// poll or select told that there is something to read,
+    pub const TOLD: u8 = 2;
+    /// or that there is room, after bytes were sent: before, it tells that connect() is done.
+    pub const ROOM: u8 = 4;
+    /// epoll_wait was called on a set that held it.
+    pub const SET: u8 = 8;
+    /// What says how it is read.
+    pub const READS: u8 = READ | TOLD | SET;
+}
+
+/// Reads that are asked whether they wait, after each nomination that was put off.
+const ASKS: u8 = 8;
+/// A nomination that was put off is tried again after this long, microseconds; doubled each time,
+const AGAIN_US: u64 = 1_000;
+/// ... so often.
+const DOUBLINGS: u8 = 8;
+
+/// poll or select has told of a socket of ours in this process.
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Whether it is known that the program waits for the connection through the hooks.
+pub(crate) fn is_seen(conn: Conn, fd: i32) -> bool {
+    match epoll::waited(conn, fd) {
+        Waited::Since => true,
+        // As those who take a connection out of a set and add it again for each message.
+        Waited::Ever => conn.block.seen.load(Ordering::Relaxed) & bit::READS != 0,
+        Waited::Never => false,
+        Waited::Nowhere => is_seen_elsewhere(conn.block, fd),
+    }
+}
+
+fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
+    let seen = block.seen.load(Ordering::Relaxed);
+    // Who has never read has had nothing to wait for but room, and a write that blocks waits itself.
+    let only_writes = block.rx.tcp_bytes.load(Ordering::Relaxed) == 0;
+    seen & bit::READS != 0 || only_writes && (seen & bit::ROOM != 0 || blocks(fd))
+}
+
+/// The same before the first byte (`--eager`), when nothing can be known yet: a socket that blocks, or a program that waits for its
+/// sockets through the hooks, will be waited for so.
+pub(crate) fn is_likely(conn: Conn, fd: i32) -> bool {
+    match epoll::waited(conn, fd) {
+        Waited::Since | Waited::Ever => true,
+        Waited::Never => false,
+        Waited::Nowhere => {
+            conn.block.seen.load(Ordering::Relaxed) != 0
+                || blocks(fd)
+                || TOLD.load(Ordering::Relaxed)
+                || epoll::any_waited()
+        }
+    }
+}
+
+fn blocks(fd: i32) -> bool {
+    rustix::fs::fcntl_getfl(session::borrowed(fd)).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
+}
+
+/// A nomination is put off: the next reads are asked whether they wait.
+pub(crate) fn put_off(block: &Block) {
+    let tries = block.unseen.load(Ordering::Relaxed);
+    block.unseen.store((tries + 1).min(DOUBLINGS), Ordering::Relaxed);
+    block.asks.store(ASKS, Ordering::Relaxed);
+    block.retry_at.store(clock::ticks() + clock::from_us(AGAIN_US << tries), Ordering::Relaxed);
+}
+
+/// Before a read by TCP with these flags that is to be asked. One that finds nothing and blocks is the program's wait.
+pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
+    block.asks.store(block.asks.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+    if flags & libc::MSG_DONTWAIT == 0
+        && block.nonblock.load(Ordering::Relaxed) == 0
+        && sys::queue(fd, sys::SIOCINQ) == Ok(0)
+        && blocks(fd)
+    {
+        note(block, bit::READ);
+        block.asks.store(0, Ordering::Relaxed);
+        // What it brings may be the time for a nomination.
+        block.retry_at.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The connection leaves a set that was waited for.
+pub(crate) fn note_set(block: &Block) {
+    note(block, bit::SET);
+}
+
+/// poll has told of `n` of `fds`.
+#[inline]
+pub fn told(fds: &[libc::pollfd], mut n: usize) {
+    for one in fds {
+        if one.revents != 0 {
+            told_of(one.fd, one.revents);
+            n = n.saturating_sub(1);
+            if n == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// poll or select has told of `fd`, with these POLL* bits.
+#[inline]
+pub fn told_of(fd: i32, events: i16) {
+    match table::look(fd) {
+        Entry::Conn(conn) => {
+            let block = conn.block;
+            let mut seen = 0;
+            if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
+                seen |= bit::TOLD;
+            }
+            if events & (libc::POLLOUT | libc::POLLWRNORM) != 0
+                && block.tx.tcp_bytes.load(Ordering::Relaxed) != 0
+            {
+                seen |= bit::ROOM;
+            }
+            note(block, seen);
+        }
+        Entry::Socket => {}
+        _ => return,
+    }
+    if !TOLD.load(Ordering::Relaxed) {
+        TOLD.store(true, Ordering::Relaxed);
+    }
+}
+
+fn note(block: &Block, seen: u8) {
+    if block.seen.load(Ordering::Relaxed) & seen != seen {
+        block.seen.fetch_or(seen, Ordering::Relaxed);
+    }
+}
