@@ -12,11 +12,14 @@ CONNECTIONS = 7 * 2
 ROUNDS = 400
 
 
-@pytest.mark.parametrize("way", ["raw", "syscall", "libc"])
-@pytest.mark.parametrize("mode", EAGER_MODES)
+# With --eager lanes are there before anything can be seen: one who waits by raw calls on a socket that blocks is not known.
+WAYS = [(mode, way) for mode in EAGER_MODES for way in ("raw", "syscall", "libc") if (mode, way) != ("both", "raw")]
+
+
+@pytest.mark.parametrize("mode,way", WAYS)
 def test_each_call(world, bed, mode, way):
     accel = Accel.eager(world, mode)
-    whos = 2 if way == "raw" else 3
+    whos = 1 if way == "raw" else 3
 
     def dialogue():
         port = free_port()
@@ -25,5 +28,8 @@ def test_each_call(world, bed, mode, way):
         assert len(out.splitlines()) == CONNECTIONS * whos and served == "served\n"
 
     dialogue()
+    if way == "raw" and mode == "earned":
+        reasons = accel.broker.stats().reasons
+        assert accel.broker.stats().lanes == 0 and reasons.get("waits_unseen"), reasons
     if way != "raw":
         accel.verify(lanes=CONNECTIONS, more=dialogue)
