@@ -59,6 +59,7 @@ class Connection:
         self.port = client.getsockname()[1]
         if flags:
             self.set = select.epoll()
+            self.set.poll(0)
             self.set.register(self.reader, select.EPOLLIN | flags)
             self.set.poll(0)  # a set of which no wait was seen keeps its connections on TCP
             self.kept.append(self.set)
