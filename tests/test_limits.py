@@ -15,13 +15,13 @@ LOADS = ["bulk", "small", "idle"]  # and "full", where memory is what matters
 MIB = 1 << 20
 # A limit of resources -> whether lanes are to be had under it: else the program is on TCP.
 RESOURCES = {
-    f"--as={1 << 30}": None, f"--as={512 * MIB}": None, f"--as={96 * MIB}": None, f"--fsize={8 * MIB}": True, "--fsize=4096": False,
+    f"--as={1 << 30}": True, f"--as={512 * MIB}": None, f"--as={96 * MIB}": None, f"--fsize={8 * MIB}": True, "--fsize=4096": False,
     f"--data={128 * MIB}": True, f"--stack={MIB}": True, "--memlock=0": True, "--core=0": True, "--cpu=600": True, f"--rss={MIB}": True,
     "--sigpending=0": True, "--msgqueue=0": True, "--locks=0": True, "--nice=0": True, "--rtprio=0": True, "--rttime=100000": True,
     "--nproc=4096": True,
 }  # fmt: skip
 PERSONALITIES = ["--addr-no-randomize", "--addr-compat-layout", "--read-implies-exec", "--3gb", "--whole-seconds"]
-FLAGS = ["lock-future", "lock-fault", "undumpable", "no-thp"]
+FLAGS = ["lock-future", "lock-all", "lock-fault", "undumpable", "no-thp"]
 
 
 def outcome(world, bed, mode, load, prefix=(), flag="none", lanes=True):
@@ -132,9 +132,30 @@ def test_core_dump_has_no_rings(world, bed, load):
     assert all(size <= MIB for size in said.values()), f"bytes in a dump: {said}"
 
 
-def dumped(pid):
-    """Bytes of Shunpike's mappings that the kernel would write into a core dump."""
+@pytest.mark.parametrize("load,connections", [("small", 100), ("idle", 300)])
+def test_address_space_of_connections(world, bed, load, connections):
+    """A connection that moves no bulk has a MiB of address space at most, and few pages of tables."""
+    accel, port = Accel(world, "both", ["--eager"]), free_port()
+    programs = [accel.server("server", [bed / "limits", "server", load, "stop", port]).wait_listening(port),
+                accel.client("client", [bed / "limits", "client", load, "stop", port])]  # fmt: skip
+    for program in programs:
+        until(lambda: "stopped" in program.out, program.describe)
+    rings = [sum(size for size, _ in mappings(program.pid, "/memfd:shunpike-dmb")) for program in programs]
+    assert accel.broker.stats().lanes >= connections * 3 // 4
+    for program in programs:
+        program.signal(signal.SIGCONT)
+    lives([text.removeprefix("stopped\n") for text in finish_together(*programs)])
+    assert all(0 < size <= connections * MIB for size in rings), f"bytes of address space: {rings}"
+
+
+def mappings(pid, name):
+    """Size and flags of a process's mappings of memory with this name."""
     parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{pid}/smaps").read_text(), flags=re.MULTILINE)
     size = lambda part: int(re.search(r"^Size: +(\d+) kB", part, re.MULTILINE)[1]) << 10
     flags = lambda part: re.search(r"^VmFlags: (.*)$", part, re.MULTILINE)[1].split()
-    return sum(size(part) for part in parts if "/memfd:shunpike-" in part and "dd" not in flags(part))
+    return [(size(part), flags(part)) for part in parts if name in part]
+
+
+def dumped(pid):
+    """Bytes of Shunpike's mappings that the kernel would write into a core dump."""
+    return sum(size for size, flags in mappings(pid, "/memfd:shunpike-") if "dd" not in flags)

@@ -148,7 +148,7 @@ impl<'a> Bufs<'a> {
 #[cold]
 fn blame(user::Fault(at): user::Fault, dmb: &Dmb) -> Errno {
     let ring = dmb.span(0).0 as usize;
-    if (ring..ring + dmb.capacity() as usize).contains(&at) { Errno::NOMEM } else { Errno::FAULT }
+    if (ring..ring + dmb.mapped() as usize).contains(&at) { Errno::NOMEM } else { Errno::FAULT }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::Region;
 use shunpike_shm::arena::{Block, Half, Header, mode};
-use shunpike_shm::lane::{Cursor, Dmb, HEADER, Side};
+use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::{DmbToken, Reason};
 
 use crate::table::{self, Conn, Entry};
@@ -178,21 +178,22 @@ pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
         lending::over(conn.block);
     }
     let base = half.dmb.swap(0, Ordering::AcqRel);
-    let len = HEADER + half.ring.load(Ordering::Relaxed) as usize;
     let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
     let owner = if core::ptr::eq(half, &conn.block.rx) { device::Owner::Ours } else { device::Owner::Peer };
     if base != 0 {
         let lane = device::Lane {
             group: half.group.swap(0, Ordering::Relaxed),
             forks: half.forks.load(Ordering::Relaxed),
+            ring: half.ring.load(Ordering::Relaxed),
         };
-        device::retire_lane(Region::of(Dmb::start_of(base), len), token, owner, Some(lane));
+        device::retire_lane(Region::of(Dmb::start_of(base), Dmb::len_at(base)), token, owner, Some(lane));
     }
     let sndbuf = half.sndbuf.swap(0, Ordering::AcqRel);
     // A copy of peeked bytes that another process of the tree made is not mapped here.
     if sndbuf != 0 && (owner == device::Owner::Peer || half.peeker.load(Ordering::Relaxed) == process::pid())
     {
-        device::retire(Region::of(sndbuf, len), DmbToken(0), device::Owner::Local);
+        let copy = Region::of(Dmb::start_of(sndbuf), Dmb::len_at(sndbuf));
+        device::retire(copy, DmbToken(0), device::Owner::Local);
     }
     conn.block.unsettled.store(1, Ordering::Release);
 }

@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use shunpike_shm::Region;
+use shunpike_shm::arena::{Block, Half};
 use shunpike_shm::grace::Grace;
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_wire::DmbToken;
@@ -13,7 +14,7 @@ use shunpike_wire::session::ToBroker;
 use crate::mutex::Mutex;
 use crate::session::{self, Session};
 use crate::spares::{self, Spare};
-use crate::{readers, tls};
+use crate::{limits, readers, tenants, tls};
 
 /// Whose memory it is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -60,6 +61,8 @@ pub struct Lane {
     pub group: u32,
     /// Forks of this process before it was mapped.
     pub forks: u32,
+    /// Capacity of its ring, bytes.
+    pub ring: u32,
 }
 
 const MOST: usize = 4096;
@@ -118,8 +121,8 @@ pub fn sweep(session: &mut Session) {
 fn conclude(session: &mut Session, item: Retired) {
     let Retired { region, token: DmbToken(token), owner, stage, lane, .. } = item;
     match (owner, stage, lane) {
-        (Owner::Ours, Stage::Spare, Some(Lane { group, forks })) => {
-            spares::park(session, Spare { region, token: item.token, group, forks });
+        (Owner::Ours, Stage::Spare, Some(Lane { group, forks, ring })) => {
+            spares::park(session, Spare { region, token: item.token, group, forks, ring });
         }
         (Owner::Ours, ..) => {
             session.send(&ToBroker::Unregister { token });
@@ -222,6 +225,51 @@ pub fn after_fork_in_child() {
     RETIRED.lock().present().for_each(|item| (item.told, item.lane) = (true, None));
 }
 
+/// More of a lane's memory is mapped, `ring` bytes of its ring, and what was before is let go. False where that is not to be had, or the
+/// connection is shared with another process, which would not have it. Under the half's lock.
+pub fn extend(block: &Block, half: &Half, ring: u32) -> bool {
+    let (old, len) = (half.dmb.load(Ordering::Relaxed), HEADER + ring as usize);
+    if tenants::shared(block) || !limits::may_map(len) {
+        return false;
+    }
+    let mut quarantine = RETIRED.lock();
+    // A fork counts its child among the holders, then it waits for this lock: what is mapped here before is mapped there, too.
+    let is_shared = block.holders.load(Ordering::Acquire).count_ones() > 1;
+    if is_shared || quarantine.count + 2 > MOST {
+        return false;
+    }
+    // In the copy mode the send buffer is as large.
+    let is_copied = core::ptr::eq(half, &block.tx) && half.sndbuf.load(Ordering::Relaxed) != 0;
+    let copy = if is_copied { sndbuf(ring) } else { 0 };
+    let before = Region::of(Dmb::start_of(old), Dmb::len_at(old));
+    // SAFETY: mapped, as the lane is open; the caller asks for no more than the DMB's capacity.
+    let region = if is_copied && copy == 0 { None } else { unsafe { before.again(len) }.ok() };
+    let over = |region| Retired {
+        region,
+        token: DmbToken(0),
+        owner: Owner::Local,
+        told: true,
+        stage: Stage::Fresh,
+        lane: None,
+        age: 0,
+    };
+    let Some(region) = region else {
+        if copy != 0 {
+            quarantine.put(over(Region::of(Dmb::start_of(copy), Dmb::len_at(copy))));
+        }
+        return false;
+    };
+    // Release: who finds the address without the lock finds the mapping.
+    half.dmb.store(Dmb::moved(old, region.base() as usize, ring), Ordering::Release);
+    quarantine.put(over(before));
+    if is_copied {
+        let buffer = half.sndbuf.swap(copy, Ordering::Relaxed);
+        quarantine.put(over(Region::of(Dmb::start_of(buffer), Dmb::len_at(buffer))));
+    }
+    session::look_later();
+    true
+}
+
 /// A send buffer with a DMB's layout, for the copy mode; its address, 0 when memory is refused.
 pub fn sndbuf(ring: u32) -> usize {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -230,7 +278,7 @@ pub fn sndbuf(ring: u32) -> usize {
     unsafe {
         mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
     }
-    .map_or(0, |at| at as usize)
+    .map_or(0, |at| Dmb::address_of(at as usize, ring))
 }
 
 /// move_data (smcd_ops): `n` bytes at `offset` of the send buffer into the peer's DMB.

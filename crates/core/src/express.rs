@@ -12,7 +12,7 @@ use shunpike_shm::short;
 
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{ahead, conn, epoll, rx, session, tap, tx, user, wait};
+use crate::{ahead, conn, epoll, rx, session, tap, tx, user, wait, window};
 
 /// Most bytes of a message that is sent so: of longer ones the copy is what takes time.
 const MOST: usize = 4096;
@@ -111,6 +111,9 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     let next = words.consume(at, n as u64).ok()?;
     half.cursor.store(next.offset(), Ordering::Relaxed);
     Block::count(half, n);
+    if dmb.is_at_its_end() {
+        window::widen(conn.block, &dmb);
+    }
     drop(guard);
     rx::wake_writers(conn.block, &dmb);
     if n == size {

@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use shunpike_shm::lane::{HEADER, MIN_WINDOW};
 use shunpike_shm::{Region, RegionError, arena, region};
 
-use crate::{Errno, memory};
+use crate::{Errno, memory, window};
 
 const PAGE: u64 = 4096;
 /// The share that is ours of what the program leaves of a limit.
@@ -50,7 +50,17 @@ pub fn may_open_lane() -> bool {
     memory::may_open(mappings as u64, (HEADER + MIN_WINDOW as usize) as u64)
 }
 
-/// Maps the memory of a lane.
+/// Bytes of a DMB with a ring of `ring` bytes that its owner maps at first: what a window can grow to before anybody reads.
+pub fn first_mapped(ring: u32) -> usize {
+    HEADER + ring.min(window::FREE as u32) as usize
+}
+
+/// ... and its peer.
+pub fn first_attached(ring: u32) -> usize {
+    HEADER + ring.min(MIN_WINDOW) as usize
+}
+
+/// Maps the first `len` bytes of a lane's memory.
 pub fn map_lane(fd: BorrowedFd<'_>, len: usize) -> Result<Region, RegionError> {
     if !may_map(len) {
         return Err(RegionError::Map(Errno::NOMEM));
@@ -60,9 +70,9 @@ pub fn map_lane(fd: BorrowedFd<'_>, len: usize) -> Result<Region, RegionError> {
     Ok(region)
 }
 
-/// Largest size of an arena.
+/// Largest size of an arena: of a limited address space little, as the lanes need some of our share, too.
 pub fn arena_size() -> usize {
-    region::most_bytes().min(address_space(0)).min(arena::SIZE as u64) as usize
+    region::most_bytes().min(address_space(0) / SHARE).min(arena::SIZE as u64) as usize
 }
 
 /// Before mlockall(2), which says with MCL_FUTURE that what is mapped from now on is locked.

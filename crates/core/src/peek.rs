@@ -4,9 +4,11 @@
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use shunpike_shm::Region;
 use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::short;
+use shunpike_wire::DmbToken;
 
 use crate::bufs::Bufs;
 use crate::{device, process};
@@ -71,11 +73,28 @@ pub fn copy_of(half: &Half, dmb: &Dmb, make: bool) -> Option<Dmb> {
     let pid = process::pid();
     if make && half.sndbuf.load(Ordering::Relaxed) == 0 {
         half.peeker.store(pid, Ordering::Relaxed);
-        half.sndbuf.store(device::sndbuf(dmb.capacity()), Ordering::Relaxed);
+        half.sndbuf.store(device::sndbuf(dmb.mapped()), Ordering::Relaxed);
     }
     let base = half.sndbuf.load(Ordering::Relaxed);
-    let mine = base != 0 && half.peeker.load(Ordering::Relaxed) == pid;
-    // SAFETY: a mapping with the DMB's layout and size that this process made; retired with the DMB's. All of it is
-    // in use, whatever part of the ring is.
-    mine.then(|| unsafe { Dmb::at(base, dmb.capacity()) })
+    if base == 0 || half.peeker.load(Ordering::Relaxed) != pid {
+        return None;
+    }
+    // SAFETY: a mapping with a DMB's layout that this process made; retired with the DMB's. All of it is in use, whatever part of the
+    // ring is.
+    let copy = unsafe { Dmb::at(base, Dmb::mapped_at(base)) };
+    if make && copy.mapped() < dmb.mapped() { larger(half, &copy, dmb.mapped()) } else { Some(copy) }
+}
+
+/// The ring has grown since the copy was made: another one, with what was peeked at.
+#[cold]
+fn larger(half: &Half, copy: &Dmb, ring: u32) -> Option<Dmb> {
+    let made = device::sndbuf(ring);
+    // SAFETY: as above.
+    let larger = (made != 0).then(|| unsafe { Dmb::at(made, ring) })?;
+    let (from, to) = (half.cursor.load(Ordering::Relaxed), half.peeked.load(Ordering::Relaxed));
+    device::move_data(&larger, copy, from, to.saturating_sub(from) as usize);
+    let old = half.sndbuf.swap(made, Ordering::Relaxed);
+    let region = Region::of(Dmb::start_of(old), Dmb::len_at(old));
+    device::retire(region, DmbToken(0), device::Owner::Local);
+    Some(larger)
 }

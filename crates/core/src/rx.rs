@@ -22,7 +22,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
-use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, seen, session, sys};
+use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, seen, session, sys, window};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
 /// epoll set watches it anyway.
@@ -320,6 +320,9 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         Ok(next) => {
             half.cursor.store(next.offset(), Ordering::Relaxed);
             Block::count(half, n);
+            if dmb.is_at_its_end() {
+                window::widen(conn.block, &dmb);
+            }
             if lent {
                 borrowing::consumed(half, &dmb, next.offset());
             }

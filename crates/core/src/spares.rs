@@ -10,8 +10,8 @@ use shunpike_shm::lane::{Dmb, MIN_WINDOW};
 use shunpike_wire::DmbToken;
 use shunpike_wire::session::ToBroker;
 
-use crate::device;
 use crate::session::Session;
+use crate::{device, limits};
 
 /// Spares of a process, and of one size in a link group. Each costs its header and the smallest window, for as long as the
 /// broker keeps it.
@@ -29,11 +29,13 @@ pub struct Spare {
     pub group: u32,
     /// Forks of this process before it was mapped.
     pub forks: u32,
+    /// Capacity of its ring, bytes.
+    pub ring: u32,
 }
 
 impl Spare {
-    fn is_like(&self, group: u32, len: usize) -> bool {
-        self.group == group && self.region.len() == len
+    fn is_like(&self, group: u32, ring: u32) -> bool {
+        self.group == group && self.ring == ring
     }
 
     fn let_go(self) {
@@ -68,7 +70,7 @@ impl Spares {
 
     /// Enters one. Where there are too many, the oldest has to go.
     fn put(&mut self, spare: Spare) -> Option<Spare> {
-        let alike = || self.places(|other, _| other.is_like(spare.group, spare.region.len()));
+        let alike = || self.places(|other, _| other.is_like(spare.group, spare.ring));
         let oldest = if alike().count() < MOST_ALIKE { 0 } else { alike().next().unwrap_or(0) };
         let is_full = self.count == MOST || alike().count() >= MOST_ALIKE;
         let evicted = if is_full { self.remove(oldest) } else { None };
@@ -85,11 +87,16 @@ impl Spares {
         let known = self.slots.iter_mut().take(self.count).flatten().find(|(spare, _)| spare.token == token);
         let Some((spare, ready)) = known else { return };
         *ready = true;
-        if let Some(dmb) = Dmb::new(spare.region, token.0)
+        if let Some(dmb) = Dmb::part(spare.region, token.0, spare.ring)
             // Not to be relied upon, nor need it: the whole of it counts for the limits.
             && dmb.words().window() > u64::from(MIN_WINDOW)
         {
             dmb.release_behind(u64::from(MIN_WINDOW));
+        }
+        let first = limits::first_mapped(spare.ring);
+        if spare.region.len() > first {
+            // SAFETY: nobody was given its address since its grace period was over.
+            spare.region = unsafe { spare.region.cut(first) };
         }
     }
 
@@ -120,10 +127,10 @@ pub fn park(session: &mut Session, spare: Spare) {
     session.send(&ToBroker::Park { token: spare.token.0 });
 }
 
-/// One of `len` bytes for a connection of link group `group`, as good as new.
-pub fn take(session: &mut Session, group: u32, len: usize) -> Option<Spare> {
+/// One with a ring of `ring` bytes for a connection of link group `group`, as good as new.
+pub fn take(session: &mut Session, group: u32, ring: u32) -> Option<Spare> {
     let latest =
-        |spares: &Spares| spares.places(|spare, ready| ready && spare.is_like(group, len)).next_back();
+        |spares: &Spares| spares.places(|spare, ready| ready && spare.is_like(group, ring)).next_back();
     while let Some(at) = latest(&session.spares) {
         let spare = session.spares.remove(at)?;
         if spare.forks == device::forks() {
@@ -144,6 +151,7 @@ fn discard(session: &mut Session, spare: Spare) {
 #[cfg(test)]
 mod tests {
     use rustix::fd::AsFd;
+    use shunpike_shm::lane::HEADER;
     use shunpike_shm::region;
 
     use super::*;
@@ -152,7 +160,8 @@ mod tests {
     fn spare(token: u64, group: u32, class: u8) -> Spare {
         let memory = region::create("shunpike-test-spare", Dmb::len(class)).expect("a memfd");
         let region = Region::map(memory.as_fd(), Dmb::len(class)).expect("a mapping");
-        Spare { region, token: DmbToken(token), group, forks: device::forks() }
+        let ring = (region.len() - HEADER) as u32;
+        Spare { region, token: DmbToken(token), group, forks: device::forks(), ring }
     }
 
     fn tokens(session: &Session) -> Vec<u64> {
@@ -184,10 +193,10 @@ mod tests {
         for (token, group, class) in [(1, 1, 0), (2, 1, 1), (3, 2, 0), (4, 1, 0), (5, 1, 0)] {
             assert!(session.spares.put(spare(token, group, class)).is_none());
         }
-        assert!(take(&mut session, 1, Dmb::len(0)).is_none(), "nobody has agreed");
+        assert!(take(&mut session, 1, 16384).is_none(), "nobody has agreed");
         [1, 2, 3, 4, 99].into_iter().for_each(|token| session.spares.ready(DmbToken(token)));
         let mut taken = |group, class| {
-            let taken = take(&mut session, group, Dmb::len(class))?;
+            let taken = take(&mut session, group, 16384u32 << class)?;
             taken.let_go();
             Some(taken.token.0)
         };
@@ -201,7 +210,7 @@ mod tests {
         // A fork's child may have what is mapped.
         device::hold_across_fork();
         device::let_go_after_fork();
-        assert!(take(&mut session, 2, Dmb::len(0)).is_none());
+        assert!(take(&mut session, 2, 16384).is_none());
         assert_eq!(tokens(&session), []);
 
         // Few of a kind, and not too many of all kinds: the oldest go.

@@ -322,7 +322,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
                 return Step::Again;
             }
         }
-        (dmb, limit) = window::fit(half, dmb, offset, source.left() as u64);
+        (dmb, limit) = window::fit(conn.block, dmb, offset, source.left() as u64);
         free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
     }
     let at = Cursor::new(generation, offset);
@@ -421,7 +421,7 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
         0 => stores::fill(half, source, dmb, offset, n),
         sndbuf => {
             // SAFETY: `begin` made a private send buffer of the DMB's own layout and capacity.
-            let staged = unsafe { Dmb::at(sndbuf, dmb.capacity()) };
+            let staged = unsafe { Dmb::at(sndbuf, dmb.mapped()) };
             let staged = staged.with_window(dmb.window()).unwrap_or(staged);
             let n = source.fill(&staged, offset, n, user::Stores::Cached)?;
             crate::device::move_data(dmb, &staged, offset, n);

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::fd::{AsFd, OwnedFd};
 use shunpike_shm::arena::{Block, mode};
-use shunpike_shm::lane::{Dmb, HEADER};
+use shunpike_shm::lane::{Dmb, ring_size};
 use shunpike_shm::pages::{CQS, PAGE};
 use shunpike_shm::{Region, region};
 use shunpike_wire::clc::Message;
@@ -48,6 +48,8 @@ struct Handshake {
     machine: Machine,
     /// Our DMB, registered or about to be; not once it is granted.
     own: Option<Region>,
+    /// Capacity of its ring.
+    own_ring: u32,
     /// Forks of this process before it was mapped.
     own_forks: u32,
     /// It has served another connection, and the broker has yet to agree.
@@ -56,6 +58,8 @@ struct Handshake {
     registered: Option<Named>,
     /// The peer's DMB.
     peer: Option<Region>,
+    /// Capacity of its ring.
+    peer_ring: u32,
     /// Forks of this process before that was mapped.
     peer_forks: u32,
     /// Its name.
@@ -218,6 +222,7 @@ fn attached(
         Some(Some(shake)) => match refusal(reason).or_else(|| shared(id)).map_or_else(map, Err) {
             Ok((size, region)) => {
                 (shake.peer, shake.peer_forks, shake.peer_token) = (Some(region), device::forks(), token);
+                shake.peer_ring = ring_size(class) as u32;
                 return Some(Input::Attached(Named { token, size }));
             }
             Err(reason) => Some(Input::Refused(reason)),
@@ -239,8 +244,8 @@ fn shared(id: ConnId) -> Option<Reason> {
 
 fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
     let shake = session.handshakes.find(id)?.as_ref()?;
-    let ring = shake.own?.len().checked_sub(HEADER)?;
-    DmbSize::holding(ring)
+    shake.own?;
+    DmbSize::holding(shake.own_ring as usize)
 }
 
 /// The broker has matched the two ends: join the link group, begin the handshake.
@@ -301,10 +306,12 @@ fn matched(
         fd,
         machine,
         own: None,
+        own_ring: 0,
         own_forks: 0,
         used: false,
         registered: None,
         peer: None,
+        peer_ring: 0,
         peer_forks: 0,
         peer_token: DmbToken(0),
         deadline,
@@ -400,13 +407,13 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
         session.send(&ToBroker::Unregister { token: named.token.0 });
         return;
     };
-    let (conn, fd, forks) = (shake.conn, shake.fd, shake.own_forks);
+    let (conn, fd, forks, ring) = (shake.conn, shake.fd, shake.own_forks, shake.own_ring);
     let Some(region) = shake.own else { return };
     if let Some(reason) = shared(id) {
         session.send(&ToBroker::Unregister { token: named.token.0 });
         return step(session, id, Input::Refused(reason));
     }
-    if !grant(conn, fd, region, named.token, forks) {
+    if !grant(conn, fd, (region, ring), named.token, forks) {
         shake.registered = Some(named);
         return;
     }
@@ -540,13 +547,15 @@ fn register(session: &mut Session, id: ConnId) {
     if !limits::may_open_lane() {
         return step(session, id, Input::Refused(Reason::MemoryRefused));
     }
-    let spare = link::of(conn.block).and_then(|link| spares::take(session, link.number(), Dmb::len(class)));
+    let spare =
+        link::of(conn.block).and_then(|link| spares::take(session, link.number(), ring_size(class) as u32));
     let Some(spare) = spare else { return register_new(session, id, class) };
     let Some(Some(shake)) = session.handshakes.find(id) else {
         // The broker turned out to be gone.
         return device::retire(spare.region, DmbToken(0), device::Owner::Ours);
     };
-    (shake.own, shake.own_forks, shake.used) = (Some(spare.region), spare.forks, true);
+    (shake.own, shake.own_ring, shake.own_forks, shake.used) =
+        (Some(spare.region), spare.ring, spare.forks, true);
     session.send(&ToBroker::Reuse { conn: id, token: spare.token.0 });
 }
 
@@ -563,14 +572,15 @@ fn answered_reuse(session: &mut Session, id: ConnId, refused: bool) -> bool {
 /// Makes our DMB and registers it. Sizes step down when memory is refused, as in the kernel ("downgrade").
 fn register_new(session: &mut Session, id: ConnId, most: u8) {
     for class in (0..=most).rev() {
-        let len = Dmb::len(class);
-        if !limits::may_map(len) {
+        let ring = ring_size(class) as u32;
+        let first = limits::first_mapped(ring);
+        if !limits::may_map(first) {
             continue;
         }
-        let Ok(fd) = region::create("shunpike-dmb", len) else { continue };
-        let Ok(region) = limits::map_lane(fd.as_fd(), len) else { continue };
+        let Ok(fd) = region::create("shunpike-dmb", Dmb::len(class)) else { continue };
+        let Ok(region) = limits::map_lane(fd.as_fd(), first) else { continue };
         if let Some(Some(shake)) = session.handshakes.find(id) {
-            (shake.own, shake.own_forks) = (Some(region), device::forks());
+            (shake.own, shake.own_ring, shake.own_forks) = (Some(region), ring, device::forks());
         }
         session.send_with(&ToBroker::Register { conn: id, class }, Some(fd.as_fd()));
         return;

@@ -5,33 +5,39 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Half, Header, mode};
+use shunpike_shm::arena::{Block, Half, Header, mode};
 use shunpike_shm::lane::{Dmb, MIN_WINDOW};
 
 use crate::table::{self, Entry};
 use crate::tls::critical;
-use crate::{clock, memory, process, tx};
+use crate::{clock, device, memory, process, tx};
 
 /// Up to this window a lane grows at the first write that finds too little room, bytes: about what TCP's buffers take
 /// before anybody reads.
-const FREE: u64 = 256 * 1024;
+pub const FREE: u64 = 256 * 1024;
 /// A write from so many bytes on is bulk.
 pub const BULK: u64 = 16 * 1024;
 /// In any case it grows after so many bulk or crowded writes at one size: a MiB or so.
 const CROWDED: u32 = 32;
 /// What all lanes of the processes that share an arena may have beyond [`FREE`], bytes.
 const BUDGET: u64 = 64 << 20;
+/// A reader that could not map more tries again after this long, microseconds.
+const AGAIN_US: u64 = 10_000;
 /// A window that was not too small for so long is given back, microseconds.
 const IDLE_US: u64 = 1_000_000;
 
 /// A crowded or bulk write of `left` bytes at `offset`, under the send lock: the DMB with as much more window as it
 /// is worth and as can be had here, and how many bytes may be put before looking again.
-pub fn fit(half: &Half, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
+pub fn fit(block: &Block, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
+    let half = &block.tx;
     half.crowded_at.store(clock::ticks(), Ordering::Relaxed);
     half.crowded.store(half.crowded.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     // What the receiver has consumed since is as unread as the rest: it only keeps the window smaller for longer.
     let cons = half.other.load(Ordering::Relaxed);
     while wants_more(half, &dmb, offset - cons, left) {
+        if dmb.is_at_its_end() && !map_more(block, &mut dmb) {
+            break;
+        }
         match dmb.doubled(cons, offset) {
             Some(grown) => dmb = change(half, grown),
             None if dmb.window() < u64::from(dmb.capacity()) => {
@@ -43,11 +49,36 @@ pub fn fit(half: &Half, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
     (dmb, u64::MAX)
 }
 
+/// All that is mapped here is in use: maps more, first what every lane may grow to, then the whole.
+fn map_more(block: &Block, dmb: &mut Dmb) -> bool {
+    let more = if u64::from(dmb.mapped()) < FREE { dmb.capacity().min(FREE as u32) } else { dmb.capacity() };
+    if device::extend(block, &block.tx, more)
+        && let Some(larger) = tx::dmb(&block.tx)
+    {
+        *dmb = larger;
+        return true;
+    }
+    block.tx.crowded.store(0, Ordering::Relaxed);
+    false
+}
+
+/// A reader whose sender uses all that it may: the rest is mapped, and the sender told. Under the receive lock.
+#[cold]
+pub fn widen(block: &Block, dmb: &Dmb) {
+    let (half, now) = (&block.rx, clock::ticks());
+    // What was refused is asked for again later.
+    if now.wrapping_sub(half.crowded_at.swap(now, Ordering::Relaxed)) > clock::from_us(AGAIN_US)
+        && device::extend(block, half, dmb.capacity())
+    {
+        dmb.words().set_reach(dmb.capacity().into());
+    }
+}
+
 fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
     let window = dmb.window();
     // wmem: what the program may have under way. 0 is a broker that does not say.
     let wmem = u64::from(process::knobs().wmem.load(Ordering::Relaxed));
-    if wmem != 0 && window >= wmem {
+    if wmem != 0 && window >= wmem || 2 * window > dmb.words().reach() {
         return false;
     }
     let windows = process::header().map_or(0, |header| header.windows.load(Ordering::Relaxed));

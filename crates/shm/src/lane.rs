@@ -6,6 +6,7 @@
 //! | word | offset | writer | reader | a hostile value can |
 //! |---|---|---|---|---|
 //! | prod | 0x000 | S publishes, ENDs; R sets STOP, LEAVE | both | end the lane, reset the connection (beyond the ring: refused) |
+//! | reach | 0x088 | R | S | be more than R can read: R's own loss |
 //! | cons | 0x080 | R consumes; S sets TAKEN | both | end the lane, reset the connection; S never reads behind it but its own ring bytes |
 //! | start | 0x100 | S | R | make R wait for TCP bytes that never come: R's TCP count is compared, a mismatch resets |
 //! | rwait | 0x180 | R declares; S clears | S | cost S a needless post or futex wake, or R its wake-up |
@@ -21,6 +22,9 @@
 //! by either; as when the producer stands at an odd multiple of the window. S goes back to a small window only when
 //! nothing is unread.
 //!
+//! Neither end maps more than it uses: a lane begins with the start of the DMB, R says in `reach` how large a window it can read, and both map
+//! more when the window has come to the end of what they have.
+//!
 //! Each word lies on a pair of cache lines of its own (adjacent-line prefetch). Offsets are from where the words begin: the
 //! DMB's start, or a multiple of [`COLOUR`] behind it by its token ([`Dmb::words_at`]). Were it the start of a page for all,
 //! the cursors of all lanes would share the few places that a cache has for such addresses: those of more than 128 connections
@@ -34,6 +38,11 @@ use crate::short::{self, Short};
 
 /// Bytes before the ring in a DMB.
 pub const HEADER: usize = 4096;
+/// Fewest bytes of a ring that are mapped.
+const SMALLEST: u32 = 4096;
+/// In a DMB's address: how often these are doubled.
+const ORDER: usize = 15;
+const _: () = assert!(ORDER < COLOUR && (SMALLEST as usize) << ORDER >= ring_size(MAX_CLASS));
 /// Distance between two places where a DMB's words can begin, bytes: a pair of cache lines.
 pub const COLOUR: usize = 128;
 /// How many such places there are.
@@ -249,6 +258,17 @@ impl Words {
         self.cons.0.store(Cursor::new(generation, 0).0, Ordering::Relaxed);
         // Release pairs with the Acquire of `prod` in `begin`: who sees the grant sees cons.
         self.prod.0.store(Cursor::new(generation, 0).0, Ordering::Release);
+    }
+
+    /// Receiver: how large a window it can read, bytes; before `grant`, and when that is more.
+    pub fn set_reach(&self, window: u64) {
+        // Nothing of the sender's hangs on it: it maps for itself.
+        self.cons.1.store(window, Ordering::Relaxed);
+    }
+
+    /// How large a window the receiver can read, unchecked.
+    pub fn reach(&self) -> u64 {
+        self.cons.1.load(Ordering::Relaxed)
     }
 
     /// Sender: begins the granted lane at byte `tcp_byte` of the TCP stream, with so large a window. False when the grant was
@@ -471,6 +491,7 @@ pub struct Dmb {
     words: &'static Words,
     ring: *mut u8,
     capacity: u32,
+    mapped: u32,
     window: u32,
 }
 
@@ -490,28 +511,59 @@ impl Dmb {
         token as usize % COLOURS * COLOUR
     }
 
-    /// The DMB named `token` in `region`, whose length is `Dmb::len(class)` for some class.
+    /// The DMB named `token`, all of which is in `region`.
     pub fn new(region: Region, token: u64) -> Option<Self> {
-        let capacity = u32::try_from(region.len().checked_sub(HEADER)?).ok()?;
-        capacity.is_power_of_two().then_some(())?;
-        // SAFETY: the region is page-aligned and holds a header; mappings of DMBs outlive their users
-        // (core retires them only when no thread looks any more).
-        Some(unsafe { Self::at(region.base() as usize + Self::words_at(token), capacity) })
+        Self::part(region, token, u32::try_from(region.len().checked_sub(HEADER)?).ok()?)
     }
 
-    /// The DMB whose words are mapped at `words`, with a ring of `capacity` bytes, all of which are in use.
+    /// The DMB named `token` with a ring of `capacity` bytes, of which the first ones, a power of two, are in `region`.
+    pub fn part(region: Region, token: u64, capacity: u32) -> Option<Self> {
+        let mapped = u32::try_from(region.len().checked_sub(HEADER)?).ok()?;
+        let fits =
+            mapped.is_power_of_two() && (SMALLEST..=capacity).contains(&mapped) && capacity.is_power_of_two();
+        let words = region.base() as usize + Self::words_at(token);
+        // SAFETY: the region is page-aligned and holds a header; mappings of DMBs outlive their users
+        // (core retires them only when no thread looks any more).
+        fits.then(|| unsafe { Self::at(Self::address_of(words, mapped), capacity) })
+    }
+
+    /// The [address](Self::address) of a DMB whose words are mapped at `words`, and so many bytes of its ring.
+    pub const fn address_of(words: usize, mapped: u32) -> usize {
+        words | (mapped / SMALLEST).trailing_zeros() as usize
+    }
+
+    /// Bytes of the ring that are mapped at `address`.
+    #[inline]
+    pub const fn mapped_at(address: usize) -> u32 {
+        SMALLEST << (address & ORDER)
+    }
+
+    /// Length of the mapping that `address` is in.
+    pub const fn len_at(address: usize) -> usize {
+        HEADER + Self::mapped_at(address) as usize
+    }
+
+    /// The address of the same DMB in another mapping, which starts at `base` and has so many bytes of its ring.
+    pub const fn moved(address: usize, base: usize, mapped: u32) -> usize {
+        let offset = (address - Self::start_of(address)) & !ORDER;
+        Self::address_of(base + offset, mapped)
+    }
+
+    /// The DMB at `address`, with a ring of `capacity` bytes. All that is mapped is in use.
     ///
     /// # Safety
-    /// `words` is the [address](Self::address) of a DMB made from a region accepted by [`Dmb::new`] with this capacity, or
-    /// that region's start, and the region stays mapped while the value is used.
+    /// `address` is the [address](Self::address) of a DMB made from a region accepted by [`Dmb::part`] with this capacity, and the region
+    /// stays mapped while the value is used.
     #[inline]
-    pub unsafe fn at(words: usize, capacity: u32) -> Self {
+    pub unsafe fn at(address: usize, capacity: u32) -> Self {
+        let mapped = Self::mapped_at(address);
         Self {
             // SAFETY: the caller's word for it.
-            words: unsafe { &*(words as *const Words) },
-            ring: (Self::start_of(words) + HEADER) as *mut u8,
+            words: unsafe { &*((address & !ORDER) as *const Words) },
+            ring: (Self::start_of(address) + HEADER) as *mut u8,
             capacity,
-            window: capacity,
+            mapped,
+            window: mapped,
         }
     }
 
@@ -528,9 +580,10 @@ impl Dmb {
         }
     }
 
-    /// Where its words are, to be found again by [`Self::at`].
+    /// Where its words are, and how much of its ring is mapped there, to be found again by [`Self::at`]: in one word, so that who reads it
+    /// without a lock finds what belongs together.
     pub fn address(&self) -> usize {
-        core::ptr::from_ref(self.words) as usize
+        Self::address_of(core::ptr::from_ref(self.words) as usize, self.mapped)
     }
 
     /// Start of the mapping that `address` is in.
@@ -545,11 +598,11 @@ impl Dmb {
         self.words
     }
 
-    /// The same DMB, of whose ring `window` bytes are in use; `None` where that is no window of it.
+    /// The same DMB, of whose ring `window` bytes are in use; `None` where that is no window of what is mapped.
     #[inline]
     pub fn with_window(self, window: u64) -> Option<Self> {
         let window = u32::try_from(window).ok()?;
-        (window.is_power_of_two() && window <= self.capacity).then_some(Self { window, ..self })
+        (window.is_power_of_two() && window <= self.mapped).then_some(Self { window, ..self })
     }
 
     /// Receiver: the same DMB as the sender uses it now; `None` where it says what cannot be. To be asked after
@@ -563,6 +616,18 @@ impl Dmb {
     #[inline]
     pub fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    /// Bytes of it that are mapped here.
+    #[inline]
+    pub fn mapped(&self) -> u32 {
+        self.mapped
+    }
+
+    /// Whether all that is mapped is in use, and there could be more.
+    #[inline]
+    pub fn is_at_its_end(&self) -> bool {
+        self.window == self.mapped && self.mapped < self.capacity
     }
 
     /// Bytes of the ring that are in use.
@@ -602,7 +667,7 @@ impl Dmb {
 
     /// Sender, with nothing unread: gives the memory of the ring behind the first `window` bytes back to the system.
     pub fn release_behind(&self, window: u64) {
-        let (at, end) = (window as usize, self.capacity as usize);
+        let (at, end) = (window as usize, self.mapped as usize);
         if at < end {
             // SAFETY: within the mapping; nothing there is unread, and only the sender writes, which is the caller.
             // Failure (a seal, a filter) leaves the memory where it is.

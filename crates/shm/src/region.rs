@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
 /// What failed on a region, with the kernel's errno.
@@ -216,6 +216,35 @@ impl Region {
     /// Whether the region has no bytes (it never has).
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// A second mapping of the same memory, `len` bytes from its start on, which may be more than are mapped here: mremap(2), which makes
+    /// a new one of a shared mapping where the old length is none.
+    ///
+    /// # Safety
+    /// The memory has `len` bytes, and this region is mapped.
+    pub unsafe fn again(&self, len: usize) -> Result<Self, RegionError> {
+        // SAFETY: the old mapping stays as it is; the new one is at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mremap(self.base.cast(), 0, len, MremapFlags::MAYMOVE) };
+        let region = Self { base: base.map_err(RegionError::Map)?.cast(), len };
+        MAPPED.fetch_add(len, Ordering::Relaxed);
+        MAPPINGS.fetch_add(1, Ordering::Relaxed);
+        Ok(region)
+    }
+
+    /// Gives the addresses behind the first `len` bytes back to the kernel.
+    ///
+    /// # Safety
+    /// Nobody in this process uses them any more or will again.
+    pub unsafe fn cut(self, len: usize) -> Self {
+        let rest = Self { base: self.base.wrapping_add(len), len: self.len.saturating_sub(len) };
+        if rest.len == 0 {
+            return self;
+        }
+        MAPPINGS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's word for it.
+        unsafe { rest.unmap() };
+        Self { base: self.base, len }
     }
 
     /// Gives the addresses back to the kernel.

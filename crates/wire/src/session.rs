@@ -6,8 +6,8 @@
 
 mod codec;
 
-/// Version of this protocol and of the arena's layout; a broker refuses another one in [`Welcome`].
-pub const VERSION: u32 = 9;
+/// Version of this protocol, and of the layouts of arenas and lanes; a broker refuses another one in [`Welcome`].
+pub const VERSION: u32 = 10;
 /// Largest message, bytes. A CLC message is at most [`CLC_MAX`] of them.
 pub const MAX: usize = 1024;
 /// Largest CLC message carried, bytes (a full SMCv2.1 proposal needs 688).

@@ -179,11 +179,12 @@ impl World {
                 word.store(0, Ordering::Relaxed);
             }
             half.ring.store((LEN - HEADER) as u32, Ordering::Relaxed);
-            half.dmb.store(memory.ours + WORDS, Ordering::Relaxed);
+            half.dmb.store(Dmb::address_of(memory.ours + WORDS, (LEN - HEADER) as u32), Ordering::Relaxed);
         }
         let words = |half| rx::dmb(half).expect("just set").words();
         words(&block.rx).grant(1);
         block.rx.mode.store(mode::GRANTED, Ordering::SeqCst);
+        words(&block.tx).set_reach((LEN - HEADER) as u64);
         words(&block.tx).grant(1);
         block.tx.window.store(MIN_WINDOW, Ordering::Relaxed);
         assert!(words(&block.tx).begin(1, 0, MIN_WINDOW.into()));

@@ -55,10 +55,10 @@ impl Memory {
         unsafe { self.region.at(offset).expect("inside the region") }
     }
 
-    /// Begins the lane at `tcp_byte`, with all of the ring in use.
+    /// Begins the lane at `tcp_byte`, with all of the ring in use that the receiver can read.
     fn begin(&self, tcp_byte: u64) -> bool {
-        let dmb = self.dmb();
-        dmb.words().begin(1, tcp_byte, dmb.window())
+        let words = self.dmb().words();
+        words.begin(1, tcp_byte, words.reach())
     }
 
     /// As a DMB.
@@ -195,6 +195,7 @@ impl Peer {
                         return Ok(Stage::Refused);
                     };
                     own.token = token;
+                    own.dmb().words().set_reach(u64::MAX);
                     own.dmb().words().grant(1);
                     Input::Registered(named(token, CLASS))
                 }
@@ -279,6 +280,7 @@ impl Peer {
     pub fn publish_untold(&mut self, bytes: &[u8]) -> bool {
         let (Some(at), Some(memory)) = (self.sent, &self.victims) else { return false };
         let dmb = memory.dmb();
+        let dmb = dmb.as_sent().unwrap_or(dmb);
         let unread = at.offset().wrapping_sub(dmb.words().cons().offset());
         if unread > dmb.window() || dmb.window() - unread < bytes.len() as u64 {
             return false;

@@ -147,7 +147,7 @@ fn lane_of(owner: Owner) -> Region {
     use rustix::fd::AsFd;
     let memory = region::create("shunpike-test-lane", 4096).expect("a memfd");
     let region = Region::map(memory.as_fd(), 4096).expect("a mapping");
-    retire_lane(region, DmbToken(7), owner, Some(Lane { group: 1, forks: forks() }));
+    retire_lane(region, DmbToken(7), owner, Some(Lane { group: 1, forks: forks(), ring: 16384 }));
     region
 }
 

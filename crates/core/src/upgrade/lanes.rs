@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::Region;
 use shunpike_shm::arena::mode;
-use shunpike_shm::lane::{Dmb, HEADER, MAX_CLASS, MIN_WINDOW};
+use shunpike_shm::lane::{Dmb, HEADER, MAX_CLASS, MIN_WINDOW, ring_size};
 use shunpike_shm::region;
 use shunpike_wire::clc::handshake::Opened;
 use shunpike_wire::session::ConnId;
@@ -22,9 +22,8 @@ pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Regio
     if class > MAX_CLASS {
         return None;
     }
-    let len = Dmb::len(class);
-    region::verify(fd, len).ok()?;
-    limits::map_lane(fd, len).ok()
+    region::verify(fd, Dmb::len(class)).ok()?;
+    limits::map_lane(fd, limits::first_attached(ring_size(class) as u32)).ok()
 }
 
 /// Size class for our DMB: the knob's, and as the kernel does (smc_buf_create), no more than the program itself lets
@@ -41,15 +40,15 @@ pub(super) fn wished_class(fd: i32) -> u8 {
     DmbSize::holding(option(libc::SO_RCVBUF) as usize / 2).map_or(most, |size| size.class().min(most))
 }
 
-/// Offers `region`, mapped after so many forks, to the peer as the lane towards us. False when a thread is inside the kernel.
-pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken, forks: u32) -> bool {
+/// Offers `region`, the start of a DMB with a ring of so many bytes, mapped after so many forks, to the peer as the lane towards us. False when a thread is inside the kernel.
+pub(super) fn grant(conn: Conn, fd: i32, (region, ring): (Region, u32), token: DmbToken, forks: u32) -> bool {
     let half = &conn.block.rx;
     {
         let _guard = half.lock.lock(critical());
         if half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0 {
             return false;
         }
-        let Some(dmb) = Dmb::new(region, token.0) else { return false };
+        let Some(dmb) = Dmb::part(region, token.0, ring) else { return false };
         half.generation.store(1, Ordering::Relaxed);
         half.cursor.store(0, Ordering::Relaxed);
         half.other.store(0, Ordering::Relaxed);
@@ -62,6 +61,7 @@ pub(super) fn grant(conn: Conn, fd: i32, region: Region, token: DmbToken, forks:
         half.group.store(link::of(conn.block).map_or(0, link::Link::number), Ordering::Relaxed);
         half.forks.store(forks, Ordering::Relaxed);
         half.dmb.store(dmb.address(), Ordering::Relaxed);
+        dmb.words().set_reach(dmb.mapped().into());
         dmb.words().grant(1);
         half.mode.store(mode::GRANTED, Ordering::SeqCst);
         // Who came in before the store is counted; who comes after sees it.
@@ -102,7 +102,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     }
     {
         let _guard = half.lock.lock(critical());
-        let capacity = (region.len() - HEADER) as u32;
+        let capacity = shake.peer_ring;
         half.ring.store(capacity, Ordering::Relaxed);
         half.window.store(capacity.min(MIN_WINDOW), Ordering::Relaxed);
         half.crowded.store(0, Ordering::Relaxed);
@@ -112,10 +112,10 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
         let alone = tenants::alone(conn.block);
         if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
-            half.sndbuf.store(device::sndbuf(capacity), Ordering::Relaxed);
+            half.sndbuf.store(device::sndbuf((region.len() - HEADER) as u32), Ordering::Relaxed);
         }
         let words = region.base() as usize + Dmb::words_at(opened.peer.token.0);
-        half.dmb.store(words, Ordering::Relaxed);
+        half.dmb.store(Dmb::address_of(words, (region.len() - HEADER) as u32), Ordering::Relaxed);
     }
     go_on(conn.block, phase::OPEN);
     conn.block.opened.store(1, Ordering::Relaxed);

@@ -82,7 +82,9 @@ fn the_window_grows_where_both_windows_agree() {
     let mut memory = vec![0u8; Dmb::len(2) + 4096];
     let base = memory.as_mut_ptr().addr().next_multiple_of(4096);
     // SAFETY: page-aligned, and of the length of a DMB of 64 KiB.
-    let whole = unsafe { Dmb::at(memory.as_mut_ptr().with_addr(base).expose_provenance(), 64 << 10) };
+    let whole = unsafe {
+        Dmb::at(Dmb::address_of(memory.as_mut_ptr().with_addr(base).expose_provenance(), 64 << 10), 64 << 10)
+    };
     let small = whole.with_window(16 << 10).expect("a window");
     assert_eq!(small.growth_point(0), 16 << 10);
     assert_eq!(small.growth_point((16 << 10) + 1), 48 << 10);
