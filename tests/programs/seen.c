@@ -1,6 +1,6 @@
 /* An echo server that waits by one system call, in one way to make it, for connection after connection; its client.
- *   seen server PORT WHOS ROUNDS WAY      WAY: raw (the instruction itself), syscall (libc's syscall), libc (by its name)
- *   seen client PORT WHOS ROUNDS          WHOS: how many of the last three
+ *   seen server PORT CALLS WHOS ROUNDS WAY      WAY: raw (the instruction itself), syscall (libc's syscall), libc (by its name)
+ *   seen client PORT CALLS WHOS ROUNDS          CALLS, WHOS: how many of them
  * The connections go through every call x a blocking or a non-blocking socket x who waits: one thread; two threads, of which
  * one waits in that way and one by libc's name; one thread that waits by libc's name for the first half of the rounds. */
 #include "bed.h"
@@ -8,7 +8,7 @@
 #include <sys/epoll.h>
 #include <sys/select.h>
 
-enum call { POLL, PPOLL, SELECT, PSELECT, WAIT, PWAIT, PWAIT2, CALLS };
+enum call { POLL, PPOLL, SELECT, PSELECT, WAIT, PWAIT, PWAIT2 };
 enum way { RAW, SYSCALL, LIBC };
 enum who { ONE, MIXED, LATER };
 
@@ -112,9 +112,9 @@ static void serve(struct guest *guest, enum way way, enum who who) {
     if (who == MIXED) pthread_join(other, NULL);
 }
 
-static void server(int port, int whos, int rounds, enum way way) {
+static void server(int port, int count, int whos, int rounds, enum way way) {
     int listener = listen_on(port);
-    for (int at = 0; at < CALLS * 2 * whos; at++) {
+    for (int at = 0; at < count * 2 * whos; at++) {
         struct guest guest = {accept_one(listener), epoll_create1(EPOLL_CLOEXEC), rounds, at / whos / 2, PTHREAD_MUTEX_INITIALIZER};
         struct epoll_event event = {EPOLLIN, {.u64 = NAME}};
         if (at / whos % 2 && fcntl(guest.fd, F_SETFL, O_NONBLOCK)) die("F_SETFL");
@@ -126,9 +126,9 @@ static void server(int port, int whos, int rounds, enum way way) {
     say("served");
 }
 
-static void client(int port, int whos, int rounds) {
+static void client(int port, int count, int whos, int rounds) {
     unsigned char message[256], back[256];
-    for (int at = 0; at < CALLS * 2 * whos; at++) {
+    for (int at = 0; at < count * 2 * whos; at++) {
         uint64_t seed = at;
         int fd = connect_to(port);
         for (int round = 0; round < rounds; round++) {
@@ -144,9 +144,10 @@ static void client(int port, int whos, int rounds) {
 
 int main(int argc, char **argv) {
     static const char *const ways[] = {"raw", "syscall", "libc"};
-    expect(argc == 5 || argc == 6, "usage: server PORT WHOS ROUNDS WAY, or client PORT WHOS ROUNDS");
-    if (argc == 5) client(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
-    for (int way = RAW; argc == 6 && way <= LIBC; way++)
-        if (!strcmp(argv[5], ways[way])) server(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), way);
+    expect(argc == 6 || argc == 7, "usage: server PORT CALLS WHOS ROUNDS WAY, or client PORT CALLS WHOS ROUNDS");
+    int port = atoi(argv[2]), count = atoi(argv[3]), whos = atoi(argv[4]), rounds = atoi(argv[5]);
+    if (argc == 6) client(port, count, whos, rounds);
+    for (int way = RAW; argc == 7 && way <= LIBC; way++)
+        if (!strcmp(argv[6], ways[way])) server(port, count, whos, rounds, way);
     return 0;
 }

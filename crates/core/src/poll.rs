@@ -113,6 +113,7 @@ fn poll_with(
         let rung = stays < STAYS_NS;
         let cq = if rung { wait::sleeping_cq() } else { 0 };
         let sleeper = if rung { wait::thread_sleeper().unwrap_or(-1) } else { -1 };
+        let unheard = unheard(fds);
         let (armed, bound) = prepare(fds, kernel, cq);
         lanes |= armed;
         if any_changed(fds) {
@@ -127,7 +128,7 @@ fn poll_with(
             u64::MAX => None,
             stays => Some(stays),
         };
-        let shortest = [left, bound, unrung].into_iter().flatten().min();
+        let shortest = [left, bound, unrung, unheard].into_iter().flatten().min();
         let (session, shortest) = match eager::attention() {
             Some((session, most)) => (session, Some(shortest.map_or(most, |ns| ns.min(most)))),
             None => (libc::pollfd { fd: -1, events: 0, revents: 0 }, shortest),
@@ -155,6 +156,15 @@ fn poll_with(
             }
         }
     }
+}
+
+/// For how long it is borne that bytes of ours are unread by readers that have declared no wait, nanoseconds.
+fn unheard(fds: &[libc::pollfd]) -> Option<u64> {
+    let of_one = |one: &libc::pollfd| match table::look(one.fd) {
+        Entry::Conn(conn) => tx::unheard(conn, one.fd),
+        _ => None,
+    };
+    fds.iter().filter_map(of_one).min()
 }
 
 /// For how long no lane can open, while this thread sleeps, on a connection of the call that has none, nanoseconds. A

@@ -400,6 +400,7 @@ fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
     }
     half.debt_end.store(half.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
     half.full_since.store(clock::ticks(), Ordering::Relaxed);
+    seen::void(conn.block);
     half.mode.store(mode::DEBT, Ordering::Release);
     Step::Again
 }

@@ -23,6 +23,8 @@ mod bit {
     pub const ROOM: u8 = 4;
     /// epoll_wait was called on a set that held it.
     pub const SET: u8 = 8;
+    /// The peer took back what was left unread: what is known is void.
+    pub const VOID: u8 = 16;
     /// What says how it is read.
     pub const READS: u8 = READ | TOLD | SET;
 }
@@ -39,6 +41,11 @@ static TOLD: AtomicBool = AtomicBool::new(false);
 
 /// Whether it is known that the program waits for the connection through the hooks.
 pub(crate) fn is_seen(conn: Conn, fd: i32) -> bool {
+    if conn.block.seen.load(Ordering::Relaxed) & bit::VOID != 0 {
+        conn.block.seen.store(0, Ordering::Relaxed);
+        epoll::forget_waits(conn, fd);
+        return false;
+    }
     match epoll::waited(conn, fd) {
         Waited::Since => true,
         // As those who take a connection out of a set and add it again for each message.
@@ -95,6 +102,11 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
         // What it brings may be the time for a nomination.
         block.retry_at.store(0, Ordering::Relaxed);
     }
+}
+
+/// The peer has taken back what the program left unread without a wait: it may wait past the hooks by now.
+pub(crate) fn void(block: &Block) {
+    note(block, bit::VOID);
 }
 
 /// The connection leaves a set that was waited for.

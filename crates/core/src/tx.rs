@@ -2,6 +2,7 @@
 
 mod room;
 pub(crate) mod stores;
+mod unheard;
 
 use std::sync::atomic::Ordering;
 
@@ -13,6 +14,7 @@ use shunpike_shm::short;
 use shunpike_wire::Reason;
 
 pub use room::{has_room, overflow};
+pub use unheard::unheard;
 
 use room::Wait;
 

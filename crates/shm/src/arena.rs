@@ -235,6 +235,10 @@ pub struct Half {
     /// Receive, of a lane with loans: how far the sender had come when it was last found to have gone on, and the offset from which on
     /// it is told of what was consumed.
     pub tell: [AtomicU64; 2],
+    /// Send: ticks at which bytes were first seen unread by a reader that had declared no wait; 0 none are,
+    pub unheard_since: AtomicU64,
+    /// ... and how far it had read then.
+    pub unheard_at: AtomicU64,
     /// What `bytes` and `tcp_bytes` together lack of the stream's own count (wrapping), see [`Half::position`].
     pub skew: AtomicU64,
     /// Send, from a lane's begin on: how copies are made.

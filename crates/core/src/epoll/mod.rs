@@ -25,7 +25,7 @@ use crate::table::{self, Conn, Entry};
 use crate::{conn, process};
 
 use self::active::List;
-use self::regs::{CONTROL, indices, managed_after, reg, remove};
+use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 
 pub use self::active::{shown, starved, touch};
 pub use self::ctl::{bars, bars_managed, closing, ctl, forget, manage, restore, watches};
@@ -203,17 +203,25 @@ pub enum Waited {
 
 /// What is known of the waits for the sets that hold the connection, under whichever of its descriptors.
 pub fn waited(conn: Conn, fd: i32) -> Waited {
+    let mut known = Waited::Nowhere;
+    each_of(conn, fd, |reg| known = known.and(reg.waited()));
+    known
+}
+
+/// Those count that come from now on.
+pub fn forget_waits(conn: Conn, fd: i32) {
+    each_of(conn, fd, Reg::forget_waits);
+}
+
+fn each_of(conn: Conn, fd: i32, mut each: impl FnMut(&Reg)) {
     let _control = CONTROL.lock();
-    let one =
-        |known: Waited, fd| indices(fd).filter_map(reg).fold(known, |known, reg| known.and(reg.waited()));
-    let known = one(Waited::Nowhere, fd);
-    if conn.block.dups.load(Ordering::Relaxed) == 0 {
-        return known;
+    indices(fd).filter_map(reg).for_each(&mut each);
+    if conn.block.dups.load(Ordering::Relaxed) != 0 {
+        let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
+        for (other, _) in table::all().filter(|&(other, entry)| other != fd && same(entry)) {
+            indices(other).filter_map(reg).for_each(&mut each);
+        }
     }
-    let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
-    table::all()
-        .filter(|&(other, entry)| other != fd && same(entry))
-        .fold(known, |known, (other, _)| one(known, other))
 }
 
 impl Waited {

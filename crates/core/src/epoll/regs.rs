@@ -152,6 +152,11 @@ impl Reg {
         self.disarmed.set(disarmed);
     }
 
+    /// Those count that come from now on. Under CONTROL.
+    pub(super) fn forget_waits(&self) {
+        self.since.set(self.set.get().map_or(0, Set::waits));
+    }
+
     /// What is known of the waits for its set. Under CONTROL.
     pub(super) fn waited(&self) -> Waited {
         let waits = self.set.get().map_or(0, Set::waits);

@@ -12,7 +12,7 @@ use super::{EDGE, Set, WAIT, has_lanes, is_inherited, own, ring};
 use crate::table::Conn;
 use crate::tls::{critical, thread};
 use crate::trace::Sleep;
-use crate::{clock, conn, link, process, ready, session, sys, tenants, wait};
+use crate::{clock, conn, link, process, ready, session, sys, tenants, tx, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -332,10 +332,14 @@ fn sleep(
             if level.full {
                 bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
             }
-            bound = bound.into_iter().chain(level.bound).min();
+            let unheard = tx::unheard(conn, reg.fd.get());
+            bound = bound.into_iter().chain(level.bound).chain(unheard).min();
+            news |= ready::modes(conn.block) != level.modes;
             if stays
                 || level.full
                 || level.bound.is_some()
+                || unheard.is_some()
+                || ready::modes(conn.block) != level.modes
                 || level.settled
                 || level.events & wanted != 0 && reported
                 || level.keep_looking && reg.events.get() & EDGE == 0

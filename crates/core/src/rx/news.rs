@@ -215,7 +215,7 @@ impl Wait {
         let debt = DEBT_US * 1000 + 1;
         let in_debt = conn.block.rx.mode.load(Ordering::Relaxed) == mode::DEBT;
         let most = if in_debt { Some(debt) } else { cork::sleeps_at_most(&conn.block.rx) };
-        let nap = most.into_iter().chain(remaining).min();
+        let nap = most.into_iter().chain(tx::unheard(conn, fd)).chain(remaining).min();
         match wait::sleep(conn.block, fd, NEWS | owed, nap) {
             Woken::Timeout if remaining.is_none_or(|left| nap.is_some_and(|nap| nap < left)) => {
                 Ok(Woken::Look)

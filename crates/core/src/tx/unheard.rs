@@ -1,0 +1,67 @@
+//! Bytes that a reader leaves unread without having declared that it waits: it is busy, or it waits past the hooks, where a lane
+//! wakes nobody (models/waits.pml).
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::mode;
+use shunpike_shm::lane::Side;
+use shunpike_wire::Reason;
+
+use super::{dmb, lock, take_back};
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::{clock, conn, process};
+
+/// Before a sleep of ours: where bytes of ours are unread so, for how long that is borne yet, nanoseconds. After the grace they are
+/// taken back and go by TCP, which wakes whoever waits there. A busy reader gets its bytes that way, too.
+pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
+    if conn.block.tx.mode.load(Ordering::Relaxed) != mode::LANE {
+        return None;
+    }
+    match look(conn, fd) {
+        Unheard::Not => None,
+        Unheard::For(ns) => Some(ns),
+        Unheard::TakenBack => {
+            conn::note(conn.block, Reason::GraceExceeded);
+            // Both directions, else neither would ever come on a lane again.
+            conn::stop(conn, fd);
+            None
+        }
+    }
+}
+
+enum Unheard {
+    Not,
+    For(u64),
+    TakenBack,
+}
+
+fn look(conn: Conn, fd: i32) -> Unheard {
+    let half = &conn.block.tx;
+    let critical = critical();
+    let _guard = lock(conn.block, &critical);
+    let on_lane = conn.current() && half.mode.load(Ordering::Relaxed) == mode::LANE;
+    let Some(dmb) = dmb(half).filter(|_| on_lane) else { return Unheard::Not };
+    let (words, now) = (dmb.words(), clock::ticks());
+    let consumed = words.cons().offset();
+    let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(consumed);
+    let is_declared = words.waiting(Side::Readers).declared();
+    if is_declared || unread == 0 || unread > dmb.window() {
+        half.unheard_since.store(0, Ordering::Relaxed);
+        return Unheard::Not;
+    }
+    let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
+    let since = half.unheard_since.load(Ordering::Relaxed);
+    if since == 0 || half.unheard_at.swap(consumed, Ordering::Relaxed) != consumed {
+        half.unheard_at.store(consumed, Ordering::Relaxed);
+        half.unheard_since.store(now.max(1), Ordering::Relaxed);
+        return Unheard::For(grace * 1000);
+    }
+    let left = clock::from_us(grace).saturating_sub(now.wrapping_sub(since));
+    if left > 0 {
+        return Unheard::For(clock::to_ns(left).max(1));
+    }
+    half.unheard_since.store(0, Ordering::Relaxed);
+    take_back(conn, fd, &dmb);
+    Unheard::TakenBack
+}
