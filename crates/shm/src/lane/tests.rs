@@ -133,3 +133,33 @@ fn a_declaration_keeps_the_queues_of_those_who_sleep() {
     w.answered(Side::Readers, second);
     assert!(!w.waiting(Side::Readers).declared());
 }
+
+#[test]
+fn what_more_is_mapped_is_the_same_memory_at_another_address() {
+    let ring = ring_size(3) as u32;
+    let fd = crate::region::create("parts", Dmb::len(3)).expect("memfd");
+    let region = Region::map(std::os::fd::AsFd::as_fd(&fd), HEADER + (16 << 10)).expect("maps");
+    let small = Dmb::part(region, 5, ring).expect("a DMB");
+    assert_eq!((small.mapped(), small.capacity(), small.window()), (16 << 10, ring, 16 << 10));
+    assert!(small.is_at_its_end() && small.with_window(32 << 10).is_none(), "no more than is mapped");
+    // SAFETY: the memfd is as long as that.
+    let larger = unsafe { region.again(Dmb::len(3)) }.expect("maps");
+    let address = Dmb::moved(small.address(), larger.base() as usize, ring);
+    // SAFETY: made of a mapping of all of it.
+    let whole = unsafe { Dmb::at(address, ring) };
+    assert_eq!((Dmb::mapped_at(address), Dmb::len_at(address)), (ring, Dmb::len(3)));
+    assert!(!whole.is_at_its_end() && whole.with_window(ring.into()).is_some());
+    assert_ne!(small.address(), whole.address());
+    small.words().set_reach(7);
+    assert_eq!(whole.words().reach(), 7);
+    // SAFETY: within both rings, which only this thread uses.
+    unsafe { whole.span(100).0.write(9) };
+    // SAFETY: as above.
+    assert_eq!(unsafe { small.span(100).0.read() }, 9);
+    // SAFETY: nobody uses what is behind.
+    let cut = unsafe { larger.cut(HEADER + (16 << 10)) };
+    assert_eq!((cut.base(), cut.len()), (larger.base(), HEADER + (16 << 10)));
+    for lawless in [ring_size(3) as u32 + 1, 8 << 10] {
+        assert!(Dmb::part(region, 5, lawless).is_none(), "no power of two, or less than is mapped");
+    }
+}
