@@ -1,7 +1,9 @@
 """Readiness at the borders between TCP and a lane: what a look alone shows, and that no edge is lost and none is one too many."""
 
+import json
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -54,3 +56,27 @@ def test_a_look_alone_sees_what_a_read_would_get(world, state, reader):
     assert expected.endswith("done\n")
     world.procs.clear()
     assert looks(world, state, reader, broker=True) == expected
+
+
+def events(rounds):
+    dialogue = "answer: IN OUT\nread 100\nread: nothing\n" * rounds
+    return ("registered: OUT\nat first: nothing\nat first: nothing\n" + dialogue + "idle: nothing\nidle: nothing\n"
+            "closed: IN OUT RDHUP\nread 0\nended: nothing\nended: nothing\n")  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["tcp", "earned", "eager", "revoked"])
+def test_edges_are_those_of_tcp_one_for_one(world, bed, how):
+    """Not one more for a lane that opens, of room for writing for one, nor for one that closes; nor one fewer."""
+    accel, port = Accel(world, "tcp" if how == "tcp" else "both", ["--eager"] if how == "eager" else []), free_port()
+    clients, rounds = 40, 400 if how == "revoked" else 20
+    server = accel.server("server", [bed / "events", "server", port, clients, rounds]).wait_listening(port)
+    client = accel.client("client", [bed / "events", "client", port, clients, rounds])
+    while how == "revoked" and client.popen.poll() is None:
+        for end in accel.broker.connections():
+            subprocess.run([accel.world.binary, "revoke", str(end["pid"])], env=world.env | {"SHUNPIKE_SOCKET": str(accel.broker.socket)})
+    assert client.finish() == events(rounds) * clients + "done\n"
+    assert server.finish() == "done\n"
+    if how == "revoked":
+        assert json.loads(accel.broker.tool("stats", "--json"))["connections"]["revoked"] > clients / 4
+    if how != "tcp":
+        until(lambda: accel.broker.stats().lanes >= clients / 2, lambda: f"lanes; have {accel.broker.stats()}")

@@ -256,7 +256,10 @@ def select_it(conn):
 def epoll(conn, flags=0):
     with select.epoll() as waiting:
         waiting.register(conn.reader, select.EPOLLIN | flags)
-        return [event for _, event in waiting.poll(PATIENCE)]
+        told = [[event for _, event in waiting.poll(PATIENCE)]]
+        if flags:
+            told.append([event for _, event in waiting.poll(0)])
+        return told
 
 
 def epoll_edge(conn):

@@ -38,8 +38,7 @@ pub struct Level {
 /// What an edge-triggered report has told of: more than that is an edge.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
-    /// The byte of the stream up to which the receiving lane can be seen; 0 where it has shown none. Of bytes on TCP the kernel's
-    /// own edges tell.
+    /// How far the receiving lane can be seen. Of bytes on TCP the kernel's own edges tell.
     produced: u64,
     /// Calls that have found no room.
     starved: u32,
@@ -57,21 +56,26 @@ impl Seen {
     }
 }
 
-/// See [`Seen`]. A place in the stream, so that it only grows, from one lane to the next, too: a change of where bytes come from is
-/// no edge, and each new byte is one (models/edges.pml).
+impl Seen {
+    /// The same when the connection comes on a lane: nothing of its ring was told of that is not there.
+    pub fn of_lane(self, block: &Block) -> Self {
+        Self { produced: self.produced.min(produced(&block.rx)), ..self }
+    }
+
+    /// The same, with nobody in want of room.
+    pub fn with_room(self, block: &Block) -> Self {
+        Self { starved: block.starved.load(Ordering::Relaxed), ..self }
+    }
+}
+
+/// See [`Seen`]. It only grows while there is a lane: each new byte is an edge, and that the reader comes from TCP into the ring is none
+/// (models/edges.pml).
 fn produced(half: &Half) -> u64 {
     let Some(dmb) = rx::dmb(half) else { return 0 };
-    let words = dmb.words();
-    let start = match half.mode.load(Ordering::Acquire) {
-        mode::LANE => Some(half.start.load(Ordering::Relaxed)),
-        mode::GRANTED => words.start(half.generation.load(Ordering::Relaxed)),
-        _ => None,
-    };
-    let shown = |start: u64| match cork::shown(half, words, words.prod()) {
-        0 => 0,
-        shown => start.wrapping_add(shown),
-    };
-    start.map_or(0, shown)
+    match half.mode.load(Ordering::Acquire) {
+        mode::GRANTED | mode::LANE => cork::shown(half, dmb.words(), dmb.words().prod()),
+        _ => 0,
+    }
 }
 
 impl Level {

@@ -467,6 +467,31 @@ pub fn counts(fd: i32, opener: bool) -> Result<Counts, Errno> {
     Err(Errno::AGAIN)
 }
 
+/// What TCP has shown of a connection to who waits for it.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// Bytes that have come, read or not, and the stream's end.
+    received: u64,
+    /// POLL* bits that stand.
+    pub events: i16,
+}
+
+impl Shown {
+    /// Now; none where the kernel would not say.
+    pub fn now(fd: i32) -> Option<Self> {
+        let info: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+        let events = libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP;
+        Some(Self { received: info.received, events: poll_now(fd, events) })
+    }
+
+    /// Whether more stands now than did then, the room for writing aside.
+    pub fn has_more(self, fd: i32) -> bool {
+        Self::now(fd).is_none_or(|now| {
+            now.received != self.received || now.events & !self.events & !(libc::POLLIN | libc::POLLOUT) != 0
+        })
+    }
+}
+
 /// Whether the kernel holds the last part of a client's handshake back for its first bytes, without which no server can accept: it has
 /// sent nothing but the SYN (tcp_rcv_synsent_state_process, net/ipv4/tcp_input.c).
 pub fn is_held_back(fd: i32) -> bool {

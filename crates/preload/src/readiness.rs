@@ -291,7 +291,7 @@ pub unsafe fn wait(
     if let Some(kernels) = epoll::kernels(set) {
         let told = covered();
         kernels.returned();
-        if kernels.is_all(told) {
+        if kernels.is_all(told, n) {
             return told;
         }
         let out: &mut [epoll_event] = match told as usize {

@@ -13,6 +13,7 @@ use super::regs::{
 };
 use super::{EDGE, EXCLUSIVE, ONESHOT, Set, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
+use crate::tls::critical;
 use crate::{conn, link, process, sys, tenants, wait};
 
 /// What a connection on a lane is registered for in the kernel: news of TCP, once each.
@@ -201,7 +202,7 @@ fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &
     let Some(head) = table::regs(fd) else { return };
     reg.next.set(head.swap(index, Ordering::Relaxed));
     if conn.is_some_and(on_lane) {
-        take_over(control, index);
+        take_over(control, index, true);
     }
 }
 
@@ -227,6 +228,14 @@ pub fn closing(conn: Conn, fd: i32) {
 }
 
 fn leaving(conn: Conn, fd: i32) {
+    if conn.block.dups.load(Ordering::Relaxed) != 0 || !tenants::alone(conn.block) {
+        let _control = CONTROL.lock();
+        for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
+            if reg.lingers.get() {
+                end_lingering_of(reg, index);
+            }
+        }
+    }
     let here = || {
         conn.block.dups.load(Ordering::Relaxed) != 0
             && table::all()
@@ -284,7 +293,7 @@ pub fn manage(conn: Conn, fd: i32) {
             if let Some(reg) = reg(index).filter(|reg| reg.conn.get() != Some(conn)) {
                 reg.conn.set(Some(conn));
             }
-            take_over(&mut control, index);
+            take_over(&mut control, index, false);
         }
     };
     manage(fd);
@@ -297,10 +306,12 @@ pub fn manage(conn: Conn, fd: i32) {
 }
 
 /// Under CONTROL, and the kernel first: until our silent entry stands there, it tells of the connection itself, so that a
-/// change of the registration is the kernel's to hear of, and waits for CONTROL.
-fn take_over(control: &mut Control, index: u32) {
+/// change of the registration is the kernel's to hear of, and waits for CONTROL. `is_new`: the program asks for it just now.
+fn take_over(control: &mut Control, index: u32, is_new: bool) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set.get() else { return };
+    // Before the doorbell, which is news of the set.
+    let known = if reg.managed.get() { None } else { known(set, reg, is_new) };
     if set.cq.load(Ordering::Relaxed) == 0 {
         let cq = process::take_cq();
         let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
@@ -310,7 +321,7 @@ fn take_over(control: &mut Control, index: u32) {
             process::leave_cq(cq);
         }
     }
-    if tell_kernel(reg, index, silent).is_err() {
+    if !reg.managed.get() && tell_kernel(reg, index, silent).is_err() {
         // Closed behind our back, the kernel has it no more.
         let fd = reg.fd.get();
         return remove(control, index, fd);
@@ -328,13 +339,53 @@ fn take_over(control: &mut Control, index: u32) {
             reg.managed.set(true);
             reg.ours_since.set(set.tick());
             set.managed.fetch_add(1, Ordering::SeqCst);
+            reg.known.set(known.map(|(shown, _)| shown));
+            reg.edge.set(is_new || known.is_none_or(|(_, is_told)| !is_told));
+            if let Some(conn) = reg.conn.get() {
+                reg.seen.set(reg.seen.get().with_room(conn.block));
+            }
+        }
+        if let Some(conn) = reg.conn.get() {
+            let _critical = critical();
+            reg.seen.set(reg.seen.get().of_lane(conn.block));
         }
         reg.dirty.set(true);
-        reg.edge.set(true);
         push(&mut list, index);
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);
+}
+
+/// Before an edge-triggered registration becomes ours: what TCP shows, and whether the program has been told of it. Who waits by
+/// edges is told once, so a second time would be one too many, and none would be a hang. `None`: that cannot be known.
+fn known(set: &Set, reg: &Reg, is_new: bool) -> Option<(sys::Shown, bool)> {
+    if reg.events.get() & EDGE == 0 {
+        return None;
+    }
+    let shown = sys::Shown::now(reg.fd.get())?;
+    if is_new {
+        return Some((shown, false));
+    }
+    // What stood before this look is told where the set has nothing more to tell.
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    let is_idle = sys::poll_now(epfd, libc::POLLIN) == 0;
+    // Room that has been there from the first is told by the first wait that has told of all.
+    let stands = shown.events & !libc::POLLOUT != 0;
+    let is_told =
+        is_idle || !stands && set.told_all.load(Ordering::Relaxed) > reg.asked_at.get() && has_had_room(reg);
+    // What it waits for in vain now, a lane may have.
+    Some((shown, is_told && shown.events & libc::POLLOUT != 0))
+}
+
+/// Whether so little has gone out that TCP's buffer has had room at all times: at most a page for each call beside the bytes, and the
+/// kernel calls it writable up to two thirds.
+fn has_had_room(reg: &Reg) -> bool {
+    let Some(conn) = reg.conn.get() else { return false };
+    let half = &conn.block.tx;
+    let most =
+        half.tcp_bytes.load(Ordering::Relaxed) + 4096 * u64::from(half.tcp_calls.load(Ordering::Relaxed));
+    let room = sys::option::<i32>(reg.fd.get(), libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
+    most < room as u64 / 2
 }
 
 /// The set goes to queue `to`, which it has taken: pollers have come or gone. With no lock held.
@@ -390,6 +441,8 @@ fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) 
     let Some(set) = reg.set.get() else { return Err(Errno::NOENT) };
     let epfd = set.epfd.load(Ordering::Relaxed);
     reg.next_turn();
+    reg.lingers.set(false);
+    reg.known.set(None);
     let mut event = what(reg, index);
     if reg.events.get() & EXCLUSIVE == 0 {
         return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd.get(), Some(&mut event));
@@ -410,8 +463,15 @@ pub fn restore(conn: Conn, over: impl FnOnce()) {
 }
 
 /// One registration to the kernel, as the program made it; one that the program has deleted goes.
+///
+/// The kernel tells of what stands when it gets it, room for writing for one: an edge that TCP has not. So where the program has been
+/// told of all, our entry lingers until the kernel has news, of which it then tells the program (`end_lingering_of`).
 fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
+    let lingers = lingers(reg);
     unmanage(control, reg, index);
+    if lingers {
+        return reg.lingers.set(true);
+    }
     // Nobody else changes it any more.
     if reg.parked.get() {
         let (fd, epfd) = (reg.fd.get(), reg.set.get().map_or(-1, |set| set.epfd.load(Ordering::Relaxed)));
@@ -419,6 +479,39 @@ fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
         remove(control, index, fd);
     } else {
         let _ = tell_kernel(reg, index, as_asked);
+    }
+}
+
+/// Whether the kernel may keep our silent entry for a while: it stands for edges, all of which the program has been told of.
+fn lingers(reg: &Reg) -> bool {
+    let kind = reg.events.get() & (EDGE | ONESHOT | EXCLUSIVE);
+    let is_watched = || reg.set.get().is_none_or(|set| set.watched.load(Ordering::SeqCst));
+    let is_told = |conn: Conn| {
+        conn.current()
+            && conn.block.phase.load(Ordering::Relaxed) == conn::phase::OPEN
+            && reg.seen.get() == reg.seen.get().with_room(conn.block)
+    };
+    kind == EDGE
+        && reg.managed.get()
+        && !reg.parked.get()
+        && !reg.edge.get()
+        && !is_watched()
+        && reg.conn.get().is_some_and(is_told)
+}
+
+/// The kernel has news for a registration of which our entry lingers: it gets the program's, and tells of them anew. Under CONTROL. Says
+/// whether it does.
+pub(super) fn end_lingering_of(reg: &Reg, index: u32) -> bool {
+    tell_kernel(reg, index, as_asked).is_ok()
+}
+
+/// ... for all in `set`, as others than we are to hear of it.
+pub(super) fn end_lingering(set: &'static Set) {
+    let control = CONTROL.lock();
+    for index in 1..=control.used {
+        if let Some(reg) = reg(index).filter(|reg| reg.lingers.get() && reg.is_in(set)) {
+            end_lingering_of(reg, index);
+        }
     }
 }
 
@@ -507,7 +600,7 @@ mod tests {
         for slot in [3, 3, 4] {
             link::join(link, conn.block, slot);
             for _ in 0..2 {
-                take_over(&mut CONTROL.lock(), index);
+                take_over(&mut CONTROL.lock(), index, false);
                 let mut found = Vec::new();
                 managed_of(link::registrations(conn.block).expect("a list"), |index| found.push(index));
                 assert_eq!(found, [index]);

@@ -60,6 +60,8 @@ pub struct Set {
     waits: AtomicU64,
     /// Counts what a call must not tell of twice: reports, and registrations that came on lanes.
     clock: AtomicU64,
+    /// When the last wait began in which the kernel told of all that it had.
+    told_all: AtomicU64,
     /// Link group at which the next look for news begins.
     links: AtomicU32,
     list: Mutex<List>,
@@ -79,6 +81,7 @@ impl Set {
             watched: AtomicBool::new(false),
             waits: AtomicU64::new(0),
             clock: AtomicU64::new(0),
+            told_all: AtomicU64::new(0),
             links: AtomicU32::new(0),
             list: Mutex::new(List::new()),
         }
@@ -122,6 +125,7 @@ fn new_set(epfd: i32) -> Option<&'static Set> {
             set.cq.store(0, Ordering::Relaxed);
             set.watched.store(false, Ordering::Relaxed);
             set.waits.store(0, Ordering::Relaxed);
+            set.told_all.store(0, Ordering::Relaxed);
             *set.list.lock() = List::new();
             return Some(set);
         }
@@ -180,6 +184,7 @@ pub fn watch(set: &'static Set) {
     // SeqCst: pairs with who brings a connection on a lane and asks `bars_managed`, after `take_over` has counted it. Of those
     // on their way to one only they know.
     set.watched.store(true, Ordering::SeqCst);
+    ctl::end_lingering(set);
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
         let Some((index, conn, fd)) = managed_after(set, after) else { return };

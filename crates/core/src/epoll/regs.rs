@@ -7,7 +7,7 @@ use super::active::pop;
 use super::{ONESHOT, Set, Waited};
 use crate::mutex::Mutex;
 use crate::table::{self, Conn};
-use crate::{clock, link, ready, seen};
+use crate::{clock, link, ready, seen, sys};
 
 /// Registrations of a process (sets times connections); more are left to the kernel, on TCP.
 const REGS: usize = 1 << 18;
@@ -38,6 +38,11 @@ pub(super) struct Reg {
     pub(super) since: Cell<u32>,
     /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
     pub(super) turn: Cell<u32>,
+    /// The kernel has our silent entry for a connection that is on TCP again: what it tells of next, it tells the program (`ctl::restore`).
+    pub(super) lingers: Cell<bool>,
+    /// What TCP had shown when the kernel got our silent entry, where the program had been told of all. Of what stands it tells at once,
+    /// and that is no edge.
+    pub(super) known: Cell<Option<sys::Shown>>,
 
     /// Changed under CONTROL and the list's lock: who holds the latter and finds it set has a registration that stays managed,
     /// and of which the kernel tells only us.
@@ -52,6 +57,8 @@ pub(super) struct Reg {
     pub(super) data: Cell<u64>,
     /// A one-shot that has fired.
     pub(super) disarmed: Cell<bool>,
+    /// When it was asked for so.
+    pub(super) asked_at: Cell<u64>,
     pub(super) listed: Cell<bool>,
     pub(super) prev_active: Cell<u32>,
     pub(super) next_active: Cell<u32>,
@@ -132,6 +139,8 @@ impl Reg {
         self.since.set(set.waits());
         self.parked.set(false);
         self.next_turn();
+        self.lingers.set(false);
+        self.known.set(None);
         self.managed.set(false);
         self.wish(event.events, event.u64, false);
         self.listed.set(false);
@@ -150,6 +159,7 @@ impl Reg {
         self.events.set(events);
         self.data.set(data);
         self.disarmed.set(disarmed);
+        self.asked_at.set(clock::ticks());
     }
 
     /// Those count that come from now on. Under CONTROL.

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
 use super::active::{arm, hot, look, news, next, push, scan};
-use super::ctl::{move_to, restore_left};
+use super::ctl::{end_lingering_of, move_to, restore_left};
 use super::regs::{BELL, CONTROL, Control, has_tags, index_and_turn, reg, untag};
 use super::{EDGE, Set, WAIT, has_lanes, is_inherited, own, ring};
 use crate::table::Conn;
@@ -28,6 +28,7 @@ const FEW: usize = 8;
 pub struct Kernels {
     set: &'static Set,
     before: u64,
+    began: u64,
 }
 
 /// Whether libc's own call does: there is no lane in the set, and nobody waits for the broker's word. [`Kernels::is_all`] follows
@@ -38,7 +39,7 @@ pub fn kernels(set: &'static Set) -> Option<Kernels> {
         !has_lanes(set) && !is_inherited(set) && !session::has_news() && crate::eager::attention().is_none();
     is_quiet.then(|| {
         set.waits.fetch_add(WAIT + 1, Ordering::Relaxed);
-        Kernels { set, before: set.now() }
+        Kernels { set, before: set.now(), began: clock::ticks() }
     })
 }
 
@@ -49,9 +50,12 @@ impl Kernels {
         self.set.waits.fetch_add(WAIT - 1, Ordering::Relaxed);
     }
 
-    /// Whether libc's call, which has told of `told` events, was all of it: no set of the process ever had a lane.
+    /// Whether libc's call, which has told of `told` events and had room for so many, was all of it: no set of the process ever had a lane.
     #[inline]
-    pub fn is_all(&self, told: i32) -> bool {
+    pub fn is_all(&self, told: i32, room: i32) -> bool {
+        if (0..room).contains(&told) {
+            self.set.told_all.store(self.began, Ordering::Relaxed);
+        }
         told < 0 || !has_tags()
     }
 
@@ -59,7 +63,7 @@ impl Kernels {
     /// at the beginning of it. `None`: wait on, for what is left of the time.
     #[inline(never)]
     pub fn end(&self, out: &mut [libc::epoll_event]) -> Option<usize> {
-        let n = sort_out(self.set, out, None);
+        let (n, _) = sort_out(self.set, out, None);
         if n == 0 {
             return (out.is_empty() && !has_lanes(self.set)).then_some(0);
         }
@@ -232,19 +236,23 @@ fn kernel_by(
         let room = &mut out[n..];
         let (most, direct) = (room.len(), room.len() > batch.len());
         let into = if direct { &mut *room } else { &mut batch[..most] };
+        let began = clock::ticks();
         let got = match sys::sleep_in_epoll(epfd, into, timeout, mask) {
             Ok(got) => got,
             Err(_) if n > 0 => break,
             Err(errno) => return Err(errno),
         };
-        let kept = sort_out(set, &mut into[..got], control);
+        if got < most {
+            set.told_all.store(began, Ordering::Relaxed);
+        }
+        let (kept, has_more) = sort_out(set, &mut into[..got], control);
         if !direct {
             room[..kept].copy_from_slice(&batch[..kept]);
         }
         n += kept;
         // Tags of ours took the place of what the kernel may have for the program. Not where it had something: a
         // second call would report what is level-triggered a second time.
-        if got < most || n > 0 {
+        if got < most && !has_more || n > 0 {
             break;
         }
         (timeout, mask) = (0, core::ptr::null());
@@ -255,50 +263,61 @@ fn kernel_by(
     Ok(n)
 }
 
-/// Of what the kernel has told, keeps at the beginning what is for the program, and says how much that is. Ours is looked at.
-fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option<&Control>) -> usize {
-    let mut n = 0;
-    for at in 0..events.len() {
-        let event = events[at];
-        let kept = match untag(event.u64) {
-            None => Some(event),
-            Some(BELL) => None,
-            Some(word) => tcp_news(set, word, event.events, control),
-        };
-        if let Some(event) = kept {
-            events[n] = event;
-            n += 1;
-        }
-    }
-    n
+/// What an event of the kernel's comes to that has our tag.
+enum Told {
+    /// It is for the program.
+    Event(libc::epoll_event),
+    /// The kernel tells the program for itself, next time.
+    Again,
+    /// Nothing, or a connection that is to be looked at.
+    Ours,
 }
 
-/// The kernel reports the TCP socket of a registration that has our tag. Returns what the program is to see of it.
-fn tcp_news(
-    set: &'static Set,
-    word: u32,
-    events: u32,
-    control: Option<&Control>,
-) -> Option<libc::epoll_event> {
+/// Of what the kernel has told, keeps at the beginning what is for the program, and says how much that is, and whether the kernel has
+/// something again. Ours is looked at.
+fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option<&Control>) -> (usize, bool) {
+    let (mut n, mut has_more) = (0, false);
+    for at in 0..events.len() {
+        let event = events[at];
+        let told = match untag(event.u64) {
+            None => Told::Event(event),
+            Some(BELL) => Told::Ours,
+            Some(word) => tcp_news(set, word, event.events, control),
+        };
+        match told {
+            Told::Event(event) => {
+                events[n] = event;
+                n += 1;
+            }
+            Told::Again => has_more = true,
+            Told::Ours => {}
+        }
+    }
+    (n, has_more)
+}
+
+/// The kernel reports the TCP socket of a registration that has our tag.
+fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>) -> Told {
     let (index, turn) = index_and_turn(word);
     let _control = control.is_none().then(|| CONTROL.lock());
     let mut list = set.list.lock();
-    let reg = reg(index).filter(|reg| reg.turn.get() == turn)?;
-    if !reg.is_in(set) {
-        return None;
-    }
+    let Some(reg) = reg(index).filter(|reg| reg.turn.get() == turn && reg.is_in(set)) else {
+        return Told::Ours;
+    };
+    // The first event of our entry is what stood when it was made.
+    let is_news = reg.known.take().is_none_or(|known| known.has_more(reg.fd.get()));
     if reg.managed.get() {
         reg.dirty.set(true);
-        // TCP's own edges count while TCP carries the bytes.
-        let edge = events & !(libc::EPOLLOUT as u32) != 0
-            || reg.conn.get().is_some_and(|conn| conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN);
-        reg.edge.set(reg.edge.get() || edge);
+        reg.edge.set(reg.edge.get() || is_news);
         push(&mut list, index);
-        return None;
+        return Told::Ours;
+    }
+    if reg.lingers.get() {
+        return if is_news && end_lingering_of(reg, index) { Told::Again } else { Told::Ours };
     }
     // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
     let fires = !reg.disarmed.replace(true);
-    fires.then_some(libc::epoll_event { events, u64: reg.data.get() })
+    if fires { Told::Event(libc::epoll_event { events, u64: reg.data.get() }) } else { Told::Ours }
 }
 
 /// Arms everything, declares the sleep, looks once more, and waits in the kernel.
