@@ -366,6 +366,10 @@ fn known(set: &Set, reg: &Reg, is_new: bool) -> Option<(sys::Shown, bool)> {
     if is_new {
         return Some((shown, false));
     }
+    // Our entry of the lane before, of which the kernel has yet to tell.
+    if let Some(before) = reg.known.get().filter(|_| reg.lingers.get()) {
+        return Some((shown, !before.has_more(reg.fd.get())));
+    }
     // What stood before this look is told where the set has nothing more to tell.
     let epfd = set.epfd.load(Ordering::Relaxed);
     let is_idle = sys::poll_now(epfd, libc::POLLIN) == 0;
