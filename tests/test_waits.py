@@ -1,8 +1,10 @@
 """Who waits past the hooks must get what the kernel has: each call to wait x each way to make it."""
 
+import subprocess
+
 import pytest
 
-from harness import EAGER_MODES, Accel
+from harness import EAGER_MODES, ROOT, TARGET, Accel
 from procs import finish_together, free_port
 
 pytestmark = pytest.mark.fallback
@@ -39,3 +41,27 @@ def test_waits_past_the_hooks_beside_others_and_after_them(world, bed, mode):
     accel = Accel.eager(world, mode)
     dialogue(accel, bed, NO_SETS, 3, "raw")
     accel.verify(more=lambda: dialogue(accel, bed, NO_SETS, 3, "raw"))
+
+
+@pytest.fixture(scope="module")
+def async_io():
+    """An echo server on async-io, which waits by rustix: reads and writes by libc, waits by system calls of its own."""
+    target = TARGET.parent / "async_io"
+    command = ["cargo", "build", "--release", "--locked", "--manifest-path", ROOT / "tests/async_io/Cargo.toml", "--target-dir", target]
+    built = subprocess.run(command, capture_output=True, text=True)
+    if built.returncode and "failed to download" in built.stderr:
+        pytest.skip("async-io cannot be had")
+    assert built.returncode == 0, built.stderr
+    return target / "release" / "async-io-echo"
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_async_io(world, bed, async_io, mode):
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [async_io, port]).wait_listening(port)
+    hashes, _ = finish_together(accel.client("client", [bed / "echo", "client", port, 1, 100]), server)
+    assert len(hashes.splitlines()) == 1
+    if mode == "earned":
+        stats = accel.broker.stats()
+        assert stats.lanes == 0 and stats.reasons.get("waits_unseen"), stats
