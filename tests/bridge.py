@@ -25,6 +25,7 @@ from procs import until
 
 SESSION = pathlib.Path(__file__).resolve().parent.parent / "crates/wire/src/session.rs"
 VERSION = int(re.search(r"const VERSION: u32 = (\d+);", SESSION.read_text())[1])
+CONTROL = int(re.search(r"const CONTROL: u16 = (\d+);", SESSION.read_text())[1])
 ARENA, PAGE = 8192 + 32 * 1024 * 1024, 4096  # crates/shm/src/{arena,pages}.rs
 CONN = 1 << 32
 HELLO, NOMINATE, CLC = 1, 2, 4  # to the broker
@@ -75,14 +76,23 @@ def what_it_is(clc):
     return clc[4], struct.unpack_from(">I", clc, 16)[0] if clc[4] == DECLINE else None
 
 
+def versions(control, lanes):
+    """Both versions, as Hello and Welcome carry them."""
+    return control << 16 | lanes
+
+
+def hello(both, comm=b"bridge"):
+    return struct.pack("<HIB16s", HELLO, both, 1, comm)
+
+
 class Session:
     """A session with one broker."""
 
-    def __init__(self, broker):
+    def __init__(self, broker, greeting=None, arena=ARENA):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect(str(broker.socket))
-        arena, bell = memory(ARENA), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.say(struct.pack("<HIB16s", HELLO, VERSION, 1, b"bridge"), [arena, bell])
+        arena, bell = memory(arena), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.say(greeting or hello(versions(CONTROL, VERSION)), [arena, bell])
         os.close(arena), os.close(bell)
 
     def say(self, message, fds=()):
@@ -166,10 +176,10 @@ class Bridge:
 
 class Proxy:
     """Looks like a broker at `socket`, and is that broker, but for the CLC messages that programs get: `change` makes them
-    others. `sent` are those that programs sent."""
+    others. `sent` are those that programs sent. `version`: either side takes the other one for one whose lanes are of that version."""
 
-    def __init__(self, broker, path, change):
-        self.broker, self.socket, self.change = broker, path, change
+    def __init__(self, broker, path, change, version=None):
+        self.broker, self.socket, self.change, self.version = broker, path, change, version
         self.sent, self.sockets, self.threads = [], [], []
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(path))
@@ -202,6 +212,7 @@ class Proxy:
             if kind == WELCOME:
                 os.close(fds[0])
                 fds[0] = os.dup(page_fd)
+                message = self.as_of_version(message)
             if kind == RELAYED:
                 message = message[:12] + self.change(message[12:])
             with contextlib.suppress(BrokenPipeError):  # a program that was killed
@@ -215,11 +226,18 @@ class Proxy:
 
     def to_broker(self, program, broker):
         for message, fds in messages(program, broker):
-            if struct.unpack_from("<H", message)[0] == CLC:
+            kind = struct.unpack_from("<H", message)[0]
+            if kind == CLC:
                 self.sent.append(what_it_is(message[12:]))
+            if kind == HELLO:
+                message = self.as_of_version(message)
             send(broker, message, fds)
             for fd in fds:
                 os.close(fd)
+
+    def as_of_version(self, message):
+        """A Hello or a Welcome, in which the version follows the type."""
+        return message if self.version is None else message[:2] + struct.pack("<I", versions(CONTROL, self.version)) + message[6:]
 
     def __enter__(self):
         return self

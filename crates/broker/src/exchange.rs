@@ -368,6 +368,11 @@ impl Exchange {
         self.post(party.session, FromBroker::Revoke { conn: party.conn });
     }
 
+    /// Says something to a session that is none of ours.
+    pub fn tell(&mut self, session: SessionId, message: FromBroker) {
+        self.post(session, message);
+    }
+
     /// Link group and slot of a matched end.
     pub fn seat(&self, party: Party) -> Option<Seat> {
         self.ends.get(&party).map(|end| end.seat)

@@ -7,7 +7,7 @@ use shunpike_wire::Reason;
 /// Explains each of `found`.
 pub fn explain(found: Vec<Found>) -> Result<Explanations, Failure> {
     let explanations = found.into_iter().map(|found| one(found.connection)).collect();
-    Ok(Explanations { explanations })
+    Ok(Explanations { explanations, other_versions: Vec::new() })
 }
 
 fn one(connection: Connection) -> Explanation {
@@ -59,6 +59,7 @@ fn advice(reason: Reason) -> &'static str {
             "let SHUNPIKE_SOCKET name a socket in a directory of this user's or root's that nobody else may write, and its broker \
              be this user's or root's"
         }
+        Reason::VersionDiffers => "restart the program, or the broker: whichever runs the older version",
         Reason::Inactive => "the device was switched off: 'shunpike device set active on'",
         Reason::NotPermitted => "run both ends as the same user, or leave it on TCP",
         Reason::NotLocal => "nothing: the peer is on another host, which only TCP reaches",

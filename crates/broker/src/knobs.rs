@@ -88,7 +88,11 @@ impl Server {
             Knob::Active => {
                 // The knob first: a program that is told to close its lanes must not open them again.
                 page.active.store(number, Ordering::Release);
-                return self.exchange.set_active(number != 0);
+                self.exchange.set_active(number != 0);
+                if number == 0 {
+                    self.revoke_laneless(|_, _| true);
+                }
+                return;
             }
             Knob::DmbCopy => &page.dmb_copy,
             Knob::Wmem => &page.wmem,

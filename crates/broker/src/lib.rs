@@ -15,6 +15,7 @@ pub mod facts;
 mod foreign;
 pub mod ism;
 mod knobs;
+mod laneless;
 pub mod links;
 pub mod loopback;
 pub mod matching;

@@ -9,8 +9,8 @@ use crate::loopback::random_gid;
 use crate::metrics::Figures;
 use crate::policy::Identity;
 use crate::report::{
-    Answer, Check, Connections, Device, Done, Failure, Info, LinkGroup, LinkGroups, Process, Processes, Seid,
-    Stats, Ueids,
+    Answer, Check, Connections, Device, Done, Explanations, Failure, Info, LinkGroup, LinkGroups, Process,
+    Processes, Seid, Stats, Ueids,
 };
 use crate::runtime;
 use crate::server::Server;
@@ -43,14 +43,15 @@ impl System {
         Self { ueids, seid: WireSeid::NONE, life }
     }
 
-    /// The welcome of a new session.
-    pub fn welcome(&self, device: &dyn IsmDevice) -> Welcome {
+    /// The welcome of a new session, in these versions of control and lanes.
+    pub fn welcome(&self, device: &dyn IsmDevice, (control, version): (u16, u32)) -> Welcome {
         let mut ueids = [[0; 32]; MAX_UEIDS];
         for (to, ueid) in ueids.iter_mut().zip(&self.ueids) {
             *to = ueid.0;
         }
         Welcome {
-            version: VERSION,
+            control,
+            version,
             // A host that has only emulated devices has no MAC to be known by.
             peer_id: PeerId::default().0,
             gid: device.local_gid().0,
@@ -96,7 +97,10 @@ impl Server {
                 let is_shown = self.is_shown(asker);
                 let all = connections::all(self).into_iter();
                 let shown = all.filter(|found| is_shown(self, found.party.session));
-                Ok(json(&Connections { connections: shown.map(|found| found.connection).collect() }))
+                Ok(json(&Connections {
+                    connections: shown.map(|found| found.connection).collect(),
+                    other_versions: self.other_versions(|id, _| is_shown(self, id)),
+                }))
             }
             what::STATS => Ok(json(&self.stats())),
             what::STATS_RESET => {
@@ -121,6 +125,11 @@ impl Server {
             what::SEID => self.seid(arg),
             what::EXPLAIN => {
                 let (pid, fd) = pid_and_fd(arg)?;
+                let is_shown = self.is_shown(asker);
+                let other_versions = self.other_versions(|id, its| its == pid && is_shown(self, id));
+                if !other_versions.is_empty() {
+                    return Ok(json(&Explanations { explanations: Vec::new(), other_versions }));
+                }
                 let found = connections::of(self, pid, fd)?;
                 self.may_see(asker, &found)?;
                 explain::explain(found).map(|report| json(&report))
@@ -216,15 +225,18 @@ impl Server {
         let pid: u32 = pid.parse().map_err(|_| wrong())?;
         let uid: u32 = uid.parse().map_err(|_| wrong())?;
         let asking = self.sessions.get(&asker).map(|session| &session.peer.identity).ok_or_else(wrong)?;
-        let found = self.programs().find(|(_, session, _)| session.peer.pid == pid);
+        let has = |session: &Session| session.is_programs() && session.peer.pid == pid;
+        let found = self.sessions.iter().find(|(_, session)| has(session));
         let of_user = Identity::of_user(uid);
-        let other = found.map_or(&of_user, |(_, session, _)| &session.peer.identity);
+        let other = found.map_or(&of_user, |(_, session)| &session.peer.identity);
         let policy = &self.config.policy;
         let permitted = policy.permits(asking, other);
-        let may_know = permitted || found.is_some_and(|(id, ..)| self.is_shown(asker)(self, id));
+        let may_know = permitted || found.is_some_and(|(id, _)| self.is_shown(asker)(self, *id));
+        let other_version = self.other_versions(|_, its| its == pid).first().map(|other| other.version);
         Ok(json(&Check {
             active: self.settings.get(Knob::Active) != 0,
             session: may_know.then_some(found.is_some()),
+            other_version: other_version.filter(|_| may_know),
             permitted,
             peers: policy.report().peers,
         }))
@@ -261,6 +273,7 @@ impl Server {
             privileged: self.is_privileged(),
             uptime: self.began.elapsed().as_secs(),
             sessions: self.programs().count() as u64,
+            other_versions: self.laneless().count() as u64,
             waiting: self.exchange.waiting() as u64,
             ueids: self.system.report(),
             device: self.device(),
@@ -347,6 +360,17 @@ impl Server {
 
     fn revoke(&mut self, asker: SessionId, arg: &str) -> Reply {
         let (pid, fd) = pid_and_fd(arg)?;
+        let is_shown = self.is_shown(asker);
+        let others = self.laneless().filter(|(_, session, _)| session.peer.pid == pid);
+        let others: Vec<SessionId> = others.map(|(id, ..)| id).filter(|id| is_shown(self, *id)).collect();
+        if !others.is_empty() {
+            if fd.is_some() {
+                let hint = "its library is of another version, which only the whole process can be told; use: revoke PID";
+                return Err(failure("not this one connection", arg, hint));
+            }
+            self.revoke_laneless(|id, _| others.contains(&id));
+            return Ok(done(&format!("asked {arg} to go back to TCP")));
+        }
         let found = connections::of(self, pid, fd)?;
         self.may_see(asker, &found)?;
         let parties: Vec<Party> = match fd {

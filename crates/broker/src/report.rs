@@ -40,11 +40,44 @@ pub struct ReasonText {
     pub text: String,
 }
 
+impl ReasonText {
+    /// A reason of ours.
+    pub fn of(reason: shunpike_wire::Reason) -> Self {
+        Self { code: reason.code(), key: reason.key().to_owned(), text: reason.text().to_owned() }
+    }
+}
+
 /// `ss`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Connections {
     /// One entry for each watched connection end. Listening sockets are not watched.
     pub connections: Vec<Connection>,
+    /// Programs whose connections cannot be looked at.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_versions: Vec<OtherVersion>,
+}
+
+/// A program whose library is of another version than the broker, so that it gets no lanes there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OtherVersion {
+    /// Process, as the broker sees it; 0 in a pid namespace that it cannot see.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its name.
+    pub comm: String,
+    /// Its version of the control protocol; 0: it has none.
+    pub control: u16,
+    /// Its version of the lanes' protocol.
+    pub version: u32,
+    /// The broker's.
+    pub ours: u32,
+    /// Connections that it says to have on lanes, by an earlier broker.
+    pub lanes: Option<u32>,
+    /// Others that it says to have.
+    pub plain: Option<u32>,
+    /// Why it gets no lanes.
+    pub reason: ReasonText,
 }
 
 /// One watched connection end.
@@ -312,6 +345,9 @@ pub struct Info {
     pub uptime: u64,
     /// Processes with a session.
     pub sessions: u64,
+    /// Others, whose library is of another version.
+    #[serde(default)]
+    pub other_versions: u64,
     /// Nominations that wait for their peer.
     pub waiting: u64,
     /// UEIDs.
@@ -341,6 +377,9 @@ pub struct Seid {
 pub struct Explanations {
     /// One for each connection asked about.
     pub explanations: Vec<Explanation>,
+    /// The process, where its connections cannot be looked at.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_versions: Vec<OtherVersion>,
 }
 
 /// One connection in words.
@@ -410,6 +449,9 @@ pub struct Check {
     pub active: bool,
     /// Whether the process has a session; `None` where the asker has no right to know.
     pub session: Option<bool>,
+    /// The version of its library, where that is another one than the broker's.
+    #[serde(default)]
+    pub other_version: Option<u32>,
     /// Whether policy lets the asker and the process's user be peers.
     pub permitted: bool,
     /// What policy asks for, in words.

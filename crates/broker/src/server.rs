@@ -30,7 +30,7 @@ use shunpike_shm::pages::{KnobPage, SessionPage};
 use shunpike_shm::published::Published;
 use shunpike_wire::Reason;
 use shunpike_wire::clc;
-use shunpike_wire::session::{self, ConnId, FromBroker, MAX_CQS, Role, ToBroker};
+use shunpike_wire::session::{CONTROL, ConnId, FromBroker, MAX_CQS, Role, SessionError, ToBroker, VERSION};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -189,6 +189,7 @@ impl Server {
                 LISTENER => self.accept(),
                 STOP => {
                     self.place.leave();
+                    self.sessions.drain().for_each(|(_, session)| session.leave());
                     return Ok(None);
                 }
                 id if id & metrics::LISTENER != 0 => self.serve_metrics(id),
@@ -209,6 +210,11 @@ impl Server {
         Ok((!self.keep_time()).then_some(served))
     }
 
+    /// The knob page, for a program.
+    pub(crate) fn knobs_fd(&self) -> Rc<OwnedFd> {
+        Rc::clone(&self.knobs_fd)
+    }
+
     fn timeout(&self, patience: Duration) -> Option<Timespec> {
         let due = self
             .next_deadline()
@@ -225,8 +231,7 @@ impl Server {
 
     /// Whether all tables agree with one another, for tests. Errors: which do not.
     pub fn audit(&self) -> Result<(), String> {
-        let greeted =
-            self.sessions.iter().filter(|(_, session)| session.program().is_some() && !session.closing);
+        let greeted = self.sessions.iter().filter(|(_, session)| session.program().is_some());
         let mut greeted: Vec<SessionId> = greeted.map(|(id, _)| *id).collect();
         greeted.sort();
         if greeted != self.exchange.members() {
@@ -295,7 +300,8 @@ impl Server {
     fn may_serve(&self, peer: &Peer) -> Result<(), &'static str> {
         let Peer { pid, identity, .. } = peer;
         let of = |is_like: &dyn Fn(&Peer) -> bool| {
-            self.programs().filter(|(_, session, _)| is_like(&session.peer)).count()
+            let programs = self.sessions.values().filter(|session| session.is_programs());
+            programs.filter(|session| is_like(&session.peer)).count()
         };
         let Policy { process, user, .. } = &self.config.policy;
         if of(&|_| true) >= self.config.max_sessions {
@@ -338,8 +344,16 @@ impl Server {
                 Err(Errno::INTR) => continue,
                 Ok(None) | Err(_) => return self.end(id),
             };
+            if matches!(session.kind, Kind::Laneless(_)) {
+                self.hear_without_lanes(id, &received);
+                self.deliver();
+                continue;
+            }
+            let is_known = !matches!(session.kind, Kind::New);
             let handled = match ToBroker::decode(received.bytes()) {
                 Ok(message) => self.handle(id, message, received),
+                // A later version's, that it says beside what we know.
+                Err(SessionError::Type) if is_known => Ok(()),
                 Err(error) => {
                     tracing::debug!(session = id.0, %error, "decode");
                     Err(End)
@@ -362,8 +376,18 @@ impl Server {
         let is_tap = matches!(session.kind, Kind::Tap);
         let party = |conn| Party { session: id, conn };
         match message {
-            ToBroker::Hello { version, doorbells, comm } if is_new => {
-                return self.hello(id, version, doorbells, comm, received.fds);
+            ToBroker::Hello { control, version, doorbells, comm } if is_new => {
+                let comm = String::from_utf8_lossy(&comm).trim_end_matches('\0').to_owned();
+                if let Some(peer) = self.sessions.get(&id).map(|session| &session.peer)
+                    && let Err(why) = self.may_serve(peer)
+                {
+                    tracing::warn!(pid = peer.pid, uid = peer.uid(), "turned a program away: {why}");
+                    return Err(End);
+                }
+                return match version {
+                    VERSION => self.hello(id, control, doorbells, comm, received.fds),
+                    _ => self.hello_without_lanes(id, (control, version), comm),
+                };
             }
             ToBroker::Query { what, arg } if is_new => {
                 let text = self.query(id, what, arg.as_slice());
@@ -409,6 +433,8 @@ impl Server {
             ToBroker::Attach { conn, token } => self.exchange.attach(party(conn), token),
             ToBroker::Unregister { token } => self.exchange.unregister(id, token),
             ToBroker::Detach { token, gone } => self.exchange.detach(id, token, gone),
+            // Its arena shows what it has.
+            ToBroker::Lanes { .. } => {}
             ToBroker::Park { token } => self.exchange.park(id, token, Instant::now()),
             ToBroker::Reuse { conn, token } => self.exchange.reuse(party(conn), token),
         }
@@ -418,9 +444,9 @@ impl Server {
     fn hello(
         &mut self,
         id: SessionId,
-        version: u32,
+        control: u16,
         doorbells: u8,
-        comm: [u8; 16],
+        comm: String,
         fds: Vec<Foreign>,
     ) -> Result<(), End> {
         let mut fds = fds.into_iter();
@@ -429,37 +455,25 @@ impl Server {
         if !(1..=MAX_CQS).contains(&bells.len()) || bells.len() != usize::from(doorbells) {
             return Err(End);
         }
-        let peer = self.sessions.get(&id).map(|session| &session.peer).ok_or(End)?;
-        if let Err(why) = self.may_serve(peer) {
-            tracing::warn!(pid = peer.pid, uid = peer.uid(), "turned a program away: {why}");
-            return Err(End);
-        }
         let view = ArenaView::map(&arena).map_err(|_| End)?;
         let key = ArenaKey::of(arena.as_fd()).map_err(|_| End)?;
         let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
         let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?);
-        let comm = String::from_utf8_lossy(&comm).trim_end_matches('\0').to_owned();
-        let welcome = FromBroker::Welcome(self.system.welcome(self.exchange.device.as_ref()));
+        let versions = (control.min(CONTROL), VERSION);
+        let welcome = FromBroker::Welcome(self.system.welcome(self.exchange.device.as_ref(), versions));
         let fds = vec![page_fd, Rc::clone(&self.knobs_fd)];
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
         self.ledger.begin(key, &view);
         session.kind = Kind::Program(Box::new(Program::new(view, key, comm, page)));
-        // It hears which version we speak, and that is all that we have to say to it.
-        session.closing = version != session::VERSION;
-        if !session.closing {
-            self.exchange.begin_session(id, session.peer.identity.clone(), bells);
-            if runtime::may_read_others(session.peer.pid) {
-                self.exchange.lets_read(id, session.peer.pid);
-            }
+        self.exchange.begin_session(id, session.peer.identity.clone(), bells);
+        if runtime::may_read_others(session.peer.pid) {
+            self.exchange.lets_read(id, session.peer.pid);
         }
-        let speaks = !session.closing;
         let sent = session.post(&welcome, fds);
         self.note(id, sent);
-        if speaks {
-            // Before it can have a lane.
-            self.show_to_taps(id);
-        }
+        // Before it can have a lane.
+        self.show_to_taps(id);
         Ok(())
     }
 
@@ -505,7 +519,7 @@ impl Server {
         }
     }
 
-    fn note(&mut self, id: SessionId, sent: Sent) {
+    pub(crate) fn note(&mut self, id: SessionId, sent: Sent) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let waits = match sent {
             Sent::All => false,
@@ -554,7 +568,7 @@ impl Server {
             metrics.keep_time(now, &self.epoll);
         }
         while let Some((until, id)) = self.patience.front().copied() {
-            let is_settled = |session: &Session| matches!(session.kind, Kind::Program(_) | Kind::Tap);
+            let is_settled = |session: &Session| session.is_programs() || matches!(session.kind, Kind::Tap);
             let waits = self.sessions.get(&id).is_some_and(|session| !is_settled(session));
             if waits && until > now {
                 break;

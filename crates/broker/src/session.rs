@@ -2,6 +2,7 @@
 
 use crate::client::CHUNK;
 use crate::datagram;
+use crate::laneless::Laneless;
 use crate::policy::Identity;
 use crate::rate::Rate;
 use crate::stats::ArenaKey;
@@ -63,10 +64,22 @@ pub enum Kind {
     New,
     /// A program.
     Program(Box<Program>),
+    /// A program whose library is of another version.
+    Laneless(Box<Laneless>),
     /// A tool; nothing more is expected of it.
     Tool,
     /// A tool that looks at what programs send, for as long as it likes.
     Tap,
+}
+
+impl Kind {
+    fn page(&self) -> Option<&SessionPage> {
+        match self {
+            Kind::Program(program) => Some(program.page.page()),
+            Kind::Laneless(program) => Some(program.page.page()),
+            Kind::New | Kind::Tool | Kind::Tap => None,
+        }
+    }
 }
 
 struct Outgoing {
@@ -123,6 +136,25 @@ impl Session {
         }
     }
 
+    /// Whether it is a program's, with lanes or without.
+    pub fn is_programs(&self) -> bool {
+        self.page().is_some()
+    }
+
+    /// What counts the messages that a program has been sent.
+    fn page(&self) -> Option<&SessionPage> {
+        self.kind.page()
+    }
+
+    /// Ends it, and has the program look at its socket: it goes to the next broker, with the lanes that it has.
+    pub fn leave(self) {
+        drop(self.socket);
+        if let Some(page) = self.kind.page() {
+            // Release: as in `flush`; the client finds the end.
+            page.posted.fetch_add(1, Ordering::Release);
+        }
+    }
+
     /// Queues a message and sends what can be sent.
     pub fn post(&mut self, message: &FromBroker, fds: Vec<Rc<OwnedFd>>) -> Sent {
         let mut buffer = [0; MAX];
@@ -146,10 +178,10 @@ impl Session {
     /// All that the client had sent is read: if it met a full socket, there is room again for what it could not say.
     pub fn caught_up(&mut self) {
         if std::mem::take(&mut self.is_behind)
-            && let Kind::Program(program) = &self.kind
+            && let Some(page) = self.page()
         {
             // Release: as below; the client looks at its socket, and finds room in it.
-            program.page.page().posted.fetch_add(1, Ordering::Release);
+            page.posted.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -159,9 +191,9 @@ impl Session {
             match datagram::send(self.socket.as_fd(), &next.bytes, &next.fds) {
                 Ok(()) => {
                     self.queue.pop_front();
-                    if let Kind::Program(program) = &self.kind {
+                    if let Some(page) = self.page() {
                         // Release: a client that sees the count (Acquire, in its hooks) finds the message.
-                        program.page.page().posted.fetch_add(1, Ordering::Release);
+                        page.posted.fetch_add(1, Ordering::Release);
                     }
                 }
                 Err(Errno::INTR) => {}

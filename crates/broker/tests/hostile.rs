@@ -7,7 +7,7 @@ use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use shunpike_shm::arena::Arena;
 use shunpike_wire::Reason;
-use shunpike_wire::session::{ConnId, FromBroker, Role, ToBroker, VERSION};
+use shunpike_wire::session::{ConnId, FromBroker, LAST_WITHOUT_CONTROL, Role, ToBroker, VERSION};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use support::*;
@@ -217,12 +217,13 @@ fn a_greeting_with_wrong_descriptors_is_the_end() {
 }
 
 #[test]
-fn another_protocol_version_is_told_ours_and_let_go() {
+fn a_version_that_is_not_understood_is_told_ours_and_let_go() {
     let broker = TestBroker::start();
     let arena = Arena::create(1).unwrap();
     let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let session = try_connect(&broker.socket).unwrap();
-    let message = ToBroker::Hello { version: VERSION + 1, doorbells: 1, comm: [0; 16] };
+    let message =
+        ToBroker::Hello { control: 0, version: LAST_WITHOUT_CONTROL - 1, doorbells: 1, comm: [0; 16] };
     send(&session, &message, &[arena.fd().as_fd(), bell.as_fd()]);
     let (welcome, _) = receive(&session).expect("a welcome");
     assert!(matches!(welcome, FromBroker::Welcome(welcome) if welcome.version == VERSION));

@@ -48,6 +48,7 @@ pub fn advice(reason: Reason) -> &'static str {
         BrokerForeign => {
             "Let SHUNPIKE_SOCKET name a socket in a directory of this user's or root's that nobody else may write."
         }
+        VersionDiffers => "Restart the program, or the broker: whichever runs the older version.",
         NotPermitted => {
             "Run both ends as one user, or let the system-wide broker's policy join them ('shunpike info' shows \
              it)."

@@ -92,6 +92,11 @@ impl Later {
         }
     }
 
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+
     fn take(&mut self, index: usize) -> Option<(Conn, i32)> {
         self.slots.get_mut(index)?.take()
     }

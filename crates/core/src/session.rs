@@ -3,6 +3,8 @@
 //! There is no thread to read it. The broker bumps a counter in a shared page with each message; hooked
 //! calls compare it (one load) and read the socket when it moved.
 
+mod laneless;
+
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -18,7 +20,7 @@ use shunpike_shm::place::Place;
 use shunpike_shm::region;
 use shunpike_wire::Reason;
 use shunpike_wire::clc::handshake::LocalDevice;
-use shunpike_wire::session::{FromBroker, MAX, ToBroker, VERSION};
+use shunpike_wire::session::{CONTROL, FromBroker, MAX, SessionError, ToBroker, VERSION};
 
 use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
@@ -27,8 +29,10 @@ use crate::spares::Spares;
 use crate::zerocopy::lending;
 use crate::{clock, descriptors, device, eager, sys, tap, upgrade};
 
-/// A broker that does not answer is tried again after this long, microseconds.
+/// A broker that is not there is looked for again after this long, microseconds;
 const RETRY_US: u64 = 1_000_000;
+/// ... one that is there and lets no session come about, after twice as long each time, with so many doublings at most.
+const DOUBLINGS: u32 = 4;
 /// Descriptors that a message can carry: the link page and the peer's doorbells.
 const MAX_FDS: usize = 1 + CQS;
 /// Messages taken from the socket in one go; the rest waits for the next call.
@@ -45,8 +49,12 @@ pub struct Session {
     /// Set once the broker has welcomed us.
     pub device: Option<LocalDevice>,
     retry_at: u64,
-    /// Why there is no session, while there is none.
+    /// Hellos in a row that came to nothing.
+    unheard: u32,
+    /// Why there are no lanes to be had, while there are none.
     absence: Reason,
+    /// What the broker of a session without lanes was told of our connections.
+    told: Option<(u32, u32)>,
     outbox: Outbox,
     /// Handshakes under way.
     pub handshakes: upgrade::Handshakes,
@@ -61,7 +69,9 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     number: 0,
     device: None,
     retry_at: 0,
+    unheard: 0,
     absence: Reason::NoBroker,
+    told: None,
     outbox: Outbox::new(),
     handshakes: upgrade::Handshakes::new(),
     later: eager::Later::new(),
@@ -80,6 +90,8 @@ static UNSENT: AtomicBool = AtomicBool::new(false);
 /// When a socket that may have nothing for us is looked at again, ticks, and how long after that, microseconds.
 static LOOK_AT: AtomicU64 = AtomicU64::new(0);
 static LOOK_PAUSE_US: AtomicU32 = AtomicU32::new(0);
+/// When `look_in` looks again, ticks.
+static LOOK_IN_AT: AtomicU64 = AtomicU64::new(0);
 /// The longest such pause: a stopped broker costs a busy program a hundred looks a second.
 const LOOK_MOST_US: u32 = 10_000;
 
@@ -181,6 +193,22 @@ pub fn before_becoming(uid: u32) {
     }
 }
 
+/// Looks once in a while whether the broker is there still: one that was killed has told nobody. For threads that go to sleep, to whom
+/// it makes no difference; what is to be done about it the next call does.
+pub fn look_in(now: u64) {
+    if now < LOOK_IN_AT.load(Ordering::Relaxed) {
+        return;
+    }
+    LOOK_IN_AT.store(now + clock::from_us(RETRY_US), Ordering::Relaxed);
+    if let Some(fd) = socket() {
+        // Nothing is asked for: POLLHUP comes all the same.
+        let mut fds = [libc::pollfd { fd, events: 0, revents: 0 }];
+        if sys::poll(&mut fds, Some(0), core::ptr::null()).is_ok_and(|ready| ready > 0) {
+            look_soon();
+        }
+    }
+}
+
 /// The session's socket, to wait for news beside something else. Somebody else may read them first.
 pub fn socket() -> Option<i32> {
     let fd = SOCKET.load(Ordering::Relaxed);
@@ -225,12 +253,11 @@ impl Session {
     pub fn ready(&mut self) -> Option<LocalDevice> {
         if self.device.is_none() {
             if self.socket.is_none() && clock::ticks() >= self.retry_at {
-                self.retry_at = clock::ticks() + clock::from_us(RETRY_US);
-                if self.open().is_err() {
-                    self.close();
-                }
+                self.greet();
             }
-            if self.socket.is_some() && clock::ticks() >= LOOK_AT.load(Ordering::Relaxed) {
+            if self.is_laneless() {
+                self.ask_without_lanes();
+            } else if self.socket.is_some() && clock::ticks() >= LOOK_AT.load(Ordering::Relaxed) {
                 self.read();
                 note_look();
             }
@@ -240,7 +267,11 @@ impl Session {
 
     /// Where `ready` said no: when it may say something else, ticks.
     pub fn ready_at(&self) -> u64 {
-        if self.socket.is_some() { LOOK_AT.load(Ordering::Relaxed) } else { self.retry_at }
+        if self.socket.is_some() && !self.is_laneless() {
+            LOOK_AT.load(Ordering::Relaxed)
+        } else {
+            self.retry_at
+        }
     }
 
     /// Whether only our user can reach the broker.
@@ -250,6 +281,17 @@ impl Session {
         rustix::fs::stat(path).is_ok_and(|socket| {
             socket.st_mode & 0o077 == 0 && socket.st_uid == rustix::process::geteuid().as_raw()
         })
+    }
+
+    /// Says hello, and when that may be done again, should nothing come of it.
+    fn greet(&mut self) {
+        let opened = self.open();
+        let pause = RETRY_US << self.unheard.min(DOUBLINGS);
+        self.unheard = if opened.is_ok() { self.unheard + 1 } else { 0 };
+        self.retry_at = clock::ticks() + clock::from_us(if opened.is_ok() { pause } else { RETRY_US });
+        if opened.is_err() {
+            self.close();
+        }
     }
 
     /// Where `ready` said no: why, for the tools.
@@ -263,7 +305,6 @@ impl Session {
         let path = path.get(..PATH_LEN.load(Ordering::Relaxed)).filter(|path| !path.is_empty());
         let path = path.ok_or(Errno::NOENT)?;
         let address = SocketAddrUnix::new(path)?;
-        self.absence = Reason::NoBroker;
         let mut unless_foreign = |errno| {
             if errno == Errno::PERM {
                 self.absence = Reason::BrokerForeign;
@@ -295,7 +336,8 @@ impl Session {
             let bytes = name.to_bytes();
             comm[..bytes.len().min(15)].copy_from_slice(&bytes[..bytes.len().min(15)]);
         }
-        let hello = ToBroker::Hello { version: VERSION, doorbells: process::cqs(), comm };
+        self.absence = Reason::NoBroker;
+        let hello = ToBroker::Hello { control: CONTROL, version: VERSION, doorbells: process::cqs(), comm };
         let mut bells = [-1; CQS];
         let bells = &mut bells[..usize::from(process::cqs())];
         for (cq, bell) in bells.iter_mut().enumerate() {
@@ -327,7 +369,7 @@ impl Session {
         if self.offer(message, fd.as_slice()) {
             return true;
         }
-        if self.socket.is_none() {
+        if self.socket.is_none() || self.is_laneless() {
             return false;
         }
         // Only a stopped broker is so far behind. It lets go of all that a session held when that ends.
@@ -341,6 +383,10 @@ impl Session {
 
     /// Sends a message if that is possible at once and nothing waits before it.
     pub fn offer(&mut self, message: &ToBroker, fds: &[BorrowedFd<'_>]) -> bool {
+        // Its number may mean something else there.
+        if self.is_laneless() && !matches!(message, ToBroker::Lanes { .. }) {
+            return false;
+        }
         let mut bytes = [0; MAX];
         let Ok(len) = message.encode(&mut bytes) else { return false };
         self.flush() && self.transmit(&bytes[..len], fds)
@@ -376,10 +422,17 @@ impl Session {
     }
 
     fn read(&mut self) {
+        if self.socket.is_none() {
+            // Back to a broker, with the lanes that we have.
+            self.ready();
+        }
         self.read_all();
         if self.device.is_some() && LATER.swap(false, Ordering::Relaxed) {
             eager::catch_up(self);
             device::sweep(self);
+        }
+        if self.is_laneless() && LATER.load(Ordering::Relaxed) {
+            self.see_lanes_end();
         }
     }
 
@@ -395,11 +448,23 @@ impl Session {
                 }
                 return;
             };
+            // A later version's, that it says beside what we know.
+            let Some(message) = message else { continue };
             eager::heard();
             match message {
-                FromBroker::Welcome(welcome) if self.device.is_none() && welcome.version == VERSION => {
+                FromBroker::Welcome(welcome) if is_opening() => {
+                    // One without a control protocol goes now.
+                    if welcome.control == 0 {
+                        self.absence = Reason::VersionDiffers;
+                        return self.close();
+                    }
                     if self.welcome(&fds).is_none() {
                         return self.close();
+                    }
+                    self.unheard = 0;
+                    if welcome.version != VERSION {
+                        self.begin_without_lanes();
+                        continue;
                     }
                     let node = rustix::system::uname();
                     self.device = Some(LocalDevice::new(&welcome, node.nodename().to_bytes()));
@@ -408,6 +473,7 @@ impl Session {
                     }
                 }
                 FromBroker::Welcome(_) => return self.close(),
+                message if self.is_laneless() => self.take_control(message, fds),
                 message => upgrade::take(self, message, fds),
             }
         }
@@ -429,7 +495,8 @@ impl Session {
         Some(())
     }
 
-    fn receive(&mut self) -> Option<(FromBroker, Fds)> {
+    /// The next message, which is `None` in its turn where its type is not known.
+    fn receive(&mut self) -> Option<(Option<FromBroker>, Fds)> {
         let socket = self.socket.as_ref()?;
         let mut bytes = [0; MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -447,7 +514,8 @@ impl Session {
         match got.map(|got| got.bytes) {
             Err(Errno::AGAIN | Errno::INTR) => None,
             Ok(n) if n > 0 => match bytes.get(..n).map(FromBroker::decode) {
-                Some(Ok(message)) => Some((message, fds)),
+                Some(Ok(message)) => Some((Some(message), fds)),
+                Some(Err(SessionError::Type)) => Some((None, fds)),
                 _ => {
                     self.close();
                     None
@@ -475,6 +543,9 @@ impl Session {
         eager::unanswered();
         self.spares.clear();
         upgrade::broker_gone(self);
+        // The next broker has to hear of our lanes, whose connections have nothing to ask for.
+        let comes_back = laneless::has_lanes() || !self.later.is_empty();
+        LATER.store(comes_back, Ordering::Relaxed);
     }
 }
 
@@ -520,6 +591,7 @@ pub fn end() {
     let mut session = lock();
     session.retry_at = u64::MAX;
     session.close();
+    LATER.store(false, Ordering::Relaxed);
 }
 
 /// In a forked child: the session is the parent's, nothing is closed towards the broker but our copy.
@@ -530,6 +602,8 @@ pub fn after_fork_in_child() {
     session.spares.clear();
     session.device = None;
     session.retry_at = 0;
+    session.unheard = 0;
+    session.absence = Reason::NoBroker;
     session.outbox.clear();
     UNSENT.store(false, Ordering::Relaxed);
     LOOK_PAUSE_US.store(0, Ordering::Relaxed);

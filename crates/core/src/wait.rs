@@ -15,7 +15,7 @@ use shunpike_shm::lane::{Side, Wait, Words};
 
 use crate::tls::{Thread, critical, thread};
 use crate::trace::{self, Sleep};
-use crate::{clock, conn, descriptors, link, process, rx, sys, tenants};
+use crate::{clock, conn, descriptors, link, process, rx, session, sys, tenants};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -158,7 +158,9 @@ impl Asleep {
     pub fn begin(how: trace::Sleep, fd: i32) -> Self {
         process::count_sleep();
         trace::sleep(how, fd);
-        Self { how, fd, since: clock::ticks() }
+        let since = clock::ticks();
+        session::look_in(since);
+        Self { how, fd, since }
     }
 
     /// It runs again; `rung`: when it was last rung for, as the peer says. Who woke by itself has none to count.

@@ -119,6 +119,7 @@ reasons! {
     Inactive           = 0x0a01_0002, "inactive", "the device is switched off";
     NotPermitted       = 0x0a01_0003, "not_permitted", "policy does not allow it, or the peer is another user's";
     BrokerForeign      = 0x0a01_0004, "broker_foreign", "who serves at the broker's socket is neither this user nor root, or anybody could have put it there";
+    VersionDiffers     = 0x0a01_0005, "version_differs", "library and broker are of two versions, of which one does not know the other's lanes";
 
     // Not eligible.
     NotLocal           = 0x0a02_0000, "not_local", "the peer is on another host";

@@ -3,11 +3,23 @@
 //! Little-endian, fixed layout, no allocation: the preload library encodes and decodes these inside
 //! hooked calls. File descriptors travel beside a message (SCM_RIGHTS); each variant says which.
 //! A message that does not parse ends the session, never the process.
+//!
+//! Two protocols share the socket, each with a version of its own:
+//!
+//! - *Control* ([`CONTROL`]): `Hello`, `Welcome`, `Lanes`, `Refused`, `Revoke`, `Query` with its answer, and the layouts of session
+//!   page and knob page. It only grows: fields are added behind those that are there, messages under new numbers. Who does not know a
+//!   field or a message passes over it, so that a library and a broker of different releases list, explain, switch and revoke.
+//! - *Lanes* ([`VERSION`]): all other messages, the arena and all that two programs share. They may become anything with a new version. Where
+//!   the two versions differ, nothing of it is sent, read or mapped: the session goes on without lanes.
 
 mod codec;
 
-/// Version of this protocol, and of the layouts of arenas and lanes; a broker refuses another one in [`Welcome`].
-pub const VERSION: u32 = 10;
+/// Version of the lanes' protocol and of the arena's layout. 16 bits of it travel.
+pub const VERSION: u32 = 11;
+/// Version of the control protocol: of the messages of control that somebody knows. 0: none, as it was up to lanes' version 9.
+pub const CONTROL: u16 = 1;
+/// The last version of the lanes' protocol that had no control protocol beside it. It is answered in the form that it knows.
+pub const LAST_WITHOUT_CONTROL: u32 = 9;
 /// Largest message, bytes. A CLC message is at most [`CLC_MAX`] of them.
 pub const MAX: usize = 1024;
 /// Largest CLC message carried, bytes (a full SMCv2.1 proposal needs 688).
@@ -55,10 +67,12 @@ pub enum Role {
 /// What went wrong with bytes from the other side of a session.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum SessionError {
-    /// Shorter than its type needs, or longer than it may be.
+    /// Shorter than its type needs.
     Length,
-    /// No such message type, role or flag.
+    /// No such role or flag.
     Unknown,
+    /// No such message: the other side is of a later version, or means somebody else.
+    Type,
     /// The buffer offered for encoding is too small.
     Room,
 }
@@ -67,7 +81,8 @@ impl core::fmt::Display for SessionError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
             SessionError::Length => "broker message has a wrong length",
-            SessionError::Unknown => "broker message of an unknown type",
+            SessionError::Unknown => "broker message with an unknown value",
+            SessionError::Type => "broker message of an unknown type",
             SessionError::Room => "no room to encode a broker message",
         })
     }
@@ -113,6 +128,8 @@ impl core::fmt::Debug for ClcBytes {
 pub enum ToBroker {
     /// First message of a session. Fds: the process's arena (memfd, sealed), then `doorbells` eventfds.
     Hello {
+        /// [`CONTROL`].
+        control: u16,
         /// [`VERSION`].
         version: u32,
         /// Number of doorbells, 1..=[`MAX_CQS`].
@@ -206,6 +223,14 @@ pub enum ToBroker {
         ip: [u8; 16],
         /// Port.
         port: u16,
+    },
+    /// In a session without lanes, after the Welcome and when it has changed: what this process has. (In one with lanes its arena
+    /// shows it.)
+    Lanes {
+        /// Connections on lanes, which an earlier broker had matched.
+        lanes: u32,
+        /// Other watched connections.
+        plain: u32,
     },
     /// From a tap: memory for the records of one process, whichever comes next. Fd: the memfd, sealed.
     Ring {
@@ -360,7 +385,9 @@ pub enum FromBroker {
 /// What a client library must know of the device and the system.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Welcome {
-    /// The broker's [`VERSION`]; another one than the client's: the client stays on TCP.
+    /// The broker's [`CONTROL`].
+    pub control: u16,
+    /// The broker's [`VERSION`]; another one than the client's: the session is one without lanes.
     pub version: u32,
     /// Instance and MAC-like id of this host for CLC (`id_for_peer`).
     pub peer_id: [u8; 8],

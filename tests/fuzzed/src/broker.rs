@@ -18,7 +18,9 @@ use shunpike_broker::{Config, Server, what};
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_shm::{arena, region};
 use shunpike_wire::clc::{Decline, Message};
-use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, MAX, Role, ToBroker, VERSION};
+use shunpike_wire::session::{
+    CONTROL, ClcBytes, ConnId, FromBroker, LAST_WITHOUT_CONTROL, MAX, Role, ToBroker, VERSION,
+};
 use shunpike_wire::{PeerId, Reason};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -258,12 +260,17 @@ impl<'a> World<'a> {
         }
         let client = self.clients[at].as_ref().expect("just made");
         let doorbells = if shape == 251 { 0 } else { count as u8 };
-        let version = if shape == 250 { VERSION + 1 } else { VERSION };
+        let (control, version) = match shape {
+            250 => (CONTROL, VERSION + 1),
+            249 => (0, LAST_WITHOUT_CONTROL),
+            248 => (0, LAST_WITHOUT_CONTROL - 1),
+            _ => (CONTROL, VERSION),
+        };
         let mut fds = vec![client.arena.as_fd()];
         fds.extend(client.bells.iter().map(AsFd::as_fd));
         send(
             &client.socket,
-            &ToBroker::Hello { version, doorbells, comm: *b"fuzzed\0\0\0\0\0\0\0\0\0\0" },
+            &ToBroker::Hello { control, version, doorbells, comm: *b"fuzzed\0\0\0\0\0\0\0\0\0\0" },
             &fds,
         );
     }

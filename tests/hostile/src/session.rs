@@ -16,7 +16,7 @@ use shunpike_shm::arena::Arena;
 use shunpike_shm::pages::PAGE;
 use shunpike_shm::{Region, region};
 use shunpike_wire::clc::handshake::LocalDevice;
-use shunpike_wire::session::{ConnId, FromBroker, MAX, ToBroker, VERSION};
+use shunpike_wire::session::{CONTROL, ConnId, FromBroker, MAX, ToBroker, VERSION};
 
 /// What a link group shares: the page, and the victim's doorbells.
 pub struct Group {
@@ -53,7 +53,12 @@ impl Session {
         rustix::net::connect(&socket, &address).map_err(|e| format!("connect to the broker: {e}"))?;
         let arena = Arena::create(std::process::id()).map_err(|e| e.to_string())?;
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
-        let hello = ToBroker::Hello { version: VERSION, doorbells: 1, comm: *b"hostile-peer\0\0\0\0" };
+        let hello = ToBroker::Hello {
+            control: CONTROL,
+            version: VERSION,
+            doorbells: 1,
+            comm: *b"hostile-peer\0\0\0\0",
+        };
         send(&socket, &hello, &[arena.fd().as_fd(), bell.as_fd()]).map_err(|e| format!("hello: {e}"))?;
         let (message, pages) = receive(&socket, 10_000)?.ok_or("no welcome")?;
         let FromBroker::Welcome(welcome) = message else { return Err(format!("no welcome: {message:?}")) };

@@ -15,7 +15,7 @@ use shunpike_shm::arena::Arena;
 use shunpike_shm::lane::HEADER;
 use shunpike_shm::region;
 use shunpike_wire::clc::{Decline, Message};
-use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, MAX, Role, ToBroker, VERSION, Welcome};
+use shunpike_wire::session::{CONTROL, ClcBytes, ConnId, FromBroker, MAX, Role, ToBroker, VERSION, Welcome};
 use shunpike_wire::{PeerId, Reason};
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
@@ -176,7 +176,7 @@ impl Client {
 }
 
 pub fn hello(doorbells: u8) -> ToBroker {
-    ToBroker::Hello { version: VERSION, doorbells, comm: *b"test\0\0\0\0\0\0\0\0\0\0\0\0" }
+    ToBroker::Hello { control: CONTROL, version: VERSION, doorbells, comm: *b"test\0\0\0\0\0\0\0\0\0\0\0\0" }
 }
 
 pub fn send(socket: &OwnedFd, message: &ToBroker, fds: &[BorrowedFd<'_>]) {

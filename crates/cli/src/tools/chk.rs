@@ -174,6 +174,16 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 });
             }
             findings.push(same_broker(&broker.socket, pid, check.session));
+            if let Some(version) = check.other_version {
+                findings.push(Finding {
+                    name: "version",
+                    is_so: Some(false),
+                    text: format!(
+                        "its library's lanes are of version {version}, which the broker does not know"
+                    ),
+                    advice: "restart the program, or the broker: whichever runs the older version",
+                });
+            }
             findings.push(Finding {
                 name: "device",
                 is_so: Some(check.active),

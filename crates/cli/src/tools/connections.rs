@@ -1,10 +1,10 @@
 //! `ss` and `linkgroup`, in the columns of smc-tools.
 
 use super::kernel::States;
-use super::table::Table;
+use super::table::{Table, print};
 use crate::args::Ss;
 use crate::error::Error;
-use shunpike_broker::report::{Connection, Connections, Direction, LinkGroups};
+use shunpike_broker::report::{Connection, Connections, Direction, LinkGroups, OtherVersion};
 use std::fs;
 
 /// What smcss shows where there is nothing to show.
@@ -65,7 +65,24 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
         }
         table.row(row);
     }
-    table.print()
+    table.print()?;
+    let others = if args.listening || args.smcr { &[][..] } else { &answer.other_versions };
+    others.iter().try_for_each(|other| print(&other_version(other)))
+}
+
+/// A program whose connections cannot be listed, in a line.
+pub fn other_version(other: &OtherVersion) -> String {
+    let OtherVersion { pid, uid, comm, version, ours, reason, .. } = other;
+    let has = match other.lanes.zip(other.plain) {
+        Some((lanes, plain)) => {
+            format!("it says that {lanes} of its connections are on lanes, and {plain} on TCP")
+        }
+        None => "it does not say what it has".to_owned(),
+    };
+    format!(
+        "PID {pid} ({comm}, uid {uid}): TCP 0x{:08x}, its lanes are of version {version}, the broker's of version {ours}; {has}",
+        reason.code
+    )
 }
 
 fn is_wanted(connection: &Connection, args: &Ss) -> bool {

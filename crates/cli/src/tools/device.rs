@@ -27,6 +27,9 @@ pub fn info(info: Info) -> Result<(), Error> {
     table.row(["PID", &info.pid.to_string()]);
     table.row(["Up (seconds)", &info.uptime.to_string()]);
     table.row(["Processes", &info.sessions.to_string()]);
+    if info.other_versions > 0 {
+        table.row(["Of another version", &info.other_versions.to_string()]);
+    }
     table.row(["Waiting for their peer", &info.waiting.to_string()]);
     table.row(["UEIDs", &info.ueids.join(" ")]);
     rows(&mut table, &info.device);

@@ -1,12 +1,17 @@
 //! `explain PID[:FD]`.
 
+use super::connections::other_version;
 use super::table::print;
 use crate::error::Error;
 use shunpike_broker::report::{Explanation, Explanations};
 
 /// Each connection in a paragraph of its own.
 pub fn show(answer: Explanations) -> Result<(), Error> {
-    let paragraphs: Vec<String> = answer.explanations.iter().map(paragraph).collect();
+    let others = answer.other_versions.iter().map(|other| {
+        let advice = "restart the program, or the broker: whichever runs the older version";
+        format!("{}\n  why: {}\n  what to do: {advice}", other_version(other), other.reason.text)
+    });
+    let paragraphs: Vec<String> = answer.explanations.iter().map(paragraph).chain(others).collect();
     print(&paragraphs.join("\n\n"))
 }
 

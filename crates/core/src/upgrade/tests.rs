@@ -7,7 +7,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketType,
 };
-use shunpike_wire::session::{Expected, MAX, MAX_UEIDS, VERSION, Welcome};
+use shunpike_wire::session::{CONTROL, Expected, MAX, MAX_UEIDS, VERSION, Welcome};
 
 use super::*;
 use crate::table::Entry;
@@ -103,6 +103,7 @@ fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
 /// What a broker answers to a Hello.
 fn welcome(socket: rustix::fd::BorrowedFd<'_>) {
     let message = FromBroker::Welcome(Welcome {
+        control: CONTROL,
         version: VERSION,
         peer_id: [0; 8],
         gid: 1,

@@ -1,6 +1,11 @@
-//! The messages as bytes: a type (16 bits), then the fields in order.
+//! The messages as bytes: a type (16 bits), then the fields in order. What follows them is a later version's, and passed over.
 
 use super::{ClcBytes, ConnId, Expected, FromBroker, MAX_UEIDS, Role, SessionError, ToBroker, Welcome};
+
+/// Messages of the control protocol are numbered from here on, so that no message of any version of the lanes' gets their number.
+/// (`Hello`, `Welcome`, `Refused`, `Revoke` and `Query` have the numbers that they had before there were two protocols.)
+const CONTROL_FROM: u16 = 0x100;
+const LANES: u16 = CONTROL_FROM;
 
 struct Writer<'a> {
     to: &'a mut [u8],
@@ -25,6 +30,10 @@ impl Writer<'_> {
     }
     fn u64(&mut self, v: u64) -> Result<(), SessionError> {
         self.put(&v.to_le_bytes())
+    }
+    /// Both versions in one word. Before there was a control protocol, it was the lanes' alone.
+    fn versions(&mut self, control: u16, lanes: u32) -> Result<(), SessionError> {
+        self.u32(u32::from(control) << 16 | lanes & 0xffff)
     }
     fn role(&mut self, role: Role) -> Result<(), SessionError> {
         self.u8(u8::from(role == Role::Server))
@@ -76,8 +85,10 @@ impl Reader<'_> {
         self.from = rest;
         ClcBytes::new(head)
     }
-    fn end(self) -> Result<(), SessionError> {
-        if self.from.is_empty() { Ok(()) } else { Err(SessionError::Length) }
+    /// (control, lanes)
+    fn versions(&mut self) -> Result<(u16, u32), SessionError> {
+        let both = self.u32()?;
+        Ok(((both >> 16) as u16, both & 0xffff))
     }
 }
 
@@ -86,9 +97,9 @@ impl ToBroker {
     pub fn encode(&self, to: &mut [u8]) -> Result<usize, SessionError> {
         let mut w = Writer { to, at: 0 };
         match *self {
-            ToBroker::Hello { version, doorbells, comm } => {
+            ToBroker::Hello { control, version, doorbells, comm } => {
                 w.u16(1)?;
-                w.u32(version)?;
+                w.versions(control, version)?;
                 w.u8(doorbells)?;
                 w.put(&comm)?;
             }
@@ -140,6 +151,11 @@ impl ToBroker {
                 w.put(&ip)?;
                 w.u16(port)?;
             }
+            ToBroker::Lanes { lanes, plain } => {
+                w.u16(LANES)?;
+                w.u32(lanes)?;
+                w.u32(plain)?;
+            }
             ToBroker::Ring { ring, class } => {
                 w.u16(11)?;
                 w.u32(ring)?;
@@ -162,7 +178,10 @@ impl ToBroker {
     pub fn decode(from: &[u8]) -> Result<Self, SessionError> {
         let mut r = Reader { from };
         let message = match r.u16()? {
-            1 => ToBroker::Hello { version: r.u32()?, doorbells: r.u8()?, comm: r.take()? },
+            1 => {
+                let (control, version) = r.versions()?;
+                ToBroker::Hello { control, version, doorbells: r.u8()?, comm: r.take()? }
+            }
             2 => ToBroker::Nominate {
                 conn: r.conn()?,
                 role: r.role()?,
@@ -178,12 +197,12 @@ impl ToBroker {
             8 => ToBroker::Detach { token: r.u64()?, gone: r.flag()? },
             9 => ToBroker::Query { what: r.u16()?, arg: r.clc()? },
             10 => ToBroker::Expect { conn: r.conn()?, role: r.role()?, ip: r.take()?, port: r.u16()? },
+            LANES => ToBroker::Lanes { lanes: r.u32()?, plain: r.u32()? },
             11 => ToBroker::Ring { ring: r.u32()?, class: r.u8()? },
             12 => ToBroker::Park { token: r.u64()? },
             13 => ToBroker::Reuse { conn: r.conn()?, token: r.u64()? },
-            _ => return Err(SessionError::Unknown),
+            _ => return Err(SessionError::Type),
         };
-        r.end()?;
         Ok(message)
     }
 }
@@ -195,7 +214,7 @@ impl FromBroker {
         match *self {
             FromBroker::Welcome(ref v) => {
                 w.u16(1)?;
-                w.u32(v.version)?;
+                w.versions(v.control, v.version)?;
                 w.put(&v.peer_id)?;
                 w.put(&v.gid.to_le_bytes())?;
                 w.u16(v.chid)?;
@@ -302,7 +321,7 @@ impl FromBroker {
         let mut r = Reader { from };
         let message = match r.u16()? {
             1 => {
-                let version = r.u32()?;
+                let (control, version) = r.versions()?;
                 let peer_id = r.take()?;
                 let gid = u128::from_le_bytes(r.take()?);
                 let chid = r.u16()?;
@@ -317,6 +336,7 @@ impl FromBroker {
                     *ueid = r.take()?;
                 }
                 FromBroker::Welcome(Welcome {
+                    control,
                     version,
                     peer_id,
                     gid,
@@ -359,9 +379,45 @@ impl FromBroker {
             15 => FromBroker::TapOver { ring: r.u32()? },
             16 => FromBroker::Parked { token: r.u64()? },
             17 => FromBroker::Dropped { token: r.u64()? },
-            _ => return Err(SessionError::Unknown),
+            _ => return Err(SessionError::Type),
         };
-        r.end()?;
         Ok(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::{CONTROL, LAST_WITHOUT_CONTROL, MAX, VERSION};
+
+    fn hello(control: u16, version: u32) -> ToBroker {
+        ToBroker::Hello { control, version, doorbells: 1, comm: [7; 16] }
+    }
+
+    #[test]
+    fn a_later_versions_message_is_longer_or_of_another_type() {
+        let mut bytes = [0; MAX];
+        let len = hello(CONTROL, VERSION).encode(&mut bytes).unwrap();
+        assert_eq!(ToBroker::decode(&bytes[..len + 9]), Ok(hello(CONTROL, VERSION)));
+        assert_eq!(ToBroker::decode(&bytes[..len - 1]), Err(SessionError::Length));
+        let len = FromBroker::Revoke { conn: ConnId(5) }.encode(&mut bytes).unwrap();
+        assert_eq!(FromBroker::decode(&bytes[..len + 1]), Ok(FromBroker::Revoke { conn: ConnId(5) }));
+        for unknown in [0, CONTROL_FROM - 1, CONTROL_FROM + 1, u16::MAX] {
+            bytes[..2].copy_from_slice(&unknown.to_le_bytes());
+            assert_eq!(ToBroker::decode(&bytes), Err(SessionError::Type));
+            assert_eq!(FromBroker::decode(&bytes), Err(SessionError::Type));
+        }
+    }
+
+    #[test]
+    fn the_word_of_both_versions_was_the_lanes_alone() {
+        let mut bytes = [0; MAX];
+        let len = hello(0, LAST_WITHOUT_CONTROL).encode(&mut bytes).unwrap();
+        assert_eq!(bytes[2..6], LAST_WITHOUT_CONTROL.to_le_bytes());
+        assert_eq!(ToBroker::decode(&bytes[..len]), Ok(hello(0, LAST_WITHOUT_CONTROL)));
+        let len = hello(2, 11).encode(&mut bytes).unwrap();
+        assert_eq!(ToBroker::decode(&bytes[..len]), Ok(hello(2, 11)));
+        // What a library or broker without a control protocol compares is another version than its own.
+        assert_ne!(bytes[2..6], 11u32.to_le_bytes());
     }
 }

@@ -420,7 +420,7 @@ impl Whose {
     /// What the broker does not say now it may say the next time.
     fn ask(&mut self) {
         let Ok(text) = query(&self.socket, what::SS, "") else { return };
-        let Ok(report::Connections { connections }) = serde_json::from_str(&text) else { return };
+        let Ok(report::Connections { connections, .. }) = serde_json::from_str(&text) else { return };
         for connection in connections {
             let (Ok(local), Ok(remote)) =
                 (connection.local.parse::<SocketAddr>(), connection.remote.parse::<SocketAddr>())

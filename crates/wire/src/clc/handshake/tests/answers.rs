@@ -257,6 +257,7 @@ fn the_broker_announces_what_the_handshake_needs() {
     let mut ueids = [[0; 32]; 8];
     ueids[0] = Eid::ueid("ONE").unwrap().0;
     let welcome = Welcome {
+        control: 1,
         version: 1,
         peer_id: [9; 8],
         gid: Gid::new(5, 6).0,
