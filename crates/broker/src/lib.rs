@@ -31,6 +31,7 @@ mod session;
 pub mod settings;
 mod sockopt;
 mod stats;
+mod successor;
 mod taps;
 
 pub use client::{QueryError, TapSession, query, what, who_serves};
@@ -42,6 +43,7 @@ use shunpike_shm::RegionError;
 use shunpike_wire::{Eid, Gid};
 use std::path::PathBuf;
 use std::time::Duration;
+pub use successor::Successor;
 
 /// How a broker is set up.
 #[derive(Clone, Debug)]
@@ -62,6 +64,8 @@ pub struct Config {
     pub ueids: Vec<Eid>,
     /// Ends this long after the last session did.
     pub idle_exit: Option<Duration>,
+    /// Ends once this one serves; its programs go there.
+    pub successor: Option<Successor>,
     /// DMBs that the device can hold.
     pub max_dmbs: usize,
     /// Processes served at a time.
@@ -80,6 +84,7 @@ impl Config {
             gid: None,
             ueids: Vec::new(),
             idle_exit: None,
+            successor: None,
             max_dmbs: 32768,
             max_sessions: 4096,
         }

@@ -17,6 +17,7 @@ use crate::session::{Kind, Peer, Program, Sent, Session};
 use crate::settings::Settings;
 use crate::sockopt;
 use crate::stats::{ArenaKey, Ledger};
+use crate::successor::LOOK;
 use crate::taps::Taps;
 use crate::{BrokerError, Config};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -89,6 +90,8 @@ pub struct Server {
     /// Connections that have yet to say what they are, or are answered, by their patience's end.
     patience: VecDeque<(Instant, SessionId)>,
     idle_since: Option<Instant>,
+    /// When the successor is looked for.
+    successor_at: Instant,
     paused_until: Option<Instant>,
     /// Room for what one turn finds.
     events: Vec<epoll::Event>,
@@ -150,6 +153,7 @@ impl Server {
             next_session: FIRST_SESSION,
             patience: VecDeque::new(),
             idle_since: Some(Instant::now()),
+            successor_at: Instant::now() + LOOK,
             paused_until: None,
             events: Vec::with_capacity(256),
             looks: 0,
@@ -188,8 +192,7 @@ impl Server {
             match event.data.u64() {
                 LISTENER => self.accept(),
                 STOP => {
-                    self.place.leave();
-                    self.sessions.drain().for_each(|(_, session)| session.leave());
+                    self.make_room();
                     return Ok(None);
                 }
                 id if id & metrics::LISTENER != 0 => self.serve_metrics(id),
@@ -207,12 +210,34 @@ impl Server {
         }
         let served = events.len();
         self.events = events;
+        if self.is_superseded() {
+            tracing::info!("another broker serves: leaving");
+            self.make_room();
+            return Ok(None);
+        }
         Ok((!self.keep_time()).then_some(served))
     }
 
     /// The knob page, for a program.
     pub(crate) fn knobs_fd(&self) -> Rc<OwnedFd> {
         Rc::clone(&self.knobs_fd)
+    }
+
+    /// Ends all sessions, and tells the programs to look for another broker.
+    fn make_room(&mut self) {
+        self.place.leave();
+        self.sessions.drain().for_each(|(_, session)| session.leave());
+    }
+
+    /// Whether the broker serves that is to take over; looks once in a second.
+    fn is_superseded(&mut self) -> bool {
+        let Some(successor) = &self.config.successor else { return false };
+        let now = Instant::now();
+        if now < self.successor_at {
+            return false;
+        }
+        self.successor_at = now + LOOK;
+        successor.serves()
     }
 
     fn timeout(&self, patience: Duration) -> Option<Timespec> {
@@ -554,7 +579,14 @@ impl Server {
         let silent = self.patience.front().map(|(until, _)| *until);
         let scraper = self.metrics.as_ref().and_then(Metrics::deadline);
         let stale = self.exchange.stale_at();
-        idle.into_iter().chain(self.paused_until).chain(silent).chain(scraper).chain(stale).min()
+        let successor = self.config.successor.as_ref().map(|_| self.successor_at);
+        idle.into_iter()
+            .chain(successor)
+            .chain(self.paused_until)
+            .chain(silent)
+            .chain(scraper)
+            .chain(stale)
+            .min()
     }
 
     /// Does what is due; returns whether the broker has to go.

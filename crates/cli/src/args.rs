@@ -2,7 +2,7 @@
 
 use crate::tools::tap::{self, extcap};
 use crate::tools::top::Sort;
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use shunpike_broker::metrics::Address;
 use shunpike_broker::settings::{Origin, Setting};
 use shunpike_wire::Eid;
@@ -287,6 +287,13 @@ pub struct Run {
     /// Ask for a lane at connect and accept, and let the first data call wait for it, a second or two at most
     #[arg(long)]
     pub eager: bool,
+    /// Whose broker CMD is to use: the system's where it serves, else a private one that CMD leaves for the system's once that
+    /// serves (auto); the system's, or nothing is started (system); a private one, which it stays with (private)
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t = Whose::Auto)]
+    pub broker: Whose,
+    /// Wait so long for the system's broker to serve, or for the one that --socket or SHUNPIKE_SOCKET names
+    #[arg(long, value_name = "SECONDS")]
+    pub wait: Option<u32>,
     /// A setting for the private broker that this starts; may be repeated. Where one answers already, it is refused:
     /// settings are for all programs of a broker ('shunpike sysctl -w' changes them there)
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
@@ -300,6 +307,17 @@ pub struct Run {
         value_hint = ValueHint::CommandWithArguments
     )]
     pub command: Vec<OsString>,
+}
+
+/// Whose broker a program is to use.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Whose {
+    /// The system's where it serves, until then a private one.
+    Auto,
+    /// The system's.
+    System,
+    /// The user's own.
+    Private,
 }
 
 /// `broker`.
@@ -332,6 +350,9 @@ pub struct Broker {
     /// Leave when no program has been connected for this long
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub idle_exit: Option<u32>,
+    /// Leave once a broker serves at this socket: programs under this one go there
+    #[arg(long, value_name = "SOCKET", value_hint = ValueHint::FilePath)]
+    pub yield_to: Option<PathBuf>,
     /// Most DMBs (receive buffers) at one time; further connections stay on TCP
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_dmbs: Option<u32>,

@@ -16,14 +16,15 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// After the broker that we started has gone because another one was faster, which is about to serve.
 const RIVAL: Duration = Duration::from_millis(300);
 
-/// Starts the user's private broker at `path`, for `run`; returns when it answers. Errors: one line.
+/// Starts the user's private broker at `path`, for `run`, which leaves once one serves at `successor`; returns when it answers. Errors: one line.
 ///
 /// A process of its own does it, so that CMD, which this process becomes, has no child that it does not know.
-pub fn private(path: &Path, settings: &[String]) -> Result<(), String> {
+pub fn private(path: &Path, settings: &[String], successor: Option<&str>) -> Result<(), String> {
     let output = Command::new(own_program()?)
         .args(["broker", "--private", "--background", "--idle-exit", &IDLE_EXIT.to_string(), "--socket"])
         .arg(path)
         .args(settings.iter().map(|setting| format!("--set={setting}")))
+        .args(successor.map(|path| format!("--yield-to={path}")))
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("no private broker could be started: {error}"))?;

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunpike_broker::policy::{self, Policy};
 use shunpike_broker::report::Failure;
 use shunpike_broker::settings::{Knob, Origin, Setting};
-use shunpike_broker::{BrokerError, Config};
+use shunpike_broker::{BrokerError, Config, Successor};
 use shunpike_wire::Gid;
 use std::env;
 use std::fs;
@@ -45,6 +45,7 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     config.metrics = args.metrics.or(config.metrics);
     config.gid = args.gid.map(Gid);
     config.ueids = args.ueids;
+    config.successor = args.yield_to.map(Successor::new);
     config.idle_exit = args.idle_exit.map(|seconds| Duration::from_secs(seconds.into()));
     let level = if args.verbose { tracing::Level::DEBUG } else { tracing::Level::INFO };
     tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_target(false).init();
@@ -52,7 +53,8 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     // A broker that stays keeps no file system from being unmounted.
     let _ = env::set_current_dir("/");
     shunpike_broker::run(config.clone(), Some(stop.as_fd())).map_err(Error::Broker)?;
-    while !is_told_to_end(&stop) && is_named_by_programs(&config.socket) {
+    let is_superseded = || config.successor.as_ref().is_some_and(Successor::serves);
+    while !is_told_to_end(&stop) && !is_superseded() && is_named_by_programs(&config.socket) {
         match shunpike_broker::run(config.clone(), Some(stop.as_fd())) {
             // Started meanwhile by a `run` that found none.
             Err(BrokerError::AlreadyServed { .. }) => break,

@@ -38,6 +38,13 @@ pub enum Error {
         /// Its socket.
         socket: PathBuf,
     },
+    /// `run --broker=system`, and none serves.
+    NoSystemBroker {
+        /// How long it was waited for, seconds.
+        waited: u32,
+    },
+    /// `run --broker` beside `--socket`.
+    TwoBrokers,
     /// The library is somewhere where ld.so cannot be pointed at.
     LibraryPath(PathBuf),
     /// CMD could not be executed.
@@ -107,7 +114,11 @@ impl Error {
             Error::Exec { .. } => 126,
             Error::Filter(_) => 2,
             Error::Broker(BrokerError::AlreadyServed { .. }) => Self::ALREADY_SERVED,
-            Error::NoLibrary { .. } | Error::LibraryPath(_) | Error::SettingsOfOthers { .. } => 125,
+            Error::NoLibrary { .. }
+            | Error::LibraryPath(_)
+            | Error::SettingsOfOthers { .. }
+            | Error::NoSystemBroker { .. }
+            | Error::TwoBrokers => 125,
             _ => 1,
         }
     }
@@ -141,6 +152,15 @@ impl fmt::Display for Error {
                  programs; change them with 'shunpike sysctl -w NAME=VALUE'",
                 socket.display()
             ),
+            Error::NoSystemBroker { waited } => write!(
+                f,
+                "the system's broker does not serve at {} (waited for {waited} s); start it ('systemctl start shunpike-broker', or \
+                 'shunpike broker' as root), let --wait be longer, or leave --broker=system away",
+                crate::socket::SYSTEM
+            ),
+            Error::TwoBrokers => {
+                write!(f, "--broker chooses a broker, and --socket names one: leave one of the two away")
+            }
             Error::LibraryPath(path) => write!(
                 f,
                 "cannot preload {}: LD_PRELOAD takes no path with a space or colon, or that is not absolute; \

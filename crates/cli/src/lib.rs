@@ -41,9 +41,10 @@ pub fn command_line() -> u8 {
 
 /// Whether what was asked about is so; true for what asks nothing.
 fn dispatch(cli: Cli) -> Result<bool, Error> {
+    let is_told = cli.socket.is_some();
     let socket = socket::named(cli.socket);
     match cli.command {
-        Command::Run(args) => match run::run(&args, socket)? {},
+        Command::Run(args) => match run::run(&args, socket, is_told)? {},
         Command::Broker(args) if args.background => background::start(&args, socket),
         Command::Broker(args) => broker::serve(args, socket),
         Command::Explain(args) if args.codes => codes::print(&args.format),

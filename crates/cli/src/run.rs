@@ -1,6 +1,6 @@
 //! `shunpike run`: prepares the environment, sees to a broker, and becomes CMD.
 
-use crate::args::Run;
+use crate::args::{Run, Whose};
 use crate::error::Error;
 use crate::{background, program, socket};
 use std::convert::Infallible;
@@ -10,11 +10,18 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 const LIBRARY: &str = "libshunpike.so";
 
 /// Replaces this process by CMD; returns only errors.
-pub fn run(args: &Run, socket: Option<PathBuf>) -> Result<Infallible, Error> {
+///
+/// `is_told`: the socket is an option's, not the environment's.
+pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infallible, Error> {
+    if is_told && args.broker != Whose::Auto {
+        return Err(Error::TwoBrokers);
+    }
     let library = library()?;
     let command = args.command.first().map(OsString::as_os_str).unwrap_or_default();
     let obstacle = program::find(command).as_deref().and_then(program::obstacle);
@@ -29,7 +36,12 @@ pub fn run(args: &Run, socket: Option<PathBuf>) -> Result<Infallible, Error> {
                 warn(command, obstacle, "the programs that it starts may still be accelerated; it");
             }
             environment.preload(&library);
-            environment.set(socket::VARIABLE, broker_for(socket, &args.set)?.into_os_string());
+            let brokers = brokers_for(socket, args)?;
+            environment.set(socket::VARIABLE, brokers.socket.into_os_string());
+            match brokers.preferred {
+                Some(path) => environment.set(socket::PREFERRED, path.into()),
+                None => environment.unset(socket::PREFERRED),
+            }
             if args.eager {
                 environment.set("SHUNPIKE_EAGER", "1".into());
             }
@@ -63,27 +75,94 @@ fn library() -> Result<PathBuf, Error> {
     Ok(found.clone())
 }
 
-/// The socket for CMD to use: where a broker answers, or soon may.
-/// Errors: `settings` are wished for, and a broker with settings of its own is there.
-fn broker_for(named: Option<PathBuf>, settings: &[String]) -> Result<PathBuf, Error> {
-    let is_named = named.is_some();
-    let mut wanted = named.clone().unwrap_or_else(socket::private);
-    if let Ok(socket) = socket::answering(named) {
-        if let Some(whose) = socket::foreign(&socket) {
-            eprintln!("shunpike: {whose} (connections stay on TCP)");
-        }
-        return if settings.is_empty() { Ok(socket) } else { Err(Error::SettingsOfOthers { socket }) };
+/// What CMD is told of brokers.
+struct Brokers {
+    /// Where it finds its own.
+    socket: PathBuf,
+    /// Where it goes as soon as one serves there.
+    preferred: Option<&'static str>,
+}
+
+impl Brokers {
+    fn only(socket: PathBuf) -> Self {
+        Self { socket, preferred: None }
     }
-    // Who names a socket has a certain broker in mind: another one there would hide that it is missing.
-    let missing = || Err(format!("no broker answers at {}", wanted.display()));
-    let started = if is_named { missing() } else { background::private(&wanted, settings) };
-    if let Err(reason) = started {
-        eprintln!("shunpike: {reason} (connections stay on TCP until a broker serves there)");
-        if !is_named && !socket::owned_by_us(&wanted) {
-            wanted = socket::SYSTEM.into();
+}
+
+/// The brokers for CMD to use: where one answers, or soon may. Errors: the system's is insisted on, and does not serve; `--set` is wished
+/// for, and a broker with settings of its own is there.
+fn brokers_for(named: Option<PathBuf>, args: &Run) -> Result<Brokers, Error> {
+    let chosen = match (named, args.broker) {
+        (Some(named), Whose::Auto) => at_named(named, args)?,
+        (_, Whose::System) => {
+            if !answers_in_time(Path::new(socket::SYSTEM), args.wait) {
+                return Err(Error::NoSystemBroker { waited: args.wait.unwrap_or(0) });
+            }
+            of_others(socket::SYSTEM.into(), &args.set)?
+        }
+        (_, Whose::Private) => Brokers::only(private(&args.set, None)?),
+        (None, Whose::Auto) if answers_in_time(Path::new(socket::SYSTEM), args.wait) => {
+            of_others(socket::SYSTEM.into(), &args.set)?
+        }
+        // Settings are wished for: they are that broker's, and CMD stays with it.
+        (None, Whose::Auto) if !args.set.is_empty() => Brokers::only(private(&args.set, None)?),
+        (None, Whose::Auto) => {
+            Brokers { socket: private(&[], Some(socket::SYSTEM))?, preferred: Some(socket::SYSTEM) }
+        }
+    };
+    if let Some(whose) = socket::foreign(&chosen.socket) {
+        eprintln!("shunpike: {whose} (connections stay on TCP)");
+    }
+    Ok(chosen)
+}
+
+/// A broker that serves already, where no settings are wished for.
+fn of_others(socket: PathBuf, settings: &[String]) -> Result<Brokers, Error> {
+    if settings.is_empty() { Ok(Brokers::only(socket)) } else { Err(Error::SettingsOfOthers { socket }) }
+}
+
+/// Who names a socket has a certain broker in mind: another one there would hide that it is missing.
+fn at_named(named: PathBuf, args: &Run) -> Result<Brokers, Error> {
+    if answers_in_time(&named, args.wait) {
+        return of_others(named, &args.set);
+    }
+    eprintln!(
+        "shunpike: no broker answers at {} (connections stay on TCP until a broker serves there)",
+        named.display()
+    );
+    Ok(Brokers::only(named))
+}
+
+/// The private broker's socket, where one answers or was started, with these settings, and to leave for one at `successor`. Where it cannot be
+/// started, the socket at which there may be a broker later.
+fn private(settings: &[String], successor: Option<&str>) -> Result<PathBuf, Error> {
+    let wanted = socket::private();
+    // Whoever serves this socket is given our connections: it must be ourselves.
+    let is_ours = socket::owned_by_us(&wanted);
+    if is_ours && socket::answers(&wanted) {
+        return of_others(wanted, settings).map(|brokers| brokers.socket);
+    }
+    match background::private(&wanted, settings, successor) {
+        Ok(()) => Ok(wanted),
+        Err(reason) => {
+            eprintln!("shunpike: {reason} (connections stay on TCP until a broker serves there)");
+            Ok(if is_ours { wanted } else { socket::SYSTEM.into() })
         }
     }
-    Ok(wanted)
+}
+
+/// Whether a broker answers at `path`, within so many seconds.
+fn answers_in_time(path: &Path, seconds: Option<u32>) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(seconds.unwrap_or(0).into());
+    loop {
+        if socket::answers(path) {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        sleep(Duration::from_millis(20));
+    }
 }
 
 /// The variables that CMD gets.
@@ -101,6 +180,10 @@ impl Environment {
     fn set(&mut self, name: &str, value: OsString) {
         self.0.retain(|(n, _)| n != name);
         self.0.push((name.into(), value));
+    }
+
+    fn unset(&mut self, name: &str) {
+        self.0.retain(|(n, _)| n != name);
     }
 
     /// Puts `library` before what is preloaded already, once.

@@ -14,9 +14,14 @@ pub const SYSTEM: &str = "/run/shunpike/broker.sock";
 /// The variable that tells programs under Shunpike of their broker's socket.
 pub const VARIABLE: &str = "SHUNPIKE_SOCKET";
 
-/// The socket that the option or else the environment names, as a path that holds in any directory.
+/// The variable that tells them of a broker that they go to as soon as it serves.
+pub const PREFERRED: &str = "SHUNPIKE_PREFER";
+
+/// The socket that the option or else the environment names, as a path that holds in any directory. Where `run` has chosen for the
+/// time being (there is one to be preferred), nobody has named it.
 pub fn named(option: Option<PathBuf>) -> Option<PathBuf> {
-    let path = option.or_else(|| env::var_os(VARIABLE).map(PathBuf::from))?;
+    let is_chosen = env::var_os(PREFERRED).is_some_and(|path| !path.is_empty());
+    let path = option.or_else(|| env::var_os(VARIABLE).filter(|_| !is_chosen).map(PathBuf::from))?;
     // Fails for the empty path, which names nothing.
     std::path::absolute(path).ok()
 }

@@ -6,7 +6,7 @@
 mod laneless;
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -95,14 +95,30 @@ static LOOK_IN_AT: AtomicU64 = AtomicU64::new(0);
 /// The longest such pause: a stopped broker costs a busy program a hundred looks a second.
 const LOOK_MOST_US: u32 = 10_000;
 
-static PATH_LEN: AtomicUsize = AtomicUsize::new(0);
-static PATH: Mutex<[u8; 108]> = Mutex::new([0; 108]);
+/// Where brokers may serve, in the order in which they are tried: one that is preferred, and the one named.
+static PATHS: Mutex<[SocketPath; 2]> = Mutex::new([SocketPath { len: 0, bytes: [0; 108] }; 2]);
 
-/// Names the broker's socket; at start-up. A path longer than a UNIX socket's leaves all on TCP.
-pub fn configure(path: &[u8]) {
-    if let Some(to) = PATH.lock().get_mut(..path.len()) {
-        to.copy_from_slice(path);
-        PATH_LEN.store(path.len(), Ordering::Relaxed);
+/// A broker's socket; none is empty.
+#[derive(Copy, Clone)]
+struct SocketPath {
+    len: usize,
+    bytes: [u8; 108],
+}
+
+impl SocketPath {
+    fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+}
+
+/// Names the broker's socket, and that of one to be used in its place as soon as it serves; at start-up. A path longer than a UNIX
+/// socket's is none.
+pub fn configure(path: &[u8], preferred: &[u8]) {
+    for (to, path) in PATHS.lock().iter_mut().zip([preferred, path]) {
+        if let Some(bytes) = to.bytes.get_mut(..path.len()) {
+            bytes.copy_from_slice(path);
+            to.len = path.len();
+        }
     }
 }
 
@@ -276,9 +292,15 @@ impl Session {
 
     /// Whether only our user can reach the broker.
     fn is_private() -> bool {
-        let path = *PATH.lock();
-        let path = path.get(..PATH_LEN.load(Ordering::Relaxed)).unwrap_or(&[]);
-        rustix::fs::stat(path).is_ok_and(|socket| {
+        let [preferred, named] = *PATHS.lock();
+        let path = match connect_at(&preferred) {
+            Ok(socket) => {
+                descriptors::close(socket);
+                preferred
+            }
+            Err(_) => named,
+        };
+        rustix::fs::stat(path.as_slice()).is_ok_and(|socket| {
             socket.st_mode & 0o077 == 0 && socket.st_uid == rustix::process::geteuid().as_raw()
         })
     }
@@ -299,27 +321,16 @@ impl Session {
         self.absence
     }
 
-    /// A socket of the broker, which is one that may have what we give it.
+    /// A socket of a broker, which is one that may have what we give it.
     fn connect(&mut self) -> Result<OwnedFd, Errno> {
-        let path = *PATH.lock();
-        let path = path.get(..PATH_LEN.load(Ordering::Relaxed)).filter(|path| !path.is_empty());
-        let path = path.ok_or(Errno::NOENT)?;
-        let address = SocketAddrUnix::new(path)?;
-        let mut unless_foreign = |errno| {
-            if errno == Errno::PERM {
-                self.absence = Reason::BrokerForeign;
-            }
-            errno
-        };
-        let place = Place::of(path).map_err(&mut unless_foreign)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        rustix::net::connect(&socket, &address)?;
-        if sys::peer_user(socket.as_raw_fd()).is_some_and(|uid| place.may_serve(uid)) {
-            descriptors::internal(socket).inspect_err(|_| self.absence = Reason::NoDescriptors)
-        } else {
-            Err(unless_foreign(Errno::PERM))
-        }
+        let [preferred, named] = *PATHS.lock();
+        connect_at(&preferred).or_else(|_| connect_at(&named)).inspect_err(|errno| {
+            self.absence = match *errno {
+                Errno::PERM => Reason::BrokerForeign,
+                Errno::MFILE => Reason::NoDescriptors,
+                _ => Reason::NoBroker,
+            };
+        })
     }
 
     fn open(&mut self) -> Result<(), Errno> {
@@ -549,6 +560,23 @@ impl Session {
     }
 }
 
+/// A socket of the broker there. Errors: `PERM` where it is none that may have what we give it, `MFILE` without a descriptor to spare.
+fn connect_at(path: &SocketPath) -> Result<OwnedFd, Errno> {
+    if path.len == 0 {
+        return Err(Errno::NOENT);
+    }
+    let address = SocketAddrUnix::new(path.as_slice())?;
+    let place = Place::of(path.as_slice())?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &address)?;
+    if sys::peer_user(socket.as_raw_fd()).is_some_and(|uid| place.may_serve(uid)) {
+        descriptors::internal(socket).map_err(|_| Errno::MFILE)
+    } else {
+        Err(Errno::PERM)
+    }
+}
+
 /// What came of an attempt to send.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Sent {
@@ -577,12 +605,12 @@ fn transmit(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Sen
 /// Before fork(): nobody is in the middle of anything with the broker.
 pub fn hold_across_fork() {
     SESSION.hold();
-    PATH.hold();
+    PATHS.hold();
 }
 
 /// After it, in the parent and in the child.
 pub fn let_go_after_fork() {
-    PATH.let_go();
+    PATHS.let_go();
     SESSION.let_go();
 }
 

@@ -17,7 +17,7 @@ static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 extern "C" fn start() {
     // 1. Without a broker's path nothing is watched: the library was loaded by accident.
     let Some(path) = variable(c"SHUNPIKE_SOCKET") else { return };
-    session::configure(path);
+    session::configure(path, variable(c"SHUNPIKE_PREFER").unwrap_or(b""));
     // 2. Signals are kept back in critical sections before the first of them exists; faults of copies, from the
     // first copy on.
     tls::on_deferred(signals::deliver);

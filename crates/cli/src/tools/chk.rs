@@ -5,10 +5,12 @@ use super::kernel::{self, LISTEN, Socket};
 use super::table::{Table, print, print_json};
 use crate::args::Format;
 use crate::error::Error;
+use crate::socket;
 use serde_json::json;
 use shunpike_broker::report::Check;
 use shunpike_broker::what;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// One thing that has to be so.
@@ -165,7 +167,7 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
     let mut findings = Vec::new();
     match broker.answer::<Check>(what::CHECK, &format!("{} {uid}", pid.unwrap_or(0))) {
         Ok(check) => {
-            if let Some(whose) = crate::socket::foreign(&broker.socket) {
+            if let Some(whose) = socket::foreign(&broker.socket) {
                 findings.push(Finding {
                     name: "owner",
                     is_so: Some(false),
@@ -173,6 +175,7 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                     advice: "use a broker of your own or root's: programs say nothing to this one",
                 });
             }
+            findings.extend(two_brokers());
             findings.push(same_broker(&broker.socket, pid, check.session));
             if let Some(version) = check.other_version {
                 findings.push(Finding {
@@ -225,27 +228,70 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
 /// Whether the process uses the broker at `ours`. One that has a session there does, whatever is in its environment, which
 /// programs overwrite to show a title.
 fn same_broker(ours: &Path, pid: Option<u32>, session: Option<bool>) -> Finding {
-    let theirs = pid.and_then(|pid| kernel::variables(pid, crate::socket::VARIABLE)).map(|variables| {
-        variables
-            .into_iter()
-            .find(|(name, _)| name == crate::socket::VARIABLE)
-            .map(|(_, path)| PathBuf::from(path))
-    });
+    let variables = pid.and_then(|pid| kernel::variables(pid, "SHUNPIKE_"));
+    let variable = |wanted: &str| {
+        let found = variables.iter().flatten().find(|(name, value)| name == wanted && !value.is_empty());
+        found.map(|(_, path)| PathBuf::from(path))
+    };
+    let (named, preferred) = (variable(socket::VARIABLE), variable(socket::PREFERRED));
+    // Where it goes when it next has something to ask.
+    let theirs = preferred.filter(|path| pid.is_some_and(|pid| is_there(pid, path))).or(named);
     let loaded = || pid.and_then(kernel::has_library) == Some(true);
     let both = || format!("both ends use the broker at {}", ours.display());
-    let (is_so, text) = match &theirs {
+    let (is_so, text) = match (&variables, theirs) {
         _ if session == Some(true) => (Some(true), both()),
-        Some(Some(path)) if path == ours => (Some(true), both()),
-        Some(Some(path)) => (
-            Some(false),
-            format!("it uses the broker at {}, you the one at {}", path.display(), ours.display()),
-        ),
-        Some(None) => {
+        (Some(_), Some(path)) if pid.is_some_and(|pid| is_same(pid, &path, ours)) => (Some(true), both()),
+        (Some(_), Some(path)) => {
+            let which = if path == ours {
+                "another broker of that name, in its own mount namespace,".to_owned()
+            } else {
+                format!("the broker at {}", path.display())
+            };
+            (Some(false), format!("it uses {which} you the one at {}", ours.display()))
+        }
+        (Some(_), None) => {
             ((!loaded()).then_some(false), format!("it names no broker; yours is at {}", ours.display()))
         }
-        None => (None, format!("which broker it uses cannot be seen; yours is at {}", ours.display())),
+        (None, _) => (None, format!("which broker it uses cannot be seen; yours is at {}", ours.display())),
     };
     Finding { name: "broker", is_so, text, advice: "start both with the same SHUNPIKE_SOCKET (or --socket)" }
+}
+
+/// A process's view of a path.
+fn seen_by(pid: u32, path: &Path) -> PathBuf {
+    let mut seen = PathBuf::from(format!("/proc/{pid}/root"));
+    seen.push(path.strip_prefix("/").unwrap_or(path));
+    seen
+}
+
+fn is_there(pid: u32, path: &Path) -> bool {
+    std::fs::metadata(seen_by(pid, path)).is_ok()
+}
+
+/// Whether a path is to a process what `ours` is to us: one name can be two sockets in two mount namespaces, and two names
+/// one. Where we may not look, the names decide.
+fn is_same(pid: u32, path: &Path, ours: &Path) -> bool {
+    let id = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    match (id(&seen_by(pid, path)), id(ours)) {
+        (Ok(theirs), Ok(ours)) => theirs == ours,
+        _ => path == ours,
+    }
+}
+
+/// Both default brokers serve: programs are at one or the other.
+fn two_brokers() -> Option<Finding> {
+    let (system, private) = (Path::new(socket::SYSTEM), socket::private());
+    let both = socket::answers(system) && socket::owned_by_us(&private) && socket::answers(&private);
+    both.then(|| Finding {
+        name: "brokers",
+        is_so: None,
+        text: format!(
+            "two serve here: the system's at {}, and a private one at {}; there is no lane between their programs",
+            system.display(),
+            private.display()
+        ),
+        advice: "",
+    })
 }
 
 fn show(

@@ -72,7 +72,7 @@ fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
     let listener = seqpacket();
     rustix::net::bind(&listener, &SocketAddrUnix::new(&path).expect("a path")).expect("to bind");
     rustix::net::listen(&listener, 1).expect("to listen");
-    crate::session::configure(path.as_os_str().as_encoded_bytes());
+    crate::session::configure(path.as_os_str().as_encoded_bytes(), b"");
 
     let server = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let socket = TcpStream::connect(server.local_addr().expect("its address")).expect("a connection");
