@@ -225,7 +225,7 @@ def test_broker_killed_under_load_and_restarted(world, both, bed):
     accel.broker.kill()
     drive_bare(accel, world, bed, port)
     finish_dialogue(server, client)
-    accel.broker.start()
+    accel.broker.restart()
     until(lambda: drive_bare(accel, world, bed, port) or accel.broker.stats().smc, "lanes from the new broker", pause=0.2)
 
 
@@ -239,7 +239,7 @@ def test_broker_killed_at_any_step_of_a_handshake(world, both, bed):
         time.sleep(source.uniform(0, 0.015))  # the fault's moment
         accel.broker.kill()
         assert len(client.finish().splitlines()) == 8
-        accel.broker.start()
+        accel.broker.restart()
     until(lambda: drive_bare(accel, world, bed, port) or accel.broker.stats().smc, "lanes after all of that", pause=0.2)
 
 

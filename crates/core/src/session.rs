@@ -49,8 +49,9 @@ pub struct Session {
     /// Set once the broker has welcomed us.
     pub device: Option<LocalDevice>,
     retry_at: u64,
-    /// Hellos in a row that came to nothing.
+    /// Hellos in a row that came to nothing, at these brokers.
     unheard: u32,
+    asked: u64,
     /// Why there are no lanes to be had, while there are none.
     absence: Reason,
     /// What the broker of a session without lanes was told of our connections.
@@ -70,6 +71,7 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     device: None,
     retry_at: 0,
     unheard: 0,
+    asked: 0,
     absence: Reason::NoBroker,
     told: None,
     outbox: Outbox::new(),
@@ -307,6 +309,11 @@ impl Session {
 
     /// Says hello, and when that may be done again, should nothing come of it.
     fn greet(&mut self) {
+        let there = brokers_there();
+        if self.asked != there {
+            // Another broker than the one that let nothing come about.
+            (self.asked, self.unheard) = (there, 0);
+        }
         let opened = self.open();
         let pause = RETRY_US << self.unheard.min(DOUBLINGS);
         self.unheard = if opened.is_ok() { self.unheard + 1 } else { 0 };
@@ -558,6 +565,14 @@ impl Session {
         let comes_back = laneless::has_lanes() || !self.later.is_empty();
         LATER.store(comes_back, Ordering::Relaxed);
     }
+}
+
+/// Which brokers serve: another number where one has come or gone, as each makes its socket anew.
+fn brokers_there() -> u64 {
+    let sockets = (*PATHS.lock()).into_iter().filter_map(|path| rustix::fs::stat(path.as_slice()).ok());
+    sockets.fold(0, |all, socket| {
+        all.rotate_left(1) ^ socket.st_ino ^ (socket.st_ctime as u64).rotate_left(32) ^ socket.st_ctime_nsec
+    })
 }
 
 /// A socket of the broker there. Errors: `PERM` where it is none that may have what we give it, `MFILE` without a descriptor to spare.
