@@ -131,10 +131,37 @@ def test_a_killed_sender(world, bed):
     until(lambda: accel.broker.stats().reasons.get("lent_unreadable"), lambda: f"the reason; {accel.broker.stats()}")
 
 
-def test_memory_that_is_gone(world, bed):
-    accel, server, client = start(world, bed, "unmapped")
+@pytest.mark.parametrize("how", ["unmapped", "by-syscall", "discarded", "replaced", "protected", "moved", "shrunk"])
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_memory_that_goes_before_its_notice(world, bed, how, mode):
+    """TCP has pinned the pages: the reader gets what was sent, and not what is there since."""
+    sent = run(world, bed, "gone", mode, env={"BED_HOW": how})
+    assert mode == "tcp" or "complete: 0" in sent
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_memory_that_malloc_gives_back(world, bed, mode):
+    """... by a call within libc: it is not lent in the first place."""
+    run(world, bed, "freed", mode)
+
+
+def test_memory_that_goes_unseen(world, bed):
+    """The reader asks its sender, who has it no more: a reset, after all bytes before."""
+    accel, server, client = start(world, bed, "unseen")
     assert "1000 bytes, ECONNRESET" in server.finish()
     client.finish()
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_a_sender_whose_first_thread_has_ended(world, bed, mode):
+    """Its memory is no longer to be had by its number; the sender, asked, sends the bytes by TCP."""
+    sent = run(world, bed, "orphaned", mode)
+    assert mode == "tcp" or "complete: 0" in sent
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_a_child_is_told_of_every_call(world, bed, mode):
+    assert "the child was told of all: 1" in run(world, bed, "told-in-a-child", mode)
 
 
 @needs_root

@@ -136,6 +136,19 @@ impl Sender {
     }
 }
 
+/// Memory of a mapping of its own. What malloc has, Shunpike copies: it could be given back unseen.
+fn pages(size: usize) -> Result<&'static mut [u8]> {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, nobody else's, of this size, which stays.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), size, access, kind, -1, 0);
+        if at == libc::MAP_FAILED {
+            return Err(Error::last_os_error());
+        }
+        Ok(std::slice::from_raw_parts_mut(at.cast(), size))
+    }
+}
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [host, port, megabytes] = arguments.as_slice() else {
@@ -144,7 +157,7 @@ fn main() -> Result<()> {
     };
     let number = |text: &String| text.parse::<u64>().map_err(|_| Error::from(ErrorKind::InvalidInput));
     let mut sender = Sender::new(TcpStream::connect((host.as_str(), number(port)? as u16))?);
-    let mut buffers = vec![vec![0u8; SIZE]; BUFFERS as usize];
+    let mut buffers: Vec<&'static mut [u8]> = (0..BUFFERS).map(|_| pages(SIZE)).collect::<Result<_>>()?;
     let (mut left, mut sent) = (number(megabytes)? << 20, 0u64);
     for turn in (0..BUFFERS as usize).cycle() {
         if left == 0 {

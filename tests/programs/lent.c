@@ -273,13 +273,23 @@ static void under_way(int fd) {
     say("hash %016lx", hash);
 }
 
-static void reads_when_told(int fd) {
-    be_introduced(fd);
+static void reads_on(int fd) {
     await();
     for (ssize_t got; (got = recv(fd, data, MIB, 0)) != 0; hash = hash_more(hash, data, got))
         if (got < 0) die("recv");
     say("hash %016lx", hash);
     tell();
+}
+
+static void reads_when_told(int fd) {
+    be_introduced(fd);
+    reads_on(fd);
+}
+
+static void reads_when_orphaned(int fd) {
+    be_introduced(fd);
+    await();
+    reads_on(fd);
 }
 
 static void closed_client(int fd) {
@@ -501,9 +511,110 @@ static void reads_the_rest(int fd) {
     if (!got) say("hash %016lx", hash);
 }
 
-static void unmapped_client(int fd) {
+/* -- memory that goes before its notice: TCP has pinned the pages -- */
+static void goes(const char *how, unsigned char *at, size_t size) {
+    if (!strcmp(how, "unmapped")) munmap(at, size);
+    else if (!strcmp(how, "by-syscall")) syscall(SYS_munmap, at, size);
+    else if (!strcmp(how, "discarded")) madvise(at, size, MADV_DONTNEED);
+    else if (!strcmp(how, "replaced")) mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    else if (!strcmp(how, "protected")) mprotect(at, size, PROT_NONE);
+    else if (!strcmp(how, "moved")) {
+        void *other = pages(size);
+        expect(mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, other) == other, "mremap moves it");
+    } else if (!strcmp(how, "shrunk")) mremap(at, size, 4096, 0);
+    else expect(0, "a way to go");
+}
+
+static void gone_client(int fd) {
     under_way(fd);
-    munmap(data, 32 * MIB);
+    goes(getenv("BED_HOW"), data, 32 * MIB);
+    shutdown(fd, SHUT_WR);
+    tell();
+    await();
+}
+
+/* What malloc has from the kernel it gives back where no hook sees it. */
+static void freed_client(int fd) {
+    unsigned char *block = malloc(4 * MIB);
+    begin(fd);
+    introduce(fd);
+    memcpy(block, data, 4 * MIB);
+    send_one(fd, block + MIB, PART, ZC);
+    free(block);
+    for (int i = 0; i < 4; i++) memset(pages(4 * MIB), 0xee, 4 * MIB);
+    say("hash %016lx", hash);
+    shutdown(fd, SHUT_WR);
+    tell();
+    await();
+}
+
+/* Nobody sees it go: the sender, asked for the bytes, has them no more. */
+static void unseen_client(int fd) {
+    struct pollfd one = {fd, POLLIN, 0};
+    under_way(fd);
+    unseen_call(SYS_munmap, (long)data, 32 * MIB, 0, 0);
+    tell();
+    expect(poll(&one, 1, 10000) == 1, "the sender hears of the end, too");
+    await();
+}
+
+/* -- the first thread has ended: nobody can read by its process's number any more -- */
+static pthread_t first;
+
+static void *goes_on(void *argument) {
+    int fd = *(int *)argument;
+    under_way(fd);
+    tell();
+    pthread_cancel(first);
+    for (char state = 'R'; state != 'Z'; usleep(1000)) {
+        FILE *stat = fopen("/proc/self/stat", "re");
+        if (!stat || fscanf(stat, "%*d (%*[^)]) %c", &state) != 1) die("stat");
+        fclose(stat);
+    }
+    tell();
+    await_told(fd, calls);
+    shutdown(fd, SHUT_WR);
+    await();
+    say("done");
+    exit(0);
+}
+
+static void orphaned_client(int fd) {
+    pthread_t other;
+    int kept = fd;
+    first = pthread_self();
+    pthread_create(&other, NULL, goes_on, &kept);
+    for (;;) pause(); /* is cancelled here */
+}
+
+/* -- a child asks for its parent's notices -- */
+#define TOLD_CALLS 48
+
+static void told_in_a_child_server(int fd) {
+    be_introduced(fd);
+    recv_all(fd, data, TOLD_CALLS / 12 * (40 + 11 * 4) * KIB);
+    hash = hash_more(hash, data, TOLD_CALLS / 12 * (40 + 11 * 4) * KIB);
+    send_all(fd, "!", 1);
+    reads_on(fd);
+}
+
+static void told_in_a_child_client(int fd) {
+    char byte;
+    begin(fd);
+    introduce(fd);
+    for (int i = 0; i < TOLD_CALLS; i++) send_one(fd, data + i * 4 * KIB, i % 12 ? 4 * KIB : 40 * KIB, ZC);
+    recv_all(fd, &byte, 1); /* all is read: what waits is told of with another code than what is unread */
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        await_told(fd, calls);
+        say("the child was told of all: %d", told == calls);
+        _exit(0);
+    }
+    int status;
+    expect(waitpid(child, &status, 0) == child && !status, "the child ends well");
+    shutdown(fd, SHUT_WR);
+    say("hash %016lx", hash);
     tell();
     await();
 }
@@ -540,7 +651,11 @@ static const struct bed_case cases[] = {
     {"leaves", reads_the_rest, leaves_client},
     {"executes", reads_the_rest, executes_client},
     {"killed", reads_the_rest, killed_client},
-    {"unmapped", reads_the_unmapped, unmapped_client},
+    {"gone", reads_when_told, gone_client},
+    {"freed", reads_when_told, freed_client},
+    {"unseen", reads_the_unmapped, unseen_client},
+    {"orphaned", reads_when_orphaned, orphaned_client},
+    {"told-in-a-child", told_in_a_child_server, told_in_a_child_client},
     {0},
 };
 

@@ -305,7 +305,7 @@ pub fn before_fork() {
     epoll::hold_across_fork();
     share_with_child();
     // From here on nothing is lent, as the connections are shared.
-    lending::recall_all();
+    lending::before_fork();
     ARENA.hold();
     HOMES.hold();
     device::hold_across_fork();

@@ -305,8 +305,7 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         Ok(delivered) => n = delivered,
         Err(Failure::Errno(errno)) => return Step::Failed(errno),
         Err(Failure::Violated) => return violated(conn, fd),
-        Err(Failure::Gone) => return asking::lost(conn, fd),
-        Err(Failure::Denied) => return asking::begin(conn, &dmb, prod, fd),
+        Err(Failure::Unreadable) => return asking::begin(conn, &dmb, prod, fd),
     }
     if flags & libc::MSG_PEEK != 0 {
         // Looked at again: what the sender took back meanwhile is not to be seen here.

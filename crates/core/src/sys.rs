@@ -13,7 +13,7 @@ pub type Res = Result<usize, Errno>;
 /// As the call itself: pointers among the arguments must be what the kernel is told that they are. (Where
 /// they are the program's, a bad one is EFAULT, not undefined behaviour.)
 #[inline(always)]
-unsafe fn call(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> Res {
+pub unsafe fn call(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> Res {
     let ret: isize;
     // SAFETY: the x86-64 Linux calling convention; rcx and r11 are clobbered by `syscall`.
     unsafe {

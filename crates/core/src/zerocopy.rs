@@ -13,6 +13,7 @@ pub(crate) mod choice;
 mod errqueue;
 mod huge;
 pub mod lending;
+pub mod mappings;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -9,6 +9,7 @@ use shunpike_core::zerocopy::lending;
 use shunpike_core::{limits, process, rings};
 
 use crate::lifecycle::{let_go, plain};
+use crate::memory;
 use crate::real::{Arguments, Real};
 use crate::syscall;
 
@@ -56,11 +57,18 @@ stubs! { before_prctl:
     prctl,
 }
 
-fn before_syscall([number, fd, second, ..]: Arguments) -> Option<*mut c_void> {
+fn before_syscall([number, fd, second, third, fourth, _]: Arguments) -> Option<*mut c_void> {
     match number as c_long {
         libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => process::confine(),
         libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
         libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),
+        number @ (libc::SYS_mmap
+        | libc::SYS_munmap
+        | libc::SYS_mremap
+        | libc::SYS_madvise
+        | libc::SYS_mprotect) => {
+            memory::before_call(number, [fd, second, third, fourth]);
+        }
         libc::SYS_mlockall => limits::will_lock(fd & libc::MCL_FUTURE as usize != 0),
         number if syscall::waits(number) => return Some(syscall::wait_call as *mut c_void),
         // libuv closes so, whatever it closes.

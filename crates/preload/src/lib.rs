@@ -17,6 +17,7 @@ mod data;
 mod exec;
 mod identity;
 mod lifecycle;
+mod memory;
 mod readiness;
 mod signals;
 mod start;

@@ -10,6 +10,9 @@ use shunpike_core::{conn, cork, eager, process, ready, sys, tls, user, zerocopy}
 use crate::set_errno;
 use crate::start::foreign_process;
 
+/// UFFDIO_REGISTER of include/uapi/linux/userfaultfd.h.
+const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
+
 /// Whether our own descriptor would be touched: to the program it does not exist.
 #[inline(always)]
 fn internal(fd: c_int) -> bool {
@@ -286,6 +289,8 @@ hooks! {
     fn __fcntl(fd: c_int, command: c_int, arg: usize) -> c_int { fcntl(fd, command, arg) }
     /// ioctl(2)
     fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
+        // Memory that another thread or process delivers page by page: a reader of it would wait.
+        if request == UFFDIO_REGISTER { zerocopy::lending::close(); }
         let Some(conn) = table::conn(fd) else { return covered::ioctl(fd, request, arg) };
         let value = arg as *mut c_int;
         let lane = ready::on_lane(conn);

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use shunpike_core::{conn, process, session, sys, tls, user, wait};
 
-use crate::{readiness, signals};
+use crate::{memory, readiness, signals};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -40,7 +40,9 @@ extern "C" fn start() {
     }
     // 6. A thread that sleeps for a lane can be cancelled as in libc's own wait.
     sys::sleep_by(readiness::waits());
-    // 7. From here on connections are watched.
+    // 7. What of its memory is there for good.
+    memory::start();
+    // 8. From here on connections are watched.
     process::start(process::Options { eager: variable(c"SHUNPIKE_EAGER").is_some_and(|v| v == b"1") });
 }
 

@@ -37,11 +37,13 @@ pub fn drain(at: &Endpoint) -> io::Result<()> {
 
 /// Whole pages, as a program has that lends them. (The kernel puts a mapping of this size where huge pages fit; malloc's is a page longer.)
 fn memory(len: usize) -> io::Result<&'static [u8]> {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-    // SAFETY: a new mapping, nobody else's, of this size, which stays.
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, nobody else's, of this size, which stays. By libc's name: what no hook sees mapped is not lent.
     let memory = unsafe {
-        let at =
-            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?;
+        let at = libc::mmap(std::ptr::null_mut(), len, access, kind, -1, 0);
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
         std::slice::from_raw_parts_mut(at.cast::<u8>(), len)
     };
     memory.fill(2);

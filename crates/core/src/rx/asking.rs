@@ -1,4 +1,4 @@
-//! Asking back: what is unread cannot be read where it is (lent memory that the kernel does not let us read any more), so the sender
+//! Asking back: what is unread cannot be read where it is (lent memory that is gone, or that the kernel does not let us read any more), so the sender
 //! takes it back and sends it by TCP (models/lane.pml, ASKBACK). Until it has, nothing is there to be read.
 
 use std::sync::atomic::Ordering;
@@ -51,7 +51,7 @@ pub(super) fn step(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> 
 
 /// Bytes that were sent are not to be had any more. Under the receive lock.
 #[cold]
-pub(super) fn lost(conn: Conn, fd: i32) -> Step {
+fn lost(conn: Conn, fd: i32) -> Step {
     conn::reset(conn, fd, Reason::LentUnreadable);
     Step::Failed(Errno::CONNRESET)
 }

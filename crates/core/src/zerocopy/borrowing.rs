@@ -4,8 +4,8 @@
 //! MSG_PEEK, a piece of the loan is fetched into the copy that `peek` keeps, and read from there. Each call to the kernel
 //! reads the sender's witness first, so that no other process is taken for it, and asks after it whether the loan still stood.
 //!
-//! The process is the one that the broker named. What cannot be read is lost with the process that had it: the connection
-//! is reset, after all bytes before. What must not be read any more its sender is asked to take back (`rx::asking`).
+//! The process is the one that the broker named. What cannot be read its sender is asked to take back (`rx::asking`), whatever the
+//! reason: while TCP stands it may still have it. Where it is gone, the connection is reset, after all bytes before.
 
 use std::sync::atomic::Ordering;
 
@@ -39,19 +39,9 @@ pub enum Failure {
     Errno(Errno),
     /// The sender wrote what it must not.
     Violated,
-    /// The sender's memory is not there any more.
-    Gone,
-    /// The kernel does not let us read it any more: one of us has become somebody else.
-    Denied,
-}
-
-impl Failure {
-    fn of(errno: Errno) -> Self {
-        match errno {
-            Errno::PERM | Errno::ACCESS | Errno::NOSYS => Self::Denied,
-            _ => Self::Gone,
-        }
-    }
+    /// The sender's memory cannot be read: it is not there any more (EFAULT), its process has lost its first thread (ESRCH), or the kernel
+    /// does not let us any more, as one of us has become somebody else.
+    Unreadable,
 }
 
 /// One read under the receive lock.
@@ -227,9 +217,9 @@ impl<'a> Read<'a> {
         let got = fetch(self.conn, self.dmb.words().witness(), &mut iov[..3], &mut remote);
         match got {
             _ if !self.stands() => Ok(0),
-            Ok(0) => Err(Failure::Gone),
+            Ok(0) => Err(Failure::Unreadable),
             Ok(n) => Ok(n),
-            Err(errno) => Err(Failure::of(errno)),
+            Err(_) => Err(Failure::Unreadable),
         }
     }
 
@@ -278,7 +268,7 @@ impl<'a> Read<'a> {
                 } else if n > 0 {
                     Ok(n)
                 } else {
-                    Err(got.map_or_else(Failure::of, |_| Failure::Gone))
+                    Err(Failure::Unreadable)
                 }
             }
         }

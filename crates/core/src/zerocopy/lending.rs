@@ -18,7 +18,7 @@ use crate::bufs::Bufs;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::user::Stores;
-use crate::zerocopy::{choice, huge};
+use crate::zerocopy::{choice, huge, mappings};
 use crate::{clock, conn, process, tx, user};
 
 /// A buffer of a call is lent from this size on, bytes, where lending is the quicker way (`choice`); below, the receiver's system call costs
@@ -237,6 +237,9 @@ fn is_forced() -> bool {
 /// What to do with the next bytes of a call that asks for a notice. `None`: they are copied as ever. Under the send lock.
 pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
     let (before, from, len) = bufs.first_of(least(), LEAST_PART)?;
+    if !mappings::holds(from.addr(), len) {
+        return None;
+    }
     let half = &block.tx;
     let may = block.pid.load(Ordering::Relaxed) == process::pid()
         && block.holders.load(Ordering::Relaxed).count_ones() == 1
@@ -413,8 +416,54 @@ pub fn forget(block: &Block) {
     }
 }
 
-/// Before the process forks: no memory of it is lent any more.
-pub fn recall_all() {
+/// Nothing is lent any more.
+fn recall_all() {
+    for_each(|conn, fd, _| {
+        recall(conn, fd);
+    });
+}
+
+/// Before the process forks: no memory of it is lent any more, and every call is told of, as a child has no account of those that are
+/// still to be.
+pub fn before_fork() {
+    for_each(|conn, fd, ledger| {
+        if recall(conn, fd) {
+            ledger.tell(conn.block, u64::MAX, true);
+        }
+    });
+}
+
+/// Before `len` bytes at `start` are not the program's any more, or not these bytes: what of them is lent is recalled.
+pub fn recall_from(start: usize, len: usize) {
+    if !LENDS.load(Ordering::Relaxed) {
+        return;
+    }
+    let end = start.saturating_add(len);
+    let is_hit = |kept: &Kept| {
+        let from = kept.from.load(Ordering::Relaxed);
+        from != 0 && from < end && start < from.saturating_add(kept.len.load(Ordering::Relaxed) as usize)
+    };
+    // Without a lock: the calling thread knows of all that was sent from this memory.
+    if !LEDGER.iter().any(|one| one.used.load(Ordering::Acquire) && one.outstanding().any(is_hit)) {
+        return;
+    }
+    for_each(|conn, fd, ledger| {
+        if ledger.outstanding().any(is_hit) {
+            recall(conn, fd);
+        }
+    });
+    for (fd, entry) in table::all() {
+        // Who sleeps until there is a notice is told.
+        if let Entry::Conn(conn) = entry
+            && conn.block.tx.lender.load(Ordering::Relaxed) != 0
+        {
+            conn::settle(conn, fd);
+        }
+    }
+}
+
+/// Each connection of the process that lends, under its send lock.
+fn for_each(act: impl Fn(Conn, i32, &Ledger)) {
     if !LENDS.load(Ordering::Relaxed) {
         return;
     }
@@ -423,8 +472,10 @@ pub fn recall_all() {
             && conn.block.tx.lender.load(Ordering::Relaxed) != 0
         {
             let _guard = tx::lock(conn.block, critical());
-            if conn.current() {
-                recall(conn, fd);
+            if conn.current()
+                && let Some(ledger) = ledger(conn.block)
+            {
+                act(conn, fd, ledger);
             }
         }
     }

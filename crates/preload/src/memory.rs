@@ -1,0 +1,146 @@
+//! The program's memory: what it maps may be lent to receivers (MSG_ZEROCOPY), and is taken back before it goes.
+//!
+//! Allocators call these before they are ready themselves, so nothing is looked up by the loader: each hook makes its system call.
+
+use core::ffi::{c_int, c_void};
+
+use libc::{off_t, size_t};
+use shunpike_core::Errno;
+use shunpike_core::sys::call;
+use shunpike_core::zerocopy::{lending, mappings};
+
+use crate::set_errno;
+
+/// MADV_GUARD_INSTALL of include/uapi/asm-generic/mman-common.h, Linux 6.13.
+const GUARD_INSTALL: c_int = 102;
+
+/// Before what is at `at` goes, or becomes something else.
+fn leaves(at: *mut c_void, len: size_t) {
+    lending::recall_from(at.addr(), len);
+    mappings::unmapped(at.addr(), len);
+}
+
+/// Whether pages lose their bytes by madvise(2).
+fn discards(advice: c_int) -> bool {
+    matches!(
+        advice,
+        libc::MADV_DONTNEED
+            | libc::MADV_FREE
+            | libc::MADV_REMOVE
+            | libc::MADV_DONTNEED_LOCKED
+            | GUARD_INSTALL
+    )
+}
+
+/// Before syscall(2) makes one of the calls below by its number.
+pub fn before_call(number: i64, [at, len, third, fourth]: [usize; 4]) {
+    let at = core::ptr::without_provenance_mut(at);
+    match number {
+        libc::SYS_munmap | libc::SYS_mremap => leaves(at, len),
+        libc::SYS_mmap if fourth as c_int & libc::MAP_FIXED != 0 => leaves(at, len),
+        libc::SYS_madvise if discards(third as c_int) => lending::recall_from(at.addr(), len),
+        libc::SYS_mprotect if third as c_int & libc::PROT_READ == 0 => lending::recall_from(at.addr(), len),
+        _ => {}
+    }
+}
+
+/// A system call's result as libc gives it.
+fn said(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(value) => value as isize,
+        Err(errno) => {
+            set_errno(errno.raw_os_error());
+            -1
+        }
+    }
+}
+
+unsafe fn map(
+    at: *mut c_void,
+    len: size_t,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    if flags & libc::MAP_FIXED != 0 {
+        leaves(at, len);
+    }
+    let (kind, fd) = (flags as usize, fd as usize);
+    // SAFETY: the program's call, unchanged.
+    let made =
+        said(unsafe { call(libc::SYS_mmap, at.addr(), len, access as usize, kind, fd, offset as usize) });
+    if made != -1
+        && flags & libc::MAP_ANONYMOUS != 0
+        && flags & (libc::MAP_GROWSDOWN | libc::MAP_HUGETLB) == 0
+    {
+        mappings::mapped(made as usize, len);
+    }
+    core::ptr::with_exposed_provenance_mut(made as usize)
+}
+
+/// At start-up: the program's own zeroed data are there for as long as it is. What stands before them is of a file.
+pub fn start() {
+    // SAFETY: the auxiliary vector's program headers are the executable's, mapped for as long as it runs.
+    let headers = unsafe {
+        let at =
+            core::ptr::with_exposed_provenance::<libc::Elf64_Phdr>(libc::getauxval(libc::AT_PHDR) as usize);
+        let count = libc::getauxval(libc::AT_PHNUM) as usize;
+        if at.is_null() || count == 0 {
+            return;
+        }
+        core::slice::from_raw_parts(at, count)
+    };
+    let Some(own) = headers.iter().find(|one| one.p_type == libc::PT_PHDR) else { return };
+    let base = (headers.as_ptr().addr() as u64).wrapping_sub(own.p_vaddr);
+    for one in headers.iter().filter(|one| one.p_type == libc::PT_LOAD && one.p_flags & libc::PF_W != 0) {
+        let begin = base.wrapping_add(one.p_vaddr + one.p_filesz).next_multiple_of(PAGE);
+        let end = base.wrapping_add(one.p_vaddr + one.p_memsz) / PAGE * PAGE;
+        mappings::mapped(begin as usize, end.saturating_sub(begin) as usize);
+    }
+}
+
+const PAGE: u64 = 4096;
+
+hooks! {
+    /// mmap(2)
+    fn mmap(at: *mut c_void, len: size_t, access: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+        map(at, len, access, flags, fd, offset)
+    }
+    /// mmap(2), 64-bit offsets
+    fn mmap64(at: *mut c_void, len: size_t, access: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+        map(at, len, access, flags, fd, offset)
+    }
+    /// munmap(2)
+    fn munmap(at: *mut c_void, len: size_t) -> c_int {
+        leaves(at, len);
+        said(call(libc::SYS_munmap, at.addr(), len, 0, 0, 0, 0)) as c_int
+    }
+    /// mremap(2): `to` is there with MREMAP_FIXED and MREMAP_DONTUNMAP, else whatever the register holds
+    fn mremap(at: *mut c_void, len: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void {
+        let was_known = mappings::holds(at.addr(), len);
+        leaves(at, len);
+        if flags & libc::MREMAP_FIXED != 0 {
+            leaves(to, new);
+        }
+        let made = said(call(libc::SYS_mremap, at.addr(), len, new, flags as usize, to.addr(), 0));
+        if was_known {
+            if made == -1 { mappings::mapped(at.addr(), len) } else { mappings::mapped(made as usize, new) }
+        }
+        core::ptr::with_exposed_provenance_mut(made as usize)
+    }
+    /// madvise(2)
+    fn madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int {
+        if discards(advice) {
+            lending::recall_from(at.addr(), len);
+        }
+        said(call(libc::SYS_madvise, at.addr(), len, advice as usize, 0, 0, 0)) as c_int
+    }
+    /// mprotect(2)
+    fn mprotect(at: *mut c_void, len: size_t, access: c_int) -> c_int {
+        if access & libc::PROT_READ == 0 {
+            lending::recall_from(at.addr(), len);
+        }
+        said(call(libc::SYS_mprotect, at.addr(), len, access as usize, 0, 0, 0)) as c_int
+    }
+}
