@@ -1,6 +1,8 @@
 """Processes that share a connection: who holds it is known exactly, however they go."""
 
 import json
+import os
+import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -128,3 +130,54 @@ def test_out_of_the_hooks_sight(world, bed, mode, case):
     outputs = run_case(world, mode, bed, "unhooked", case, **expected)
     for end, got, should in zip(("client", "server"), outputs, wanted, strict=True):
         assert got.splitlines() == should.splitlines(), f"the {end} sees something else than on TCP"
+
+
+class Spawning:
+    """A client on a lane whose child inherits the connection (`spawns.c`), and its server."""
+
+    def __init__(self, world, bed, how, child):
+        self.accel, port = Accel(world, "both"), free_port()
+        self.server = self.accel.server("server", [bed / "spawns", "server", port]).wait_listening(port)
+        argv = [bed / "spawns", "client", port, how, child]
+        self.client = self.accel.client("client", argv, stdin=subprocess.PIPE)
+        self.has("SMCD")
+
+    def state(self):
+        """Of the client's end: on a lane, or why not."""
+        found = [row for row in self.accel.broker.connections() if row["pid"] == self.client.pid]
+        return found and (found[0]["reason"]["key"] if found[0]["reason"] else found[0]["mode"])
+
+    def has(self, state):
+        until(lambda: self.state() == state, lambda: f"{state}; is {self.state()}", seconds=30)
+
+    def next(self):
+        os.write(self.client.popen.stdin.fileno(), b"\n")
+
+    def end(self):
+        self.client.popen.stdin.close()
+        self.client.finish()
+        self.server.finish()
+
+
+@pytest.mark.parametrize("how", ["spawn", "vfork", "fork"])
+@pytest.mark.parametrize("child", ["closes", "ends", "keeps", "leaves", "uses"])
+def test_a_child_that_inherits_a_connection(world, bed, how, child):
+    """It stays on TCP as long as somebody who is not ours can use it, or has; then it gets a lane again."""
+    pair = Spawning(world, bed, how, child)
+    pair.next()
+    until(lambda: pair.client.out == "spawned\n", pair.client.describe)
+    if child in ("keeps", "leaves"):
+        pair.has("handed_over")
+        seen = {pair.state() for _ in range(40)}
+        assert seen == {"handed_over"}, seen
+        pair.next()
+    pair.has("bypassed_hooks" if child == "uses" else "SMCD")
+    pair.end()
+
+
+def test_a_child_that_could_not_be_spawned(world, bed):
+    pair = Spawning(world, bed, "none", "ends")
+    pair.next()
+    until(lambda: pair.client.out == "spawned\n", pair.client.describe)
+    pair.has("SMCD")
+    pair.end()

@@ -1,12 +1,14 @@
 """Runtimes that bring their own event loops: Python's asyncio, node, the JVM."""
 
+import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from harness import Accel, programs
-from procs import finish_together, free_port
+from procs import finish_together, free_port, until
 
 pytestmark = pytest.mark.programs
 CONNECTIONS = 8
@@ -56,6 +58,21 @@ def java(tmp_path_factory):
 @pytest.mark.parametrize("server", ["server", "nio-server"])
 def test_java(accel, java, server):
     echo(accel, [*java, server], [*java, "client"])
+
+
+def test_java_starts_a_program(world, java, bed):
+    """Java's sockets survive an exec; the process that starts a program for it closes them. The lane comes back."""
+    accel, port = Accel(world, "both"), free_port()
+    server = accel.server("server", [bed / "spawns", "server", port]).wait_listening(port)
+    client = accel.client("client", [*java, "spawn", port, 1], stdin=subprocess.PIPE)
+    until(lambda: client.out == "spawned 0\n", client.describe, seconds=30)
+    rows = lambda: [(row["mode"], row["reason"]) for row in accel.broker.connections()]
+    until(lambda: rows() == [("SMCD", None)] * 2, lambda: f"both ends on a lane again: {rows()}", seconds=30)
+    assert json.loads(accel.broker.tool("stats", "--json"))["connections"]["revoked"] > 0, "it had left it"
+    os.write(client.popen.stdin.fileno(), b"\n")
+    client.popen.stdin.close()
+    client.finish()
+    server.finish()
 
 
 def test_java_closes_under_a_blocked_reader(accel, java, bed):

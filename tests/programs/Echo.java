@@ -24,7 +24,7 @@ import java.util.concurrent.Future;
 
 /**
  * Echo over java.net (a thread for each connection) and over java.nio (a selector).
- * usage: Echo server|nio-server|client|close PORT CONNECTIONS
+ * usage: Echo server|nio-server|client|close|spawn PORT CONNECTIONS
  */
 public final class Echo {
     private static final int ROUNDS = 150;
@@ -37,7 +37,22 @@ public final class Echo {
             case "nio-server" -> select(port, connections);
             case "client" -> ask(port, connections);
             case "close" -> closeUnderReader(port);
+            case "spawn" -> spawn(port);
             default -> throw new IllegalArgumentException(arguments[0]);
+        }
+    }
+
+    /** Starts a program in the midst of a dialogue, which goes on until standard input ends. The program inherits nothing of it. */
+    private static void spawn(int port) throws Exception {
+        try (Socket socket = new Socket("127.0.0.1", port)) {
+            byte[] message = new byte[64];
+            for (int round = 0; System.in.available() == 0; round++) {
+                socket.getOutputStream().write(message);
+                socket.getInputStream().readNBytes(message, 0, message.length);
+                if (round == 200) {
+                    System.out.println("spawned " + new ProcessBuilder("true").start().waitFor());
+                }
+            }
         }
     }
 

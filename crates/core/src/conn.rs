@@ -16,9 +16,11 @@ use crate::{
     wait, window, zerocopy,
 };
 
+mod given;
 mod handover;
 
-pub use handover::{before_exec, hand_over, hand_over_from_child, let_go_of_all};
+pub use given::spawned;
+pub use handover::{before_exec, before_spawn, hand_over, hand_over_from_child, let_go_of_all};
 
 /// What a hooked call comes to.
 pub enum Outcome {
@@ -154,6 +156,7 @@ pub fn moved(conn: Conn, fd: i32, calls: u16) {
         }
         phase::NOMINATED if !upgrade::is_inherited(block) || tenants::shared(block) => {}
         phase::NOMINATED | phase::SHAKING | phase::OPEN => upgrade::retry(conn, fd),
+        phase::DONE if calls.is_multiple_of(4) => given::look(conn, fd),
         _ => {}
     }
 }

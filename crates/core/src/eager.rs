@@ -280,6 +280,11 @@ pub(crate) fn given(block: &Block) {
     block.nomination.fetch_or(mark::GIVEN, Ordering::Relaxed);
 }
 
+/// They have let go of it.
+pub(crate) fn taken_back(block: &Block) {
+    block.nomination.fetch_and(!mark::GIVEN, Ordering::Relaxed);
+}
+
 /// The connection is being closed: what was said of it before is taken back.
 pub(crate) fn dropped(session: &mut Session, block: &Block, fd: i32) {
     forget_expectation(session, block, block.nomination.load(Ordering::Relaxed), fd);

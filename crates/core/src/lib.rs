@@ -23,6 +23,7 @@ mod pace;
 pub mod peek;
 pub mod plain;
 pub mod poll;
+mod proc;
 pub mod process;
 pub mod readers;
 pub mod ready;

@@ -39,6 +39,22 @@ fn forked(pid: c_int) -> c_int {
     pid
 }
 
+/// posix_spawn() by `spawn`, to which the child's number matters: what the child inherits is its until it has let go of it.
+unsafe fn spawned(pid: *mut libc::pid_t, spawn: impl FnOnce(*mut libc::pid_t) -> c_int) -> c_int {
+    if !process::enabled() {
+        return spawn(pid);
+    }
+    conn::before_spawn();
+    let mut child = 0;
+    let rc = spawn(&raw mut child);
+    conn::spawned((rc == 0).then_some(child as u32));
+    if rc == 0 && !pid.is_null() {
+        // SAFETY: the program's, where libc would have written.
+        unsafe { *pid = child };
+    }
+    rc
+}
+
 hooks! {
     /// fork(2); the handlers that it runs, also when libc calls it, do the rest
     fn fork() -> c_int {
@@ -60,16 +76,14 @@ hooks! {
         pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const *mut c_char, envp: *const *mut c_char,
     ) -> c_int {
-        before_exec([0; 6]);
-        covered::posix_spawn(pid, path, actions, attr, argv, envp)
+        spawned(pid, |pid| covered::posix_spawn(pid, path, actions, attr, argv, envp))
     }
     /// posix_spawnp(3)
     fn posix_spawnp(
         pid: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const *mut c_char, envp: *const *mut c_char,
     ) -> c_int {
-        before_exec([0; 6]);
-        covered::posix_spawnp(pid, file, actions, attr, argv, envp)
+        spawned(pid, |pid| covered::posix_spawnp(pid, file, actions, attr, argv, envp))
     }
     /// posix_spawn_file_actions_adddup2(3): the program to be spawned gets this descriptor, close-on-exec or not
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {

@@ -325,6 +325,9 @@ pub struct Block {
     pub rx: Half,
     /// Sending direction.
     pub tx: Half,
+
+    /// Processes that got it by exec or posix_spawn, see core; 0 none.
+    pub given: [AtomicU32; 4],
 }
 
 /// An arena mapped by the process that made it, or by its children.
@@ -605,6 +608,7 @@ impl Block {
         for word in [&self.reason, &self.peer_reason, &self.pid, &self.fd, &self.link, &self.starved] {
             word.store(0, Ordering::Relaxed);
         }
+        self.given.iter().for_each(|pid| pid.store(0, Ordering::Relaxed));
         self.retry_at.store(0, Ordering::Relaxed);
         self.carried.store(0, Ordering::Relaxed);
         self.asked.store(0, Ordering::Relaxed);

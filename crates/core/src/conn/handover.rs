@@ -6,7 +6,7 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lane::Cursor;
 use shunpike_wire::Reason;
 
-use super::{drop_end, lane_closed, note, phase, settle};
+use super::{drop_end, given, lane_closed, note, phase, settle};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
@@ -18,6 +18,17 @@ use crate::{eager, link, process, ready, rx, session, sys, tx, upgrade};
 /// A sender that ended its lane before we could ask has counted on our reading the ring to its end; bytes that
 /// stand there then are out of a foreign program's reach, unless it has taken them back itself (`tx::conclude`).
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
+    given::to_anybody(conn.block);
+    leave_to_others(conn, fd, reason);
+}
+
+/// The same, where it is known that `child` is the one who gets it.
+fn hand_over_to(conn: Conn, fd: i32, child: u32) {
+    given::to_child(conn.block, fd, child);
+    leave_to_others(conn, fd, Reason::HandedOver);
+}
+
+fn leave_to_others(conn: Conn, fd: i32, reason: Reason) {
     let block = conn.block;
     note(block, reason);
     eager::given(block);
@@ -66,6 +77,15 @@ fn is_socket_of(block: &Block, fd: i32) -> bool {
 
 /// Before exec(): connections whose descriptors survive it are handed over, on a lane or not yet.
 pub fn before_exec() {
+    survive(sys::pid());
+}
+
+/// Before posix_spawn(): those that the child inherits are. [`given::spawned`] follows.
+pub fn before_spawn() {
+    survive(given::child_to_be());
+}
+
+fn survive(child: u32) {
     // Not of the process on whose memory a child of vfork() runs. After an exec that fails, all is copied.
     if sys::pid() == process::pid() {
         lending::close();
@@ -75,7 +95,7 @@ pub fn before_exec() {
         let survives = rustix::io::fcntl_getfd(session::borrowed(fd))
             .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
         if survives && is_socket_of(conn.block, fd) {
-            hand_over(conn, fd, Reason::HandedOver);
+            hand_over_to(conn, fd, child);
         }
     }
 }

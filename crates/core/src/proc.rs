@@ -1,0 +1,184 @@
+//! What /proc says of other processes' descriptors.
+
+use core::ffi::CStr;
+use core::fmt::Write;
+use core::mem::MaybeUninit;
+use std::ops::ControlFlow;
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{CWD, Mode, OFlags, RawDir};
+use rustix::io::Errno;
+use rustix::process::{Pid, getsid, test_kill_process};
+
+/// As many numbers are asked for one by one; of more, the list of all processes is faster.
+const FEW: u32 = 1024;
+/// Processes that are looked into in one go.
+const MOST: usize = 128;
+
+/// A short text without memory of its own.
+struct Text {
+    bytes: [u8; 64],
+    len: usize,
+}
+
+impl Text {
+    fn new(text: core::fmt::Arguments<'_>) -> Self {
+        let mut made = Self { bytes: [0; 64], len: 0 };
+        let _ = made.write_fmt(text);
+        made
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl Write for Text {
+    fn write_str(&mut self, more: &str) -> core::fmt::Result {
+        let to = self.bytes.get_mut(self.len..self.len + more.len()).ok_or(core::fmt::Error)?;
+        to.copy_from_slice(more.as_bytes());
+        self.len += more.len();
+        Ok(())
+    }
+}
+
+fn directory(path: &[u8]) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn target<'a>(at: &OwnedFd, name: &CStr, room: &'a mut [MaybeUninit<u8>]) -> Option<&'a [u8]> {
+    rustix::fs::readlinkat_raw(at, name, room).ok().map(|(target, _)| &*target)
+}
+
+/// Whether process `pid` has the socket with this inode open; `None` where that is not told.
+pub fn holds_socket(pid: u32, inode: u64) -> Option<bool> {
+    let descriptors = match directory(Text::new(format_args!("/proc/{pid}/fd")).as_bytes()) {
+        Ok(descriptors) => descriptors,
+        // Gone, unless it is only hidden (hidepid).
+        Err(Errno::NOENT) => return (!exists(pid)).then_some(false),
+        Err(_) => return None,
+    };
+    let wanted = Text::new(format_args!("socket:[{inode}]"));
+    let mut room = [MaybeUninit::<u8>::uninit(); 2048];
+    let mut entries = RawDir::new(&descriptors, &mut room);
+    while let Some(entry) = entries.next() {
+        let mut link = [MaybeUninit::<u8>::uninit(); 64];
+        // An error: it has ended meanwhile.
+        if entry
+            .is_ok_and(|entry| target(&descriptors, entry.file_name(), &mut link) == Some(wanted.as_bytes()))
+        {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
+fn exists(pid: u32) -> bool {
+    i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+/// Whether /proc is the one of this process's own numbers.
+pub fn is_ours() -> bool {
+    let mut link = [MaybeUninit::<u8>::uninit(); 64];
+    let own = Text::new(format_args!("{}", crate::sys::pid()));
+    rustix::fs::readlinkat_raw(CWD, c"/proc/self", &mut link[..])
+        .is_ok_and(|(link, _)| *link == *own.as_bytes())
+}
+
+/// Whether no process that was made after `first` has the socket, as far as we may look; those of other sessions into which
+/// we may not are not asked. False also where they are too many.
+pub fn none_since_holds(first: u32, inode: u64) -> bool {
+    let own = crate::sys::pid();
+    let mut asked = 0;
+    let mut holds = |pid: u32| {
+        if pid == own {
+            return false;
+        }
+        asked += 1;
+        asked > MOST || holds_socket(pid, inode).unwrap_or_else(|| is_of_our_session(pid))
+    };
+    let Some(last) = last_made() else { return false };
+    if (first..first.saturating_add(FEW)).contains(&last) {
+        return !(first + 1..=last).any(|pid| exists(pid) && holds(pid));
+    }
+    let is_since = |pid: u32| if first <= last { (first + 1..=last).contains(&pid) } else { true };
+    let looked =
+        each(
+            |pid| {
+                if is_since(pid) && holds(pid) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            },
+        );
+    looked == Some(ControlFlow::Continue(()))
+}
+
+fn is_of_our_session(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| getsid(Some(pid)).ok() == getsid(None).ok())
+}
+
+/// The number that was last given to a process or thread.
+fn last_made() -> Option<u32> {
+    let file = rustix::fs::open(c"/proc/loadavg", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = [0; 128];
+    let read = rustix::io::read(&file, &mut bytes[..]).ok()?;
+    core::str::from_utf8(&bytes[..read]).ok()?.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// Calls `look` with every process until it breaks. `None` without /proc.
+fn each(mut look: impl FnMut(u32) -> ControlFlow<()>) -> Option<ControlFlow<()>> {
+    let all = directory(b"/proc").ok()?;
+    let mut room = [MaybeUninit::<u8>::uninit(); 2048];
+    let mut entries = RawDir::new(&all, &mut room);
+    while let Some(entry) = entries.next() {
+        let pid = entry.ok()?.file_name().to_str().ok().and_then(|name| name.parse().ok());
+        if let Some(pid) = pid
+            && look(pid).is_break()
+        {
+            return Some(ControlFlow::Break(()));
+        }
+    }
+    Some(ControlFlow::Continue(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+    use std::process::{Command, Stdio};
+
+    fn inode(socket: &TcpListener) -> u64 {
+        rustix::fs::fstat(socket).expect("a socket").st_ino
+    }
+
+    #[test]
+    fn a_child_that_inherits_a_socket_is_found_and_one_that_does_not_is_not() {
+        assert!(is_ours());
+        let socket = TcpListener::bind("127.0.0.1:0").expect("a socket");
+        let (own, wanted) = (std::process::id(), inode(&socket));
+        assert_eq!(holds_socket(own, wanted), Some(true));
+        let start = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            command.spawn().expect("a shell")
+        };
+        let mut without = start("read line");
+        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::empty()).expect("inherited");
+        // The shell is replaced; a grandchild has the socket.
+        let mut with = start("exec 3<&0; sh -c 'echo $$; read line <&3' & wait");
+        let mut line = String::new();
+        let out = with.stdout.take().expect("piped");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
+        let grandchild: u32 = line.trim().parse().expect("a number");
+        assert_eq!(holds_socket(without.id(), wanted), Some(false));
+        assert_eq!(holds_socket(grandchild, wanted), Some(true));
+        assert!(!none_since_holds(with.id(), wanted));
+        drop((with.stdin.take(), without.stdin.take()));
+        with.wait().and_then(|_| without.wait()).expect("they end");
+        assert_eq!(holds_socket(with.id(), wanted), Some(false), "gone");
+        assert!(none_since_holds(with.id(), wanted), "{}", socket.as_raw_fd());
+    }
+}
