@@ -70,7 +70,7 @@ fn advice(reason: Reason) -> &'static str {
             "give both ends' brokers a common UEID ('shunpike ueid add'); programs learn of it when restarted"
         }
         Reason::BypassedHooks => {
-            "the program moved bytes past the library (stdio, raw system calls, io_uring); it stays on TCP"
+            "the program moved bytes past the library (raw system calls, aio), or another process did; it stays on TCP"
         }
         Reason::FastOpen | Reason::OptionUnsupported | Reason::Ipsec => {
             "the program uses a TCP feature that a lane does not have; it stays on TCP"
@@ -78,21 +78,37 @@ fn advice(reason: Reason) -> &'static str {
         Reason::WaitsUnseen => {
             "the program waits for it by system calls of its own, or has not waited yet: it stays on TCP until it waits by libc"
         }
-        Reason::Shared
-        | Reason::HandedOver
-        | Reason::UrgentData
-        | Reason::Ktls
-        | Reason::TcpRepair
-        | Reason::IoUring
-        | Reason::Stdio
-        | Reason::Splice
-        | Reason::EpollSets
-        | Reason::Confined => "the program does with the connection what only TCP can serve; nothing to mend",
+        Reason::Shared => "nothing: it is tried again when one process alone has the connection",
+        Reason::HandedOver => {
+            "have the program open its sockets with SOCK_CLOEXEC, so that what it starts does not inherit them; an inherited \
+             connection comes back when the other program has closed it, one that was sent stays on TCP"
+        }
+        Reason::IoUring => {
+            "switch io_uring off in the program (UV_USE_IO_URING=0 for Node, innodb_use_native_aio=0 for MariaDB), or leave it on TCP"
+        }
+        Reason::EpollSets => "let the process register fewer connections in epoll sets, or leave it on TCP",
+        Reason::NestedSets => {
+            "nothing to mend from outside: the program puts its epoll set into another one, or polls it; it stays on TCP"
+        }
+        Reason::SharedInSet => {
+            "a fault of the program: it should take a descriptor out of its sets before it closes it; it stays on TCP"
+        }
+        Reason::SetUnseen => {
+            "let the program register by epoll_ctl (UV_USE_IO_URING=0 for Node and others with libuv); it stays on TCP"
+        }
+        Reason::LinkLimit => "nothing: it is tried again when lanes with other processes have ended",
+        Reason::UrgentData | Reason::Ktls | Reason::TcpRepair | Reason::Stdio | Reason::Splice => {
+            "the program does with the connection what only TCP can serve; nothing to mend"
+        }
+        Reason::Confined => {
+            "the program's own filter of system calls, or one that refuses getsockopt or ioctl: allow these; one that the \
+             program installs itself keeps it on TCP"
+        }
         Reason::DmbLimit | Reason::MaxDmb => {
             "too many connections have lanes: raise the broker's limit of DMBs (--max-dmbs)"
         }
         Reason::Memory | Reason::MemoryRefused => {
-            "memory for rings was refused: look at the process's and its cgroup's limits, or lower rmem"
+            "memory was refused: look at the process's and its cgroup's limits, or lower rmem; a process has lanes for 32,000 connections at most"
         }
         Reason::NoDescriptors => "raise the process's limit of open files (ulimit -n)",
         Reason::ConfirmTimeout | Reason::HandshakeTimeout | Reason::PeerVanished | Reason::Sync => {

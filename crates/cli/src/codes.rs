@@ -59,30 +59,42 @@ pub fn advice(reason: Reason) -> &'static str {
         }
         NoUeid | NoSeid => "Give both sides a common EID: 'shunpike ueid add NAME' at each broker.",
         BypassedHooks => {
-            "The program uses raw system calls or had the socket before it was preloaded; such a connection \
-             stays TCP."
+            "The program uses raw system calls or aio, or had the socket before it was preloaded, or another process \
+             uses it, too; such a connection stays TCP."
         }
         FastOpen | OptionUnsupported => {
             "Switch the option off in the program if a lane is worth more to you than the option."
         }
-        Shared | HandedOver => {
+        Shared => {
             "Usual where a parent accepts for its children; the connection may be upgraded again once one \
              process holds it."
         }
-        UrgentData | Ktls | TcpRepair | IoUring | Stdio | Splice => {
-            "The kernel must see these bytes: the connection stays TCP while the program does that."
+        HandedOver => {
+            "Where a child has inherited it, it comes back when the child has closed it: open sockets with SOCK_CLOEXEC. What \
+             was sent to another process stays TCP."
         }
-        EpollSets => "Register the connection in fewer epoll sets.",
+        UrgentData | Ktls | TcpRepair | Stdio | Splice => {
+            "The kernel must see these bytes: the connection stays TCP."
+        }
+        IoUring => {
+            "Switch io_uring off in the program where lanes are worth more (Node: UV_USE_IO_URING=0; MariaDB: \
+             innodb_use_native_aio=0): all its connections stay TCP."
+        }
+        EpollSets => "Register fewer connections in fewer epoll sets.",
         WaitsUnseen => {
             "Nothing: a program that waits by system calls of its own (async-io, Go) hears of nothing that comes by a lane. \
              It passes once the program waits by libc: in a read, poll, select or epoll_wait."
         }
+        NestedSets => "Wait for the connection in a set of its own that is waited for by epoll_wait alone.",
+        SharedInSet => "Take a descriptor out of its epoll sets (EPOLL_CTL_DEL) before it is closed.",
+        SetUnseen => "Register it by epoll_ctl (libuv: UV_USE_IO_URING=0).",
+        LinkLimit => "Nothing: it has a lane as soon as lanes with another process have ended.",
         Confined => {
             "Nothing: a filter may end the program at a call that it does not make itself. Filters that are there before \
              the program begins (containers, services) are no hindrance, unless they refuse getsockopt or ioctl."
         }
         Memory | MemoryRefused => {
-            "Free memory, or raise the limit (cgroup, RLIMIT_AS) of the process; smaller buffers help too."
+            "Free memory, or raise the limit (cgroup, RLIMIT_AS) of the process; smaller buffers or fewer connections help too."
         }
         MaxDmb => "Raise the limit: 'shunpike broker --max-dmbs N'; see those in use in 'shunpike device'.",
         DmbLimit => {
@@ -94,7 +106,9 @@ pub fn advice(reason: Reason) -> &'static str {
         AttachRefused => {
             "See 'shunpike explain' at the other end; repeated, this is a bug: please report it."
         }
-        NoDescriptors => "Raise RLIMIT_NOFILE (ulimit -n) of the process.",
+        NoDescriptors => {
+            "Raise RLIMIT_NOFILE (ulimit -n) of the process: Shunpike takes no more than an eighth of it."
+        }
         HandshakeTimeout | ConfirmTimeout => {
             "The peer or the broker was stopped or overloaded; the next connection tries again."
         }

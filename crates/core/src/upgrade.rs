@@ -24,7 +24,7 @@ use nomination::postpone;
 pub use nomination::{nominate, not_within};
 
 use crate::conn::{self, phase};
-use crate::session::{Fds, Session, keep};
+use crate::session::{Fds, Session, close_raw, keep};
 use crate::table::{self, Conn};
 use crate::{clock, device, eager, epoll, limits, link, process, rx, seen, spares, tap, tenants};
 
@@ -258,9 +258,10 @@ fn matched(
 ) {
     let group = match first {
         Some((fds, doorbells)) => first_contact_link(session.number, number, side, fds, doorbells),
-        None => {
-            link::find(session.number, number, side).or_else(|| link::mirror(session.number, number, side))
-        }
+        // Where it is not there, the group's first connection found no room for it.
+        None => link::find(session.number, number, side)
+            .or_else(|| link::mirror(session.number, number, side))
+            .ok_or(Reason::NoDescriptors),
     };
     let Some((conn, fd)) = conn_of(id) else {
         session.send(&ToBroker::Withdraw { conn: id });
@@ -275,9 +276,12 @@ fn matched(
         decline_match(session, id, conn.block, Reason::WaitsUnseen);
         return postpone(conn.block, Reason::WaitsUnseen);
     }
-    let Some(group) = group else {
-        withdraw(session, conn.block);
-        return postpone(conn.block, Reason::NoDescriptors);
+    let group = match group {
+        Ok(group) => group,
+        Err(reason) => {
+            withdraw(session, conn.block);
+            return postpone(conn.block, reason);
+        }
     };
     let free = session.handshakes.slots.iter().position(Option::is_none);
     let (Some(device), Some(free)) = (session.device, free) else {
@@ -386,18 +390,22 @@ fn first_contact_link(
     side: u8,
     fds: &mut Fds,
     doorbells: u8,
-) -> Option<&'static link::Link> {
-    let page = fds[0].take()?;
-    region::verify(page.as_fd(), PAGE).ok()?;
-    let page = Region::map(page.as_fd(), PAGE).ok()?;
+) -> Result<&'static link::Link, Reason> {
+    let page = fds[0].take().ok_or(Reason::NoDescriptors)?;
+    region::verify(page.as_fd(), PAGE).map_err(|_| Reason::Internal)?;
+    let page = Region::map(page.as_fd(), PAGE).map_err(|_| Reason::MemoryRefused)?;
     let mut bells = [-1; CQS];
     for (to, fd) in bells.iter_mut().zip(fds.iter_mut().skip(1)).take(usize::from(doorbells)) {
         *to = keep(fd.take());
-        if *to < 0 {
-            return None;
-        }
     }
-    link::enter(session, id, side, page.base() as usize, bells)
+    let missing = bells.iter().take(usize::from(doorbells)).any(|&bell| bell < 0);
+    let entered = if missing { None } else { link::enter(session, id, side, page.base() as usize, bells) };
+    entered.ok_or_else(|| {
+        bells.into_iter().for_each(close_raw);
+        // SAFETY: mapped above, and nobody else was told of it.
+        unsafe { page.unmap() };
+        if missing { Reason::NoDescriptors } else { Reason::LinkLimit }
+    })
 }
 
 /// The broker registered our DMB: offer it, unless a thread is just inside a kernel call that would read

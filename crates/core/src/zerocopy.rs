@@ -327,7 +327,7 @@ fn hand_back(conn: Conn) -> bool {
 /// or about to come, which the kernel knows nothing of. (poll and select ask us as long as it is our turn.) Not where it would
 /// cost more than a notice.
 pub fn keeps(conn: Conn, fd: i32) -> bool {
-    let nested = || epoll::watches(fd) && epoll::bars(fd) == Some(Reason::EpollSets);
+    let nested = || epoll::watches(fd) && epoll::bars(fd) == Some(Reason::NestedSets);
     !(hand_back(conn) || !in_sets(conn) || process::confined() || nested())
 }
 

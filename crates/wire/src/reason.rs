@@ -71,7 +71,7 @@ impl fmt::Display for Reason {
 
 reasons! {
     // SMC's own.
-    Memory             = 0x0101_0000, "memory", "no memory for a buffer or a link group";
+    Memory             = 0x0101_0000, "memory", "no memory for a buffer or a link group, or for one more connection of the process";
     ConfirmTimeout     = 0x0201_0000, "confirm_timeout", "the peer did not answer the handshake in time";
     AddLinkTimeout     = 0x0202_0000, "add_link_timeout", "the peer did not answer ADD LINK in time";
     Configuration      = 0x0300_0000, "configuration", "configuration error";
@@ -124,21 +124,25 @@ reasons! {
     // Not eligible.
     NotLocal           = 0x0a02_0000, "not_local", "the peer is on another host";
     GidUnreachable     = 0x0a02_0001, "gid_unreachable", "the peer's GID cannot be reached from this device";
-    BypassedHooks      = 0x0a02_0002, "bypassed_hooks", "bytes went round the hooks: the kernel's counts differ";
+    BypassedHooks      = 0x0a02_0002, "bypassed_hooks", "bytes go round the hooks (raw system calls, libc's aio, another process), or have: the kernel's counts differ";
     FastOpen           = 0x0a02_0003, "fast_open", "TCP Fast Open is in use";
 
     // What the program did with the connection.
     Shared             = 0x0a03_0000, "shared", "several processes hold the connection (fork)";
-    HandedOver         = 0x0a03_0001, "handed_over", "handed to another program (exec, SCM_RIGHTS)";
+    HandedOver         = 0x0a03_0001, "handed_over", "another program has got it: inherited (exec, posix_spawn), or sent (SCM_RIGHTS)";
     UrgentData         = 0x0a03_0002, "urgent_data", "urgent data";
     Ktls               = 0x0a03_0003, "ktls", "kernel TLS";
     TcpRepair          = 0x0a03_0004, "tcp_repair", "TCP_REPAIR";
     IoUring            = 0x0a03_0005, "io_uring", "the program uses io_uring, whose reads and writes no hook sees";
     Stdio              = 0x0a03_0006, "stdio", "a stdio stream is open on the connection";
     Splice             = 0x0a03_0007, "splice", "splice or tee on the connection";
-    EpollSets          = 0x0a03_0008, "epoll_sets", "the connection is in too many epoll sets";
+    EpollSets          = 0x0a03_0008, "epoll_sets", "the process has more registrations in epoll sets than can be kept";
     Confined           = 0x0a03_0009, "confined", "a system call filter (seccomp) that the program has installed, or that refuses what a proof takes";
     WaitsUnseen        = 0x0a03_000a, "waits_unseen", "nothing seen yet of how the program waits for the connection";
+
+    NestedSets         = 0x0a03_0010, "nested_sets", "an epoll set that it is in is waited for itself: by poll, or in another set";
+    SharedInSet        = 0x0a03_0011, "shared_in_set", "a descriptor of it that is in an epoll set was closed while it has another one";
+    SetUnseen          = 0x0a03_0012, "set_unseen", "it came into an epoll set by a call that no hook sees (io_uring, raw system calls)";
 
     // Resources.
     DmbLimit           = 0x0a04_0000, "dmb_limit", "the process's or user's limit of DMBs or their memory is reached";
@@ -146,6 +150,8 @@ reasons! {
     AttachRefused      = 0x0a04_0002, "attach_refused", "the broker refused to attach the peer's DMB";
     NoDescriptors      = 0x0a04_0003, "no_descriptors", "no file descriptor left";
     NominationLimit    = 0x0a04_0004, "nomination_limit", "more nominations or handshakes at a time than policy, limit_smc_hs or one process allows";
+
+    LinkLimit          = 0x0a04_0008, "link_limit", "the process has lanes with as many other processes as it can keep link groups for";
 
     // Ended while it was being set up, or while it was open.
     HandshakeTimeout   = 0x0a05_0000, "handshake_timeout", "the device did not answer in the time of the handshake";

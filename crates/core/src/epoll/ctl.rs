@@ -45,7 +45,7 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     own(set);
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn.filter(|&conn| set.watched.load(Ordering::SeqCst) && on_lane(conn)) {
-        conn::revoke_for_good(conn, fd, Reason::EpollSets);
+        conn::revoke_for_good(conn, fd, Reason::NestedSets);
     }
     Some(result)
 }
@@ -253,7 +253,7 @@ fn leaving(conn: Conn, fd: i32) {
         indices(fd).any(own)
     };
     if concerned && here() {
-        conn::revoke_for_good(conn, fd, Reason::EpollSets);
+        conn::revoke_for_good(conn, fd, Reason::SharedInSet);
         restore(conn, || ());
     }
 }
@@ -536,15 +536,15 @@ pub(super) fn restore_left(set: &'static Set, conn: Conn) {
 pub fn bars(fd: i32) -> Option<Reason> {
     let control = CONTROL.lock();
     if !watches(fd) {
-        return open_sets().any(|set| kernel_knows(&control, set, fd)).then_some(Reason::IoUring);
+        return open_sets().any(|set| kernel_knows(&control, set, fd)).then_some(Reason::SetUnseen);
     }
-    indices(fd).any(is_in_watched).then_some(Reason::EpollSets)
+    indices(fd).any(is_in_watched).then_some(Reason::NestedSets)
 }
 
 /// ... or one that is to have it now, and that `manage` has been told of: its sets can have come into others since `bars`.
 pub fn bars_managed(conn: Conn) -> Option<Reason> {
     let _control = CONTROL.lock();
-    kin_of(conn).any(is_in_watched).then_some(Reason::EpollSets)
+    kin_of(conn).any(is_in_watched).then_some(Reason::NestedSets)
 }
 
 /// Under CONTROL.

@@ -188,7 +188,7 @@ pub fn watch(set: &'static Set) {
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
         let Some((index, conn, fd)) = managed_after(set, after) else { return };
-        conn::revoke_for_good(conn, fd, Reason::EpollSets);
+        conn::revoke_for_good(conn, fd, Reason::NestedSets);
         after = index;
     }
 }

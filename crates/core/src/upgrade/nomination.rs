@@ -183,9 +183,19 @@ pub(super) fn postpone(block: &Block, reason: Reason) {
 
 /// Whether the reason lies outside of the connection, so that it says nothing of the next try.
 fn will_pass(reason: Reason) -> bool {
-    use Reason::{BrokerGone, DmbLimit, Inactive, MaxDmb, MemoryRefused, NoDescriptors, Shared, WaitsUnseen};
+    use Reason::{
+        BrokerGone, DmbLimit, Inactive, LinkLimit, MaxDmb, MemoryRefused, NoDescriptors, Shared, WaitsUnseen,
+    };
     matches!(
         reason,
-        BrokerGone | DmbLimit | Inactive | MaxDmb | MemoryRefused | NoDescriptors | Shared | WaitsUnseen
+        BrokerGone
+            | DmbLimit
+            | Inactive
+            | LinkLimit
+            | MaxDmb
+            | MemoryRefused
+            | NoDescriptors
+            | Shared
+            | WaitsUnseen
     )
 }

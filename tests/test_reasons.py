@@ -1,0 +1,145 @@
+"""Each fallback code and each place of the library that sets it: what causes it there, and that the code's words fit that cause.
+
+A place without a row fails. Whoever adds one looks at what `shunpike explain --codes` and `explain` say of its code, and takes
+another code where that would be wrong."""
+
+import json
+import re
+import subprocess
+from collections import defaultdict
+
+import pytest
+
+from harness import BINARY, ROOT
+
+pytestmark = pytest.mark.operators
+
+# Code -> file -> (cause, what the code's words must have for it).
+CAUSES = {
+    "AttachRefused": {"core/upgrade.rs": ("the broker gives no DMB, or one of no known size", "refused to attach")},
+    "AwaitingPeer": {"core/upgrade/nomination.rs": ("our end is nominated", "the other end has not")},
+    "BrokerForeign": {"core/session.rs": ("another user serves there", "neither this user nor root")},
+    "BrokerGone": {"core/upgrade.rs": ("the session has ended", "went away")},
+    "BypassedHooks": {
+        "core/conn.rs": ("bytes on TCP that the sender's hooks did not announce", "go round the hooks"),
+        "core/rx.rs": ("the same, at the switch", "go round the hooks"),
+        "core/upgrade/nomination.rs": ("the kernel's counts differ, also by what a child has moved", "another process"),
+        "preload/bypass.rs": ("syscall(2) and aio on it", "raw system calls, libc's aio"),
+    },
+    "Confined": {
+        "core/process.rs": ("the program installs a filter", "that the program has installed"),
+        "core/upgrade/nomination.rs": ("a filter refuses getsockopt or ioctl", "refuses what a proof takes"),
+    },
+    "EpollSets": {"core/epoll/ctl.rs": ("the list of registrations is full", "more registrations")},
+    "GraceExceeded": {"core/tx/room.rs": ("a full ring, and a reader that does not move", "took no bytes")},
+    "HandedOver": {
+        "core/conn/given.rs": ("looked at: it may come back", "comes back when the child has closed it"),
+        "core/conn/handover.rs": ("exec, posix_spawn, a dup in a vfork child", "inherited (exec, posix_spawn)"),
+        "preload/bypass.rs": ("login_tty: as a child's standard descriptors", "another program has got it"),
+        "preload/data.rs": ("SCM_RIGHTS", "sent (SCM_RIGHTS)"),
+        "preload/exec.rs": ("posix_spawn's file actions", "inherited (exec, posix_spawn)"),
+    },
+    "Inactive": {
+        "core/upgrade.rs": ("revoked as the device is switched off", "switched off"),
+        "core/upgrade/nomination.rs": ("not nominated for that", "switched off"),
+    },
+    "Internal": {
+        "core/conn.rs": ("a code that is none", "internal error"),
+        "core/upgrade.rs": ("the same, or a link page of the broker's that is none", "internal error"),
+    },
+    "IoUring": {
+        "core/rings.rs": ("the program has made a ring", "uses io_uring"),
+        "core/upgrade/nomination.rs": ("it has one", "UV_USE_IO_URING=0"),
+    },
+    "Ktls": {"preload/lifecycle.rs": ("TCP_ULP", "kernel TLS")},
+    "LentDenied": {
+        "core/conn.rs": ("what follows from it", "does not let the receiver read"),
+        "core/rx/asking.rs": ("process_vm_readv is refused", "does not let the receiver read"),
+    },
+    "LentUnreadable": {
+        "core/rx/asking.rs": ("the sender ended with bytes lent", "gone before they were read"),
+        "core/zerocopy/lending.rs": ("memory that is not there any more", "gone before they were read"),
+    },
+    "LinkLimit": {"core/upgrade.rs": ("the table of link groups is full", "as many other processes")},
+    "Memory": {"core/upgrade/nomination.rs": ("the arena has no block left", "one more connection of the process")},
+    "MemoryRefused": {
+        "core/tx.rs": ("no send buffer for the copy mode", "refused memory"),
+        "core/upgrade.rs": ("a DMB or link page cannot be mapped", "refused memory"),
+    },
+    "NestedSets": {
+        "core/epoll/ctl.rs": ("a set in a set", "waited for itself"),
+        "core/epoll/mod.rs": ("the same, of connections on lanes; a set in poll", "by poll, or in another set"),
+        "core/zerocopy.rs": ("asked, not set", "waited for itself"),
+    },
+    "NoBroker": {"core/session.rs": ("nobody listens there", "no broker reached")},
+    "NoDescriptors": {
+        "core/session.rs": ("our share of RLIMIT_NOFILE is too small, or used up", "an eighth of it"),
+        "core/upgrade.rs": ("no number for the peer's doorbells", "an eighth of it"),
+    },
+    "NominationLimit": {"core/upgrade.rs": ("handshakes of the process", "one process allows")},
+    "NotEstablished": {"core/upgrade/nomination.rs": ("by TCP_INFO", "not established")},
+    "NotNominated": {
+        "core/conn.rs": ("at its beginning", "too few bytes"),
+        "core/conn/given.rs": ("it came back, and has its next exchange before it", "too few bytes"),
+        "core/upgrade.rs": ("its handshake begins anew", "too few bytes"),
+    },
+    "OptionUnsupported": {
+        "preload/data.rs": ("an option among a message's control data", "socket option"),
+        "preload/lifecycle.rs": ("SO_RCVLOWAT, SO_OOBINLINE, O_ASYNC", "socket option"),
+    },
+    "PeerDeclined": {"core/upgrade.rs": ("a Decline", "the peer declined")},
+    "PeerVanished": {
+        "core/eager.rs": ("asked, not set", "went away"),
+        "core/upgrade.rs": ("the broker says so", "went away"),
+    },
+    "PeerViolation": {
+        "core/conn.rs": ("asked, not set", "broke the protocol"),
+        "core/rx.rs": ("a word that cannot be", "broke the protocol"),
+        "core/tx.rs": ("the same, of the reader's", "broke the protocol"),
+    },
+    "Revoked": {"core/upgrade.rs": ("`shunpike revoke`", "by the operator")},
+    "SetUnseen": {"core/epoll/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},
+    "Shared": {
+        "core/eager.rs": ("asked, not set", "several processes"),
+        "core/upgrade.rs": ("a fork in the midst of a handshake", "several processes"),
+        "core/upgrade/nomination.rs": ("a forked child has it, too", "several processes"),
+    },
+    "SharedInSet": {"core/epoll/ctl.rs": ("close() of a registered dup", "closed while it has another one")},
+    "Splice": {"preload/data.rs": ("splice, tee", "splice or tee")},
+    "Stdio": {
+        "preload/bypass.rs": ("dprintf and its kin", "stdio"),
+        "preload/lifecycle.rs": ("fdopen, fclose", "stdio"),
+    },
+    "TcpRepair": {"preload/lifecycle.rs": ("TCP_REPAIR", "TCP_REPAIR")},
+    "UrgentData": {
+        "core/rx.rs": ("it has come", "urgent data"),
+        "core/tx.rs": ("MSG_OOB", "urgent data"),
+    },
+}  # fmt: skip
+
+
+def places():
+    """{code's name in the source: files of the library that name it}"""
+    found = defaultdict(set)
+    for crate in ("core", "preload"):
+        root = ROOT / "crates" / crate / "src"
+        for path in root.rglob("*.rs"):
+            if path.name == "tests.rs":
+                continue
+            text = "\n".join(line.split("//")[0] for line in path.read_text().split("#[cfg(test)]")[0].splitlines())
+            for name in re.findall(r"\bReason::([A-Z]\w+)", text):
+                found[name].add(f"{crate}/{path.relative_to(root)}")
+    return dict(found)
+
+
+def test_every_place_has_its_cause():
+    assert places() == {name: set(files) for name, files in CAUSES.items()}
+
+
+def test_the_words_of_a_code_fit_each_cause():
+    text = subprocess.run([BINARY, "explain", "--codes", "--json"], capture_output=True, text=True, check=True, timeout=60).stdout
+    key = lambda name: re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
+    words = {entry["name"]: f"{entry['meaning']}. {entry['advice']}" for entry in json.loads(text)}
+    for name, files in CAUSES.items():
+        for file, (cause, fits) in files.items():
+            assert fits in words[key(name)], f"{name} in {file}, because {cause}: {words[key(name)]}"
