@@ -31,7 +31,10 @@ CAUSES = {
         "core/upgrade/nomination.rs": ("a filter refuses getsockopt or ioctl", "refuses what a proof takes"),
     },
     "EpollSets": {"core/epoll/ctl.rs": ("the list of registrations is full", "more registrations")},
-    "GraceExceeded": {"core/tx/room.rs": ("a full ring, and a reader that does not move", "took no bytes")},
+    "GraceExceeded": {
+        "core/tx/room.rs": ("a full ring, and a reader that does not move", "took no bytes"),
+        "core/tx/unheard.rs": ("bytes for which nobody at the other end waits or asks", "took no bytes"),
+    },
     "HandedOver": {
         "core/conn/given.rs": ("looked at: it may come back", "comes back when the child has closed it"),
         "core/conn/handover.rs": ("exec, posix_spawn, a dup in a vfork child", "inherited (exec, posix_spawn)"),
@@ -114,6 +117,14 @@ CAUSES = {
     "UrgentData": {
         "core/rx.rs": ("it has come", "urgent data"),
         "core/tx.rs": ("MSG_OOB", "urgent data"),
+    },
+    "VersionDiffers": {
+        "core/session.rs": ("the Welcome is of another version", "two versions"),
+        "core/session/laneless.rs": ("so there are no lanes in this session", "two versions"),
+    },
+    "WaitsUnseen": {
+        "core/upgrade.rs": ("it came into another set since it was nominated", "how the program waits"),
+        "core/upgrade/nomination.rs": ("no wait of a hook has covered it", "how the program waits"),
     },
 }  # fmt: skip
 

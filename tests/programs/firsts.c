@@ -1,5 +1,5 @@
 /* A process with threads talks to itself, and no call of it has anything to wait for: connect() to a listening socket, accept()
- * of what has come, epoll_wait() with no time, send() and recv() that do not block. Prints for each kind of call how often one
+ * of what has come, epoll_wait() and poll() with no time, send() and recv() that do not block. Prints for each kind of call how often one
  * slept all the same, by the kernel's count of the thread's voluntary switches; on stderr, how long the slowest took, in us.
  *   firsts WHO PORT CONNECTIONS ROUNDS    then the same once more for each line that comes by stdin
  * WHO: itself; its forked child; or raised, after it has raised its limit of descriptors with threads about, as Java does */
@@ -43,6 +43,8 @@ static int64_t now_us(void) {
 static void move(int side, int fd, int sends) {
     char message[64] = "x";
     for (size_t moved = 0; moved < sizeof message;) {
+        struct pollfd readable = {fd, POLLIN, 0};
+        while (!sends && TIMED(side, WAIT, poll(&readable, 1, 0)) == 0) usleep(100);
         ssize_t count = sends ? TIMED(side, SEND, send(fd, message + moved, sizeof message - moved, MSG_DONTWAIT))
                               : TIMED(side, RECV, recv(fd, message + moved, sizeof message - moved, MSG_DONTWAIT));
         if (count > 0) moved += count;

@@ -7,6 +7,7 @@
  *        leaves it to a child of its own, which keeps it until then; uses it: sends a line, which the server answers
  * The client prints "spawned", has dialogues all the time, and ends with its standard input. */
 #include "bed.h"
+#include <pthread.h>
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -27,6 +28,11 @@ static void child(int fd, const char *how) {
     if (strcmp(how, "ends"))
         while (read(0, &byte, 1) > 0) continue;
     _exit(0);
+}
+
+static void *idle(void *unused) {
+    for (;;) pause();
+    return unused;
 }
 
 static pid_t start(const char *self, const char *how, int fd, const char *what, int input) {
@@ -79,6 +85,9 @@ int main(int argc, char **argv) {
                 if (!strcmp(argv[4], "uses")) close(ends[1]);
                 expect(waitpid(pid, NULL, 0) == pid, "the child ends");
             }
+            /* A thread that is younger than the child: it has the connection, as its process has. */
+            pthread_t younger;
+            if (pthread_create(&younger, NULL, idle, NULL)) die("thread");
             close(ends[0]);
             printf("spawned\n");
             fflush(stdout);

@@ -8,12 +8,14 @@ use std::ops::ControlFlow;
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, RawDir};
 use rustix::io::Errno;
-use rustix::process::{Pid, getsid, test_kill_process};
+use rustix::process::{Pid, getsid};
+
+use crate::{clock, sys};
 
 /// As many numbers are asked for one by one; of more, the list of all processes is faster.
 const FEW: u32 = 1024;
-/// Processes that are looked into in one go.
-const MOST: usize = 128;
+/// So long they are looked into in one go, microseconds: some 200 processes.
+const MOST_US: u64 = 3_000;
 
 /// A short text without memory of its own.
 struct Text {
@@ -55,7 +57,7 @@ pub fn holds_socket(pid: u32, inode: u64) -> Option<bool> {
     let descriptors = match directory(Text::new(format_args!("/proc/{pid}/fd")).as_bytes()) {
         Ok(descriptors) => descriptors,
         // Gone, unless it is only hidden (hidepid).
-        Err(Errno::NOENT) => return (!exists(pid)).then_some(false),
+        Err(Errno::NOENT) => return (!sys::is_process(pid)).then_some(false),
         Err(_) => return None,
     };
     let wanted = Text::new(format_args!("socket:[{inode}]"));
@@ -73,17 +75,10 @@ pub fn holds_socket(pid: u32, inode: u64) -> Option<bool> {
     Some(false)
 }
 
-fn exists(pid: u32) -> bool {
-    i32::try_from(pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
-}
-
 /// Whether /proc is the one of this process's own numbers.
 pub fn is_ours() -> bool {
     let mut link = [MaybeUninit::<u8>::uninit(); 64];
-    let own = Text::new(format_args!("{}", crate::sys::pid()));
+    let own = Text::new(format_args!("{}", sys::pid()));
     rustix::fs::readlinkat_raw(CWD, c"/proc/self", &mut link[..])
         .is_ok_and(|(link, _)| *link == *own.as_bytes())
 }
@@ -91,18 +86,17 @@ pub fn is_ours() -> bool {
 /// Whether no process that was made after `first` has the socket, as far as we may look; those of other sessions into which
 /// we may not are not asked. False also where they are too many.
 pub fn none_since_holds(first: u32, inode: u64) -> bool {
-    let own = crate::sys::pid();
-    let mut asked = 0;
-    let mut holds = |pid: u32| {
+    let own = sys::pid();
+    let until = clock::ticks() + clock::from_us(MOST_US);
+    let holds = |pid: u32| {
         if pid == own {
             return false;
         }
-        asked += 1;
-        asked > MOST || holds_socket(pid, inode).unwrap_or_else(|| is_of_our_session(pid))
+        clock::ticks() > until || holds_socket(pid, inode).unwrap_or_else(|| is_of_our_session(pid))
     };
     let Some(last) = last_made() else { return false };
     if (first..first.saturating_add(FEW)).contains(&last) {
-        return !(first + 1..=last).any(|pid| exists(pid) && holds(pid));
+        return !(first + 1..=last).any(|pid| sys::is_process(pid) && holds(pid));
     }
     let is_since = |pid: u32| if first <= last { (first + 1..=last).contains(&pid) } else { true };
     let looked =
@@ -147,7 +141,6 @@ fn each(mut look: impl FnMut(u32) -> ControlFlow<()>) -> Option<ControlFlow<()>>
 mod tests {
     use super::*;
     use std::net::TcpListener;
-    use std::os::fd::AsRawFd;
     use std::process::{Command, Stdio};
 
     fn inode(socket: &TcpListener) -> u64 {
@@ -167,8 +160,8 @@ mod tests {
         };
         let mut without = start("read line");
         rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::empty()).expect("inherited");
-        // The shell is replaced; a grandchild has the socket.
-        let mut with = start("exec 3<&0; sh -c 'echo $$; read line <&3' & wait");
+        // A grandchild, as the shell has one more command to come.
+        let mut with = start("sh -c 'echo $$; read line'; true");
         let mut line = String::new();
         let out = with.stdout.take().expect("piped");
         std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
@@ -179,6 +172,6 @@ mod tests {
         drop((with.stdin.take(), without.stdin.take()));
         with.wait().and_then(|_| without.wait()).expect("they end");
         assert_eq!(holds_socket(with.id(), wanted), Some(false), "gone");
-        assert!(none_since_holds(with.id(), wanted), "{}", socket.as_raw_fd());
+        assert!(none_since_holds(with.id(), wanted));
     }
 }

@@ -269,6 +269,13 @@ pub fn has_thread(tid: u32) -> bool {
     sent != Err(Errno::SRCH)
 }
 
+/// Whether there is a process of this number, which may be another user's. A thread's number is none.
+pub fn is_process(pid: u32) -> bool {
+    // SAFETY: no pointers; signal 0 is not sent.
+    let sent = unsafe { call(libc::SYS_tgkill, pid as usize, pid as usize, 0, 0, 0, 0) };
+    sent != Err(Errno::SRCH)
+}
+
 /// rt_sigprocmask(2) of the calling thread; `how` is SIG_BLOCK or SIG_UNBLOCK.
 pub fn mask_signals(how: i32, signals: u64) {
     let at = &raw const signals as usize;
