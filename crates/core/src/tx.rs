@@ -432,6 +432,15 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
     }
 }
 
+/// On the lane our answers carry no acknowledgement, and a peer that still sends by TCP, or does so again, waits for one before its next
+/// small segment (Nagle's algorithm). So TCP acknowledges at once what is read, until we send by TCP, too. From the lane's begin on; the
+/// program's TCP_QUICKACK has no other meaning there.
+pub fn acknowledge_at_once(conn: Conn, fd: i32) {
+    if conn.block.tx.mode.load(Ordering::Relaxed) == mode::LANE {
+        let _ = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, &1i32);
+    }
+}
+
 /// Asks TCP now and then whether the peer still is there: what it closed, TCP answers with its own errors.
 #[inline]
 pub fn peer_is_gone(half: &Half, fd: i32) -> bool {
@@ -581,8 +590,12 @@ fn pay(conn: Conn, fd: i32, dmb: &Dmb) -> bool {
         if at >= end {
             break;
         }
+        // Both parts of what goes round the ring's end at once: of two, Nagle's algorithm may hold the second back.
         let (base, room) = dmb.span(at);
-        let iov = [libc::iovec { iov_base: base.cast(), iov_len: room.min((end - at) as usize) }];
+        let owed = (end - at) as usize;
+        let first = libc::iovec { iov_base: base.cast(), iov_len: room.min(owed) };
+        let rest = libc::iovec { iov_base: dmb.span(0).0.cast(), iov_len: owed - first.iov_len };
+        let iov = [first, rest];
         match sys::send(fd, &iov, libc::MSG_DONTWAIT) {
             Ok(n) => {
                 half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);

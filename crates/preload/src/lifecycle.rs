@@ -5,7 +5,7 @@ use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{FILE, sockaddr, socklen_t};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, cork, eager, process, ready, sys, tls, user, zerocopy};
+use shunpike_core::{conn, cork, eager, process, ready, sys, tls, tx, user, zerocopy};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -118,7 +118,8 @@ fn matters(fd: c_int, level: c_int, name: c_int) -> bool {
     match level {
         libc::IPPROTO_TCP => match name {
             libc::TCP_NODELAY => cork::holds(fd),
-            _ => matches!(name, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_DEFER_ACCEPT | libc::TCP_CORK),
+            libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_DEFER_ACCEPT | libc::TCP_CORK => true,
+            _ => name == libc::TCP_QUICKACK,
         },
         libc::SOL_SOCKET if matches!(name, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) => true,
         _ => is_of_notices(level, name),
@@ -157,6 +158,11 @@ unsafe fn set_option(fd: c_int, level: c_int, name: c_int, value: *const c_void,
         (level, name) if is_of_notices(level, name) => {
             if let Some(conn) = table::conn(fd) {
                 zerocopy::option_changed(conn);
+            }
+        }
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) if rc == 0 => {
+            if let Some(conn) = table::conn(fd) {
+                tx::acknowledge_at_once(conn, fd);
             }
         }
         (libc::IPPROTO_TCP, libc::TCP_CORK | libc::TCP_NODELAY) if rc == 0 => {

@@ -157,5 +157,6 @@ pub(super) fn begin(conn: Conn, fd: i32) {
         conn::lane_closed(conn, fd, half);
         return;
     }
+    tx::acknowledge_at_once(conn, fd);
     tap::begun(conn.block);
 }
