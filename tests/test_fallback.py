@@ -112,6 +112,25 @@ def test_who_does_not_want_to_block_is_not_kept_from_others(both):
     assert first > 90 and statistics.median(others) < 5, out
 
 
+@pytest.mark.parametrize("how", ["child", "select"])
+def test_a_client_that_reads_hears_the_broker(both, bed, how):
+    """Its own forked child accepts, and is told by the broker to wait for the client, which sleeps in recv()."""
+    accel, rounds = both(), 6
+    out = accel.client("client", [bed / "ownchild", how, rounds]).finish()
+    assert max(map(int, out.split())) < 1000, out
+    accel.verify(lanes=rounds // 2, lane_bytes=1)
+
+
+def test_two_that_send_to_each_other_before_they_accept(both):
+    """Neither waits for its lane while the other's connection waits in its backlog."""
+    accel, ports = both(), [free_port(), free_port()]
+    program = [sys.executable, programs() / "crossing.py"]
+    ends = [accel.client("end", [*program, *order, 6]) for order in (ports, ports[::-1])]
+    times = [int(line) for out in finish_together(*ends) for line in out.splitlines()]
+    assert len(times) == 12 and max(times) < 1500 and statistics.median(times) < 250, times
+    accel.verify(lanes=6, lane_bytes=6 * 8)
+
+
 @pytest.mark.parametrize("option", [("TCP_QUICKACK", 0), ("TCP_DEFER_ACCEPT", 1)], ids=lambda option: option[0])
 def test_no_lane_is_waited_for_where_the_server_cannot_accept(both, option):
     """The kernel holds the last part of the client's handshake back until it sends something: who waits for a lane waits in vain."""

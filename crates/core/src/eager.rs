@@ -6,7 +6,7 @@
 //! is ours a busy machine is given time, and less with each time that it was in vain.
 
 use core::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::Block;
@@ -21,15 +21,19 @@ use crate::{clock, process, sys, tenants, upgrade};
 /// For a broker that has our message and does not answer, microseconds; once, until it answers again.
 const BROKER_US: u64 = 2_000_000;
 /// For a peer that is ours to nominate its end, microseconds; twice that once it has. Halved with each wait that
-/// was in vain, whole again after one that was not.
+/// was in vain, doubled with each that was not, up to this.
 const PEER_US: u64 = 1_000_000;
 const PEER_LEAST_US: u64 = 10_000;
 /// While only this process stands in the way, and for a call that does not want to block, microseconds.
 const SHORT_US: u64 = 100_000;
 /// Calls that do not want to block wait in vain for one part in so many of their process's time: an event loop has others to serve.
 const VAIN_PARTS: u64 = 10;
-/// Another thread may take the message that this one waits for: it looks this often, nanoseconds.
+/// Another thread may take the message that this one waits for: it looks this often, nanoseconds;
 const SLICE_NS: u64 = 1_000_000;
+/// ... where it would sleep anyway, and only answers the broker meanwhile.
+const LISTENING_SLICE_NS: u64 = 10_000_000;
+/// Listening sockets of a process that are looked at.
+const LISTENERS: usize = 16;
 /// How long sleeping calls listen to the broker after the last step of a handshake, microseconds.
 const ATTENTION_US: u64 = 2_000_000;
 /// Connections that could not be nominated at once.
@@ -67,6 +71,9 @@ static ATTENTIVE_UNTIL: AtomicU64 = AtomicU64::new(0);
 static PENDING_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// so many do for that.
 static UNANSWERED: AtomicU32 = AtomicU32::new(0);
+
+/// Sockets of this process that listen; -1 none.
+static BACKLOGS: [AtomicI32; LISTENERS] = [const { AtomicI32::new(-1) }; LISTENERS];
 
 /// Connections to be nominated when that becomes possible.
 pub struct Later {
@@ -120,13 +127,24 @@ pub fn not_connected(fd: i32) {
 
 /// After listen().
 pub fn listening(fd: i32) {
+    note_backlog(fd);
     let mut session = session::lock();
     session.ready();
     expect_peers_at(&mut session, fd);
 }
 
-/// Before accept(), which may sleep: a forked child's session begins here.
-pub fn accepting() {
+fn note_backlog(fd: i32) {
+    let names = |slot: &AtomicI32, fd| slot.load(Ordering::Relaxed) == fd;
+    if !BACKLOGS.iter().any(|slot| names(slot, fd))
+        && let Some(free) = BACKLOGS.iter().find(|slot| names(slot, -1))
+    {
+        free.store(fd, Ordering::Relaxed);
+    }
+}
+
+/// Before accept() of `fd`, which may sleep: a forked child's session begins here.
+pub fn accepting(fd: i32) {
+    note_backlog(fd);
     if session::is_closed() {
         session::lock().ready();
     }
@@ -134,6 +152,9 @@ pub fn accepting() {
 
 /// A socket that was no connection is closed.
 pub fn closing(fd: i32) {
+    for slot in &BACKLOGS {
+        let _ = slot.compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed);
+    }
     if !session::is_closed() {
         session::lock().send(&ToBroker::Withdraw { conn: expectation(fd) });
     }
@@ -409,7 +430,10 @@ pub fn is_settled(block: &Block) -> bool {
 fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
     // Before any system call: most connections of most programs have nothing to wait for.
     let is_new = conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED && !was_put_off(conn.block);
-    if !is_new && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none() {
+    if !is_new
+        && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none()
+        && !(reading.is_some() && may_be_asked(conn.block))
+    {
         return Ok(conn);
     }
     let blocks = conn::must_block(conn.block, fd).is_ok();
@@ -420,10 +444,10 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
     {
         return Ok(conn);
     }
-    let (begin, interrupts) = (clock::ticks(), conn::restarts_before().1);
+    let (mut begin, interrupts) = (clock::ticks(), conn::restarts_before().1);
     let patience = PATIENCE_US.load(Ordering::Relaxed);
     let longest = if blocks { u64::MAX } else { allowance(clock::ticks()) };
-    let mut waited = false;
+    let (mut waited, mut are_kept_waiting) = (false, false);
     loop {
         if is_inherited(conn.block) {
             // Its process may be gone, and have asked for a lane before.
@@ -435,27 +459,43 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
             }
             upgrade::nominate(conn, fd);
         }
-        let Some((cause, most)) = hope(conn.block, patience) else { break };
-        if clock::ticks() - begin >= clock::from_us(most.min(longest)) {
-            conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
-            if longest >= most.min(SHORT_US) {
-                give_up(cause, patience);
+        let hope = hope(conn.block, patience);
+        if let Some((cause, most)) = hope {
+            if clock::ticks() - begin >= clock::from_us(most.min(longest)) {
+                conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
+                if longest >= most.min(SHORT_US) {
+                    give_up(cause, patience);
+                }
+                break;
             }
+            // A server that cannot accept before it has these bytes.
+            if !waited && reading.is_none() && conn::opener(conn.block) && sys::is_held_back(fd) {
+                conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
+                break;
+            }
+            waited = true;
+        } else if reading.is_some() && may_be_asked(conn.block) {
+            // A peer that comes late finds us awake, and has all its time.
+            begin = clock::ticks();
+        } else {
             break;
         }
-        // A server that cannot accept before it has these bytes.
-        if !waited && reading.is_none() && conn::opener(conn.block) && sys::is_held_back(fd) {
-            conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
-            break;
-        }
-        waited = true;
         // A peer that has closed will not come.
         let comes = if reading.is_some() { libc::POLLIN | libc::POLLPRI } else { 0 };
-        let mut fds = [
-            libc::pollfd { fd: session::socket().unwrap_or(-1), events: libc::POLLIN, revents: 0 },
-            libc::pollfd { fd, events: libc::POLLRDHUP | comes, revents: 0 },
-        ];
-        let _ = sys::poll(&mut fds, Some(SLICE_NS), core::ptr::null());
+        let mut fds = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 2 + LISTENERS];
+        fds[0].fd = session::socket().unwrap_or(-1);
+        fds[1] = libc::pollfd { fd, events: libc::POLLRDHUP | comes, revents: 0 };
+        for (to, slot) in fds[2..].iter_mut().zip(&BACKLOGS) {
+            to.fd = slot.load(Ordering::Relaxed);
+        }
+        // Who would sleep anyway does not keep others waiting.
+        let looks = if reading.is_some() { 2 } else { fds.len() };
+        let slice = match hope {
+            Some(_) => SLICE_NS,
+            None if sys::is_single_threaded() => ATTENTION_US * 1000,
+            None => LISTENING_SLICE_NS,
+        };
+        let _ = sys::poll(&mut fds[..looks], Some(slice), core::ptr::null());
         session::pump();
         if reading.is_some() && conn::restarts_before().1 != interrupts {
             return Err(Errno::INTR);
@@ -463,13 +503,29 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
         if fds[1].revents != 0 {
             break;
         }
+        if fds[2..].iter().any(|backlog| backlog.revents & libc::POLLIN != 0) {
+            // Whoever it is may wait for us before it comes to our peer. Another thread, or process, of ours has had its time.
+            if are_kept_waiting {
+                break;
+            }
+            are_kept_waiting = true;
+            let _ = sys::poll(&mut fds[..2], Some(SLICE_NS), core::ptr::null());
+        }
     }
     if waited && conn.block.opened.load(Ordering::Relaxed) != 0 {
-        PATIENCE_US.store(PEER_US, Ordering::Relaxed);
+        let _ =
+            PATIENCE_US.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |patience| Some(more(patience)));
     } else if waited && !blocks {
         make_up_for(begin, clock::ticks());
     }
     Ok(conn)
+}
+
+/// Whether the peer may still ask for a lane before the connection's first byte, so that who sleeps should hear the broker.
+fn may_be_asked(block: &Block) -> bool {
+    is_possible(block)
+        && matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING)
+        && attention().is_some()
 }
 
 /// Whether it was tried to nominate the connection, and is to be again: after a call (`conn::moved`).
@@ -491,14 +547,24 @@ fn make_up_for(begin: u64, end: u64) {
     let _ = MADE_UP_AT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
 }
 
+/// The patience after a wait in vain,
+fn less(patience: u64) -> u64 {
+    (patience / 2).max(PEER_LEAST_US)
+}
+
+/// ... and after one that was not: slowly, as one success among many waits in vain says little of the next.
+fn more(patience: u64) -> u64 {
+    (2 * patience).min(PEER_US)
+}
+
 /// A wait for `cause` ran out: what that says of the next one.
 fn give_up(cause: Cause, patience: u64) {
     match cause {
         Cause::Broker => SILENT.store(true, Ordering::Relaxed),
         Cause::Peer => {
             // Threads that waited at the same time make one wait in vain.
-            let less = (patience / 2).max(PEER_LEAST_US);
-            let _ = PATIENCE_US.compare_exchange(patience, less, Ordering::Relaxed, Ordering::Relaxed);
+            let next = less(patience);
+            let _ = PATIENCE_US.compare_exchange(patience, next, Ordering::Relaxed, Ordering::Relaxed);
         }
         Cause::Ourselves => {}
     }
@@ -517,4 +583,18 @@ pub(crate) fn after_fork_in_child() {
     SILENT.store(false, Ordering::Relaxed);
     PATIENCE_US.store(PEER_US, Ordering::Relaxed);
     MADE_UP_AT.store(0, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_goes_and_comes_back_step_by_step() {
+        assert_eq!(less(PEER_US), PEER_US / 2);
+        assert_eq!(more(less(PEER_US)), PEER_US);
+        assert_eq!((more(PEER_US), less(PEER_LEAST_US)), (PEER_US, PEER_LEAST_US));
+        // One success in two: those that wait in vain in between stay as short as they were.
+        assert!((0..10).fold(PEER_LEAST_US, |patience, _| less(more(patience))) == PEER_LEAST_US);
+    }
 }

@@ -233,12 +233,12 @@ hooks! {
     }
     /// accept(2)
     fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
-        if process::eager() { eager::accepting(); }
+        if process::eager() { eager::accepting(fd); }
         accepted(fd, covered::accept(fd, from, len), 0)
     }
     /// accept4(2)
     fn accept4(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-        if process::eager() { eager::accepting(); }
+        if process::eager() { eager::accepting(fd); }
         accepted(fd, covered::accept4(fd, from, len, flags), flags)
     }
     /// shutdown(2)
