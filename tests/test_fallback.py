@@ -128,7 +128,7 @@ def test_two_that_send_to_each_other_before_they_accept(both):
     ends = [accel.client("end", [*program, *order, 6]) for order in (ports, ports[::-1])]
     times = [int(line) for out in finish_together(*ends) for line in out.splitlines()]
     assert len(times) == 12 and max(times) < 1500 and statistics.median(times) < 250, times
-    accel.verify(lanes=6, lane_bytes=6 * 8)
+    accel.verify(lane_bytes=0)
 
 
 @pytest.mark.parametrize("option", [("TCP_QUICKACK", 0), ("TCP_DEFER_ACCEPT", 1)], ids=lambda option: option[0])

@@ -12,8 +12,8 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
 use crate::zerocopy::lending;
 use crate::{
-    clock, device, eager, epoll, link, process, ready, rx, session, sys, tap, tenants, trace, tx, upgrade,
-    wait, window, zerocopy,
+    clock, device, eager, epoll, keepalive, link, process, ready, rx, session, sys, tap, tenants, trace, tx,
+    upgrade, wait, window, zerocopy,
 };
 
 mod given;
@@ -253,6 +253,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
     if !is_over() || zerocopy::keeps(conn, fd) {
         return;
     }
+    keepalive::over(conn, fd);
     upgrade::forget(&mut session, block);
     device::sweep(&mut session);
     // A lane that ends because its connection does is not revoked.
@@ -540,6 +541,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
         block.tx.mode.store(mode::PLAIN, Ordering::Release);
         lane_closed(conn, fd, &block.tx);
     }
+    block.tx.keepalive.store(0, Ordering::Relaxed);
     device::sweep(&mut session);
     link::part(block);
 }

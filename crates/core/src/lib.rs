@@ -14,6 +14,7 @@ pub mod device;
 pub mod eager;
 pub mod epoll;
 pub mod express;
+pub mod keepalive;
 pub mod limits;
 pub mod link;
 pub mod memory;

@@ -5,7 +5,7 @@ use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{FILE, sockaddr, socklen_t};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, cork, eager, process, ready, sys, tls, tx, user, zerocopy};
+use shunpike_core::{conn, cork, eager, keepalive, process, ready, sys, tls, tx, user, zerocopy};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -138,6 +138,19 @@ fn is_of_notices(level: c_int, name: c_int) -> bool {
                 || NEW.contains(&name)
         }
         libc::IPPROTO_IPV6 => name == libc::IPV6_ADDRFORM,
+        _ => false,
+    }
+}
+
+/// Whether it is one that lanes need to have other than the program's.
+#[inline(always)]
+fn is_of_keepalive(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::SOL_SOCKET => name == libc::SO_KEEPALIVE,
+        libc::IPPROTO_TCP => matches!(
+            name,
+            libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT | libc::TCP_USER_TIMEOUT
+        ),
         _ => false,
     }
 }
@@ -320,10 +333,24 @@ hooks! {
     }
     /// setsockopt(2); what a lane cannot honour takes the connection back to TCP
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        if is_of_keepalive(level, name)
+            && let Some(conn) = table::conn(fd)
+        {
+            return keepalive::aside(conn, fd, || covered::setsockopt(fd, level, name, value, len));
+        }
         if table::is_none(fd) || !matters(fd, level, name) {
             return covered::setsockopt(fd, level, name, value, len);
         }
         set_option(fd, level, name, value, len)
+    }
+    /// getsockopt(2)
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        if is_of_keepalive(level, name)
+            && let Some(conn) = table::conn(fd)
+        {
+            return keepalive::aside(conn, fd, || covered::getsockopt(fd, level, name, value, len));
+        }
+        covered::getsockopt(fd, level, name, value, len)
     }
     /// fclose(3), which closes inside libc
     fn fclose(stream: *mut FILE) -> c_int {

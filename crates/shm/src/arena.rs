@@ -243,6 +243,8 @@ pub struct Half {
     pub skew: AtomicU64,
     /// Send, from a lane's begin on: how copies are made.
     pub stores: StoresTrial,
+    /// Send: the program's own keepalive settings while lanes need others (core's `keepalive`); 0 they are in force.
+    pub keepalive: AtomicU64,
 }
 
 /// One connection end.

@@ -10,7 +10,7 @@ use super::{drop_end, given, lane_closed, note, phase, settle};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{eager, link, process, ready, rx, session, sys, tx, upgrade};
+use crate::{eager, keepalive, link, process, ready, rx, session, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -31,6 +31,7 @@ fn hand_over_to(conn: Conn, fd: i32, child: u32) {
 fn leave_to_others(conn: Conn, fd: i32, reason: Reason) {
     let block = conn.block;
     note(block, reason);
+    keepalive::over(conn, fd);
     eager::given(block);
     if matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
         upgrade::forget(&mut session::lock(), block);

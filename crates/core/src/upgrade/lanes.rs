@@ -15,7 +15,7 @@ use crate::conn::{self, phase};
 use crate::session::Session;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{cork, device, epoll, limits, link, process, sys, tap, tenants, trace, tx, zerocopy};
+use crate::{cork, device, epoll, keepalive, limits, link, process, sys, tap, tenants, trace, tx, zerocopy};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -125,6 +125,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         header.upgraded[usize::from(!conn::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
     }
     trace::upgrade(conn.block, fd, half.ring.load(Ordering::Relaxed));
+    keepalive::begin(conn, fd);
     epoll::manage(conn, fd);
     begin(conn, fd);
 }
