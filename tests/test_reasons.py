@@ -25,6 +25,7 @@ CAUSES = {
         "core/rx.rs": ("the same, at the switch", "go round the hooks"),
         "core/upgrade/nomination.rs": ("the kernel's counts differ, also by what a child has moved", "another process"),
         "preload/bypass.rs": ("syscall(2) and aio on it", "raw system calls, libc's aio"),
+        "preload/indirect.rs": ("Linux AIO on it", "raw system calls"),
     },
     "Confined": {
         "core/process.rs": ("the program installs a filter", "that the program has installed"),
@@ -41,6 +42,8 @@ CAUSES = {
         "preload/bypass.rs": ("login_tty: as a child's standard descriptors", "another program has got it"),
         "preload/data.rs": ("SCM_RIGHTS", "sent (SCM_RIGHTS)"),
         "preload/exec.rs": ("posix_spawn's file actions", "inherited (exec, posix_spawn)"),
+        "preload/indirect.rs": ("a sockmap has got it", "another program has got it"),
+        "preload/lifecycle.rs": ("an ioctl gives it to the kernel's KCM", "another program has got it"),
     },
     "Inactive": {
         "core/upgrade.rs": ("revoked as the device is switched off", "switched off"),
@@ -54,7 +57,7 @@ CAUSES = {
         "core/rings.rs": ("the program has made a ring", "uses io_uring"),
         "core/upgrade/nomination.rs": ("it has one", "UV_USE_IO_URING=0"),
     },
-    "Ktls": {"preload/lifecycle.rs": ("TCP_ULP", "kernel TLS")},
+    "Ktls": {"core/surface/options.rs": ("TCP_ULP", "kernel TLS")},
     "LentDenied": {
         "core/conn.rs": ("what follows from it", "does not let the receiver read"),
         "core/rx/asking.rs": ("process_vm_readv is refused", "does not let the receiver read"),
@@ -87,8 +90,11 @@ CAUSES = {
         "core/upgrade.rs": ("its handshake begins anew", "too few bytes"),
     },
     "OptionUnsupported": {
+        "core/conn/options.rs": ("an option that is in force, set before the lane or on it", "socket option"),
+        "core/surface/options.rs": ("TCP_ZEROCOPY_RECEIVE", "socket option"),
         "preload/data.rs": ("an option among a message's control data", "socket option"),
-        "preload/lifecycle.rs": ("SO_RCVLOWAT, SO_OOBINLINE, O_ASYNC", "socket option"),
+        "preload/indirect.rs": ("such an option, by syscall(2)", "socket option"),
+        "preload/lifecycle.rs": ("O_ASYNC, TCP_ZEROCOPY_RECEIVE", "socket option"),
     },
     "PeerDeclined": {"core/upgrade.rs": ("a Decline", "the peer declined")},
     "PeerVanished": {
@@ -100,6 +106,7 @@ CAUSES = {
         "core/rx.rs": ("a word that cannot be", "broke the protocol"),
         "core/tx.rs": ("the same, of the reader's", "broke the protocol"),
     },
+    "PrivateDescriptors": {"preload/indirect.rs": ("unshare(CLONE_FILES) in a thread", "descriptors of their own")},
     "Revoked": {"core/upgrade.rs": ("`shunpike revoke`", "by the operator")},
     "SetUnseen": {"core/epoll/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},
     "Shared": {
@@ -113,7 +120,7 @@ CAUSES = {
         "preload/bypass.rs": ("dprintf and its kin", "stdio"),
         "preload/lifecycle.rs": ("fdopen, fclose", "stdio"),
     },
-    "TcpRepair": {"preload/lifecycle.rs": ("TCP_REPAIR", "TCP_REPAIR")},
+    "TcpRepair": {"core/surface/options.rs": ("TCP_REPAIR", "TCP_REPAIR")},
     "UrgentData": {
         "core/rx.rs": ("it has come", "urgent data"),
         "core/tx.rs": ("MSG_OOB", "urgent data"),
@@ -135,7 +142,8 @@ def places():
     for crate in ("core", "preload"):
         root = ROOT / "crates" / crate / "src"
         for path in root.rglob("*.rs"):
-            if path.name == "tests.rs":
+            # Rows for the page and its tests set no code.
+            if path.name == "tests.rs" or path.parts[-2:] == ("surface", "calls.rs"):
                 continue
             text = "\n".join(line.split("//")[0] for line in path.read_text().split("#[cfg(test)]")[0].splitlines())
             for name in re.findall(r"\bReason::([A-Z]\w+)", text):

@@ -97,7 +97,12 @@ fn advice(reason: Reason) -> &'static str {
             "let the program register by epoll_ctl (UV_USE_IO_URING=0 for Node and others with libuv); it stays on TCP"
         }
         Reason::LinkLimit => "nothing: it is tried again when lanes with other processes have ended",
-        Reason::UrgentData | Reason::Ktls | Reason::TcpRepair | Reason::Stdio | Reason::Splice => {
+        Reason::UrgentData
+        | Reason::Ktls
+        | Reason::TcpRepair
+        | Reason::Stdio
+        | Reason::Splice
+        | Reason::PrivateDescriptors => {
             "the program does with the connection what only TCP can serve; nothing to mend"
         }
         Reason::Confined => {

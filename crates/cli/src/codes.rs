@@ -80,6 +80,9 @@ pub fn advice(reason: Reason) -> &'static str {
             "Switch io_uring off in the program where lanes are worth more (Node: UV_USE_IO_URING=0; MariaDB: \
              innodb_use_native_aio=0): all its connections stay TCP."
         }
+        PrivateDescriptors => {
+            "Nothing: one number is several files in such a process, so its connections stay TCP."
+        }
         EpollSets => "Register fewer connections in fewer epoll sets.",
         WaitsUnseen => {
             "Nothing: a program that waits by system calls of its own (async-io, Go) hears of nothing that comes by a lane. \

@@ -18,9 +18,12 @@ use crate::{
 
 mod given;
 mod handover;
+mod options;
 
 pub use given::spawned;
 pub use handover::{before_exec, before_spawn, hand_over, hand_over_from_child, let_go_of_all};
+pub(crate) use options::barred;
+pub use options::{ask_the_kernel, option_set, unread, unread_told};
 
 /// What a hooked call comes to.
 pub enum Outcome {

@@ -33,6 +33,7 @@ pub mod rx;
 pub mod seen;
 pub mod session;
 pub mod spares;
+pub mod surface;
 pub mod sys;
 pub mod table;
 pub mod tap;

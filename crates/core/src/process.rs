@@ -98,8 +98,13 @@ pub fn confined() -> bool {
 /// The program is about to install a filter of system calls, which may end it at one that it does not expect: every
 /// connection goes back to TCP for good, and to libc alone.
 pub fn confine() {
+    leave(Reason::Confined);
+}
+
+/// Every connection goes back to TCP for good, and to libc alone, for this reason.
+pub fn leave(reason: Reason) {
     if enabled() && !CONFINED.swap(true, Ordering::Relaxed) {
-        conn::let_go_of_all(Reason::Confined);
+        conn::let_go_of_all(reason);
         session::end();
     }
 }

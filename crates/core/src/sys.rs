@@ -76,21 +76,44 @@ pub fn read_file(fd: i32, to: *mut u8, len: usize, offset: Option<i64>) -> Res {
 pub fn option<T: Copy>(fd: i32, level: i32, name: i32) -> Result<T, Errno> {
     // SAFETY: callers use integer structs, valid when zero.
     let mut value: T = unsafe { core::mem::zeroed() };
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: value and len live through the call, len is value's size.
-    unsafe {
-        let value = &raw mut value as usize;
-        call(
-            libc::SYS_getsockopt,
-            fd as usize,
-            level as usize,
-            name as usize,
-            value,
-            &raw mut len as usize,
-            0,
-        )?;
-    }
+    get_option(fd, level, name, &raw mut value as usize, size_of::<T>())?;
     Ok(value)
+}
+
+/// getsockopt(2) of an option that is a number, of whatever size.
+pub fn number_option(fd: i32, level: i32, name: i32) -> Result<i64, Errno> {
+    let mut value = [0i32; 2];
+    let len = get_option(fd, level, name, value.as_mut_ptr() as usize, size_of_val(&value))?;
+    let [low, high] = value;
+    let is_wide = len == size_of_val(&value);
+    Ok(if is_wide { i64::from(high) << 32 | i64::from(low as u32) } else { i64::from(low) })
+}
+
+/// SO_GET_FILTER: how many instructions the socket's filter has.
+pub fn filter_len(fd: i32) -> Res {
+    get_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, 0, 0)
+}
+
+/// What kind of BPF map a descriptor is, where it is one.
+pub fn map_kind(fd: i32) -> Option<u32> {
+    const OBJ_GET_INFO_BY_FD: usize = 15;
+    // `struct bpf_map_info` (linux/bpf.h) begins with the type.
+    let mut info = [0u32; 2];
+    let at = info.as_mut_ptr() as u64;
+    let attributes = [fd as u64 | (size_of_val(&info) as u64) << 32, at];
+    let size = size_of_val(&attributes);
+    // SAFETY: both live through the call; the kernel writes no more than the size that stands beside the address.
+    unsafe { call(libc::SYS_bpf, OBJ_GET_INFO_BY_FD, attributes.as_ptr() as usize, size, 0, 0, 0) }.ok()?;
+    Some(info[0])
+}
+
+/// getsockopt(2) into `len` bytes at `at`, which are the caller's; gives the length that the kernel says.
+fn get_option(fd: i32, level: i32, name: i32, at: usize, len: usize) -> Res {
+    let mut len = len as libc::socklen_t;
+    let size = &raw mut len as usize;
+    // SAFETY: len and what `at` names live through the call; the kernel writes no more than len bytes there.
+    unsafe { call(libc::SYS_getsockopt, fd as usize, level as usize, name as usize, at, size, 0) }?;
+    Ok(len as usize)
 }
 
 /// SO_COOKIE: the socket's own number, whatever its descriptors are; 0 when the kernel does not say.

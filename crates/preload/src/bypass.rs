@@ -8,6 +8,7 @@ use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
 use shunpike_core::{limits, process, rings};
 
+use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
 use crate::lifecycle::{let_go, plain};
 use crate::memory;
 use crate::real::{Arguments, Real};
@@ -70,6 +71,12 @@ fn before_syscall([number, fd, second, third, fourth, _]: Arguments) -> Option<*
             memory::before_call(number, [fd, second, third, fourth]);
         }
         libc::SYS_mlockall => limits::will_lock(fd & libc::MCL_FUTURE as usize != 0),
+        libc::SYS_unshare => before_unshare([fd, 0, 0, 0, 0, 0]),
+        libc::SYS_io_submit => before_submit([fd, second, third, 0, 0, 0]),
+        libc::SYS_bpf => before_bpf(fd, second),
+        libc::SYS_setsockopt | libc::SYS_getsockopt => {
+            before_option(fd as c_int, second as c_int, third as c_int)
+        }
         number if syscall::waits(number) => return Some(syscall::wait_call as *mut c_void),
         // libuv closes so, whatever it closes.
         libc::SYS_close => {

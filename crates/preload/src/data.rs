@@ -39,6 +39,8 @@ fn one(base: *const c_void, len: size_t) -> [iovec; 1] {
     [iovec { iov_base: base.cast_mut(), iov_len: len }]
 }
 
+/// MSG_CMSG_COMPAT (include/linux/socket.h), with which the kernel refuses a call on messages.
+const CMSG_COMPAT: c_int = 1 << 31;
 /// Most entries of a vector: UIO_MAXIOV.
 const MOST_ENTRIES: usize = 1024;
 
@@ -326,7 +328,7 @@ hooks! {
     }
     /// recvmsg(2)
     fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-        let Some(conn) = ours(fd) else { return covered::recvmsg(fd, msg, flags) };
+        let Some(conn) = ours(fd).filter(|_| flags & CMSG_COMPAT == 0) else { return covered::recvmsg(fd, msg, flags) };
         let Some((mut header, bufs)) = user::fetch(msg).and_then(|header| Some((header, message(&header)?)))
         else {
             return covered::recvmsg(fd, msg, flags);
@@ -340,8 +342,8 @@ hooks! {
             if !header.msg_name.is_null() {
                 header.msg_namelen = 0;
             }
-            header.msg_controllen = 0;
             header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+            tell_unread(conn, fd, &mut header);
             if !user::store(msg, header) {
                 outcome = Outcome::Ours(Err(Errno::FAULT));
             }
@@ -353,7 +355,7 @@ hooks! {
         fd: c_int, vec: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec,
     ) -> c_int {
         let limit = if timeout.is_null() { Some(None) } else { user::fetch(timeout).and_then(nanoseconds).map(Some) };
-        let (true, Some(limit)) = (ours(fd).is_some(), limit) else {
+        let (true, Some(limit)) = (ours(fd).is_some() && flags & CMSG_COMPAT == 0, limit) else {
             return covered::recvmmsg(fd, vec, count, flags, timeout);
         };
         // The kernel has told of an error before it looks for bytes (do_recvmmsg, net/socket.c).
@@ -414,7 +416,7 @@ hooks! {
     }
     /// sendmsg(2); descriptors that it passes on leave their lanes
     fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-        let Some(conn) = ours(fd) else {
+        let Some(conn) = ours(fd).filter(|_| flags & CMSG_COMPAT == 0) else {
             hand_over_rights(msg);
             return covered::sendmsg(fd, msg, flags);
         };
@@ -433,7 +435,7 @@ hooks! {
     /// sendmmsg(2)
     fn sendmmsg(fd: c_int, vec: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         let count = count.min(MOST_ENTRIES as c_uint);
-        if ours(fd).is_none() {
+        if ours(fd).is_none() || flags & CMSG_COMPAT != 0 {
             for at in 0..count as usize {
                 hand_over_rights(&raw const (*vec.wrapping_add(at)).msg_hdr);
             }
@@ -514,6 +516,33 @@ unsafe fn splice_ring(conn: Conn, from: c_int, to: c_int, len: size_t, flags: c_
         let _ = receive(conn, from, &one(bytes.as_ptr().cast(), written), libc::MSG_DONTWAIT, || -1);
     }
     written
+}
+
+/// The control message of TCP_INQ, or none; put there as put_cmsg() does (net/core/scm.c).
+unsafe fn tell_unread(conn: Conn, fd: c_int, header: &mut msghdr) {
+    #[repr(C)]
+    #[derive(Copy, Clone)]
+    struct Message {
+        about: libc::cmsghdr,
+        unread: c_int,
+    }
+    let room = core::mem::replace(&mut header.msg_controllen, 0);
+    let Some(unread) = conn::unread(conn, fd) else { return };
+    // SAFETY: arithmetic.
+    let (len, space) = unsafe { (libc::CMSG_LEN(4) as usize, libc::CMSG_SPACE(4) as usize) };
+    let fits = room.min(len);
+    if header.msg_control.is_null() || room < len {
+        header.msg_flags |= libc::MSG_CTRUNC;
+    }
+    if header.msg_control.is_null() || room < size_of::<libc::cmsghdr>() {
+        return;
+    }
+    let about = libc::cmsghdr { cmsg_len: fits, cmsg_level: libc::IPPROTO_TCP, cmsg_type: libc::TCP_CM_INQ };
+    let message = Message { about, unread };
+    // SAFETY: the program's room for control messages, of which no more than it said is written; it need not be there.
+    if unsafe { user::copy(header.msg_control.cast(), (&raw const message).cast(), fits) }.is_ok() {
+        header.msg_controllen = room.min(space);
+    }
 }
 
 /// Connections among the descriptors of an SCM_RIGHTS message go to a program that may not be ours.

@@ -16,6 +16,7 @@ mod bypass;
 mod data;
 mod exec;
 mod identity;
+mod indirect;
 mod lifecycle;
 mod memory;
 mod readiness;

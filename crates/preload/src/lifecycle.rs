@@ -3,9 +3,10 @@
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{FILE, sockaddr, socklen_t};
-use shunpike_core::table::{self, Entry};
+use shunpike_core::surface::{self, Does};
+use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, cork, eager, keepalive, process, ready, sys, tls, tx, user, zerocopy};
+use shunpike_core::{conn, cork, eager, keepalive, process, ready, rx, sys, tls, tx, user, zerocopy};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -24,16 +25,37 @@ fn refuse(errno: c_int) -> c_int {
     -1
 }
 
+/// SO_PROTOCOL, as the kernel says.
+fn protocol(fd: c_int) -> Option<c_int> {
+    sys::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL).ok()
+}
+
 /// Whether `fd` is a TCP socket, asked of the kernel when we did not see it made.
 fn is_tcp(fd: c_int) -> bool {
     match table::look(fd) {
         Entry::Socket => true,
         Entry::None => {
-            let tcp = sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP);
+            let tcp = protocol(fd) == Some(libc::IPPROTO_TCP);
             if tcp {
                 table::set(fd, Entry::Socket);
+                conn::ask_the_kernel();
             }
             tcp
+        }
+        _ => false,
+    }
+}
+
+/// Whether `fd`, which `listener` has accepted, is a TCP socket. One that listens for MPTCP accepts both kinds: who
+/// connects by plain TCP has a plain TCP socket at the other end, too.
+fn is_tcp_accepted(listener: c_int, fd: c_int) -> bool {
+    match table::look(listener) {
+        Entry::Socket => true,
+        Entry::None if protocol(fd) == Some(libc::IPPROTO_TCP) => {
+            if !is_tcp(listener) {
+                conn::ask_the_kernel();
+            }
+            true
         }
         _ => false,
     }
@@ -42,7 +64,7 @@ fn is_tcp(fd: c_int) -> bool {
 fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
     if fd >= 0 {
         conn::replaced(fd);
-        if is_tcp(listener) {
+        if is_tcp_accepted(listener, fd) {
             conn::watch(fd, true, flags & libc::SOCK_NONBLOCK != 0, false);
         }
     }
@@ -73,10 +95,31 @@ unsafe fn announce(fd: c_int, to: *const sockaddr, len: socklen_t) -> bool {
     true
 }
 
-fn leaves(fd: c_int, reason: Reason) {
-    if let Some(conn) = table::conn(fd) {
-        conn::revoke_for_good(conn, fd, reason);
+/// O_ASYNC was set: no lane raises signals.
+fn leaves(fd: c_int) {
+    match table::look(fd) {
+        Entry::Conn(conn) => conn::revoke_for_good(conn, fd, Reason::OptionUnsupported),
+        Entry::Socket => conn::ask_the_kernel(),
+        _ => {}
     }
+}
+
+/// ioctl() on something that is no connection.
+unsafe fn ioctl_elsewhere(fd: c_int, request: c_ulong, arg: usize) -> c_int {
+    /// SIOCKCMATTACH (linux/kcm.h): the kernel reads and writes the TCP socket that the argument begins with.
+    const SIOCKCMATTACH: c_ulong = 0x89E0;
+    if request == SIOCKCMATTACH
+        // SAFETY: the program's, which need not be there.
+        && let Some(socket) = unsafe { user::fetch(arg as *const c_int) }
+    {
+        plain(socket, Reason::HandedOver);
+    }
+    // SAFETY: the program's own call.
+    let rc = unsafe { covered::ioctl(fd, request, arg) };
+    if rc == 0 && request == libc::FIOASYNC as c_ulong {
+        leaves(fd);
+    }
+    rc
 }
 
 /// Takes `fd` off its lane, unread bytes and all, for code that no hook sees: stdio reads and writes inside libc.
@@ -112,17 +155,14 @@ pub fn let_go(fd: c_int) -> bool {
     true
 }
 
-/// Whether an option of a socket is one that a lane has to know of.
+/// Whether setsockopt() of such an option has to be looked at. What bars a lane counts also for a socket that we do not know (yet).
 #[inline(always)]
 fn matters(fd: c_int, level: c_int, name: c_int) -> bool {
-    match level {
-        libc::IPPROTO_TCP => match name {
-            libc::TCP_NODELAY => cork::holds(fd),
-            libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_DEFER_ACCEPT | libc::TCP_CORK => true,
-            _ => name == libc::TCP_QUICKACK,
-        },
-        libc::SOL_SOCKET if matches!(name, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) => true,
-        _ => is_of_notices(level, name),
+    match surface::of_option(level, name) {
+        Does::Tcp(_) => true,
+        Does::Same(_) if name == libc::TCP_INQ => true,
+        Does::Same(_) | Does::Back(..) => !table::is_none(fd),
+        Does::Nothing | Does::Differs | Does::Unseen => false,
     }
 }
 
@@ -155,30 +195,68 @@ fn is_of_keepalive(level: c_int, name: c_int) -> bool {
     }
 }
 
+/// getsockopt(TCP_ZEROCOPY_RECEIVE), which takes bytes from TCP that no hook counts. What a lane still holds cannot be mapped: it is to be
+/// read, as the kernel says it of what does not fill a page.
+#[inline(never)]
+unsafe fn map_bytes(conn: Conn, fd: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+    /// Most of `struct tcp_zerocopy_receive` (linux/tcp.h): what a caller may leave out comes after.
+    #[repr(C)]
+    #[derive(Copy, Clone)]
+    struct Receive {
+        address: u64,
+        length: u32,
+        recv_skip_hint: u32,
+    }
+    conn::revoke_for_good(conn, fd, Reason::OptionUnsupported);
+    // Ends a lane that is empty.
+    let _ = rx::readable(conn, fd);
+    // SAFETY: the program's, which need not be there.
+    let size = unsafe { user::fetch(len) };
+    // SAFETY: as above.
+    let receive = unsafe { user::fetch(value.cast::<Receive>()) };
+    match (size, receive) {
+        (Some(size), Some(receive)) if size as usize >= size_of::<Receive>() && !conn::reads_tcp(conn) => {
+            let unread = conn::readable_bytes(conn, fd) as u32;
+            let answer = Receive { length: 0, recv_skip_hint: unread, ..receive };
+            // SAFETY: as above.
+            if unsafe { user::store(value.cast(), answer) } { 0 } else { refuse(libc::EFAULT) }
+        }
+        // SAFETY: the program's own call.
+        _ => unsafe { covered::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE, value, len) },
+    }
+}
+
 /// setsockopt() of such an option.
 #[inline(never)]
 unsafe fn set_option(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-    match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_ULP) => plain(fd, Reason::Ktls),
-        (libc::IPPROTO_TCP, libc::TCP_REPAIR) => plain(fd, Reason::TcpRepair),
-        (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) if process::eager() => eager::deferring(fd),
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE) => leaves(fd, Reason::OptionUnsupported),
+    if internal(fd) {
+        return refuse(libc::EBADF);
+    }
+    let does = surface::of_option(level, name);
+    match (does, name) {
+        (Does::Back(reason, _), _) => plain(fd, reason),
+        (_, libc::TCP_DEFER_ACCEPT) if level == libc::IPPROTO_TCP && process::eager() => eager::deferring(fd),
         _ => {}
     }
     // SAFETY: the program's own call.
     let rc = unsafe { covered::setsockopt(fd, level, name, value, len) };
+    if rc != 0 {
+        return rc;
+    }
+    if is_of_notices(level, name)
+        && let Some(conn) = table::conn(fd)
+    {
+        zerocopy::option_changed(conn);
+    }
     match (level, name) {
-        (level, name) if is_of_notices(level, name) => {
-            if let Some(conn) = table::conn(fd) {
-                zerocopy::option_changed(conn);
-            }
-        }
-        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) if rc == 0 => {
+        _ if let Does::Tcp(unset) = does => conn::option_set(fd, level, name, unset),
+        (libc::IPPROTO_TCP, libc::TCP_INQ) => conn::unread_told(fd),
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
             if let Some(conn) = table::conn(fd) {
                 tx::acknowledge_at_once(conn, fd);
             }
         }
-        (libc::IPPROTO_TCP, libc::TCP_CORK | libc::TCP_NODELAY) if rc == 0 => {
+        (libc::IPPROTO_TCP, libc::TCP_CORK | libc::TCP_NODELAY) => {
             // SAFETY: the kernel has read an int there.
             if let Some(on) = unsafe { user::fetch(value.cast::<c_int>()) } {
                 cork::option_set(fd, name, on != 0);
@@ -310,7 +388,7 @@ hooks! {
     fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         // Memory that another thread or process delivers page by page: a reader of it would wait.
         if request == UFFDIO_REGISTER { zerocopy::lending::close(); }
-        let Some(conn) = table::conn(fd) else { return covered::ioctl(fd, request, arg) };
+        let Some(conn) = table::conn(fd) else { return ioctl_elsewhere(fd, request, arg) };
         let value = arg as *mut c_int;
         let lane = ready::on_lane(conn);
         if request == libc::FIONBIO as c_ulong {
@@ -328,8 +406,9 @@ hooks! {
         if let Some(count) = count {
             return if user::store(value, count as c_int) { 0 } else { refuse(libc::EFAULT) };
         }
-        if request == libc::FIOASYNC as c_ulong { leaves(fd, Reason::OptionUnsupported); }
-        covered::ioctl(fd, request, arg)
+        let rc = covered::ioctl(fd, request, arg);
+        if rc == 0 && request == libc::FIOASYNC as c_ulong && *value != 0 { leaves(fd); }
+        rc
     }
     /// setsockopt(2); what a lane cannot honour takes the connection back to TCP
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
@@ -338,17 +417,22 @@ hooks! {
         {
             return keepalive::aside(conn, fd, || covered::setsockopt(fd, level, name, value, len));
         }
-        if table::is_none(fd) || !matters(fd, level, name) {
+        if !matters(fd, level, name) {
             return covered::setsockopt(fd, level, name, value, len);
         }
         set_option(fd, level, name, value, len)
     }
-    /// getsockopt(2)
+    /// getsockopt(2): what lanes have set besides is not shown, and one option reads
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
         if is_of_keepalive(level, name)
             && let Some(conn) = table::conn(fd)
         {
             return keepalive::aside(conn, fd, || covered::getsockopt(fd, level, name, value, len));
+        }
+        if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE
+            && let Some(conn) = table::conn(fd)
+        {
+            return map_bytes(conn, fd, value, len);
         }
         covered::getsockopt(fd, level, name, value, len)
     }
@@ -403,7 +487,7 @@ fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_int {
         libc::F_SETFL => {
             conn::set_nonblock(fd, arg as c_int & libc::O_NONBLOCK != 0);
             if arg as c_int & libc::O_ASYNC != 0 {
-                leaves(fd, Reason::OptionUnsupported);
+                leaves(fd);
             }
         }
         libc::F_DUPFD if foreign_process() => conn::hand_over_from_child(fd),

@@ -71,9 +71,17 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
         return;
     }
-    if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
+    let stays = |reason| {
         block.phase.store(phase::DONE, Ordering::Relaxed);
-        return conn::note(block, reason);
+        conn::note(block, reason);
+    };
+    if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
+        return stays(reason);
+    }
+    // A peer that waits for the lane (`--eager`) hears of it by way of the match.
+    let barred = conn::barred(fd);
+    if let Some(reason) = barred.filter(|_| !eager::is_possible(block)) {
+        return stays(reason);
     }
     // Before the first byte nothing is known yet: `matched` asks.
     if !eager::is_possible(block) && !seen::is_seen(conn, fd) {
@@ -108,6 +116,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         block.fd.store(fd as u32, Ordering::Relaxed);
         go_on(block, phase::NOMINATED);
         conn::note(block, Reason::AwaitingPeer);
+        barred.map(stays);
     } else {
         // The broker is far behind.
         ask_seldom(block, began);
