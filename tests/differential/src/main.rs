@@ -62,6 +62,9 @@ pub struct Search {
     /// Most calls of a program.
     #[arg(long, default_value_t = 40)]
     longest: usize,
+    /// With waits by system calls that no hook sees: a program that does both is not served as on TCP (COMPLIANCE.md).
+    #[arg(long)]
+    raw: bool,
     /// Where failing programs are written.
     #[arg(long)]
     keep: Option<PathBuf>,
