@@ -2,7 +2,7 @@
 
 mod room;
 pub(crate) mod stores;
-mod unheard;
+pub(crate) mod unheard;
 
 use std::sync::atomic::Ordering;
 

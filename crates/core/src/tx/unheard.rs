@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::mode;
+use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::Side;
 use shunpike_wire::Reason;
 
@@ -28,6 +28,11 @@ pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
             None
         }
     }
+}
+
+/// A new lane begins: what was unread in the last one of this block is no debt of this one's reader.
+pub(crate) fn begin(half: &Half) {
+    half.unheard_since.store(0, Ordering::Relaxed);
 }
 
 enum Unheard {

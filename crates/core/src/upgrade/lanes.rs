@@ -151,6 +151,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     half.cursor.store(0, Ordering::Relaxed);
     half.other.store(0, Ordering::Relaxed);
     half.start.store(sent, Ordering::Relaxed);
+    tx::unheard::begin(half);
     tx::stores::begin(half);
     zerocopy::choice::begin(half);
     if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
