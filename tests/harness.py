@@ -150,7 +150,7 @@ class World:
     @staticmethod
     def foreign_files():
         """What Shunpike could leave outside of the test's own directory. Other tests and benchmarks may run meanwhile."""
-        others = (SCRATCH, "shunpike-bench-", "PostgreSQL.", "psm_", "sem.")
+        others = (SCRATCH, "shunpike-bench-", "shunpike-differential-", "PostgreSQL.", "psm_", "sem.")
         places = [("/dev/shm", "*"), ("/tmp", "*shunpike*"), ("/run", "*shunpike*"), (f"/run/user/{os.getuid()}", "*shunpike*")]
         found = (path for place, pattern in places for path in Path(place).glob(pattern))
         return {str(path) for path in found if not path.name.startswith(others)}
