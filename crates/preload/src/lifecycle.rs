@@ -160,7 +160,9 @@ pub fn let_go(fd: c_int) -> bool {
 fn matters(fd: c_int, level: c_int, name: c_int) -> bool {
     match surface::of_option(level, name) {
         Does::Tcp(_) => true,
-        Does::Same(_) if name == libc::TCP_INQ => true,
+        Does::Same(_) if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) => true,
+        // Which nearly every connection sets, when nothing is held back yet.
+        Does::Same(_) if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY) => cork::holds(fd),
         Does::Same(_) | Does::Back(..) => !table::is_none(fd),
         Does::Nothing | Does::Differs | Does::Unseen => false,
     }
