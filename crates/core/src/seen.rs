@@ -1,13 +1,13 @@
 //! What is known of how the program waits for a connection.
 //!
 //! Bytes of a lane wake nobody in the kernel. So a connection is nominated only where a wait for it was seen: a read that waits itself,
-//! poll or select that told of it, or epoll_wait on each set that it is in, after it came there. A program that waits by system
+//! poll or select that told of it, epoll_wait on each set that it is in, after it came there, or a stream by writes that wait. A program that waits by system
 //! calls of its own makes none of these (models/waits.pml).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::OFlags;
-use shunpike_shm::arena::Block;
+use shunpike_shm::arena::{Block, Half};
 
 use crate::epoll::{self, Waited};
 use crate::table::{self, Conn, Entry};
@@ -29,6 +29,8 @@ mod bit {
     pub const READS: u8 = READ | TOLD | SET;
 }
 
+/// What was sent is a stream from so many bytes on.
+const STREAM: u64 = 64 * 1024;
 /// Reads that are asked whether they wait, after each nomination that was put off.
 const ASKS: u8 = 8;
 /// A nomination that was put off is tried again after this long, microseconds; doubled each time,
@@ -59,7 +61,17 @@ fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
     let seen = block.seen.load(Ordering::Relaxed);
     // Who has never read has had nothing to wait for but room, and a write that blocks waits itself.
     let only_writes = block.rx.tcp_bytes.load(Ordering::Relaxed) == 0;
-    seen & bit::READS != 0 || only_writes && (seen & bit::ROOM != 0 || blocks(fd))
+    seen & bit::READS != 0 || only_writes && (seen & bit::ROOM != 0 || blocks(fd)) || streams(block, fd)
+}
+
+/// Whether it sends a stream by writes that wait themselves, in a program that waits for sockets through the hooks: a server of files whose
+/// requests had come before they were read.
+fn streams(block: &Block, fd: i32) -> bool {
+    let bytes = |half: &Half| half.tcp_bytes.load(Ordering::Relaxed);
+    bytes(&block.tx) >= STREAM
+        && bytes(&block.tx) / 8 > bytes(&block.rx)
+        && (TOLD.load(Ordering::Relaxed) || epoll::any_waited())
+        && blocks(fd)
 }
 
 /// The same before the first byte (`--eager`), when nothing can be known yet: a socket that blocks, or a program that waits for its
