@@ -98,6 +98,16 @@ def test_a_unix_socket_serves_too(world):
     assert not path.exists()
 
 
+def test_a_directory_that_others_may_write_is_no_place(world):
+    """A link in the socket's place would choose the file whose mode becomes 0666."""
+    place = world.directory / "open"
+    place.mkdir()
+    place.chmod(0o1777)
+    proc = world.start("broker", [world.binary, "broker", "--socket", world.directory / "b.sock", "--metrics", f"unix:{place}/m.sock"])
+    proc.finish(status=1)
+    assert "only its owner can write to" in proc.err and not list(place.iterdir()), proc.err
+
+
 def test_there_are_none_without_being_asked_for(world):
     """And a place that cannot be had keeps the broker from starting."""
     broker = world.broker()

@@ -115,6 +115,21 @@ def test_its_scripts_do_nothing_to_the_system_around_a_root(package, tmp_path):
     assert not (tmp_path / "called").exists()
 
 
+@needs_root
+@pytest.mark.parametrize("script,words", [("postinst", ["configure", "0.1"]), ("prerm", ["remove"]), ("postrm", ["purge"])])
+def test_a_systemctl_that_fails_fails_no_script(package, tmp_path, script, words):
+    """In a mount namespace where systemd seems to run, with a systemctl that says no to all."""
+    subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "systemctl").write_text(f"#!/bin/sh\necho $1 >>{tmp_path}/called\nexit 1\n")
+    (tools / "systemctl").chmod(0o755)
+    setup = 'mount -t tmpfs none /run && mkdir -p /run/systemd/system && exec "$@"'
+    env = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    subprocess.run(["unshare", "--mount", "sh", "-c", setup, "sh", tmp_path / "control" / script, *words], env=env, check=True)
+    assert (tmp_path / "called").read_text(), "it was asked"
+
+
 def test_the_tarball_works_where_it_is_unpacked(world, tmp_path):
     archive = build("tarball", tmp_path)
     with tarfile.open(archive) as files:

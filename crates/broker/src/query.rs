@@ -177,12 +177,14 @@ impl Server {
     /// these, as ss(8) of the kernel, the ones in its own network namespace.
     fn is_shown(&self, asker: SessionId) -> impl Fn(&Self, SessionId) -> bool + use<> {
         let all = self.may_change(asker).is_ok();
-        let who = |server: &Self, id| {
-            let peer = server.sessions.get(&id).map(|session| &session.peer)?;
-            Some((peer.identity.user()?, peer.netns.filter(|_| !server.config.private)))
+        let is_own = move |server: &Self, id| {
+            let [own, peer] = [asker, id].map(|id| server.sessions.get(&id).map(|session| &session.peer));
+            let (own, peer) = (own?, peer?);
+            let user = own.identity.user()?;
+            let is_near = server.config.private || peer.shares_netns(own);
+            Some(is_near && peer.identity.user() == Some(user))
         };
-        let own = who(self, asker);
-        move |server, id| all || own.is_some() && who(server, id) == own
+        move |server, id| all || is_own(server, id) == Some(true)
     }
 
     pub(crate) fn stats(&self) -> Stats {

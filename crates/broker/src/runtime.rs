@@ -170,7 +170,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// Whoever can write to the directory can put a socket of its own in the place of ours.
-fn check_directory(path: &Path) -> Result<(), BrokerError> {
+pub(crate) fn check_directory(path: &Path) -> Result<(), BrokerError> {
     let meta = std::fs::symlink_metadata(path).map_err(|error| BrokerError::Io {
         what: "look at the directory",
         path: path.to_owned(),

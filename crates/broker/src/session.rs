@@ -36,6 +36,11 @@ impl Peer {
     pub fn uid(&self) -> u32 {
         self.identity.uid
     }
+
+    /// Whether both are known to be in one network namespace.
+    pub fn shares_netns(&self, other: &Self) -> bool {
+        self.netns.is_some() && self.netns == other.netns
+    }
 }
 
 /// A program under Shunpike.
@@ -209,5 +214,22 @@ impl Session {
 impl AsFd for Session {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_that_nobody_knows_are_not_the_same() {
+        let peer = |netns| {
+            let identity = Identity { uid: 1, groups: Vec::new(), unmapped: (65534, 65534) };
+            Peer { pid: 1, identity, netns }
+        };
+        assert!(peer(Some(3)).shares_netns(&peer(Some(3))));
+        for (one, other) in [(Some(3), Some(4)), (Some(3), None), (None, Some(3)), (None, None)] {
+            assert!(!peer(one).shares_netns(&peer(other)), "{one:?} {other:?}");
+        }
     }
 }

@@ -72,7 +72,7 @@ impl Server {
         if user == 0 && (private || runtime::shares_our_pids(asker.pid)) {
             return Some(true);
         }
-        let together = subject.identity.user() == Some(user) && (private || subject.netns == asker.netns);
+        let together = subject.identity.user() == Some(user) && (private || subject.shares_netns(asker));
         together.then_some(false)
     }
 

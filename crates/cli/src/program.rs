@@ -3,10 +3,10 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Scripts whose interpreter is a script: the kernel follows this many.
@@ -71,13 +71,19 @@ fn is_executable(file: &Path) -> bool {
 fn behind_scripts(mut file: PathBuf) -> io::Result<PathBuf> {
     for _ in 0..SCRIPTS {
         let mut start = Vec::new();
-        File::open(&file)?.take(256).read_to_end(&mut start)?;
+        open_regular(&file)?.take(256).read_to_end(&mut start)?;
         let Some(line) = start.strip_prefix(b"#!") else { break };
         let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
         let name = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
         file = OsStr::from_bytes(name).into();
     }
     Ok(file)
+}
+
+/// Opens a file to look into it. What is no ordinary file cannot be executed either, and a pipe would have us wait for a writer.
+fn open_regular(file: &Path) -> io::Result<File> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(file)?;
+    if opened.metadata()?.is_file() { Ok(opened) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
 fn is_privileged(file: &Path) -> bool {
@@ -104,7 +110,7 @@ impl Elf {
     /// `None` if `path` is no ELF file, or of the other byte order or class than a header we can read.
     fn read(path: &Path) -> io::Result<Option<Self>> {
         const PT_INTERP: u32 = 3;
-        let mut file = File::open(path)?;
+        let mut file = open_regular(path)?;
         let mut header = [0; 64];
         if file.read_exact(&mut header).is_err() || header[..4] != *b"\x7fELF" {
             return Ok(None);
@@ -193,6 +199,23 @@ mod tests {
         assert_eq!(obstacle(&script), Some(Obstacle::Static));
         let endless = format!("#!{}/endless\n", dir.path().display());
         assert_eq!(obstacle(&executable(dir.path(), "endless", endless.as_bytes(), 0o755)), None);
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o755),
+            0,
+        )
+        .expect("a FIFO");
+        assert_eq!(obstacle(&fifo), None);
+        let line = format!("#!{}\n", fifo.display());
+        assert_eq!(obstacle(&executable(dir.path(), "script", line.as_bytes(), 0o755)), None);
     }
 
     #[test]

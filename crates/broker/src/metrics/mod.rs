@@ -8,6 +8,7 @@ mod text;
 
 use crate::BrokerError;
 use crate::report::{Info, Stats, Sysctl};
+use crate::runtime;
 use http::{Scrape, Step};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
@@ -105,7 +106,11 @@ impl Metrics {
                 listener.set_nonblocking(true).map_err(failed)?;
                 listener.into()
             }
-            Address::Unix(path) => listen(path).map_err(failed)?,
+            Address::Unix(path) => {
+                // Whoever could put a link there could choose whose mode is changed.
+                runtime::check_directory(path.parent().unwrap_or(Path::new("/")))?;
+                listen(path).map_err(failed)?
+            }
         };
         epoll::add(epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(|errno| failed(errno.into()))?;

@@ -6,10 +6,10 @@ use crate::settings::{Origin, Setting};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
@@ -155,7 +155,8 @@ pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Configuratio
 /// Who may write to the file decides who is joined with whom.
 fn read(path: &Path) -> io::Result<String> {
     const LARGEST: u64 = 1 << 20;
-    let file = File::open(path)?;
+    // A pipe is no policy, and would have us wait for a writer.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let meta = file.metadata()?;
     let own = rustix::process::geteuid().as_raw();
     let safe = meta.is_file() && (meta.uid() == own || meta.uid() == 0) && meta.mode() & 0o022 == 0;
@@ -165,7 +166,10 @@ fn read(path: &Path) -> io::Result<String> {
         ));
     }
     let mut text = String::new();
-    file.take(LARGEST).read_to_string(&mut text)?;
+    // One byte more: a policy that was cut would be another policy.
+    if file.take(LARGEST + 1).read_to_string(&mut text)? as u64 > LARGEST {
+        return Err(io::Error::other("is larger than 1 MiB, which no policy is"));
+    }
     Ok(text)
 }
 
@@ -294,6 +298,24 @@ mod tests {
         load(&path, private, Policy::system_wide(100, 1000))
             .map(|file| file.policy)
             .map_err(|error| error.to_string().replace(&format!("{}", path.display()), "FILE"))
+    }
+
+    /// It was cut, and what was left was the policy.
+    #[test]
+    fn a_policy_that_is_too_large_is_none() {
+        let comment = |len: usize| format!("#{}\n", "x".repeat(len - 2));
+        assert!(loaded(&comment(1 << 20), false).is_ok());
+        let error = loaded(&comment((1 << 20) + 1), false).unwrap_err();
+        assert!(error.contains("larger than 1 MiB"), "{error}");
+    }
+
+    #[test]
+    fn a_pipe_is_no_policy_and_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.toml");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600));
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
+        assert!(load(&path, false, Policy::system_wide(100, 1000)).is_err());
     }
 
     #[test]
