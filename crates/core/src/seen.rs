@@ -64,14 +64,10 @@ fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
     seen & bit::READS != 0 || only_writes && (seen & bit::ROOM != 0 || blocks(fd)) || streams(block, fd)
 }
 
-/// Whether it sends a stream by writes that wait themselves, in a program that waits for sockets through the hooks: a server of files whose
-/// requests had come before they were read.
+/// Whether it sends a stream by writes that wait themselves: a server of files whose requests had come before they were read.
 fn streams(block: &Block, fd: i32) -> bool {
     let bytes = |half: &Half| half.tcp_bytes.load(Ordering::Relaxed);
-    bytes(&block.tx) >= STREAM
-        && bytes(&block.tx) / 8 > bytes(&block.rx)
-        && (TOLD.load(Ordering::Relaxed) || epoll::any_waited())
-        && blocks(fd)
+    bytes(&block.tx) >= STREAM && bytes(&block.tx) / 8 > bytes(&block.rx) && blocks(fd)
 }
 
 /// The same before the first byte (`--eager`), when nothing can be known yet: a socket that blocks, or a program that waits for its
