@@ -68,8 +68,8 @@ unsafe fn map(
     }
     let (kind, fd) = (flags as usize, fd as usize);
     // SAFETY: the program's call, unchanged.
-    let made =
-        said(unsafe { call(libc::SYS_mmap, at.addr(), len, access as usize, kind, fd, offset as usize) });
+    let made = unsafe { call(libc::SYS_mmap, at.addr(), len, access as usize, kind, fd, offset as usize) };
+    let made = said(made);
     if made != -1
         && flags & libc::MAP_ANONYMOUS != 0
         && flags & (libc::MAP_GROWSDOWN | libc::MAP_HUGETLB) == 0
