@@ -295,6 +295,73 @@ static void asked_client(int fd) {
     tell();
 }
 
+/* -- the peer's end while bytes of it are unread: every view has both at once, also where a set watches the connection -- */
+static double thread_cpu_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static void ended_server(int fd) {
+    await();
+    send_all(fd, data, 100);
+    tell(), await();
+    shutdown(fd, SHUT_WR);
+    tell(), await();
+}
+
+/* ... of one that is killed: no hook is there to tell of it. */
+static void killed_server(int fd) {
+    await();
+    send_all(fd, data, 100);
+    tell(), await();
+    if (unseen_call(SYS_shutdown, fd, SHUT_WR, 0, 0)) die("shutdown");
+    tell(), await();
+}
+
+static void say_poll(const char *when, int fd) {
+    struct pollfd entry = {fd, POLLIN | POLLRDHUP, 0};
+    int count = poll(&entry, 1, 0);
+    say("%s: poll %d %s", when, count, names(entry.revents));
+}
+
+static void ended_client(int fd) {
+    int level = set_with(fd, EPOLLIN | EPOLLRDHUP);
+    say_wait("idle", level);
+    tell(), await();
+    say_wait("bytes: epoll", level), say_poll("bytes", fd);
+    tell(), await();
+    say_poll("ended", fd);
+    struct pollfd entry = {fd, POLLIN | POLLRDHUP, 0};
+    struct timespec none = {0, 0};
+    int count = ppoll(&entry, 1, &none, NULL);
+    say("ended: ppoll %d %s", count, names(entry.revents));
+    fd_set in;
+    FD_ZERO(&in);
+    FD_SET(fd, &in);
+    struct timeval at_once = {0, 0};
+    count = select(fd + 1, &in, NULL, NULL, &at_once);
+    say("ended: select %d", count);
+    struct epoll_event event;
+    count = epoll_wait(level, &event, 1, 10000);
+    say("ended: epoll %d %s", count, names(event.events));
+    tell();
+}
+
+static void killed_client(int fd) {
+    int level = set_with(fd, EPOLLIN | EPOLLRDHUP);
+    struct pollfd entry = {fd, POLLIN | POLLRDHUP, 0};
+    say_wait("idle", level);
+    tell(), await();
+    say_poll("bytes", fd);
+    tell(), await();
+    double before = thread_cpu_seconds();
+    while (poll(&entry, 1, 0) == 1 && !(entry.revents & POLLRDHUP)) {}
+    say("killed: %s", names(entry.revents));
+    say("soon: %d", thread_cpu_seconds() - before < 0.02);
+    tell();
+}
+
 /* -- waits that end without news: by time, to the nanosecond's unit, and by a signal -- */
 static void elapsing_server(int fd) {
     await();
@@ -412,6 +479,7 @@ static const struct bed_case cases[] = {
     {"states", states_server, states_client},          {"edges", edges_server, edges_client},
     {"room", room_server, room_client},                {"mixed", mixed_server, mixed_client},
     {"inherited", inherited_server, inherited_client}, {"asked", asked_server, asked_client},
+    {"ended", ended_server, ended_client},             {"killed", killed_server, killed_client},
     {"elapsing", elapsing_server, elapsing_client},    {"shared", shared_server, shared_client},
     {"twice", twice_server, twice_client},             {NULL, NULL, NULL},
 };

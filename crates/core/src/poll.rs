@@ -72,7 +72,7 @@ fn poll_with(
             *slot = libc::pollfd { fd: one.fd, events: one.events, revents: 0 };
             match table::look(one.fd) {
                 Entry::Conn(conn) if ready::on_lane(conn) => {
-                    let tcp = slept || ready::tcp_due(conn, one.fd);
+                    let tcp = slept || ready::tcp_due(conn);
                     let level = ready::level(conn, one.fd, one.events as u16 as u32, tcp);
                     conn::settle(conn, one.fd);
                     let wanted = one.events | libc::POLLERR | libc::POLLHUP;

@@ -129,6 +129,8 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     let seen = Seen::of(block);
     let mut readable = rx::readable(conn, fd);
     let on_tcp = |half: &Half| half.mode.load(Ordering::Acquire) != mode::LANE;
+    // The end of the stream is TCP's to tell, and stands beside the bytes before it. Of an edge the kernel tells itself.
+    let tcp = tcp || wanted & EDGE == 0 && rx::is_ended(&block.rx);
     if tcp || on_tcp(&block.rx) || (on_tcp(&block.tx) && wanted & OUT != 0) {
         let mut shows = crate::sys::poll_now(fd, TCP_NEWS | libc::POLLOUT);
         // Not POLLERR alone: see `sys::tcp_shows`.
@@ -178,11 +180,11 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     Level { events, seen, modes, full, bound, keep_looking, settled }
 }
 
-/// Whether it is time again to ask the TCP socket how it is.
-pub fn tcp_due(conn: Conn, fd: i32) -> bool {
+/// Whether it is time again to ask the TCP socket how it is. What a set hears of it nobody tells the caller.
+pub fn tcp_due(conn: Conn) -> bool {
     let half = &conn.block.rx;
     let now = clock::ticks();
-    let due = now.wrapping_sub(half.checked.load(Ordering::Relaxed)) > clock::from_us(rx::tcp_check_us(fd));
+    let due = now.wrapping_sub(half.checked.load(Ordering::Relaxed)) > clock::from_us(rx::UNWATCHED_US);
     if due {
         half.checked.store(now, Ordering::Relaxed);
     }

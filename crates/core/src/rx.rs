@@ -11,7 +11,7 @@ use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_shm::lock::{Guard, Section};
 use shunpike_wire::Reason;
 
-pub use news::{changes, has_news, tcp_news};
+pub use news::{changes, has_news, is_ended, tcp_news};
 
 use news::Wait;
 
@@ -24,10 +24,12 @@ use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, seen, session, sys, window};
 
-/// TCP is asked how it is at most this often by calls that need not wait, microseconds: seldom where an
-/// epoll set watches it anyway.
+/// TCP is asked how it is at most this often by calls that need not wait, microseconds.
+pub const UNWATCHED_US: u64 = 500;
+
+/// The same for calls that move bytes: seldom where an epoll set watches it anyway.
 pub fn tcp_check_us(fd: i32) -> u64 {
-    if crate::epoll::watches(fd) { 50_000 } else { 500 }
+    if crate::epoll::watches(fd) { 50_000 } else { UNWATCHED_US }
 }
 /// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
 /// in between, microseconds.

@@ -43,6 +43,12 @@ pub fn changes(half: &Half) -> bool {
         || dmb(half).is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
 }
 
+/// Whether the sender has left the lane: what it does next it does by TCP. Without the lock, inside a critical section.
+pub fn is_ended(half: &Half) -> bool {
+    half.mode.load(Ordering::Acquire) == mode::LANE
+        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::END))
+}
+
 /// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
 /// close behind takes each line out of the writer's own cache, and both go at a third of the speed that they reach over the
 /// shared one (docs/speed.md).
