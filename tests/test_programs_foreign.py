@@ -63,7 +63,6 @@ def java(tmp_path_factory):
     return ["java", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1", "-cp", classes, "Transfer"]
 
 
-@pytest.mark.xfail(reason="no lane for a reader that blocks and always finds bytes: no wait of its is seen", strict=False)
 def test_java_transfers_files(hard, world, content, java):  # noqa: F811
     """FileChannel.transferTo (sendfile) and transferFrom, one file after the other on one connection."""
     port, got = free_port(), world.directory / "got"

@@ -1,10 +1,14 @@
 //! What is known of how the program waits for a connection.
 //!
 //! Bytes of a lane wake nobody in the kernel. So a connection is nominated only where a wait for it was seen: a read that waits itself,
-//! poll or select that told of it, epoll_wait on each set that it is in, after it came there, or a stream by writes that wait. A program that waits by system
-//! calls of its own makes none of these (models/waits.pml).
+//! poll or select that told of it, or epoll_wait on each set that it is in, after it came there. A program that waits by system calls of
+//! its own makes none of these (models/waits.pml).
+//!
+//! Calls that block and always find what they want show no wait. There it is supposed, for a socket that blocks: of a stream, and of any
+//! connection in a program that was seen to wait in a read of another. Who sends a stream may also have been told of room. Where that proves wrong, the peer takes back what is unread after
+//! the grace (`tx::unheard`); nothing is supposed of this connection again, nor of others for a while.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
 use shunpike_shm::arena::{Block, Half};
@@ -25,12 +29,18 @@ mod bit {
     pub const SET: u8 = 8;
     /// The peer took back what was left unread: what is known is void.
     pub const VOID: u8 = 16;
+    /// That has happened: nothing is supposed.
+    pub const DOUBTED: u8 = 32;
     /// What says how it is read.
     pub const READS: u8 = READ | TOLD | SET;
 }
 
-/// What was sent is a stream from so many bytes on.
+/// What goes mostly one way is a stream from so many bytes on.
 const STREAM: u64 = 64 * 1024;
+/// Nominations put off, each of which has asked reads, before it is supposed that a read would wait, as others did.
+const TRIES: u8 = 2;
+/// For so long nothing is supposed after it was wrong once, microseconds.
+const DOUBT_US: u64 = 10_000_000;
 /// Reads that are asked whether they wait, after each nomination that was put off.
 const ASKS: u8 = 8;
 /// A nomination that was put off is tried again after this long, microseconds; doubled each time,
@@ -40,11 +50,19 @@ const DOUBLINGS: u8 = 8;
 
 /// poll or select has told of a socket of ours in this process.
 static TOLD: AtomicBool = AtomicBool::new(false);
+/// A read of a socket of ours has waited in this process.
+static WAITED: AtomicBool = AtomicBool::new(false);
+/// Ticks before which nothing is supposed.
+static DOUBT_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// Whether it is known that the program waits for the connection through the hooks.
 pub(crate) fn is_seen(conn: Conn, fd: i32) -> bool {
-    if conn.block.seen.load(Ordering::Relaxed) & bit::VOID != 0 {
-        conn.block.seen.store(0, Ordering::Relaxed);
+    let seen = conn.block.seen.load(Ordering::Relaxed);
+    if seen & bit::VOID != 0 {
+        if seen & bit::READS == 0 {
+            DOUBT_UNTIL.store(clock::ticks() + clock::from_us(DOUBT_US), Ordering::Relaxed);
+        }
+        conn.block.seen.store(bit::DOUBTED, Ordering::Relaxed);
         epoll::forget_waits(conn, fd);
         return false;
     }
@@ -61,13 +79,24 @@ fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
     let seen = block.seen.load(Ordering::Relaxed);
     // Who has never read has had nothing to wait for but room, and a write that blocks waits itself.
     let only_writes = block.rx.tcp_bytes.load(Ordering::Relaxed) == 0;
-    seen & bit::READS != 0 || only_writes && (seen & bit::ROOM != 0 || blocks(fd)) || streams(block, fd)
+    seen & bit::READS != 0 || only_writes && (seen & bit::ROOM != 0 || blocks(fd)) || is_supposed(block, fd)
 }
 
-/// Whether it sends a stream by writes that wait themselves: a server of files whose requests had come before they were read.
-fn streams(block: &Block, fd: i32) -> bool {
+/// Whether it may be supposed that calls which never had to wait would.
+fn is_supposed(block: &Block, fd: i32) -> bool {
+    let seen = block.seen.load(Ordering::Relaxed);
+    if seen & bit::DOUBTED != 0 || clock::ticks() < DOUBT_UNTIL.load(Ordering::Relaxed) {
+        return false;
+    }
     let bytes = |half: &Half| half.tcp_bytes.load(Ordering::Relaxed);
-    bytes(&block.tx) >= STREAM && bytes(&block.tx) / 8 > bytes(&block.rx) && blocks(fd)
+    let streams = |one: u64, other: u64| one >= STREAM && one / 8 > other;
+    let (sent, read) = (bytes(&block.tx), bytes(&block.rx));
+    // A server of files whose requests had come before they were read,
+    let sends = streams(sent, read);
+    // ... or whose client reads more slowly than they come.
+    let reads = streams(read, sent);
+    let as_others = WAITED.load(Ordering::Relaxed) && block.unseen.load(Ordering::Relaxed) >= TRIES;
+    sends && seen & bit::ROOM != 0 || (sends || reads || as_others) && blocks(fd)
 }
 
 /// The same before the first byte (`--eager`), when nothing can be known yet: a socket that blocks, or a program that waits for its
@@ -77,7 +106,7 @@ pub(crate) fn is_likely(conn: Conn, fd: i32) -> bool {
         Waited::Since | Waited::Ever => true,
         Waited::Never => false,
         Waited::Nowhere => {
-            conn.block.seen.load(Ordering::Relaxed) != 0
+            conn.block.seen.load(Ordering::Relaxed) & !bit::DOUBTED != 0
                 || blocks(fd)
                 || TOLD.load(Ordering::Relaxed)
                 || epoll::any_waited()
@@ -106,6 +135,9 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
         && blocks(fd)
     {
         note(block, bit::READ);
+        if !WAITED.load(Ordering::Relaxed) {
+            WAITED.store(true, Ordering::Relaxed);
+        }
         block.asks.store(0, Ordering::Relaxed);
         // What it brings may be the time for a nomination.
         block.retry_at.store(0, Ordering::Relaxed);

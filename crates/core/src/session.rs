@@ -571,7 +571,10 @@ impl Session {
 fn brokers_there() -> u64 {
     let sockets = (*PATHS.lock()).into_iter().filter_map(|path| rustix::fs::stat(path.as_slice()).ok());
     sockets.fold(0, |all, socket| {
-        all.rotate_left(1) ^ socket.st_ino ^ (socket.st_ctime as u64).rotate_left(32) ^ socket.st_ctime_nsec
+        all.rotate_left(1)
+            ^ socket.st_ino
+            ^ (socket.st_ctime as u64).rotate_left(32)
+            ^ u64::from(socket.st_ctime_nsec as u32)
     })
 }
 
