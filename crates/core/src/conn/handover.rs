@@ -10,7 +10,7 @@ use super::{drop_end, given, lane_closed, note, phase, settle};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{eager, keepalive, link, process, ready, rx, session, sys, tx, upgrade};
+use crate::{eager, epoll, keepalive, link, process, ready, rx, session, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -91,12 +91,26 @@ fn survive(child: u32) {
     if sys::pid() == process::pid() {
         lending::close();
     }
+    let survives = |fd| {
+        rustix::io::fcntl_getfd(session::borrowed(fd))
+            .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
+    };
     for (fd, entry) in table::all() {
-        let Entry::Conn(conn) = entry else { continue };
-        let survives = rustix::io::fcntl_getfd(session::borrowed(fd))
-            .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
-        if survives && is_socket_of(conn.block, fd) {
+        if let Entry::Conn(conn) = entry
+            && survives(fd)
+            && is_socket_of(conn.block, fd)
+        {
             hand_over_to(conn, fd, child);
+        }
+    }
+    // What the kernel has in the sets is the programs' own from now on.
+    if sys::pid() == process::pid() {
+        for (fd, entry) in table::all() {
+            if let Entry::Set(set) = entry
+                && survives(fd)
+            {
+                epoll::end_lingering(set);
+            }
         }
     }
 }

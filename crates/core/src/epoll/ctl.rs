@@ -486,8 +486,13 @@ fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
     }
 }
 
-/// Whether the kernel may keep our silent entry for a while: it stands for edges, all of which the program has been told of.
+/// Whether the kernel may keep our silent entry for a while: it stands for edges, all of which the program has been told of; or the set
+/// is still the parent's, who would hear twice of what it manages. The child gives it back where it uses the set itself (`own`).
 fn lingers(reg: &Reg) -> bool {
+    let is_parents = reg.set.get().is_some_and(is_inherited);
+    if is_parents && reg.managed.get() && !reg.parked.get() {
+        return true;
+    }
     let kind = reg.events.get() & (EDGE | ONESHOT | EXCLUSIVE);
     let is_watched = || reg.set.get().is_none_or(|set| set.watched.load(Ordering::SeqCst));
     let is_told = |conn: Conn| {
@@ -509,8 +514,8 @@ pub(super) fn end_lingering_of(reg: &Reg, index: u32) -> bool {
     tell_kernel(reg, index, as_asked).is_ok()
 }
 
-/// ... for all in `set`, as others than we are to hear of it.
-pub(super) fn end_lingering(set: &'static Set) {
+/// Entries that linger in `set` are the program's again, as others than we are to hear of it.
+pub fn end_lingering(set: &'static Set) {
     let control = CONTROL.lock();
     for index in 1..=control.used {
         if let Some(reg) = reg(index).filter(|reg| reg.lingers.get() && reg.is_in(set)) {

@@ -28,7 +28,7 @@ use self::active::List;
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 
 pub use self::active::{shown, starved, touch};
-pub use self::ctl::{bars, bars_managed, closing, ctl, forget, manage, restore, watches};
+pub use self::ctl::{bars, bars_managed, closing, ctl, end_lingering, forget, manage, restore, watches};
 pub use self::wait::{by_tcp, kernels, wait};
 
 /// A wait through the hooks, in `Set::waits`.
@@ -184,7 +184,7 @@ pub fn watch(set: &'static Set) {
     // SeqCst: pairs with who brings a connection on a lane and asks `bars_managed`, after `take_over` has counted it. Of those
     // on their way to one only they know.
     set.watched.store(true, Ordering::SeqCst);
-    ctl::end_lingering(set);
+    end_lingering(set);
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
         let Some((index, conn, fd)) = managed_after(set, after) else { return };
