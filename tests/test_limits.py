@@ -60,6 +60,28 @@ def test_flag(world, bed, mode, flag, load):
     lives(outcome(world, bed, mode, load, flag=flag))
 
 
+# What RLIMIT_NOFILE leaves to a program that has three descriptors open, and as a server a listening socket.
+@pytest.mark.parametrize("limited", ["server", "client"])
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("limit", [256, 128, 64, 32])
+@pytest.mark.parametrize("hard", [4096, None])
+def test_all_descriptors_are_the_program_s(world, bed, mode, limit, hard, limited):
+    """A program gets as many as on TCP, and keeps its lanes where the hard limit leaves room for ours beyond its own numbers."""
+    accel, port = Accel(world, mode, ["--eager"]), free_port()
+    argv = lambda end: [*(["prlimit", f"--nofile={limit}:{hard or limit}"] if end == limited else []), bed / "descriptors", end, port]
+    server = accel.server("server", argv("server")).wait_listening(port)
+    client = accel.client("client", argv("client"))
+    served, used = (text.splitlines() for text in reversed(finish_together(client, server)))
+    if limited == "server":
+        assert served == [f"accepted {limit - 4}, then EMFILE", "files: 1"]
+        assert used == [f"connected {limit - 4}, then no more"]
+    else:
+        assert used == [f"connected {limit - 3}, then EMFILE", "files: 0", "one for another: 1", "files: 0"]
+        assert served == [f"accepted {limit - 2}, then no more"]
+    if hard:
+        accel.verify(lanes=(limit - 4) * 3 // 4)
+
+
 def group_directory():
     """Where control groups of memory are made, and whether they are of version 2."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

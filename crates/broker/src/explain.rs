@@ -115,7 +115,7 @@ fn advice(reason: Reason) -> &'static str {
         Reason::Memory | Reason::MemoryRefused => {
             "memory was refused: look at the process's and its cgroup's limits, or lower rmem; a process has lanes for 32,000 connections at most"
         }
-        Reason::NoDescriptors => "raise the process's limit of open files (ulimit -n)",
+        Reason::NoDescriptors => "raise the process's hard limit of open files (ulimit -Hn)",
         Reason::ConfirmTimeout | Reason::HandshakeTimeout | Reason::PeerVanished | Reason::Sync => {
             "the other end did not go through with it; busy again, the connection is tried again"
         }

@@ -110,7 +110,7 @@ pub fn advice(reason: Reason) -> &'static str {
             "See 'shunpike explain' at the other end; repeated, this is a bug: please report it."
         }
         NoDescriptors => {
-            "Raise RLIMIT_NOFILE (ulimit -n) of the process: Shunpike takes no more than an eighth of it."
+            "Raise the hard limit of RLIMIT_NOFILE (ulimit -Hn) of the process: Shunpike's descriptors lie beyond a low soft limit. Where soft and hard are one, it takes no more than an eighth of it, and nothing below 1024."
         }
         HandshakeTimeout | ConfirmTimeout => {
             "The peer or the broker was stopped or overloaded; the next connection tries again."

@@ -3,21 +3,27 @@
 //! The kernel keeps a process's descriptors in a table that doubles when a number does not fit. Where threads share the table
 //! it waits then until every CPU has been through the scheduler (`expand_fdtable`, fs/file.c): 8 to 20 milliseconds. So the
 //! table is enlarged once, at start-up, while there is one thread, and later no number is asked for that could enlarge it.
+//!
+//! RLIMIT_NOFILE bounds numbers, not how many there are. So ours take nothing from the program where they lie beyond its limit: with a
+//! soft limit that is low, and a hard one that is not, the soft one is raised for the one call that makes a descriptor of ours.
 
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use rustix::event::EventfdFlags;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
+use crate::mutex::{Guard, Mutex};
 use crate::table::{self, Entry};
 use crate::{clock, sys};
 
 /// Ours begin here where the limit allows it: behind those that a set of select(2) can hold.
 const FLOOR: u64 = libc::FD_SETSIZE as u64;
-/// What the process may have open is the program's but for one part in so many.
+/// Of limits from [`FLOOR`] on, which hold for ours, too, all but one part in so many is the program's. Of lower ones, all.
 const SHARE: u64 = 8;
+/// The table's size where ours lie beyond the program's limit.
+const BEYOND: u64 = 2 * FLOOR;
 /// Numbers at the end of the table that are left alone, for others who take some at the same time.
 const SLACK: u32 = 64;
 /// Numbers in a row that are tried.
@@ -32,20 +38,38 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Behind the last one of ours.
 static HINT: AtomicI32 = AtomicI32::new(0);
 static ASK_AT: AtomicU64 = AtomicU64::new(0);
+/// The kernel has let us raise the limit at start-up, where it was low.
+static MAY_RAISE: AtomicBool = AtomicBool::new(false);
+/// Who raises the limit.
+static RAISING: Mutex<()> = Mutex::new(());
 
 /// What the limit of descriptors leaves to us.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 struct Place {
+    /// Behind the last number that we may have.
     limit: u32,
     floor: i32,
     share: u32,
+    /// The program's limit has to be raised for it.
+    is_beyond: bool,
 }
 
 impl Place {
     fn within(limit: u64) -> Self {
         let limit = limit.min(i32::MAX as u64);
-        let share = limit / SHARE;
-        Self { limit: limit as u32, floor: (limit - share).min(FLOOR) as i32, share: share as u32 }
+        let share = if limit < FLOOR { 0 } else { limit / SHARE };
+        let floor = (limit - share).min(FLOOR) as i32;
+        Self { limit: limit as u32, floor, share: share as u32, is_beyond: false }
+    }
+
+    /// By the program's limits; `may_raise`: the kernel would let us raise them.
+    fn of(limits: &Rlimit, may_raise: bool) -> Self {
+        let [soft, hard] = [limits.current, limits.maximum].map(|limit| limit.unwrap_or(u64::MAX));
+        if !may_raise || soft > FLOOR || hard < BEYOND {
+            return Self::within(soft);
+        }
+        let share = (BEYOND - FLOOR) as u32 - SLACK;
+        Self { limit: BEYOND as u32, floor: FLOOR as i32, share, is_beyond: true }
     }
 }
 
@@ -54,7 +78,34 @@ fn limits() -> Rlimit {
 }
 
 fn place() -> Place {
-    Place::within(limits().current.unwrap_or(u64::MAX))
+    Place::of(&limits(), MAY_RAISE.load(Ordering::Relaxed))
+}
+
+/// The limit is raised for our sake until this is dropped.
+struct Raised {
+    before: Rlimit,
+    _alone: Guard<'static, ()>,
+}
+
+impl Raised {
+    /// Errors: the kernel's, where it does not let us.
+    fn begin() -> Result<Self, Errno> {
+        let alone = RAISING.lock();
+        let before = limits();
+        prlimit(None, Resource::Nofile, Rlimit { current: Some(BEYOND), maximum: before.maximum })?;
+        Ok(Self { before, _alone: alone })
+    }
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        // What is found is what we have set, unless the program has set something meanwhile: that it keeps.
+        if let Ok(found) = prlimit(None, Resource::Nofile, self.before)
+            && (found.current, found.maximum) != (Some(BEYOND), self.before.maximum)
+        {
+            let _ = prlimit(None, Resource::Nofile, found);
+        }
+    }
 }
 
 /// Whether `more` descriptors are within our share.
@@ -64,22 +115,27 @@ pub fn are_left(more: u32) -> bool {
 
 /// Makes the table large enough, while no other thread shares it: at start-up, and in a forked child.
 pub fn make_room() {
-    let limits = limits();
-    let (soft, hard) = (limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX));
+    let soft = limits().current.unwrap_or(u64::MAX);
     // Servers raise their limit to the hard one, with threads by then: it is made use of here for a moment.
-    let is_raised = soft <= FLOOR
-        && hard > FLOOR
-        && setrlimit(Resource::Nofile, Rlimit { current: Some(FLOOR + 1), maximum: limits.maximum }).is_ok();
-    let floor = if is_raised { FLOOR as i32 } else { Place::within(soft).floor };
+    let raised = if soft <= FLOOR { Raised::begin().ok() } else { None };
+    MAY_RAISE.store(raised.is_some() || soft > FLOOR, Ordering::Relaxed);
+    let floor = if raised.is_some() { FLOOR as i32 } else { Place::within(soft).floor };
     // A file of our own: a close of the program's might let go of its locks.
     if let Ok(file) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
         && let Ok(high) = rustix::io::fcntl_dupfd_cloexec(&file, floor)
     {
         ROOM.store(room_with(high.as_raw_fd()), Ordering::Relaxed);
     }
-    if is_raised {
-        let _ = setrlimit(Resource::Nofile, limits);
-    }
+}
+
+/// Before fork(): the child's limit is to be the program's.
+pub fn hold_across_fork() {
+    RAISING.hold();
+}
+
+/// After it, in the parent and in the child.
+pub fn let_go_after_fork() {
+    RAISING.let_go();
 }
 
 /// Numbers that a table with `fd` in it has room for, at the least: the kernel makes 64, and then powers of two.
@@ -101,7 +157,9 @@ pub fn internal_copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     }
     let from =
         if sys::is_single_threaded() { place.floor } else { free_number(place).ok_or(Errno::MFILE)? };
+    let raised = if place.is_beyond { Some(Raised::begin()?) } else { None };
     let high = rustix::io::fcntl_dupfd_cloexec(fd, from)?;
+    drop(raised);
     let number = high.as_raw_fd();
     COUNT.fetch_add(1, Ordering::Relaxed);
     HINT.store(number + 1, Ordering::Relaxed);
@@ -152,5 +210,31 @@ pub fn close_number(number: i32) {
 pub fn forget(number: i32) {
     if matches!(table::take(number), Entry::Internal) {
         COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(current: u64, maximum: u64, may_raise: bool) -> Place {
+        Place::of(&Rlimit { current: Some(current), maximum: Some(maximum) }, may_raise)
+    }
+
+    #[test]
+    fn a_low_limit_is_all_the_program_s() {
+        for limit in [0, 32, 256, 1023] {
+            assert_eq!(place(limit, limit, false).share, 0, "{limit}");
+            assert_eq!(place(limit, 1 << 20, false).share, 0, "{limit}, which may not be raised");
+            assert!(place(limit, 1 << 20, true).floor as u64 >= limit, "{limit}, beyond which there is room");
+        }
+    }
+
+    #[test]
+    fn ours_are_a_share_of_a_high_one() {
+        for limit in [1024, 4096, 1 << 20] {
+            let place = place(limit, limit, true);
+            assert!((1..=limit / 8).contains(&place.share.into()) && !place.is_beyond, "{limit}");
+        }
     }
 }

@@ -12,8 +12,6 @@ use crate::trace::Sleep;
 use crate::wait;
 use crate::{conn, cork, eager, epoll, process, ready, rx, session, sys, tenants, tx, upgrade, user};
 
-/// Longest sleep of a call with lanes that no doorbell can end.
-const UNRUNG_NS: u64 = 1_000_000;
 /// Where no lane can open for so long, nobody needs to ring.
 const STAYS_NS: u64 = 10_000_000;
 /// Descriptors of a call that are handled on the stack.
@@ -122,7 +120,7 @@ fn poll_with(
         kernel[fds.len()] = libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 };
         let unrung = match stays {
             _ if sleeper >= 0 => None,
-            _ if lanes => Some(UNRUNG_NS),
+            _ if lanes => Some(wait::UNRUNG_NS),
             _ if rung => Some(wait::SHARED_BOUND_NS),
             // For ever: a time, however long, would cost the kernel a timer.
             u64::MAX => None,

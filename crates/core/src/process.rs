@@ -314,6 +314,7 @@ pub fn before_fork() {
     ARENA.hold();
     HOMES.hold();
     device::hold_across_fork();
+    descriptors::hold_across_fork();
 }
 
 /// Counts a child that is about to be forked among the holders of every connection.
@@ -360,6 +361,7 @@ pub fn after_fork(child: Option<u32>) {
 }
 
 fn let_go_after_fork() {
+    descriptors::let_go_after_fork();
     device::let_go_after_fork();
     HOMES.let_go();
     ARENA.let_go();

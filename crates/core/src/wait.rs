@@ -442,21 +442,19 @@ pub fn thread_ends() {
     }
 }
 
+/// Longest sleep that no doorbell can end, nanoseconds.
+pub const UNRUNG_NS: u64 = 1_000_000;
+
 /// Sleeps until the doorbell of this thread, `events` on the TCP fd, a signal, or `timeout` nanoseconds.
 ///
 /// The lane's wait words were declared and the ring looked at again before.
 pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken {
-    let Ok(sleeper) = thread_sleeper() else {
-        // No descriptor left for a doorbell: look again in a moment.
-        let _ = sys::poll(&mut [libc::pollfd { fd, events, revents: 0 }], Some(1_000_000), core::ptr::null());
-        return Woken::Look;
-    };
+    // Where no descriptor is left for a doorbell: look again in a moment.
+    let sleeper = thread_sleeper().unwrap_or(-1);
+    let unrung = if sleeper < 0 { Some(UNRUNG_NS) } else { None };
     let asleep = Asleep::begin(Sleep::Call, fd);
     let bound = if tenants::shared(block) { Some(SHARED_BOUND_NS) } else { None };
-    let shortest = match (timeout, bound) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    };
+    let shortest = timeout.into_iter().chain(bound).chain(unrung).min();
     let mut fds = [
         libc::pollfd { fd, events, revents: 0 },
         libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 },
