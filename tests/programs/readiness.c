@@ -177,6 +177,52 @@ static void room_client(int fd) {
     tell();
 }
 
+/* -- what is unread is less than TCP's buffers take: there is room for more, whatever a ring's window happens to be -- */
+static const int unread_sizes[] = {13000, 3384, 15000, 16384, 1, 32768, 28741, 40000, 20000, 4096};
+#define UNREAD_SIZES (sizeof unread_sizes / sizeof *unread_sizes)
+
+static void space_server(int fd) {
+    for (size_t i = 0; i < UNREAD_SIZES; i++) {
+        await();
+        recv_all(fd, data, unread_sizes[i]);
+        tell();
+    }
+    await();
+    recv_all(fd, data, 1000);
+    tell(), await();
+    drain_what_is_there(fd);
+    tell(), await();
+}
+
+static void say_writable(const char *when, int fd, int set) {
+    struct pollfd entry = {fd, POLLOUT, 0};
+    int polled = poll(&entry, 1, 0);
+    fd_set out;
+    struct timeval none = {0, 0};
+    FD_ZERO(&out);
+    FD_SET(fd, &out);
+    int selected = select(fd + 1, NULL, &out, NULL, &none);
+    struct epoll_event event;
+    say("%s: poll %d select %d epoll %d", when, polled, selected, epoll_wait(set, &event, 1, 0));
+}
+
+static void space_client(int fd) {
+    int set = set_with(fd, EPOLLOUT);
+    for (size_t i = 0; i < UNREAD_SIZES; i++) {
+        say("sent: %s", outcome(send(fd, data, unread_sizes[i], MSG_DONTWAIT | MSG_NOSIGNAL)));
+        say_writable("unread", fd, set);
+        tell(), await();
+        say_writable("read", fd, set);
+    }
+    fill(fd);
+    say_writable("full", fd, set);
+    tell(), await();
+    say_writable("full but for a little", fd, set);
+    tell(), await();
+    say_writable("read", fd, set);
+    tell();
+}
+
 /* -- a set with the connection and other descriptors: each is reported, the wait wakes for either -- */
 static void mixed_server(int fd) {
     for (int i = 0; i < 2; i++) {
@@ -481,7 +527,8 @@ static const struct bed_case cases[] = {
     {"inherited", inherited_server, inherited_client}, {"asked", asked_server, asked_client},
     {"ended", ended_server, ended_client},             {"killed", killed_server, killed_client},
     {"elapsing", elapsing_server, elapsing_client},    {"shared", shared_server, shared_client},
-    {"twice", twice_server, twice_client},             {NULL, NULL, NULL},
+    {"twice", twice_server, twice_client},             {"space", space_server, space_client},
+    {NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv) {

@@ -50,7 +50,7 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     let offset = half.cursor.load(Ordering::Relaxed);
     let unread = offset.wrapping_sub(half.other.load(Ordering::Relaxed));
     let (to, room) = dmb.span(offset);
-    if unread.saturating_add(n as u64) > window || n > room || offset > MAX_OFFSET {
+    if unread.saturating_add(n as u64) >= window || n > room || offset > MAX_OFFSET {
         return None;
     }
     // SAFETY: the ring's bytes up to the window are the sender's, which we are by its lock.

@@ -263,10 +263,10 @@ fn wake_lender(block: &Block, dmb: &Dmb, before: u64, prod: Cursor) {
     }
 }
 
-/// Free bytes from which on a lane counts as writable.
+/// Free bytes from which on a lane that was full counts as writable: a third, as of TCP's send buffer (`sk_stream_min_wspace`).
 #[inline]
 pub fn writable_at(dmb: &Dmb) -> u64 {
-    dmb.window() / 4
+    dmb.window().div_ceil(3)
 }
 
 /// From the ring.

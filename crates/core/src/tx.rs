@@ -300,7 +300,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         return Step::Sent(0);
     }
     let mut free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
-    if free < wish {
+    if free <= wish {
         let cons = words.cons();
         let unread = offset.wrapping_sub(cons.offset());
         if cons.generation() != generation {
@@ -314,7 +314,8 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         free = dmb.window() - unread;
     }
     let mut limit = u64::MAX;
-    if free < wish || wish >= window::BULK {
+    // Not full to the last byte either, where it can be larger: TCP's buffers would have room for more.
+    if free <= wish || wish >= window::BULK {
         if dmb.window() > u64::from(MIN_WINDOW) && memory::is_tight() {
             // What is unread stays where it is until it is read; TCP's buffers are what the limit allows.
             dmb = window::shrink_now(half, dmb, offset);
@@ -332,7 +333,13 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if free == 0 || !from.is_null() && free < wish.min(writable_at(&dmb)) {
         // A receiver that has stopped makes no room any more: who waited for it would wait for ever.
         let prod = words.prod();
-        return if prod == at { Step::Full } else { refused(conn, fd, &dmb, prod) };
+        if prod != at {
+            return refused(conn, fd, &dmb, prod);
+        }
+        if half.full_since.load(Ordering::Relaxed) == 0 {
+            half.full_since.store(clock::ticks().max(1), Ordering::Relaxed);
+        }
+        return Step::Full;
     }
     let n = free.min(wish).min(limit) as usize;
     if n < lending::LEAST_PART {

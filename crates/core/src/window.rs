@@ -74,7 +74,12 @@ pub fn widen(block: &Block, dmb: &Dmb) {
     }
 }
 
-fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
+/// Whether the window grows at the first write that finds too little room, if what is unread lies so that it can.
+pub fn can_grow(dmb: &Dmb) -> bool {
+    dmb.window() < FREE && may_be_doubled(dmb)
+}
+
+fn may_be_doubled(dmb: &Dmb) -> bool {
     let window = dmb.window();
     // wmem: what the program may have under way. 0 is a broker that does not say.
     let wmem = u64::from(process::knobs().wmem.load(Ordering::Relaxed));
@@ -82,10 +87,15 @@ fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
         return false;
     }
     let windows = process::header().map_or(0, |header| header.windows.load(Ordering::Relaxed));
-    if !memory::may_grow(windows, window) {
+    memory::may_grow(windows, window)
+}
+
+fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
+    let window = dmb.window();
+    if !may_be_doubled(dmb) {
         return false;
     }
-    if window < FREE && window.saturating_sub(unread) < left.min(FREE) {
+    if window < FREE && window.saturating_sub(unread) <= left.min(FREE - 1) {
         return true;
     }
     let affordable = |header: &Header| header.grown.load(Ordering::Relaxed) + window <= BUDGET;

@@ -655,9 +655,14 @@ impl Dmb {
     /// The same DMB with twice the window; `None` when it fills the ring, or when what is unread, from `cons` up to
     /// `prod`, would lie elsewhere.
     pub fn doubled(self, cons: u64, prod: u64) -> Option<Self> {
+        if self.may_double(cons, prod) { self.with_window(self.window() * 2) } else { None }
+    }
+
+    /// Whether all that is unread would stay where it is in twice the window.
+    #[inline]
+    pub fn may_double(&self, cons: u64, prod: u64) -> bool {
         let window = self.window();
-        let stays = cons == prod || (cons & window == 0 && (prod - 1) / window == cons / window);
-        if stays { self.with_window(window * 2) } else { None }
+        cons == prod || (cons & window == 0 && (prod - 1) / window == cons / window)
     }
 
     /// Offset of the next point, at `offset` or behind, at which the window may be doubled whatever is unread.

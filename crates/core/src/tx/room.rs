@@ -13,12 +13,22 @@ use crate::rx::writable_at;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
-use crate::{clock, conn, process};
+use crate::{clock, conn, process, window};
 
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
 pub fn has_room(half: &Half) -> bool {
-    !owes(half) && room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb))
+    !owes(half)
+        && room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb) || can_take(half, &dmb, free))
+}
+
+/// Whether a ring that is not as large as it may become would take more, where no writer was refused since something was published: such a
+/// one is far from what TCP's buffers hold. Who was refused waits for a good part of it to be read.
+fn can_take(half: &Half, dmb: &Dmb, free: u64) -> bool {
+    half.full_since.load(Ordering::Relaxed) == 0 && window::can_grow(dmb) && {
+        let offset = half.cursor.load(Ordering::Relaxed);
+        free > 0 || dmb.may_double(offset.wrapping_sub(dmb.window()), offset)
+    }
 }
 
 /// Of a part of a write that is stuck, readers that nap were not told yet.
