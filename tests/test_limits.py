@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,62 +25,100 @@ PERSONALITIES = ["--addr-no-randomize", "--addr-compat-layout", "--read-implies-
 FLAGS = ["lock-future", "lock-all", "lock-fault", "undumpable", "no-thp"]
 
 
-def outcome(world, bed, mode, load, prefix=(), flag="none", lanes=True):
-    """What both ends say. `lanes`: whether there must be some (None: there may be)."""
-    accel, port = Accel(world, mode, ["--eager"]), free_port()
-    server = accel.server("server", [*prefix, bed / "limits", "server", load, flag, port]).wait_listening(port)
-    client = accel.client("client", [*prefix, bed / "limits", "client", load, flag, port])
-    said = finish_together(client, server)
+def start(accel, bed, load, flag="none", prefix=()):
+    """The two ends of a dialogue."""
+    port = free_port()
+    server = accel.server(f"server, {load}", [*prefix, bed / "limits", "server", load, flag, port]).wait_listening(port)
+    return [server, accel.client(f"client, {load}", [*prefix, bed / "limits", "client", load, flag, port])]
+
+
+def outcomes(world, bed, mode, loads, prefix=(), flag="none", lanes=True):
+    """What both ends say of each load, side by side. `lanes`: whether there must be some (None: there may be)."""
+    accel = Accel(world, mode, ["--eager"])
+    said = finish_together(*[end for load in loads for end in start(accel, bed, load, flag, prefix)])
     if lanes:
-        accel.verify(lanes=3)
+        accel.verify(lanes=3 * len(loads))
     return said
 
 
 def lives(said):
-    assert said == ["threads, memory, little locked, little resident\n"] * 2
+    assert said and set(said) == {"threads, memory, little locked, little resident\n"}
 
 
-@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("mode", ["tcp", "both"])
 @pytest.mark.parametrize("limit", RESOURCES)
-def test_resource(world, bed, mode, limit, load):
-    lives(outcome(world, bed, mode, load, ["prlimit", limit], lanes=RESOURCES[limit]))
+def test_resource(world, bed, mode, limit):
+    lives(outcomes(world, bed, mode, LOADS, ["prlimit", limit], lanes=RESOURCES[limit]))
 
 
-@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("mode", ["tcp", "both"])
 @pytest.mark.parametrize("personality", PERSONALITIES)
-def test_personality(world, bed, mode, personality, load):
-    lives(outcome(world, bed, mode, load, ["setarch", "x86_64", personality]))
+def test_personality(world, bed, mode, personality):
+    lives(outcomes(world, bed, mode, LOADS, ["setarch", "x86_64", personality]))
 
 
-@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("mode", ["tcp", "both"])
 @pytest.mark.parametrize("flag", FLAGS)
-def test_flag(world, bed, mode, flag, load):
-    lives(outcome(world, bed, mode, load, flag=flag))
+def test_flag(world, bed, mode, flag):
+    lives(outcomes(world, bed, mode, LOADS, flag=flag))
 
 
-# What RLIMIT_NOFILE leaves to a program that has three descriptors open, and as a server a listening socket.
+@contextmanager
+def setting(name, value):
+    """It has this value meanwhile, where it can be changed."""
+    path = Path("/proc/sys") / name
+    try:
+        before = path.read_text()
+        path.write_text(str(value))
+    except OSError as error:
+        pytest.skip(f"{name} cannot be set here: {error}")
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("name,value", [("vm/overcommit_memory", 2), ("vm/max_map_count", 1000)])
+def test_setting_of_the_machine(world, bed, mode, name, value):
+    """Memory that is promised must be there; and mappings for an eighth of the lanes that these loads would have."""
+    with setting(name, value):
+        lives(outcomes(world, bed, mode, LOADS))
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("value", [1, 2])
+def test_no_memory_that_can_be_executed(world, bed, mode, value):
+    """... is made by memfd_create, or can be: in a namespace of processes for each end, as the setting is one's."""
+    namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    set_there = [*namespace, "sh", "-c", f'echo {value} >/proc/sys/vm/memfd_noexec && exec "$@"', "sh"]
+    if subprocess.run([*set_there, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs root, and a Linux that has the setting (6.3)")
+    lives(outcomes(world, bed, mode, LOADS, set_there))
+
+
 @pytest.mark.parametrize("limited", ["server", "client"])
 @pytest.mark.parametrize("mode", ["tcp", "both"])
-@pytest.mark.parametrize("limit", [256, 128, 64, 32])
 @pytest.mark.parametrize("hard", [4096, None])
-def test_all_descriptors_are_the_program_s(world, bed, mode, limit, hard, limited):
+def test_all_descriptors_are_the_program_s(world, bed, mode, hard, limited):
     """A program gets as many as on TCP, and keeps its lanes where the hard limit leaves room for ours beyond its own numbers."""
-    accel, port = Accel(world, mode, ["--eager"]), free_port()
-    argv = lambda end: [*(["prlimit", f"--nofile={limit}:{hard or limit}"] if end == limited else []), bed / "descriptors", end, port]
-    server = accel.server("server", argv("server")).wait_listening(port)
-    client = accel.client("client", argv("client"))
-    served, used = (text.splitlines() for text in reversed(finish_together(client, server)))
-    if limited == "server":
-        assert served == [f"accepted {limit - 4}, then EMFILE", "files: 1"]
-        assert used == [f"connected {limit - 4}, then no more"]
-    else:
-        assert used == [f"connected {limit - 3}, then EMFILE", "files: 0", "one for another: 1", "files: 0"]
-        assert served == [f"accepted {limit - 2}, then no more"]
+    accel, limits, ends = Accel(world, mode, ["--eager"]), (256, 128, 64, 32), []
+    for limit in limits:
+        port = free_port()
+        argv = lambda end: [*(["prlimit", f"--nofile={limit}:{hard or limit}"] if end == limited else []), bed / "descriptors", end, port]  # noqa: B023
+        server = accel.server(f"server, {limit}", argv("server")).wait_listening(port)
+        ends += [accel.client(f"client, {limit}", argv("client")), server]
+    said = finish_together(*ends)
+    # Three are open from the start, and a server has its listening socket.
+    for limit, used, served in zip(limits, said[::2], said[1::2], strict=True):
+        if limited == "server":
+            assert served == f"accepted {limit - 4}, then EMFILE\nfiles: 1\n"
+            assert used == f"connected {limit - 4}, then no more\n"
+        else:
+            assert used == f"connected {limit - 3}, then EMFILE\nfiles: 0\none for another: 1\nfiles: 0\n"
+            assert served == f"accepted {limit - 2}, then no more\n"
     if hard:
-        accel.verify(lanes=(limit - 4) * 3 // 4)
+        accel.verify(lanes=(sum(limits) - 4 * len(limits)) * 3 // 4)
 
 
 def group_directory():
@@ -132,41 +171,44 @@ def test_memory_of_a_group(world, bed, mode, kind, load):
     with group(64 * MIB, kind) as directory:
         joined = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', directory]
         try:
-            lives(outcome(world, bed, mode, load, joined, lanes=None))
+            lives(outcomes(world, bed, mode, [load], joined, lanes=None))
         finally:
             for proc in world.procs:
                 if proc.popen.poll() is None and proc not in [broker.proc for broker in world.brokers]:
                     proc.kill()
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_core_dump_has_no_rings(world, bed, load):
-    """What a dump would have of ours, by what the kernel says of each mapping: the blocks of connections, no rings."""
-    accel, port, said = Accel(world, "both", ["--eager"]), free_port(), {}
-    programs = [accel.server("server", [bed / "limits", "server", load, "stop", port]).wait_listening(port),
-                accel.client("client", [bed / "limits", "client", load, "stop", port])]  # fmt: skip
+def stopped(accel, bed, load):
+    """Both ends, when all is there; they go on when they are told to."""
+    programs = start(accel, bed, load, "stop")
     for program in programs:
-        until(lambda: "stopped" in program.out, program.describe)
+        until(lambda program=program: "stopped" in program.out, program.describe)
+    return programs
+
+
+def go_on(programs):
     for program in programs:
-        said[program.name] = dumped(program.pid)
         program.signal(signal.SIGCONT)
     lives([text.removeprefix("stopped\n") for text in finish_together(*programs)])
+
+
+def test_core_dump_has_no_rings(world, bed):
+    """What a dump would have of ours, by what the kernel says of each mapping: the blocks of connections, no rings."""
+    accel = Accel(world, "both", ["--eager"])
+    programs = [program for load in LOADS for program in stopped(accel, bed, load)]
+    said = {program.name: dumped(program.pid) for program in programs}
+    go_on(programs)
     assert all(size <= MIB for size in said.values()), f"bytes in a dump: {said}"
 
 
 @pytest.mark.parametrize("load,connections", [("small", 100), ("idle", 300)])
 def test_address_space_of_connections(world, bed, load, connections):
     """A connection that moves no bulk has a MiB of address space at most, and few pages of tables."""
-    accel, port = Accel(world, "both", ["--eager"]), free_port()
-    programs = [accel.server("server", [bed / "limits", "server", load, "stop", port]).wait_listening(port),
-                accel.client("client", [bed / "limits", "client", load, "stop", port])]  # fmt: skip
-    for program in programs:
-        until(lambda: "stopped" in program.out, program.describe)
+    accel = Accel(world, "both", ["--eager"])
+    programs = stopped(accel, bed, load)
     rings = [sum(size for size, _ in mappings(program.pid, "/memfd:shunpike-dmb")) for program in programs]
     assert accel.broker.stats().lanes >= connections * 3 // 4
-    for program in programs:
-        program.signal(signal.SIGCONT)
-    lives([text.removeprefix("stopped\n") for text in finish_together(*programs)])
+    go_on(programs)
     assert all(0 < size <= connections * MIB for size in rings), f"bytes of address space: {rings}"
 
 
