@@ -402,7 +402,9 @@ impl Server {
         let party = |conn| Party { session: id, conn };
         match message {
             ToBroker::Hello { control, version, doorbells, comm } if is_new => {
-                let comm = String::from_utf8_lossy(&comm).trim_end_matches('\0').to_owned();
+                // Its own choice, and on its way to terminals.
+                let comm = String::from_utf8_lossy(&comm);
+                let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
                 if let Some(peer) = self.sessions.get(&id).map(|session| &session.peer)
                     && let Err(why) = self.may_serve(peer)
                 {

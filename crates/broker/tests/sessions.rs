@@ -342,6 +342,17 @@ fn ueids_are_announced() {
 }
 
 #[test]
+fn a_programs_name_says_nothing_to_a_terminal() {
+    let broker = TestBroker::start();
+    let client = Client::named(&broker, *b"\x1b[2J\r\n\xc2\x9b1m\x9b\x07ps\0\0");
+    let block = client.arena.allocate().unwrap();
+    block.fd.store(5, Ordering::Relaxed);
+    block.pid.store(std::process::id(), Ordering::Relaxed);
+    let shown = broker.ask::<Connections>(what::SS, "").connections;
+    assert_eq!(shown[0].comm, "?[2J???1m\u{fffd}?ps");
+}
+
+#[test]
 fn the_tools_are_answered() {
     let broker = TestBroker::start();
     let (client, _server, _tcp) = matched(&broker);

@@ -129,12 +129,17 @@ pub struct Client {
 
 impl Client {
     pub fn connect(broker: &TestBroker) -> Self {
+        Self::named(broker, *b"test\0\0\0\0\0\0\0\0\0\0\0\0")
+    }
+
+    pub fn named(broker: &TestBroker, comm: [u8; 16]) -> Self {
         let socket = try_connect(&broker.socket).expect("a broker listens");
         let arena = Arena::create(std::process::id()).expect("arena");
         let bell = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("eventfd");
         let doorbells = vec![bell(), bell()];
         let fds = [arena.fd().as_fd(), doorbells[0].as_fd(), doorbells[1].as_fd()];
-        send(&socket, &hello(2), &fds);
+        let greeting = ToBroker::Hello { control: CONTROL, version: VERSION, doorbells: 2, comm };
+        send(&socket, &greeting, &fds);
         let (message, pages) = receive(&socket).expect("a welcome");
         let FromBroker::Welcome(welcome) = message else { panic!("{message:?}") };
         assert_eq!(pages.len(), 2);

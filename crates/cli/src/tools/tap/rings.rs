@@ -18,7 +18,7 @@ const SPARE: usize = 4;
 const MOST: usize = 512;
 /// How long a process may take to finish a record before others are shown without it, nanoseconds.
 const PATIENCE: u64 = 200_000_000;
-/// Most bytes that wait to be put in order; beyond, the rings keep them.
+/// Most memory of what waits to be put in order, bytes. Beyond, the rings keep what is in them, and what waits is shown as it is.
 const WAITING: usize = 64 << 20;
 
 /// CLOCK_MONOTONIC, nanoseconds.
@@ -48,6 +48,13 @@ pub struct Seen {
     pub bytes: Vec<u8>,
     /// Records of this ring that were lost before it.
     pub dropped: u64,
+}
+
+impl Seen {
+    /// Memory that it takes, bytes: segments without any cost, too.
+    fn costs(&self) -> usize {
+        size_of::<Self>() + self.bytes.len()
+    }
 }
 
 /// What is to be told of processes.
@@ -118,18 +125,7 @@ impl Rings {
         let number = self.made;
         self.made += 1;
         self.session.hand_over(number, self.class, memory.as_fd()).map_err(|_| self.gone())?;
-        self.rings.push(Tapped {
-            number,
-            reader,
-            is_given: false,
-            is_over: false,
-            is_broken: false,
-            said: state::ASKED,
-            clear: 0,
-            waits_since: None,
-            lost: (0, 0),
-            told: 0,
-        });
+        self.rings.push(Tapped::new(number, reader));
         Ok(())
     }
 
@@ -180,37 +176,7 @@ impl Rings {
 
     /// Reads what is there. Returns, in order, what nothing earlier can come before any more, and what is to be told after it.
     pub fn read(&mut self) -> (Vec<Seen>, Vec<News>) {
-        let mut news = Vec::new();
-        let moment = now();
-        let heads: Vec<u64> = self.rings.iter().map(|known| known.reader.head()).collect();
-        for (known, head) in self.rings.iter_mut().zip(heads).filter(|(known, _)| !known.is_broken) {
-            let room = self.waiting.iter().map(|seen| seen.bytes.len()).sum::<usize>() < WAITING;
-            match known.read_to(head, &mut self.waiting, room) {
-                Ok(Progress::All) => (known.clear, known.waits_since) = (moment, None),
-                Ok(Progress::NoRoom) => {}
-                Ok(Progress::Unfinished) if known.is_over => {
-                    known.is_broken = true;
-                    known.clear = u64::MAX;
-                }
-                Ok(Progress::Unfinished) => {
-                    let since = *known.waits_since.get_or_insert(moment);
-                    if moment - since > PATIENCE {
-                        known.clear = moment;
-                    }
-                }
-                Err(Nonsense) => {
-                    known.is_broken = true;
-                    known.clear = u64::MAX;
-                    news.push(News::Nonsense { ring: known.number });
-                }
-            }
-        }
-        let known_to = self.rings.iter().map(|known| known.clear).min().unwrap_or(u64::MAX);
-        let (mut ready, later): (Vec<Seen>, Vec<Seen>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|seen| seen.segment.time <= known_to);
-        self.waiting = later;
-        // Stable: of equal times, those of one ring stay in order.
-        ready.sort_by_key(|seen| seen.segment.time);
+        let (ready, mut news) = read(&mut self.rings, &mut self.waiting);
         self.let_go(&mut news);
         (ready, news)
     }
@@ -242,6 +208,47 @@ impl Rings {
     }
 }
 
+/// Reads what is there into `waiting`, and takes out, in order, what nothing earlier can come before any more.
+fn read(rings: &mut [Tapped], waiting: &mut Vec<Seen>) -> (Vec<Seen>, Vec<News>) {
+    let mut news = Vec::new();
+    let mut is_full = false;
+    let moment = now();
+    let heads: Vec<u64> = rings.iter().map(|known| known.reader.head()).collect();
+    for (known, head) in rings.iter_mut().zip(heads).filter(|(known, _)| !known.is_broken) {
+        let room = waiting.iter().map(Seen::costs).sum::<usize>() < WAITING;
+        match known.read_to(head, waiting, room) {
+            Ok(Progress::All) => (known.clear, known.waits_since) = (moment, None),
+            Ok(Progress::NoRoom) => is_full = true,
+            Ok(Progress::Unfinished) if known.is_over => {
+                known.is_broken = true;
+                known.clear = u64::MAX;
+            }
+            Ok(Progress::Unfinished) => {
+                let since = *known.waits_since.get_or_insert(moment);
+                if moment - since > PATIENCE {
+                    known.clear = moment;
+                }
+            }
+            Err(Nonsense) => {
+                known.is_broken = true;
+                known.clear = u64::MAX;
+                news.push(News::Nonsense { ring: known.number });
+            }
+        }
+    }
+    let known_to = match is_full {
+        // A ring that is not read says nothing of what is still to come: all would wait for it, and it for them.
+        true => u64::MAX,
+        false => rings.iter().map(|known| known.clear).min().unwrap_or(u64::MAX),
+    };
+    let (mut ready, later): (Vec<Seen>, Vec<Seen>) =
+        std::mem::take(waiting).into_iter().partition(|seen| seen.segment.time <= known_to);
+    *waiting = later;
+    // Stable: of equal times, those of one ring stay in order.
+    ready.sort_by_key(|seen| seen.segment.time);
+    (ready, news)
+}
+
 impl AsFd for Rings {
     /// Readable when the broker has said something.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -250,6 +257,21 @@ impl AsFd for Rings {
 }
 
 impl Tapped {
+    fn new(number: u32, reader: Reader) -> Self {
+        Self {
+            number,
+            reader,
+            is_given: false,
+            is_over: false,
+            is_broken: false,
+            said: state::ASKED,
+            clear: 0,
+            waits_since: None,
+            lost: (0, 0),
+            told: 0,
+        }
+    }
+
     /// Reads up to `head`. Without `room`, nothing.
     fn read_to(&mut self, head: u64, to: &mut Vec<Seen>, room: bool) -> Result<Progress, Nonsense> {
         if !room {
@@ -273,5 +295,71 @@ impl Tapped {
         }
         self.lost = self.reader.lost();
         Ok(Progress::All)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shunpike_shm::region::Region;
+    use shunpike_shm::tap::{MAX_CLASS, MOST, RECORD, Ring, len};
+
+    /// A process's end of a ring, and the tap's.
+    fn ring(number: u32, class: u8) -> (Ring, Tapped) {
+        let (memory, reader) = Reader::create(class).expect("memfd");
+        let region = Region::map(memory.as_fd(), len(class)).expect("mapped");
+        // SAFETY: just mapped with this size, and never unmapped.
+        (unsafe { Ring::at(region.base() as usize, class) }, Tapped::new(number, reader))
+    }
+
+    /// Fills the ring with segments of this size, of now.
+    fn fill(ring: &Ring, payload: usize) -> usize {
+        let segment = Segment {
+            time: now(),
+            seq: 0,
+            ack: 0,
+            len: payload as u32,
+            flags: 0,
+            local: "127.0.0.1:1".parse().expect("address"),
+            remote: "127.0.0.1:2".parse().expect("address"),
+        };
+        let header = segment.encode();
+        let mut count = 0;
+        while let Some(place) = ring.reserve(payload) {
+            let mut from = &header[8..];
+            for (to, n) in ring.stretches(place, 8, RECORD - 8) {
+                let (now, rest) = from.split_at(n);
+                // SAFETY: reserved for us.
+                unsafe { to.copy_from_nonoverlapping(now.as_ptr(), n) };
+                from = rest;
+            }
+            ring.seal(place, true);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn what_waits_for_a_hostile_process_has_a_bound_and_is_shown() {
+        // Large segments, and segments without a byte.
+        for payload in [MOST, 0] {
+            let (busy, known) = ring(0, MAX_CLASS);
+            let (hostile, other) = ring(1, 0);
+            let mut rings = [known, other];
+            let _never_sealed = hostile.reserve(16);
+            let (mut sent, mut seen, mut waiting) = (0, 0, Vec::new());
+            // As fast as they are read.
+            for _ in 0..4 {
+                sent += fill(&busy, payload);
+                seen += read(&mut rings, &mut waiting).0.len();
+                let held: usize = waiting.iter().map(Seen::costs).sum();
+                assert!(held <= 4 * WAITING, "{held} bytes are held back");
+            }
+            std::thread::sleep(std::time::Duration::from_nanos(PATIENCE));
+            for _ in 0..4 {
+                seen += read(&mut rings, &mut waiting).0.len();
+            }
+            assert_eq!((seen, waiting.len()), (sent, 0), "of segments of {payload} bytes");
+        }
     }
 }
