@@ -106,6 +106,17 @@ def test_a_connection_that_is_shared_gets_no_lane(world, bed, case):
     kin.finish()
 
 
+@pytest.mark.parametrize("case", ["sheds", "looks"])
+def test_whoever_closes_our_descriptors_is_still_there(world, bed, case):
+    """The parent closes all but its first descriptors by bare system calls, or opens and closes each once more; then the child closes
+    its copy of the connection. The parent's goes on."""
+    kin = Kin(world, bed, case)
+    before = sum(end["tx"]["bytes"] + end["rx"]["bytes"] for end in kin.ends())
+    until(lambda: kin.client.popen.poll() is not None or sum(end["tx"]["bytes"] + end["rx"]["bytes"] for end in kin.ends()) > before,
+          lambda: f"they talk: {kin.ends()}")
+    kin.finish()
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("mode", EAGER_MODES)
 @pytest.mark.parametrize("how", ["exec", "become", "vfork", "spawn", "rights", "mistake"])

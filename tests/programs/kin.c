@@ -7,6 +7,7 @@
 
 extern char **environ;
 static pid_t child;
+static int connection;
 static char *const sleeper[] = {"sleep", "1000", NULL};
 
 static void child_execs(void) {
@@ -84,6 +85,42 @@ static void child_stays(void) {
     expect(read(gone[0], &byte, 1) == 0, "the parent is gone");
 }
 
+/* A child that closes its copy of the connection when the parent has done `what`. */
+static void child_closes_after(void (*what)(void)) {
+    int told[2];
+    char byte;
+    if (pipe(told)) die("pipe");
+    if ((child = fork()) == 0) {
+        close(told[1]);
+        expect(read(told[0], &byte, 1) == 0, "the parent says when");
+        close(connection);
+        _exit(0);
+    }
+    close(told[0]);
+    what();
+    close(told[1]);
+    waitpid(child, NULL, 0);
+    child = 0;
+}
+
+/* All descriptors but the program's own few, past the hooks. */
+static void close_the_rest(void) {
+    expect(unseen_call(SYS_close_range, 100, ~0u, 0, 0) == 0, "close_range works");
+}
+
+/* Another descriptor of each open file, for a moment. */
+static void look_at_each(void) {
+    char path[64];
+    for (int fd = 0; fd < 4096; fd++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        long again = unseen_call(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0);
+        if (again >= 0) unseen_call(SYS_close, again, 0, 0, 0);
+    }
+}
+
+static void parent_sheds(void) { child_closes_after(close_the_rest); }
+static void parent_looks(void) { child_closes_after(look_at_each); }
+
 static const struct {
     const char *name;
     void (*act)(void);
@@ -92,11 +129,12 @@ static const struct {
     {"killed", child_is_killed},     {"exits", child_exits},          {"generations", generations_end},
     {"many", many_are_killed},       {"vfork", child_is_vforked},     {"spawn", child_is_spawned},
     {"system", shell_runs},          {"stays", child_stays},
+    {"sheds", parent_sheds},         {"looks", parent_looks},
 };
 
 static void server(int fd, const char *name) {
     char message[1024];
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(connection = fd, F_SETFD, FD_CLOEXEC);
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
         if (!strcmp(acts[i].name, name)) acts[i].act();
     say("forked");

@@ -412,10 +412,22 @@ pub fn highest_open(counts: impl Fn(i32) -> bool) -> Option<i32> {
     Some(highest)
 }
 
-/// Locks byte `at` of a file for this process, until it closes the file, ends, or executes another program with the
-/// descriptor marked CLOEXEC (F_SETLK of fcntl(2)). Says whether it could.
+/// Locks byte `at` of a memfd for this process, until it ends or executes another program. The lock is that of an open file of
+/// its own (F_OFD_SETLK of fcntl(2)), which a mapping keeps, so that it does not matter what the program closes. Without /proc it is
+/// one of the process's (F_SETLK), which goes with the first descriptor of the memfd that it closes. Says whether it could.
 pub fn lock_byte(fd: i32, at: i64) -> bool {
-    record(fd, at, libc::F_SETLK).is_some()
+    lock_for_life(fd, at).is_some() || record(fd, at, libc::F_SETLK).is_some()
+}
+
+fn lock_for_life(fd: i32, at: i64) -> Option<()> {
+    use rustix::fd::{AsFd, AsRawFd};
+    use rustix::fs::{Mode, OFlags};
+    let mut path = [0u8; 32];
+    std::io::Write::write_fmt(&mut &mut path[..], format_args!("/proc/self/fd/{fd}\0")).ok()?;
+    let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+    let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    record(file.as_raw_fd(), at, libc::F_OFD_SETLK)?;
+    shunpike_shm::region::keep_open(file.as_fd()).ok()
 }
 
 /// Whether another process has locked byte `at`; `None` when the kernel does not say.

@@ -2,9 +2,9 @@
 //!
 //! An arena has a list of *tenants*, the processes that its blocks are shared with by fork: number 0 made it. A block
 //! has a bit for each of them. Each tenant has locked its own byte of the arena's memfd by fcntl(2): the kernel lets go of
-//! that lock when the process ends or executes another program, in whatever way, and not before (such locks are neither
-//! inherited by fork nor touched by what a child closes). So whoever wants to know asks, and clears the bits of those
-//! who are gone.
+//! that lock when the process ends or executes another program, in whatever way, and not before (`sys::lock_byte`: it is neither
+//! inherited by fork nor touched by what the process or a child closes). So whoever wants to know asks, and clears the bits of
+//! those who are gone. Who cannot ask, as the program has closed the memfd, takes nobody for gone.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -58,7 +58,8 @@ pub fn expect(arena: &Arena, number: u8, child: Option<u32>) {
 /// The calling process is tenant `number` from now on. Where it cannot lock its byte it stays one for ever.
 pub fn move_in(arena: &Arena, number: u8) {
     if let Some(state) = arena.header().tenants.get(usize::from(number))
-        && sys::lock_byte(arena.fd().as_raw_fd(), i64::from(number))
+        && let Some(fd) = arena.own_fd()
+        && sys::lock_byte(fd.as_raw_fd(), i64::from(number))
     {
         // Release pairs with the Acquire in `evict_dead`: who sees it here finds the lock.
         state.store(tenant::HERE, Ordering::Release);
@@ -67,13 +68,14 @@ pub fn move_in(arena: &Arena, number: u8) {
 
 /// Clears the bits of those among `asked` who are gone, in all blocks. Under the tenants' lock.
 fn evict_dead(arena: &Arena, own: u8, asked: u64) {
+    let Some(fd) = arena.own_fd() else { return };
     let gone = |&number: &usize| {
         if number == usize::from(own) || asked >> number & 1 == 0 {
             return false;
         }
         let state = arena.header().tenants[number].load(Ordering::Acquire);
         match state & tenant::STATE {
-            tenant::HERE => sys::byte_locked(arena.fd().as_raw_fd(), number as i64) == Some(false),
+            tenant::HERE => sys::byte_locked(fd.as_raw_fd(), number as i64) == Some(false),
             // Killed before it could move in.
             tenant::EXPECTED => state > tenant::STATE && sys::has_ended(state >> 2),
             _ => false,

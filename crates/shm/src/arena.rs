@@ -48,7 +48,7 @@ pub mod tenant {
     pub const NONE: u32 = 0;
     /// Reserved for a child that is being forked, and has not moved in. The other bits: its process id, once known.
     pub const EXPECTED: u32 = 1;
-    /// A process that has locked its byte of the memfd.
+    /// A process that has locked its byte of the memfd, until it ends.
     pub const HERE: u32 = 2;
     /// The bits that tell which of these.
     pub const STATE: u32 = 3;
@@ -336,9 +336,15 @@ pub struct Block {
 pub struct Arena {
     region: Region,
     fd: OwnedFd,
+    /// What tells the memfd from all other files.
+    inode: (u64, u64),
     hand: AtomicU32,
     /// Bytes from the start that can be looked at, here and in a core dump: neither that nor mlockall(2) makes pages of the rest.
     open: AtomicUsize,
+}
+
+fn inode(fd: &OwnedFd) -> Result<(u64, u64), Errno> {
+    rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 impl Arena {
@@ -355,8 +361,9 @@ impl Arena {
         }
         let size = HEADER + blocks * size_of::<Block>();
         let fd = region::create("shunpike-arena", size)?;
+        let inode = inode(&fd).map_err(RegionError::Size)?;
         let region = Region::reserve(fd.as_fd(), size)?;
-        let arena = Self { region, fd, hand: AtomicU32::new(0), open: AtomicUsize::new(0) };
+        let arena = Self { region, fd, inode, hand: AtomicU32::new(0), open: AtomicUsize::new(0) };
         if !arena.open(HEADER) || !arena.back(0, HEADER) {
             // SAFETY: nobody knows of it yet.
             unsafe { region.unmap() };
@@ -371,13 +378,18 @@ impl Arena {
 
     /// The same arena with its memfd under another number, as `place` chooses.
     pub fn with_fd<E>(self, place: impl FnOnce(OwnedFd) -> Result<OwnedFd, E>) -> Option<Self> {
-        let Self { region, fd, hand, open } = self;
-        Some(Self { region, fd: place(fd).ok()?, hand, open })
+        let Self { region, fd, inode, hand, open } = self;
+        Some(Self { region, fd: place(fd).ok()?, inode, hand, open })
     }
 
     /// The memfd, for the broker.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
+    }
+
+    /// The memfd; `None` where the program has closed it behind our back, and the number may be that of a file of its own.
+    pub fn own_fd(&self) -> Option<&OwnedFd> {
+        (inode(&self.fd) == Ok(self.inode)).then_some(&self.fd)
     }
 
     /// The counters.

@@ -55,6 +55,9 @@ unsafe impl Sync for Region {}
 /// Seals that keep a peer from truncating memory under us (SIGBUS) or growing it.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// The smallest page that there is: a mapping of it takes one, however large they are.
+const PAGE: usize = 4096;
+
 /// The kernel is older than 6.3, and knows no MFD_NOEXEC_SEAL.
 static KNOWS_NO_NOEXEC: AtomicBool = AtomicBool::new(false);
 /// The program locks what it will map (mlockall with MCL_FUTURE).
@@ -126,6 +129,27 @@ pub fn verify(fd: BorrowedFd<'_>, len: usize) -> Result<(), RegionError> {
     } else {
         Err(RegionError::Unsealed)
     }
+}
+
+/// Keeps the open file of `fd` open, whoever closes the descriptor, until this process ends or executes something else: a page of it is
+/// mapped, which nobody may look at, nor has a child by fork.
+pub fn keep_open(fd: BorrowedFd<'_>) -> Result<(), RegionError> {
+    // Not counted among the mappings: a child has the counts, but not this one.
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+    let base =
+        unsafe { rustix::mm::mmap(core::ptr::null_mut(), PAGE, ProtFlags::empty(), MapFlags::SHARED, fd, 0) }
+            .map_err(RegionError::Map)?;
+    let page = Region { base: base.cast(), len: PAGE };
+    if LOCKS_FUTURE.load(Ordering::Relaxed) {
+        page.unlock();
+    }
+    // SAFETY: our own mapping, whose contents this does not change.
+    if let Err(errno) = unsafe { rustix::mm::madvise(base, PAGE, rustix::mm::Advice::LinuxDontFork) } {
+        // SAFETY: nobody knows of it yet.
+        let _ = unsafe { rustix::mm::munmap(base, PAGE) };
+        return Err(RegionError::Map(errno));
+    }
+    Ok(())
 }
 
 impl Region {
