@@ -3,6 +3,7 @@
 use crate::error::Error;
 use comfy_table::{Cell, ContentArrangement, presets};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 /// Rows under a heading.
@@ -40,10 +41,28 @@ impl Table {
 
 /// Writes `text` and a line end to standard output.
 pub fn print(text: &str) -> Result<(), Error> {
-    writeln!(io::stdout(), "{text}").map_err(Error::Output)
+    writeln!(io::stdout(), "{}", plain(text)).map_err(Error::Output)
+}
+
+/// Text that gives a terminal no orders: names and environments in it are those of other users' processes.
+fn plain(text: &str) -> Cow<'_, str> {
+    let is_order = |c: char| c.is_control() && c != '\n';
+    if text.contains(is_order) { text.replace(is_order, "?").into() } else { text.into() }
 }
 
 /// Writes `value` to standard output.
 pub fn print_json(value: &Value) -> Result<(), Error> {
     print(&format!("{value:#}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_printed_is_an_order_to_a_terminal() {
+        let path = "it uses the broker at /tmp/\u{1b}]0;x\u{7}\u{9b}2J\r";
+        assert_eq!(plain(&format!("{path}\nä")), "it uses the broker at /tmp/?]0;x??2J?\nä");
+        assert!(matches!(plain("two\nlines"), Cow::Borrowed(_)));
+    }
 }
