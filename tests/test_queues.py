@@ -127,7 +127,6 @@ def shared(accel, bed, threads, connections, rounds=3):
     return both, sum(instructions[:2]) / (2 * rounds * connections)
 
 
-@pytest.mark.xfail(reason="one line of the library's data is written by one thread and touched by the other: not found yet")
 def test_threads_share_no_line_of_memory_on_a_request(world, bed):
     """send, epoll_wait, recv and epoll_ctl of two threads of one process, and their sleeps: no lock, no counter, no queue of
     both, however many connections and sets there are; and as many instructions a request."""

@@ -26,6 +26,7 @@ use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
 use crate::process;
 use crate::spares::Spares;
+use crate::tls::thread;
 use crate::zerocopy::lending;
 use crate::{clock, descriptors, device, eager, sys, tap, upgrade};
 
@@ -92,8 +93,6 @@ static UNSENT: AtomicBool = AtomicBool::new(false);
 /// When a socket that may have nothing for us is looked at again, ticks, and how long after that, microseconds.
 static LOOK_AT: AtomicU64 = AtomicU64::new(0);
 static LOOK_PAUSE_US: AtomicU32 = AtomicU32::new(0);
-/// When `look_in` looks again, ticks.
-static LOOK_IN_AT: AtomicU64 = AtomicU64::new(0);
 /// The longest such pause: a stopped broker costs a busy program a hundred looks a second.
 const LOOK_MOST_US: u32 = 10_000;
 
@@ -212,12 +211,13 @@ pub fn before_becoming(uid: u32) {
 }
 
 /// Looks once in a while whether the broker is there still: one that was killed has told nobody. For threads that go to sleep, to whom
-/// it makes no difference; what is to be done about it the next call does.
+/// it makes no difference; what is to be done about it the next call does. Each by its own clock: threads share no line that is written.
 pub fn look_in(now: u64) {
-    if now < LOOK_IN_AT.load(Ordering::Relaxed) {
+    let (looked, second) = (&thread().looked_in, (now / clock::from_us(RETRY_US).max(1)) as u32);
+    if second == looked.load(Ordering::Relaxed) {
         return;
     }
-    LOOK_IN_AT.store(now + clock::from_us(RETRY_US), Ordering::Relaxed);
+    looked.store(second, Ordering::Relaxed);
     if let Some(fd) = socket() {
         // Nothing is asked for: POLLHUP comes all the same.
         let mut fds = [libc::pollfd { fd, events: 0, revents: 0 }];

@@ -3,7 +3,7 @@
 //! The storage is declared in assembly so that it uses the initial-exec model: no allocation on first use
 //! in a thread, a single load to reach it, safe in signal handlers and after a siglongjmp.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use shunpike_shm::grace::Reader;
 use shunpike_shm::lock::Section;
@@ -35,12 +35,14 @@ pub struct Thread {
     pub budget: AtomicU64,
     /// How much longer than a spin in vain the rest from spinning was, last time.
     pub rested: AtomicU32,
-    /// The thread has woken somebody since its last wait: 1.
-    pub woke: AtomicU32,
-    /// Who last woke the thread did so on the CPU on which it runs now: 1.
-    pub in_place: AtomicU32,
-    /// Its last wait lasted longer than a nap: 1.
-    pub sleeps_long: AtomicU32,
+    /// The thread has woken somebody since its last wait.
+    pub woke: AtomicBool,
+    /// Who last woke the thread did so on the CPU on which it runs now.
+    pub in_place: AtomicBool,
+    /// Its last wait lasted longer than a nap.
+    pub sleeps_long: AtomicBool,
+    /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
+    pub looked_in: AtomicU32,
     /// Ticks until which spins do not yield, because one came back late.
     pub keep_until: AtomicU64,
     /// Ticks until which waits do not spin, because it did not pay.

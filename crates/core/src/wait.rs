@@ -72,7 +72,7 @@ fn notify_declared(block: &Block, words: &Words, side: Side) {
     words.answered(side, wait);
     // Clear first, wake then: who is about to nap finds another epoch. One killed in between leaves it the nap's length.
     if wait.naps() {
-        thread().woke.store(1, Ordering::Relaxed);
+        thread().woke.store(true, Ordering::Relaxed);
         words.stamp(side, clock::stamp());
         sys::futex_wake(words.futex(side));
     }
@@ -113,7 +113,7 @@ impl Nap {
     /// Declares one, where it pays: not while waits are long, nor where a sibling in another process may be killed
     /// between publishing and waking. Within a critical section; the caller looks at the ring once more.
     pub fn declare(block: &Block, half: &Half, words: &Words, side: Side) -> Option<Self> {
-        if thread().sleeps_long.load(Ordering::Relaxed) != 0 || tenants::shared(block) {
+        if thread().sleeps_long.load(Ordering::Relaxed) || tenants::shared(block) {
             return None;
         }
         let epoch = half.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -135,7 +135,7 @@ impl Nap {
         }
         match napped {
             Err(Errno::TIMEDOUT) => {
-                thread().sleeps_long.store(u32::from(bound == Self::MOST_NS), Ordering::Relaxed);
+                thread().sleeps_long.store(bound == Self::MOST_NS, Ordering::Relaxed);
                 Napped::Over
             }
             // No handler of the program: libc's own, to cancel the thread perhaps, which the sleep attends to.
@@ -171,7 +171,7 @@ impl Asleep {
             waits.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
         }
         let in_place = late.is_some() && clock::is_from_here(rung);
-        thread().in_place.store(u32::from(in_place), Ordering::Relaxed);
+        thread().in_place.store(in_place, Ordering::Relaxed);
         trace::wake(self.how, self.fd, clock::to_ns(slept), late.map(clock::to_ns));
     }
 
@@ -205,8 +205,8 @@ pub fn declare(block: &Block, half: &Half, words: &Words, side: Side, cq: u8) {
 /// time.
 pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
     let thread = thread();
-    let woke = thread.woke.load(Ordering::Relaxed) != 0;
-    thread.woke.store(0, Ordering::Relaxed);
+    let woke = thread.woke.load(Ordering::Relaxed);
+    thread.woke.store(false, Ordering::Relaxed);
     if ready() {
         count_spin(thread);
         return true;
@@ -300,7 +300,7 @@ fn yield_to_others(thread: &Thread, begin: u64, longest: u64, mut ready: impl Fn
 /// In place of a spin, before a sleep. Who woke us on this CPU may have lost it to us in the midst of its work: it goes on, and
 /// what else it has for us comes without a wake-up, which would stop it again. Says whether something is ready.
 fn let_waker_finish(thread: &Thread, ready: impl FnOnce() -> bool) -> bool {
-    if thread.in_place.swap(0, Ordering::Relaxed) == 0 {
+    if !thread.in_place.swap(false, Ordering::Relaxed) {
         return false;
     }
     rustix::thread::sched_yield();
@@ -469,7 +469,7 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         slept = sys::sleep_in_poll(&mut fds, Some(nap), core::ptr::null());
     }
     let is_long = clock::ticks() - asleep.since > clock::from_us(Nap::MOST_NS / 1000);
-    thread().sleeps_long.store(u32::from(is_long), Ordering::Relaxed);
+    thread().sleeps_long.store(is_long, Ordering::Relaxed);
     let rung = link::of(block).filter(|_| fds[1].revents != 0);
     asleep.end(rung.map_or(0, |link| link.rung(thread_cq())));
     match slept {
