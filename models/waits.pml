@@ -6,6 +6,7 @@
  *   evidence     a lane opens only where a wait through the hooks was seen since the last one was taken back; a wait of its own is never seen
  *   grace        S's sleep has a bound while bytes are unread in the ring and no reader has declared itself; then it takes them back:
  *                they go out by TCP, the lane is over, and the evidence is void (lane.pml's TAKEN says why none is lost or comes twice)
+ *   supposition  (SUPPOSED) a lane may open without evidence, where calls block and never had to wait; never again after a take-back
  * A raw wait that began while bytes were in the ring, or before they came there, is the same to R: nothing wakes it.
  *
  * Checked: R is never asleep for good with bytes unread (an invalid end state); no lane is there of which R's waits were never seen; a
@@ -15,6 +16,7 @@
  * Must FAIL:
  *   NOEVIDENCE          a lane opens by the counts alone (with NOGRACE: the hang that async-io had; alone: a lane never seen)
  *   NOGRACE             S sleeps without a bound: a raw wait that begins on a lane hangs
+ *   SUPPOSE_AGAIN       (with SUPPOSED) a supposition that was wrong is made again: a stall for each lane
  *   KEEP_EVIDENCE       taking back leaves the evidence standing: a lane that R's waits were not seen for opens again
  *   DECLARED_ONLY_LATER R declares itself after its second look: a wake-up through the hooks is lost
  */
@@ -29,6 +31,9 @@ bool ring, tcp;               /* unread bytes */
 bool declared, rung;          /* the lane's wait word; the doorbell */
 bool raw;                     /* R's way just now */
 bool over;                    /* S is done: TCP's end */
+bool doubted;                 /* a take-back was: nothing is supposed */
+byte stalls;                  /* take-backs of lanes that were only supposed */
+bool supposed;                /* ... which is all that the open lane has */
 bool proper = true;           /* the lane that is open was opened on evidence of the present kind */
 
 active proctype Reader() {
@@ -81,6 +86,13 @@ active proctype Sender() {
        :: !lane && !tcp -> lane = true; proper = truly
 #else
        :: !lane && !tcp && seen -> lane = true; proper = truly
+#ifdef SUPPOSED
+#ifdef SUPPOSE_AGAIN
+       :: !lane && !tcp && !seen -> lane = true; supposed = true
+#else
+       :: !lane && !tcp && !seen && !doubted -> lane = true; supposed = true
+#endif
+#endif
 #endif
        :: true
        fi;
@@ -97,6 +109,8 @@ active proctype Sender() {
      :: !ring && !tcp
 #ifndef NOGRACE
      :: atomic { lane && ring && !declared -> ring = false; tcp = true; lane = false; truly = false;
+                 stalls = stalls + (supposed -> 1 : 0); supposed = false; doubted = true;
+                 assert(stalls <= 1);
 #ifndef KEEP_EVIDENCE
                  seen = false;
 #endif
