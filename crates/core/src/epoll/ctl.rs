@@ -358,8 +358,11 @@ fn take_over(control: &mut Control, index: u32, is_new: bool) {
 
 /// Before an edge-triggered registration becomes ours: what TCP shows, and whether the program has been told of it. Who waits by
 /// edges is told once, so a second time would be one too many, and none would be a hang. `None`: that cannot be known.
+///
+/// A one-shot that is armed has told of nothing, also where another thread has its event from the kernel just now: it carries our tag, and
+/// is void with the next turn.
 fn known(set: &Set, reg: &Reg, is_new: bool) -> Option<(sys::Shown, bool)> {
-    if reg.events.get() & EDGE == 0 {
+    if reg.events.get() & (EDGE | ONESHOT) != EDGE {
         return None;
     }
     let shown = sys::Shown::now(reg.fd.get())?;
