@@ -74,7 +74,7 @@ CAUSES = {
     },
     "NestedSets": {
         "core/epoll/ctl.rs": ("a set in a set", "waited for itself"),
-        "core/epoll/mod.rs": ("the same, of connections on lanes; a set in poll", "by poll, or in another set"),
+        "core/epoll/mod.rs": ("the same, of connections on lanes; a set in poll, in AIO, sent by SCM_RIGHTS", "sent to another program"),
         "core/zerocopy.rs": ("asked, not set", "waited for itself"),
     },
     "NoBroker": {"core/session.rs": ("nobody listens there", "no broker reached")},

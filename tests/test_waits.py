@@ -1,6 +1,7 @@
 """Who waits past the hooks must get what the kernel has: each call to wait x each way to make it."""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -41,6 +42,77 @@ def test_waits_past_the_hooks_beside_others_and_after_them(world, bed, mode):
     accel = Accel.eager(world, mode)
     dialogue(accel, bed, NO_SETS, 3, "raw")
     accel.verify(more=lambda: dialogue(accel, bed, NO_SETS, 3, "raw"))
+
+
+# Its set, of which it has waited by epoll_wait, is waited for by somebody else from then on.
+GIVES = """
+import ctypes, os, select, socket, struct, subprocess, sys
+port, way = int(sys.argv[1]), sys.argv[2]
+connection, _ = socket.create_server(("127.0.0.1", port)).accept()
+known = select.epoll()
+known.register(connection, select.EPOLLIN)
+for _ in range(4000):
+    assert known.poll(20)
+    connection.sendall(connection.recv(100))
+if way == "rights":
+    # While the connection is on its way back, words of ours may come, too (COMPLIANCE.md).
+    WAITS = '''
+import select, socket, sys
+ours = socket.socket(fileno=0)
+known = select.epoll.fromfd(socket.recv_fds(ours, 1, 1)[1][0])
+ours.sendall(b"waits")
+told = [("nothing", 0)]
+while told and told[0][0] != int(sys.argv[1]):
+    told = known.poll(10)
+print(told)
+'''
+    ours, theirs = socket.socketpair()
+    without = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    other = subprocess.Popen([sys.executable, "-c", WAITS, str(connection.fileno())], stdin=theirs, stdout=subprocess.PIPE, env=without, text=True)
+    socket.send_fds(ours, [b"s"], [known.fileno()])
+    assert ours.recv(5, socket.MSG_WAITALL) == b"waits"
+    connection.sendall(b"go")
+    told = eval(other.stdout.readline())
+else:
+    libc, (SETUP, EVENTS, SUBMIT) = ctypes.CDLL(None, use_errno=True), (206, 208, 209)
+    context, events, time = ctypes.c_ulong(), ctypes.create_string_buffer(32), struct.pack("qq", 10, 0)
+    assert libc.syscall(SETUP, 1, ctypes.byref(context)) == 0
+    IOCB_CMD_POLL = 5
+    job = ctypes.create_string_buffer(struct.pack("=QIIHhIQQqQII", 7, 0, 0, IOCB_CMD_POLL, 0, known.fileno(), select.POLLIN, 0, 0, 0, 0, 0))
+    jobs = (ctypes.c_void_p * 1)(ctypes.addressof(job))
+    assert libc.syscall(SUBMIT, context, ctypes.c_long(1), jobs) == 1
+    connection.sendall(b"go")
+    assert libc.syscall(EVENTS, context, ctypes.c_long(1), ctypes.c_long(1), events, time) == 1, "nothing is told"
+    told = known.poll(10)
+assert told == [(connection.fileno(), select.EPOLLIN)], told
+assert connection.recv(100) == b"news"
+print("told")
+"""
+
+ASKS = """
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for number in range(4000):
+    connection.sendall(b"%04d" % number)
+    assert connection.recv(4, socket.MSG_WAITALL) == b"%04d" % number
+assert connection.recv(2, socket.MSG_WAITALL) == b"go"
+connection.sendall(b"news")
+# Not its end, which TCP would tell of.
+assert connection.recv(1) == b""
+"""
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("way", ["rights", "aio"])
+def test_a_set_that_others_wait_for(world, mode, way):
+    """A set that was sent to another program, or is polled by Linux AIO, is told of all as on TCP."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [sys.executable, "-c", GIVES, port, way]).wait_listening(port)
+    client = accel.client("client", [sys.executable, "-c", ASKS, port])
+    assert server.finish(40) == "told\n"
+    client.finish()
+    if mode in ("both", "earned"):
+        assert accel.broker.stats().lanes, "there was a lane before"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ use shunpike_core::rx::receive;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::{Source, send as transmit};
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, express, plain, sys, user, zerocopy};
+use shunpike_core::{Errno, epoll, express, plain, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
@@ -545,7 +545,7 @@ unsafe fn tell_unread(conn: Conn, fd: c_int, header: &mut msghdr) {
     }
 }
 
-/// Connections among the descriptors of an SCM_RIGHTS message go to a program that may not be ours.
+/// Connections and epoll sets among the descriptors of an SCM_RIGHTS message go to a program that may not be ours.
 unsafe fn hand_over_rights(msg: *const msghdr) {
     if !table::any() {
         return;
@@ -566,8 +566,10 @@ unsafe fn hand_over_rights(msg: *const msghdr) {
                 let fds = libc::CMSG_DATA(cmsg).cast::<c_int>();
                 for i in 0..bytes / size_of::<c_int>() {
                     let fd = fds.add(i).read_unaligned();
-                    if let Entry::Conn(conn) = table::look(fd) {
-                        conn::hand_over(conn, fd, Reason::HandedOver);
+                    match table::look(fd) {
+                        Entry::Conn(conn) => conn::hand_over(conn, fd, Reason::HandedOver),
+                        Entry::Set(set) => epoll::watch(set),
+                        _ => {}
                     }
                 }
             }

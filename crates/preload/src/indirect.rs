@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, process, sys, user};
+use shunpike_core::{conn, epoll, process, sys, user};
 
 use crate::lifecycle::plain;
 use crate::real::Arguments;
@@ -42,7 +42,11 @@ pub fn before_submit([_, count, jobs, ..]: Arguments) {
         // SAFETY: the program's array of pointers to jobs, any of which need not be there.
         let job = unsafe { user::fetch(jobs.wrapping_add(at)).and_then(|job| user::fetch(job)) };
         let Some(job) = job else { return };
-        plain(job.descriptor as c_int, Reason::BypassedHooks);
+        match table::look(job.descriptor as c_int) {
+            // It can only be polled: a wait that we do not see.
+            Entry::Set(set) => epoll::watch(set),
+            _ => plain(job.descriptor as c_int, Reason::BypassedHooks),
+        }
     }
 }
 
