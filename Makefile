@@ -10,7 +10,7 @@
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
 # make suites     CPython's, libevent's and redis's own test suites, with and without Shunpike: two hours
 # make bench      measures lanes beside TCP and UNIX sockets, a quarter of an hour; BENCH="--quick" or names of workloads
-# make lint       formatting, clippy, a reason for every unsafe block, and the dependencies (ci/deny)
+# make lint       formatting, clippy, rustdoc, a reason for every unsafe block, and the dependencies (ci/deny)
 # make install    PREFIX=/usr/local DESTDIR=
 # make deb        a Debian package of what is built, in OUT=target/; make tarball: an archive to unpack anywhere
 
@@ -62,8 +62,7 @@ bench: build
 	$(RELEASE)/shunpike bench --check --json bench.json --chart bench.svg $(BENCH)
 
 lint:
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	ci/lint
 	ci/safety
 	ci/deny
 

@@ -93,7 +93,7 @@ impl Reader<'_> {
 }
 
 impl ToBroker {
-    /// Writes the message to the start of `to` and returns its length, at most [`MAX`].
+    /// Writes the message to the start of `to` and returns its length, at most [`MAX`](super::MAX).
     pub fn encode(&self, to: &mut [u8]) -> Result<usize, SessionError> {
         let mut w = Writer { to, at: 0 };
         match *self {
@@ -208,7 +208,7 @@ impl ToBroker {
 }
 
 impl FromBroker {
-    /// Writes the message to the start of `to` and returns its length, at most [`MAX`].
+    /// Writes the message to the start of `to` and returns its length, at most [`MAX`](super::MAX).
     pub fn encode(&self, to: &mut [u8]) -> Result<usize, SessionError> {
         let mut w = Writer { to, at: 0 };
         match *self {
