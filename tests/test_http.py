@@ -97,3 +97,45 @@ def test_curl_uploads_to_nginx_are_refused_alike(accel, world, nginx):
     argv = ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "-H", "Expect:", "--data-binary", f"@{body}"]
     out = accel.client("curl", [*argv, nginx.url("random")]).finish()
     assert out in ("405", "413"), out
+
+
+# Header and body in two sends each, as http.client and ASGI servers make them.
+BEHIND = """
+import asyncio, sys
+async def serve(reader, writer):
+    try:
+        while head := await reader.readuntil(b"\\r\\n\\r\\n"):
+            length = int(head.lower().split(b"content-length:")[1].split()[0])
+            body = b"%d" % len(await reader.readexactly(length))
+            writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body))
+            writer.write(body)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+async def main():
+    await (await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1]))).serve_forever()
+asyncio.run(main())
+"""
+
+POSTS = """
+import http.client, sys
+for _ in range(400):
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=10)
+    for number in range(20):
+        length = 100 + 37 * number
+        connection.request("POST", "/behind", body=b"x" * length)
+        assert connection.getresponse().read() == b"%d" % length
+    connection.close()
+print("answered")
+"""
+
+
+def test_nginx_before_a_server_of_small_messages(accel, world):
+    """nginx waits by edges and takes a short read for all that there is: no edge is lost where TCP's bytes end and a lane's begin."""
+    port = free_port()
+    accel.server("behind", [sys.executable, "-c", BEHIND, port]).wait_listening(port)
+    nginx = Nginx(accel, world, behind=port)
+    assert accel.client("posts", [sys.executable, "-c", POSTS, nginx.port]).finish(60) == "answered\n"
+    # In the mode "server" nginx and the server behind it have lanes between them.
+    if accel.mode != "server":
+        accel.verify(lanes=100, lane_bytes=100_000)
+    nginx.check()

@@ -18,23 +18,26 @@ http {{
     client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fcgi;
     uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
     keepalive_requests 1000000;
+    upstream behind {{ server 127.0.0.1:{behind}; keepalive 8; }}
     server {{
         listen 127.0.0.1:{port};
         location = /hello {{ return 200 "hello from nginx\\n"; }}
         location / {{ root {dir}/www; }}
+        location /behind {{ proxy_http_version 1.1; proxy_set_header Connection ""; proxy_pass http://behind; }}
     }}
 }}
 """
 
 
 class Nginx:
-    """Two workers in front of the world's directory "www"; `start`: as what they run, the server if nothing else is said."""
+    """Two workers in front of the world's directory "www"; `start`: as what they run, the server if nothing else is said. `behind`: the
+    port of the server to which /behind goes."""
 
-    def __init__(self, accel, world, start=None):
+    def __init__(self, accel, world, start=None, behind=1):
         self.port, self.log = free_port(), world.directory / "error.log"
         conf = world.directory / "nginx.conf"
         user = "user root;" if os.getuid() == 0 else ""
-        conf.write_text(CONF.format(dir=world.directory, port=self.port, user=user))
+        conf.write_text(CONF.format(dir=world.directory, port=self.port, user=user, behind=behind))
         self.argv = ["nginx", "-c", conf, "-p", world.directory]
         (start or accel.server)("nginx", self.argv).wait_listening(self.port)
 
