@@ -139,6 +139,11 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                 }
                 Child::Sends => format!("_exit(send(fds[{conn}], bytes, 5, MSG_NOSIGNAL | MSG_DONTWAIT))"),
                 Child::Receives => format!("_exit(recv(fds[{conn}], bytes, 10, MSG_DONTWAIT))"),
+                Child::ReceivesAndCloses => {
+                    format!(
+                        "{{ int got = recv(fds[{conn}], bytes, 10, MSG_DONTWAIT); close(fds[{conn}]); _exit(got); }}"
+                    )
+                }
                 Child::Execs => "execl(\"/bin/true\", \"true\", NULL)".to_owned(),
             };
             format!("{{ if (!fork()) {what}; int status; wait(&status); tell(\"child\", status); line(); }}")

@@ -580,6 +580,11 @@ pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd]) -> Said {
                     libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
                 ) as c_int,
                 Child::Receives => libc::recv(fd, some.as_mut_ptr().cast(), 10, libc::MSG_DONTWAIT) as c_int,
+                Child::ReceivesAndCloses => {
+                    let got = libc::recv(fd, some.as_mut_ptr().cast(), 10, libc::MSG_DONTWAIT) as c_int;
+                    libc::close(fd);
+                    got
+                }
                 Child::Execs => {
                     libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null::<u8>());
                     99

@@ -182,7 +182,7 @@ impl Model {
                     self.end_mut(side, conn).sent += sent as usize;
                 }
             }
-            Call::Fork(Child::Receives) => {
+            Call::Fork(Child::Receives | Child::ReceivesAndCloses) => {
                 let got =
                     said.first().and_then(|said| said.more.first()).map_or(0, |status| status >> 8 & 0xff);
                 if (1..=10).contains(&got) {

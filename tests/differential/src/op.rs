@@ -129,6 +129,7 @@ pub enum Child {
     Closes,
     Sends,
     Receives,
+    ReceivesAndCloses,
     Execs,
 }
 
@@ -239,8 +240,14 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         End::Close,
         End::RawClose,
     ]);
-    let child =
-        prop::sample::select(vec![Child::Exits, Child::Closes, Child::Sends, Child::Receives, Child::Execs]);
+    let child = prop::sample::select(vec![
+        Child::Exits,
+        Child::Closes,
+        Child::Sends,
+        Child::Receives,
+        Child::ReceivesAndCloses,
+        Child::Execs,
+    ]);
     let meddle = prop_oneof![
         3 => Just(Meddle::Revoke), 1 => Just(Meddle::Off), 1 => Just(Meddle::On), 1 => Just(Meddle::KillBroker),
         2 => (1u16..20).prop_map(Meddle::Wait),

@@ -228,10 +228,12 @@ pub fn closing(conn: Conn, fd: i32) {
 }
 
 fn leaving(conn: Conn, fd: i32) {
+    // What stands in a parent's set is the parent's.
+    let is_ours = |reg: &Reg| reg.set.get().is_some_and(|set| !is_inherited(set));
     if conn.block.dups.load(Ordering::Relaxed) != 0 || !tenants::alone(conn.block) {
         let _control = CONTROL.lock();
         for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
-            if reg.lingers.get() {
+            if reg.lingers.get() && is_ours(reg) {
                 end_lingering_of(reg, index);
             }
         }
@@ -247,10 +249,9 @@ fn leaving(conn: Conn, fd: i32) {
     if conn.block.dups.load(Ordering::Relaxed) == 0 || !on_lane(conn) {
         return;
     }
-    let own = |index| reg(index).is_some_and(|reg| reg.set.get().is_some_and(|set| !is_inherited(set)));
     let concerned = {
         let _control = CONTROL.lock();
-        indices(fd).any(own)
+        indices(fd).filter_map(reg).any(is_ours)
     };
     if concerned && here() {
         conn::revoke_for_good(conn, fd, Reason::SharedInSet);
