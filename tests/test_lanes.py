@@ -86,7 +86,7 @@ def test_a_ring_grows_with_bulk_and_shrinks_without(world):
 
     def shrunk():
         pair.send(100, 1)
-        return pair.lane()["window"] == 4096
+        return pair.lane()["window"] == 16384
 
     time.sleep(1)  # what must pass without bulk
     until(shrunk, lambda: str(pair.lane()))
@@ -96,7 +96,7 @@ def test_a_ring_grows_with_bulk_and_shrinks_without(world):
 
 
 def test_a_large_write_finds_room_though_nobody_reads(world):
-    """As in TCP's buffers: a lane is not full after its first page."""
+    """As in TCP's buffers: a lane is not full after its first 16 KiB."""
     pair = Pair(world)
     pair.send(100, 10)
     assert pair.lane()["mode"] == "lane"

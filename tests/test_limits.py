@@ -212,26 +212,6 @@ def test_address_space_of_connections(world, bed, load, connections):
     assert all(0 < size <= connections * MIB for size in rings), f"bytes of address space: {rings}"
 
 
-def test_memory_of_a_crowd(world, bed):
-    """Quiet connections take 20 KiB of shared memory each, whatever has gone over them: 10,000 of them 200 MB."""
-    accel = Accel(world, "both", ["--eager"])
-    programs = stopped(accel, bed, "crowd")
-    lanes = accel.broker.stats().lanes
-    resident = [resident_of(program.pid, "/memfd:shunpike-dmb") for program in programs]
-    tables = [int(re.search(r"VmPTE:\s+(\d+) kB", Path(f"/proc/{program.pid}/status").read_text())[1]) << 10 for program in programs]
-    go_on(programs)
-    assert lanes >= 900
-    # Each end maps all rings, and has touched all that hold something.
-    assert all(0 < size <= lanes * 20_000 for size in resident), f"bytes of {lanes} connections: {resident}"
-    assert all(size <= lanes * 4_000 for size in tables), f"bytes of page tables of {lanes} connections: {tables}"
-
-
-def resident_of(pid, name):
-    """Bytes that a process's mappings of memory with this name have in memory."""
-    parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{pid}/smaps").read_text(), flags=re.MULTILINE)
-    return sum(int(re.search(r"^Rss: +(\d+) kB", part, re.MULTILINE)[1]) << 10 for part in parts if name in part)
-
-
 def mappings(pid, name):
     """Size and flags of a process's mappings of memory with this name."""
     parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{pid}/smaps").read_text(), flags=re.MULTILINE)

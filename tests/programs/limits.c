@@ -1,6 +1,6 @@
 /* A program under a limit: what it does under it on TCP, it does on lanes.
  *   limits server|client LOAD FLAG PORT
- * LOAD: bulk (few connections), small (many), idle (a crowd that says little), crowd (one that says more than a small ring holds, little by little), full (what is sent is read late)
+ * LOAD: bulk (few connections), small (many), idle (a crowd that says little), full (what is sent is read late)
  * FLAG, set by the program itself before and after it has connected: none, lock-future, lock-all, lock-fault, undumpable, no-thp,
  * stop (it stops itself once, when all is there) */
 #include "bed.h"
@@ -14,7 +14,7 @@ static const struct load {
     const char *name;
     int connections, rounds;
     uint32_t size;
-} loads[] = {{"bulk", 4, 6, 3 << 20}, {"small", 100, 12, 300}, {"idle", 300, 2, 40}, {"crowd", 950, 60, 300}, {"full", 60, 12, MOST}};
+} loads[] = {{"bulk", 4, 6, 3 << 20}, {"small", 100, 12, 300}, {"idle", 300, 2, 40}, {"full", 60, 12, MOST}};
 
 static const struct load *find_load(const char *name) {
     for (size_t i = 0; i < sizeof loads / sizeof *loads; i++)
@@ -72,7 +72,7 @@ static void exchange(int fd, unsigned char *buffer, uint32_t size, int is_server
 }
 
 static const struct load *load;
-static int is_server, fds[1024];
+static int is_server, fds[512];
 
 static unsigned char byte_at(int connection, uint64_t position) { return (position * 31 + connection) >> 3; }
 

@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, SMALL_WINDOW, Side};
+use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_shm::short;
 
 use crate::table::Conn;
@@ -32,7 +32,8 @@ fn may_try(half: &Half, flags: i32) -> bool {
 #[inline(always)]
 pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -> Option<usize> {
     let half = &conn.block.tx;
-    let has_grown = || half.window.load(Ordering::Relaxed) > SMALL_WINDOW;
+    let window = u64::from(MIN_WINDOW);
+    let has_grown = || u64::from(half.window.load(Ordering::Relaxed)) != window;
     if !may_try(half, flags) || !(1..=MOST).contains(&n) || has_grown() || tap::is_on() {
         return None;
     }
@@ -47,34 +48,20 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
         && !tx::peer_is_gone(half, fd);
     let dmb = tx::dmb(half).filter(|_| ordinary)?;
     let offset = half.cursor.load(Ordering::Relaxed);
-    let words = dmb.words();
-    let generation = half.generation.load(Ordering::Relaxed);
-    let fits = |consumed: u64| offset.wrapping_sub(consumed).saturating_add(n as u64) < dmb.window();
-    if !fits(half.other.load(Ordering::Relaxed)) {
-        let cons = words.cons();
-        let known = half.other.load(Ordering::Relaxed)..=offset;
-        if cons.generation() != generation || !known.contains(&cons.offset()) || !fits(cons.offset()) {
-            return None;
-        }
-        half.other.store(cons.offset(), Ordering::Relaxed);
-    }
-    if offset > MAX_OFFSET {
+    let unread = offset.wrapping_sub(half.other.load(Ordering::Relaxed));
+    let (to, room) = dmb.span(offset);
+    if unread.saturating_add(n as u64) >= window || n > room || offset > MAX_OFFSET {
         return None;
     }
-    let (to, room) = dmb.span(offset);
-    let first = n.min(room);
     // SAFETY: the ring's bytes up to the window are the sender's, which we are by its lock.
-    unsafe { user::copy(to, from, first) }.ok()?;
-    if first < n {
-        // SAFETY: as above, from the window's beginning on.
-        unsafe { user::copy(dmb.span(0).0, from.add(first), n - first) }.ok()?;
-    }
+    unsafe { user::copy(to, from, n) }.ok()?;
+    let words = dmb.words();
     if n <= short::MOST
         && let Some(bytes) = dmb.last_put(offset)
     {
         words.accompany(offset, n, bytes);
     }
-    let next = words.publish(Cursor::new(generation, offset), n as u64).ok()?;
+    let next = words.publish(Cursor::new(half.generation.load(Ordering::Relaxed), offset), n as u64).ok()?;
     half.cursor.store(next.offset(), Ordering::Relaxed);
     half.full_since.store(0, Ordering::Relaxed);
     Block::count(half, n);

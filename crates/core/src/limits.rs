@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
-use shunpike_shm::lane::{HEADER, MIN_WINDOW, SMALL_WINDOW};
+use shunpike_shm::lane::{HEADER, MIN_WINDOW};
 use shunpike_shm::{Region, RegionError, arena, region};
 
 use crate::{Errno, memory, window};
@@ -57,7 +57,7 @@ pub fn first_mapped(ring: u32) -> usize {
 
 /// ... and its peer.
 pub fn first_attached(ring: u32) -> usize {
-    HEADER + ring.min(SMALL_WINDOW) as usize
+    HEADER + ring.min(MIN_WINDOW) as usize
 }
 
 /// Maps the first `len` bytes of a lane's memory.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, SMALL_WINDOW, Side};
+use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_shm::lock::{Guard, Section};
 use shunpike_shm::short;
 use shunpike_wire::Reason;
@@ -319,7 +319,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         if dmb.window() > u64::from(MIN_WINDOW) && memory::is_tight() {
             // What is unread stays where it is until it is read; TCP's buffers are what the limit allows.
             dmb = window::shrink_now(half, dmb, offset);
-            if dmb.window() > u64::from(SMALL_WINDOW) {
+            if dmb.window() > u64::from(MIN_WINDOW) {
                 conn::note(conn.block, Reason::MemoryRefused);
                 end(conn, fd, &dmb);
                 return Step::Again;

@@ -60,10 +60,8 @@ pub const fn ring_size(class: u8) -> usize {
 
 /// Largest size class, 16 MiB.
 pub const MAX_CLASS: u8 = 10;
-/// Window that a lane begins with, bytes: a page, so that one of a crowd that says little takes no more than that beside its words.
-pub const MIN_WINDOW: u32 = 4096;
-/// Largest window for messages, bytes: two of them stay in a core's first-level cache.
-pub const SMALL_WINDOW: u32 = 16384;
+/// Window that a lane begins with, bytes: two of them stay in a core's first-level cache.
+pub const MIN_WINDOW: u32 = 16384;
 
 /// generation (12 bits) | offset (48 bits) | flags (4 bits), in one 64-bit word.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
