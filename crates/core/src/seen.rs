@@ -31,6 +31,8 @@ mod bit {
     pub const VOID: u8 = 16;
     /// That has happened: nothing is supposed.
     pub const DOUBTED: u8 = 32;
+    /// It was nominated on what was supposed, which stands until it proves wrong: the peer may be found much later.
+    pub const SUPPOSED: u8 = 64;
     /// What says how it is read.
     pub const READS: u8 = READ | TOLD | SET;
 }
@@ -79,7 +81,14 @@ fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
     let seen = block.seen.load(Ordering::Relaxed);
     // Who has never read has had nothing to wait for but room, and a write that blocks waits itself.
     let only_writes = block.rx.tcp_bytes.load(Ordering::Relaxed) == 0;
-    seen & bit::READS != 0 || only_writes && (seen & bit::ROOM != 0 || blocks(fd)) || is_supposed(block, fd)
+    if seen & (bit::READS | bit::SUPPOSED) != 0 {
+        return true;
+    }
+    let is_enough = only_writes && (seen & bit::ROOM != 0 || blocks(fd)) || is_supposed(block, fd);
+    if is_enough {
+        note(block, bit::SUPPOSED);
+    }
+    is_enough
 }
 
 /// Whether it may be supposed that calls which never had to wait would.

@@ -274,7 +274,10 @@ fn matched(
     let is_early = eager::is_possible(conn.block);
     if !(if is_early { seen::is_likely(conn, fd) } else { seen::is_seen(conn, fd) }) {
         decline_match(session, id, conn.block, Reason::WaitsUnseen);
-        return postpone(conn.block, Reason::WaitsUnseen);
+        conn::note(conn.block, Reason::WaitsUnseen);
+        seen::put_off(conn.block);
+        go_on(conn.block, phase::WATCHED);
+        return;
     }
     let group = match group {
         Ok(group) => group,
