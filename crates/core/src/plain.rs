@@ -9,7 +9,7 @@ use shunpike_shm::arena::{Half, mode};
 
 use crate::conn::{self, phase};
 use crate::table::Conn;
-use crate::{eager, epoll, process, session};
+use crate::{eager, epoll, link, process, session, sys};
 
 /// What `rx` and `tx` have to know of.
 const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc::MSG_ZEROCOPY;
@@ -40,6 +40,13 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize) {
     let calls = if n > 0 { half.count_tcp(n) } else { 0 };
     // Only now: whoever sees nobody inside must see the bytes counted, too.
     half.leave();
+    // Refused by TCP, or cut short, while its lane opens: room in the ring is an edge then.
+    if core::ptr::eq(half, &conn.block.tx)
+        && link::registrations(conn.block).is_some()
+        && sys::poll_now(fd, libc::POLLOUT) == 0
+    {
+        conn.block.starved.fetch_add(1, Ordering::Relaxed);
+    }
     if n > 0 {
         epoll::by_tcp();
     }
