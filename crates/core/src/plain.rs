@@ -40,18 +40,24 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize) {
     let calls = if n > 0 { half.count_tcp(n) } else { 0 };
     // Only now: whoever sees nobody inside must see the bytes counted, too.
     half.leave();
-    // Refused by TCP, or cut short, while its lane opens: room in the ring is an edge then.
+    if n > 0 {
+        epoll::by_tcp();
+    }
+    if n == 0 || !is_young(conn, half, calls) {
+        heed_refusal(conn, half, fd);
+        if n > 0 {
+            conn::moved(conn, fd, calls);
+        }
+    }
+}
+
+/// A write that TCP refuses, or cuts short, while its lane opens: room in the ring is an edge then.
+fn heed_refusal(conn: Conn, half: &Half, fd: i32) {
     if core::ptr::eq(half, &conn.block.tx)
         && link::registrations(conn.block).is_some()
         && sys::poll_now(fd, libc::POLLOUT) == 0
     {
         conn.block.starved.fetch_add(1, Ordering::Relaxed);
-    }
-    if n > 0 {
-        epoll::by_tcp();
-    }
-    if n > 0 && !is_young(conn, half, calls) {
-        conn::moved(conn, fd, calls);
     }
 }
 
