@@ -74,7 +74,7 @@ print(told)
     connection.sendall(b"go")
     told = eval(other.stdout.readline())
 else:
-    libc, (SETUP, EVENTS, SUBMIT) = ctypes.CDLL(None, use_errno=True), (206, 208, 209)
+    libc, (SETUP, EVENTS, SUBMIT) = ctypes.CDLL(None, use_errno=True), (206, 208, 209) if os.uname().machine == "x86_64" else (0, 4, 2)
     context, events, time = ctypes.c_ulong(), ctypes.create_string_buffer(32), struct.pack("qq", 10, 0)
     assert libc.syscall(SETUP, 1, ctypes.byref(context)) == 0
     IOCB_CMD_POLL = 5

@@ -348,19 +348,11 @@ static double thread_cpu_seconds(void) {
     return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-static void ended_server(int fd) {
-    await();
-    send_all(fd, data, 100);
-    tell(), await();
-    shutdown(fd, SHUT_WR);
-    tell(), await();
-}
-
-/* ... of one that is killed: no hook is there to tell of it. */
 static void killed_server(int fd) {
     await();
     send_all(fd, data, 100);
     tell(), await();
+    /* as of one that is killed: no hook is there to tell of it */
     if (unseen_call(SYS_shutdown, fd, SHUT_WR, 0, 0)) die("shutdown");
     tell(), await();
 }
@@ -525,7 +517,7 @@ static const struct bed_case cases[] = {
     {"states", states_server, states_client},          {"edges", edges_server, edges_client},
     {"room", room_server, room_client},                {"mixed", mixed_server, mixed_client},
     {"inherited", inherited_server, inherited_client}, {"asked", asked_server, asked_client},
-    {"ended", ended_server, ended_client},             {"killed", killed_server, killed_client},
+    {"ended", asked_server, ended_client},             {"killed", killed_server, killed_client},
     {"elapsing", elapsing_server, elapsing_client},    {"shared", shared_server, shared_client},
     {"twice", twice_server, twice_client},             {"space", space_server, space_client},
     {NULL, NULL, NULL},

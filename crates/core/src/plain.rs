@@ -44,18 +44,20 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize) {
         epoll::by_tcp();
     }
     if n == 0 || !is_young(conn, half, calls) {
-        heed_refusal(conn, half, fd);
+        heed_refusal(conn, half, fd, n);
         if n > 0 {
             conn::moved(conn, fd, calls);
         }
     }
 }
 
-/// A write that TCP refuses, or cuts short, while its lane opens: room in the ring is an edge then.
-fn heed_refusal(conn: Conn, half: &Half, fd: i32) {
+/// A write that TCP refuses, or cuts short, while its lane opens: room in the ring is an edge then. One that is refused counts whatever TCP
+/// has by now, as the reader may have been faster; of one that moved `n` bytes the socket says whether it was cut short.
+#[inline(never)]
+fn heed_refusal(conn: Conn, half: &Half, fd: i32, n: usize) {
     if core::ptr::eq(half, &conn.block.tx)
         && link::registrations(conn.block).is_some()
-        && sys::poll_now(fd, libc::POLLOUT) == 0
+        && (n == 0 || sys::poll_now(fd, libc::POLLOUT) == 0)
     {
         conn.block.starved.fetch_add(1, Ordering::Relaxed);
     }

@@ -135,8 +135,8 @@ pub fn verify(fd: BorrowedFd<'_>, len: usize) -> Result<(), RegionError> {
 /// mapped, which nobody may look at, nor has a child by fork.
 pub fn keep_open(fd: BorrowedFd<'_>) -> Result<(), RegionError> {
     // Not counted among the mappings: a child has the counts, but not this one.
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
     let base =
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         unsafe { rustix::mm::mmap(core::ptr::null_mut(), PAGE, ProtFlags::empty(), MapFlags::SHARED, fd, 0) }
             .map_err(RegionError::Map)?;
     let page = Region { base: base.cast(), len: PAGE };

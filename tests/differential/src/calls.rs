@@ -354,8 +354,8 @@ fn receive_once(fd: RawFd, by: RecvBy, to: &mut [u8], again: bool) -> (i64, Vec<
 
 fn raw(number: i64, a: i64, b: i64, c: i64, d: i64, e: i64, f: i64) -> i64 {
     let result;
-    // SAFETY: a wait, with memory that its caller keeps.
     #[cfg(target_arch = "x86_64")]
+    // SAFETY: a wait, with memory that its caller keeps.
     unsafe {
         std::arch::asm!(
             "syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,

@@ -490,8 +490,9 @@ fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
     }
 }
 
-/// Whether the kernel may keep our silent entry for a while: it stands for edges, all of which the program has been told of; or the set
-/// is still the parent's, who would hear twice of what it manages. The child gives it back where it uses the set itself (`own`).
+/// Whether the kernel may keep our silent entry for a while. It may where the entry stands for edges, all of which the program has been
+/// told of. It must where the set is still the parent's: the parent would hear twice of what it manages. A child that uses the set itself
+/// gives the entry back (`own`).
 fn lingers(reg: &Reg) -> bool {
     let is_parents = reg.set.get().is_some_and(is_inherited);
     if is_parents && reg.managed.get() && !reg.parked.get() {
