@@ -65,9 +65,12 @@ def test_java_starts_a_program(world, java, bed):
     accel, port = Accel(world, "both"), free_port()
     server = accel.server("server", [bed / "spawns", "server", port]).wait_listening(port)
     client = accel.client("client", [*java, "spawn", port, 1], stdin=subprocess.PIPE)
-    until(lambda: client.out == "spawned 0\n", client.describe, seconds=30)
     rows = lambda: [(row["mode"], row["reason"]) for row in accel.broker.connections()]
-    until(lambda: rows() == [("SMCD", None)] * 2, lambda: f"both ends on a lane again: {rows()}", seconds=30)
+    on_a_lane = lambda: rows() == [("SMCD", None)] * 2
+    until(on_a_lane, lambda: f"both ends on a lane: {rows()}", seconds=30)
+    os.write(client.popen.stdin.fileno(), b"\n")
+    until(lambda: client.out == "spawned 0\n", client.describe, seconds=30)
+    until(on_a_lane, lambda: f"both ends on a lane again: {rows()}", seconds=30)
     assert json.loads(accel.broker.tool("stats", "--json"))["connections"]["revoked"] > 0, "it had left it"
     os.write(client.popen.stdin.fileno(), b"\n")
     client.popen.stdin.close()

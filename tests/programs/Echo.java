@@ -42,15 +42,17 @@ public final class Echo {
         }
     }
 
-    /** Starts a program in the midst of a dialogue, which goes on until standard input ends. The program inherits nothing of it. */
+    /** A dialogue, in the midst of which the first line of standard input starts a program, which inherits nothing of it. The second ends it. */
     private static void spawn(int port) throws Exception {
         try (Socket socket = new Socket("127.0.0.1", port)) {
             byte[] message = new byte[64];
-            for (int round = 0; System.in.available() == 0; round++) {
+            for (int lines = 0; lines < 2; ) {
                 socket.getOutputStream().write(message);
                 socket.getInputStream().readNBytes(message, 0, message.length);
-                if (round == 200) {
-                    System.out.println("spawned " + new ProcessBuilder("true").start().waitFor());
+                if (System.in.available() > 0) {
+                    System.in.read();
+                    lines++;
+                    if (lines == 1) System.out.println("spawned " + new ProcessBuilder("true").start().waitFor());
                 }
             }
         }
