@@ -10,7 +10,7 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::trace::Sleep;
 use crate::wait;
-use crate::{conn, cork, eager, epoll, process, ready, rx, session, sys, tenants, tx, upgrade, user};
+use crate::{conn, cork, eager, epoll, process, ready, rx, seen, session, sys, tenants, tx, upgrade, user};
 
 /// Where no lane can open for so long, nobody needs to ring.
 const STAYS_NS: u64 = 10_000_000;
@@ -19,9 +19,12 @@ const FEW: usize = 64;
 
 /// Whether a descriptor of the call is, or may come while it sleeps, on a lane: use `poll`. Else libc's business.
 pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
-    let ours = fds.iter().any(|one| ours(one.fd));
-    if !ours || !sys::is_single_threaded() {
-        return ours;
+    if !fds.iter().any(|one| ours(one.fd)) {
+        return false;
+    }
+    seen::polls();
+    if !sys::is_single_threaded() {
+        return true;
     }
     // Nobody else could open a lane meanwhile, unless the broker is to be heard. A handler that does ends the call.
     session::pump_if_news();
@@ -47,6 +50,7 @@ pub fn poll(
     timeout: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
+    seen::polls();
     session::pump_if_news();
     let Some(mut kernel) = Scratch::new(fds.len() + 2) else { return Err(Errno::NOMEM) };
     poll_with(fds, kernel.slice(), timeout, mask)

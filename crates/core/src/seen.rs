@@ -50,8 +50,8 @@ const AGAIN_US: u64 = 1_000;
 /// ... so often.
 const DOUBLINGS: u8 = 8;
 
-/// poll or select has told of a socket of ours in this process.
-static TOLD: AtomicBool = AtomicBool::new(false);
+/// poll or select was called on a connection of this process, or has told of a socket of ours.
+static POLLS: AtomicBool = AtomicBool::new(false);
 /// A read of a socket of ours has waited in this process.
 static WAITED: AtomicBool = AtomicBool::new(false);
 /// Ticks before which nothing is supposed.
@@ -117,7 +117,7 @@ pub(crate) fn is_likely(conn: Conn, fd: i32) -> bool {
         Waited::Nowhere => {
             conn.block.seen.load(Ordering::Relaxed) & !bit::DOUBTED != 0
                 || blocks(fd)
-                || TOLD.load(Ordering::Relaxed)
+                || POLLS.load(Ordering::Relaxed)
                 || epoll::any_waited()
         }
     }
@@ -197,8 +197,14 @@ pub fn told_of(fd: i32, events: i16) {
         Entry::Socket => {}
         _ => return,
     }
-    if !TOLD.load(Ordering::Relaxed) {
-        TOLD.store(true, Ordering::Relaxed);
+    polls();
+}
+
+/// poll or select is called on a connection. The match that a peer waits for (`--eager`) may come while the first such call sleeps.
+#[inline]
+pub(crate) fn polls() {
+    if !POLLS.load(Ordering::Relaxed) {
+        POLLS.store(true, Ordering::Relaxed);
     }
 }
 
