@@ -26,8 +26,8 @@ def victim(request, world, bed):
     return accel, accel.server("victim", argv).wait_listening(port), port
 
 
-def attack(accel, port, pid, rounds, only=()):
-    argv = [HOSTILE, accel.broker.socket, f"127.0.0.1:{port}", pid, SEED, rounds, *only]
+def attack(accel, port, pid, rounds, only=(), seed=SEED):
+    argv = [HOSTILE, accel.broker.socket, f"127.0.0.1:{port}", pid, seed, rounds, *only]
     return accel.world.start("hostile", argv)
 
 
@@ -65,6 +65,14 @@ def test_loans(victim):
     """Of what is not there, is not the peer's, or was read already."""
     accel, server, port = victim
     attack(accel, port, server.pid, 120, ["Lend"]).finish(SECONDS)
+    stood(accel, server)
+
+
+@pytest.mark.parametrize("victim", ["trusting"], indirect=True)
+def test_loans_that_poll_told_of(victim):
+    """The read finds them gone, asks for them by TCP, and is never answered: it waited for ever in round 19 of this seed."""
+    accel, server, port = victim
+    attack(accel, port, 0, 20, ["Lend"], seed=1).finish(SECONDS)
     stood(accel, server)
 
 

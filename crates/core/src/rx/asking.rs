@@ -4,18 +4,24 @@
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
-use super::{NEWS, Step, finish, taken};
+use super::{NEWS, Step, dmb, finish, taken};
 use crate::table::Conn;
-use crate::{conn, link, sys, wait};
+use crate::{clock, conn, link, sys, wait};
+
+/// A sender that is asked answers in its next call, and is woken for it. poll() may have told of these bytes, and the program waits for
+/// nothing else meanwhile: after so long they are lost, microseconds.
+const ASKED_US: u64 = 5_000_000;
 
 /// Asks. `prod`: the producer's word as it was before the bytes could not be read. Under the receive lock.
 #[cold]
 pub(super) fn begin(conn: Conn, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
     let words = dmb.words();
     words.answer(false);
+    conn.block.rx.full_since.store(clock::ticks(), Ordering::Relaxed);
     let generation = conn.block.rx.generation.load(Ordering::Relaxed);
     match words.flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END) {
         Ok(_) => {
@@ -42,11 +48,23 @@ pub(super) fn step(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> 
     let is_over = sys::tcp_shows(fd, NEWS) & !(libc::POLLIN | libc::POLLPRI) != 0;
     if dmb.words().cons().has(Cursor::TAKEN) {
         taken(conn, dmb, prod, at, fd)
-    } else if is_over {
+    } else if is_over || left(&conn.block.rx) == 0 {
         lost(conn, fd)
     } else {
         Step::Empty
     }
+}
+
+/// For how long an answer is waited for, nanoseconds; `None` where nothing was asked. Within a critical section.
+pub(super) fn bound(half: &Half) -> Option<u64> {
+    let is_asked = half.mode.load(Ordering::Relaxed) == mode::LANE
+        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE));
+    is_asked.then(|| left(half))
+}
+
+fn left(half: &Half) -> u64 {
+    let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
+    clock::to_ns(clock::from_us(ASKED_US).saturating_sub(since))
 }
 
 /// Bytes that were sent are not to be had any more. Under the receive lock.

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Side};
 
-use super::{DEBT_US, NEWS, dmb, tcp_check_us};
+use super::{DEBT_US, NEWS, asking, dmb, tcp_check_us};
 use crate::blocking::Blocking;
 use crate::table::Conn;
 use crate::tls::critical;
@@ -221,7 +221,11 @@ impl Wait {
         let debt = DEBT_US * 1000 + 1;
         let in_debt = conn.block.rx.mode.load(Ordering::Relaxed) == mode::DEBT;
         let most = if in_debt { Some(debt) } else { cork::sleeps_at_most(&conn.block.rx) };
-        let nap = most.into_iter().chain(tx::unheard(conn, fd)).chain(remaining).min();
+        let asked = {
+            let _critical = critical();
+            asking::bound(&conn.block.rx)
+        };
+        let nap = most.into_iter().chain(asked).chain(tx::unheard(conn, fd)).chain(remaining).min();
         match wait::sleep(conn.block, fd, NEWS | owed, nap) {
             Woken::Timeout if remaining.is_none_or(|left| nap.is_some_and(|nap| nap < left)) => {
                 Ok(Woken::Look)
