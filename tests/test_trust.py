@@ -137,7 +137,7 @@ def test_another_users_runtime_directory_is_not_used(world):
     """As after sudo or su: its owner could put another directory in the place of ours."""
     at = directory(world, OTHER, 0o700)
     looks = lambda path: subprocess.run([BINARY, "info"], env=world.env | {"XDG_RUNTIME_DIR": str(path)}, capture_output=True, text=True, timeout=20).stderr  # fmt: skip
-    assert str(at) not in looks(at)
+    assert f"{at}/shunpike" not in looks(at) and f"{at} is not yours alone, and was left aside" in looks(at)
     assert str(world.runtime) in looks(world.runtime)
 
 

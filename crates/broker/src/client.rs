@@ -133,12 +133,13 @@ fn ask(socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryEr
     }
 }
 
-/// The user of the process that listens at `path`; `None` where none does. Never waits.
-pub fn who_serves(path: &Path) -> Option<u32> {
+/// The user of the process that listens at `path`. Never waits. Errors: what connecting said.
+pub fn who_serves(path: &Path) -> std::io::Result<u32> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
-    rustix::net::connect(&fd, &SocketAddrUnix::new(path).ok()?).ok()?;
-    crate::sockopt::peer_credentials(fd.as_fd()).map(|(_, uid)| uid)
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    let (_, uid) = crate::sockopt::peer_credentials(fd.as_fd()).ok_or(Errno::NOTCONN)?;
+    Ok(uid)
 }
 
 /// A tap's session: rings go to the broker, which gives them to programs and says which.

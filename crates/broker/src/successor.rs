@@ -24,6 +24,6 @@ impl Successor {
     /// Whether it serves, and our programs may go there. Never waits.
     pub fn serves(&self) -> bool {
         Place::of(self.socket.as_os_str().as_bytes())
-            .is_ok_and(|place| crate::who_serves(&self.socket).is_some_and(|uid| place.may_serve(uid)))
+            .is_ok_and(|place| crate::who_serves(&self.socket).is_ok_and(|uid| place.may_serve(uid)))
     }
 }

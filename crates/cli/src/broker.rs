@@ -3,7 +3,6 @@
 use crate::args::Broker;
 use crate::error::Error;
 use crate::socket;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunpike_broker::policy::{self, Policy};
 use shunpike_broker::report::Failure;
 use shunpike_broker::settings::{Knob, Origin, Setting};
@@ -54,14 +53,33 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let _ = env::set_current_dir("/");
     shunpike_broker::run(config.clone(), Some(stop.as_fd())).map_err(Error::Broker)?;
     let is_superseded = || config.successor.as_ref().is_some_and(Successor::serves);
-    while !is_told_to_end(&stop) && !is_superseded() && is_named_by_programs(&config.socket) {
+    loop {
+        if let Some(told) = told_to_end(&stop) {
+            tracing::info!(
+                signal = signal_name(told.signal),
+                by_pid = told.pid,
+                by_uid = told.uid,
+                "told to end"
+            );
+            return Ok(());
+        }
+        if is_superseded() {
+            tracing::info!("ends: the broker that it was to leave for serves");
+            return Ok(());
+        }
+        if !is_named_by_programs(&config.socket) {
+            tracing::info!("ends: idle, and no program is left that could come");
+            return Ok(());
+        }
         match shunpike_broker::run(config.clone(), Some(stop.as_fd())) {
             // Started meanwhile by a `run` that found none.
-            Err(BrokerError::AlreadyServed { .. }) => break,
+            Err(BrokerError::AlreadyServed { .. }) => {
+                tracing::info!("ends: another broker serves there meanwhile");
+                return Ok(());
+            }
             other => other.map_err(Error::Broker)?,
         }
     }
-    Ok(())
 }
 
 /// What the environment says of settings.
@@ -122,9 +140,28 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn is_told_to_end(stop: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(stop, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+/// Who told the broker to end.
+struct Told {
+    signal: i32,
+    pid: u32,
+    uid: u32,
+}
+
+/// Takes the signal that has come, if one has.
+fn told_to_end(stop: &OwnedFd) -> Option<Told> {
+    // struct signalfd_siginfo: ssi_signo, ssi_errno, ssi_code, ssi_pid, ssi_uid, then what does not matter here.
+    let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+    rustix::io::read(stop, &mut info).ok()?;
+    let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    Some(Told { signal: word(0) as i32, pid: word(12), uid: word(16) })
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGINT => "SIGINT",
+        _ => "SIGHUP",
+    }
 }
 
 /// Whether a process that we may look into was started with `socket` as its broker's.

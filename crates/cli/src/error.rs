@@ -1,5 +1,7 @@
 //! What can go wrong in a tool: what failed, on what, and what to do about it.
 
+use crate::program;
+use crate::socket::{self, Tried};
 use crate::tools::tap::FilterError;
 use shunpike_broker::policy::PolicyError;
 use shunpike_broker::report::Failure;
@@ -15,7 +17,7 @@ pub enum Error {
     /// No broker answers at any of these sockets.
     NoBroker {
         /// Where it was looked for.
-        tried: Vec<PathBuf>,
+        tried: Vec<Tried>,
     },
     /// The broker was reached, and gave no answer.
     Query(QueryError),
@@ -53,7 +55,11 @@ pub enum Error {
         command: String,
         /// Why.
         source: io::Error,
+        /// What it needs and is not there.
+        missing: Option<program::Missing>,
     },
+    /// `linkgroup` of one that there is not.
+    NoLinkGroup(u32),
     /// A file could not be written.
     Write {
         /// The file.
@@ -127,12 +133,25 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NoBroker { tried } => write!(
-                f,
-                "no broker answers at {}; start a program with 'shunpike run', or a broker with 'shunpike \
-                 broker', or name its socket with --socket",
-                list(tried)
-            ),
+            Error::NoBroker { tried } => {
+                write!(f, "no broker answers at {}", list(tried))?;
+                if let Some(stale) = socket::stale_runtime_directory() {
+                    write!(f, "; {stale}, and was left aside")?;
+                }
+                if tried.iter().any(Tried::is_forbidden) {
+                    // Who may ask is the broker's policy to say.
+                    return write!(
+                        f,
+                        "; its users are those who may enter its directory: ask as one of them, or as root, or name another \
+                         socket with --socket, or start a program with 'shunpike run'"
+                    );
+                }
+                write!(
+                    f,
+                    "; start a program with 'shunpike run', or a broker with 'shunpike broker', or name its socket with \
+                     --socket"
+                )
+            }
             Error::Query(error) => write!(f, "{error}; is it overloaded or stopped?"),
             Error::Answer { socket, reason } => write!(
                 f,
@@ -144,7 +163,7 @@ impl fmt::Display for Error {
             Error::NoLibrary { tried } => write!(
                 f,
                 "libshunpike.so is not at {}; install it there or set SHUNPIKE_LIB to its path",
-                list(tried)
+                list(&tried.iter().map(|path| path.display()).collect::<Vec<_>>())
             ),
             Error::SettingsOfOthers { socket } => write!(
                 f,
@@ -167,11 +186,17 @@ impl fmt::Display for Error {
                  move it, or set SHUNPIKE_LIB to a copy",
                 path.display()
             ),
-            Error::Exec { command, source } if source.kind() == io::ErrorKind::NotFound => {
+            Error::Exec { command, missing: Some(missing), .. } => {
+                write!(f, "cannot run '{command}': {missing}")
+            }
+            Error::Exec { command, source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 write!(f, "cannot run '{command}': not found; check the name and PATH")
             }
-            Error::Exec { command, source } => {
+            Error::Exec { command, source, .. } => {
                 write!(f, "cannot run '{command}': {source}; is it an executable program?")
+            }
+            Error::NoLinkGroup(id) => {
+                write!(f, "no link group {id:08x}; 'shunpike linkgroup' lists those that there are")
             }
             Error::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
             Error::Target { target, why } => {
@@ -209,7 +234,19 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-fn list(paths: &[PathBuf]) -> String {
-    let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+impl From<QueryError> for Error {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::NoBroker { socket, error } => {
+                Error::NoBroker { tried: vec![Tried::new(socket, error)] }
+            }
+            QueryError::Refused(failure) => Error::Refused(failure),
+            other => Error::Query(other),
+        }
+    }
+}
+
+fn list(places: &[impl ToString]) -> String {
+    let names: Vec<String> = places.iter().map(ToString::to_string).collect();
     names.join(" or ")
 }

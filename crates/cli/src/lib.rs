@@ -28,7 +28,8 @@ pub fn command_line() -> u8 {
             return 2;
         }
     };
-    match dispatch(Cli::parse_from(arguments)) {
+    let parsed = Cli::try_parse_from(arguments).unwrap_or_else(|error| names::with_tip(error).exit());
+    match dispatch(parsed) {
         Ok(true) => 0,
         // What was asked about is not so, and has been said.
         Ok(false) => 1,

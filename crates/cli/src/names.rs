@@ -1,5 +1,7 @@
 //! The names of smc-tools: links to this program that are called as those tools are.
 
+use crate::args::Cli;
+use clap::CommandFactory;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -22,6 +24,29 @@ pub fn translated(arguments: impl Iterator<Item = OsString>) -> Result<Vec<OsStr
     };
     arguments.extend(own);
     Ok(arguments)
+}
+
+/// The subcommand that was meant goes with the error that there is none of the name given. clap itself finds no word as short as `run`
+/// behind two letters in the wrong order.
+pub fn with_tip(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let given = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(given)) if error.kind() == ErrorKind::InvalidSubcommand => given.to_owned(),
+        _ => return error,
+    };
+    if error.get(ContextKind::SuggestedSubcommand).is_none() {
+        let command = Cli::command();
+        let shown = command.get_subcommands().filter(|one| !one.is_hide_set()).map(|one| one.get_name());
+        let nearest = shown
+            .map(|name| (strsim::damerau_levenshtein(name, &given), name))
+            .min()
+            .filter(|&(edits, name)| edits == 1 && name.len() > 1);
+        if let Some((_, name)) = nearest {
+            let tip = ContextValue::Strings(vec![name.to_owned()]);
+            error.insert(ContextKind::SuggestedSubcommand, tip);
+        }
+    }
+    error
 }
 
 /// Whether Wireshark calls, as it does the programs of its extcap directory: without a subcommand.

@@ -70,14 +70,77 @@ fn is_executable(file: &Path) -> bool {
 
 fn behind_scripts(mut file: PathBuf) -> io::Result<PathBuf> {
     for _ in 0..SCRIPTS {
-        let mut start = Vec::new();
-        open_regular(&file)?.take(256).read_to_end(&mut start)?;
-        let Some(line) = start.strip_prefix(b"#!") else { break };
-        let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
-        let name = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-        file = OsStr::from_bytes(name).into();
+        let Some(name) = interpreter(&file)? else { break };
+        // What is white to us is part of the name to the kernel, but who has such a file is told so when it runs.
+        file = OsStr::from_bytes(name.trim_ascii()).into();
     }
     Ok(file)
+}
+
+/// The interpreter that a script names, as the kernel reads the line: a carriage return before its end belongs to the name.
+fn interpreter(script: &Path) -> io::Result<Option<Vec<u8>>> {
+    let mut start = Vec::new();
+    open_regular(script)?.take(256).read_to_end(&mut start)?;
+    let Some(line) = start.strip_prefix(b"#!") else { return Ok(None) };
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let is_blank = |byte: &u8| b" \t".contains(byte);
+    Ok(line.split(is_blank).find(|word| !word.is_empty()).map(<[u8]>::to_vec))
+}
+
+/// What a program needs that is not there, so that exec says of the program itself that it is not found.
+#[derive(Debug)]
+pub enum Missing {
+    /// The program that its first line names;
+    Interpreter { of: PathBuf, name: String },
+    /// ... which ends as lines end on other systems.
+    CarriageReturn { of: PathBuf },
+    /// The dynamic loader.
+    Loader { of: PathBuf, name: String },
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Missing::Interpreter { of, name } => write!(
+                f,
+                "its interpreter '{name}' is not found; correct the first line of {}, or install what it names",
+                of.display()
+            ),
+            Missing::CarriageReturn { of } => write!(
+                f,
+                "the first line of {0} ends with a carriage return, which the kernel takes for a part of the interpreter's name; \
+                 convert the file, as with 'sed -i \"s/\\r$//\" {0}'",
+                of.display()
+            ),
+            Missing::Loader { of, name } => write!(
+                f,
+                "the dynamic loader '{name}' of {} is not found; is it built for another system?",
+                of.display()
+            ),
+        }
+    }
+}
+
+/// What the program in `file` needs and lacks, as far as it can be read.
+pub fn missing(file: &Path) -> Option<Missing> {
+    let mut file = file.to_owned();
+    for _ in 0..SCRIPTS {
+        let Some(name) = interpreter(&file).ok()? else { break };
+        let next = PathBuf::from(OsStr::from_bytes(&name));
+        if !next.exists() {
+            let name = String::from_utf8_lossy(&name).into_owned();
+            let of = file;
+            return Some(match name.strip_suffix('\r') {
+                Some(_) => Missing::CarriageReturn { of },
+                None => Missing::Interpreter { of, name },
+            });
+        }
+        file = next;
+    }
+    let loader = Elf::read(&file).ok()??.loader?;
+    let loader = loader.strip_suffix(b"\0").unwrap_or(&loader);
+    let is_there = Path::new(OsStr::from_bytes(loader)).exists();
+    (!is_there).then(|| Missing::Loader { of: file, name: String::from_utf8_lossy(loader).into_owned() })
 }
 
 /// Opens a file to look into it. What is no ordinary file cannot be executed either, and a pipe would have us wait for a writer.

@@ -226,7 +226,9 @@ fn exec(command: &[OsString], environment: Environment) -> Error {
     // keep alive; clap requires at least one argument, so argv[0] is a string.
     unsafe { libc::execvpe(argv[0], argv.as_ptr(), envp.as_ptr()) };
     let source = io::Error::last_os_error();
-    Error::Exec { command: command[0].to_string_lossy().into_owned(), source }
+    let is_missing = source.kind() == io::ErrorKind::NotFound;
+    let missing = program::find(&command[0]).filter(|_| is_missing).and_then(|file| program::missing(&file));
+    Error::Exec { command: command[0].to_string_lossy().into_owned(), source, missing }
 }
 
 #[cfg(test)]

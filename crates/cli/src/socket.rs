@@ -3,7 +3,9 @@
 use crate::error::Error;
 use shunpike_shm::place::Place;
 use std::env;
+use std::fmt;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -29,35 +31,87 @@ pub fn named(option: Option<PathBuf>) -> Option<PathBuf> {
 /// The user's private broker's socket.
 pub fn private() -> PathBuf {
     // Of another user's after sudo or su, who could put another directory in the place of ours there.
-    match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| is_ours(dir)) {
+    match runtime_directory().filter(|dir| is_ours(dir)) {
         Some(dir) => dir.join("shunpike/broker.sock"),
         None => format!("/tmp/shunpike-{}/broker.sock", rustix::process::geteuid().as_raw()).into(),
     }
 }
 
+fn runtime_directory() -> Option<PathBuf> {
+    env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// A place where a broker was looked for.
+#[derive(Debug)]
+pub struct Tried {
+    /// The socket.
+    pub path: PathBuf,
+    /// Why nothing was heard there: what connecting said, or that it was not tried.
+    why: Silence,
+}
+
+#[derive(Debug)]
+enum Silence {
+    Refused(io::Error),
+    NotOurs,
+}
+
+impl Tried {
+    /// Of a socket where no broker was heard.
+    pub fn new(path: PathBuf, error: io::Error) -> Self {
+        Self { path, why: Silence::Refused(error) }
+    }
+
+    /// Whether there may be a broker that this user may not ask.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(&self.why, Silence::Refused(error) if error.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.why {
+            Silence::Refused(error) => match error.kind() {
+                io::ErrorKind::NotFound => write!(f, "{path} (not there)"),
+                io::ErrorKind::ConnectionRefused => write!(f, "{path} (nobody listens)"),
+                io::ErrorKind::PermissionDenied => write!(f, "{path} (permission denied)"),
+                _ => write!(f, "{path} ({error})"),
+            },
+            Silence::NotOurs => write!(f, "{path} (not asked: others could have put it there)"),
+        }
+    }
+}
+
+/// What is wrong with XDG_RUNTIME_DIR, which is therefore left aside; `None` where it is used or not set.
+pub fn stale_runtime_directory() -> Option<String> {
+    let dir = runtime_directory().filter(|dir| !is_ours(dir))?;
+    let why = if dir.exists() { "is not yours alone" } else { "is not there" };
+    Some(format!("XDG_RUNTIME_DIR={} {why}", dir.display()))
+}
+
 /// The socket at which a broker answers: `named`, or else the first of the default ones.
 pub fn answering(named: Option<PathBuf>) -> Result<PathBuf, Error> {
-    let tried = match named {
-        Some(path) => vec![path],
-        None => {
-            let private = private();
-            let mut paths = vec![SYSTEM.into()];
-            // Whoever serves this socket is given our connections: it must be ourselves.
-            if owned_by_us(&private) {
-                paths.push(private);
-            }
-            paths
+    let is_named = named.is_some();
+    let places = named.map_or_else(|| vec![SYSTEM.into(), private()], |path| vec![path]);
+    let mut tried = Vec::new();
+    for path in places {
+        // Whoever serves this socket is given our connections: it must be ourselves.
+        if !is_named && path != Path::new(SYSTEM) && !owned_by_us(&path) {
+            tried.push(Tried { path, why: Silence::NotOurs });
+            continue;
         }
-    };
-    match tried.iter().find(|path| answers(path)) {
-        Some(path) => Ok(path.clone()),
-        None => Err(Error::NoBroker { tried }),
+        match shunpike_broker::who_serves(&path) {
+            Ok(_) => return Ok(path),
+            Err(error) => tried.push(Tried::new(path, error)),
+        }
     }
+    Err(Error::NoBroker { tried })
 }
 
 /// Whether a broker listens at `path`. Never blocks.
 pub fn answers(path: &Path) -> bool {
-    shunpike_broker::who_serves(path).is_some()
+    shunpike_broker::who_serves(path).is_ok()
 }
 
 /// Whether nobody else can have put a socket at `path`, because its directory is ours alone. So it is when
@@ -82,7 +136,7 @@ fn is_ours(directory: &Path) -> bool {
 
 /// Whose broker listens at `path`, if it is one to which programs of this user would say nothing.
 pub fn foreign(path: &Path) -> Option<String> {
-    let uid = shunpike_broker::who_serves(path)?;
+    let uid = shunpike_broker::who_serves(path).ok()?;
     match Place::of(path.as_os_str().as_bytes()) {
         Ok(place) if place.may_serve(uid) => None,
         Ok(_) => Some(format!("uid {uid} serves at {}, who is neither you nor root", path.display())),

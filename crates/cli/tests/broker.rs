@@ -4,7 +4,10 @@ mod bed;
 
 use bed::{Bed, errors, text, until};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 const SYSTEM: &str = "/run/shunpike/broker.sock";
 
@@ -114,6 +117,48 @@ fn tools_without_a_broker_say_where_they_looked_and_what_to_do() {
         let message = errors(&output);
         assert_eq!(message.lines().count(), 1, "{tool:?}: {message}");
         assert!(message.contains(&socket) && message.contains("shunpike run"), "{tool:?}: {message}");
+    }
+}
+
+#[test]
+fn a_broker_that_may_not_be_asked_is_not_one_that_is_missing() {
+    let bed = Bed::new();
+    let socket = bed.path("none.sock").display().to_string();
+    assert!(errors(&bed.output(&["--socket", &socket, "info"])).contains("(not there)"));
+    drop(std::os::unix::net::UnixListener::bind(&socket).expect("a socket"));
+    assert!(errors(&bed.output(&["--socket", &socket, "info"])).contains("(nobody listens)"));
+    let closed = bed.path("closed");
+    fs::create_dir(&closed).expect("directory");
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).expect("mode");
+    let socket = closed.join("broker.sock").display().to_string();
+    let message = errors(&stranger(&bed).args(["--socket", &socket, "info"]).output().expect("shunpike"));
+    assert!(message.contains("permission denied") && message.contains("as root"), "{message}");
+}
+
+/// The command as a user who has no broker: not root, who may enter every directory.
+fn stranger(bed: &Bed) -> Command {
+    if !rustix::process::getuid().is_root() {
+        return bed.shunpike();
+    }
+    // Where the tests were built, nobody else may come, perhaps.
+    let copy = bed.path("shunpike-of-another");
+    fs::copy(env!("CARGO_BIN_EXE_shunpike"), &copy).expect("copy");
+    fs::set_permissions(bed.path(""), fs::Permissions::from_mode(0o755)).expect("mode");
+    let mut command = bed.command(copy.to_str().expect("UTF-8"));
+    command.uid(65533).gid(65533);
+    command
+}
+
+#[test]
+fn a_stale_runtime_directory_is_named() {
+    let bed = bed_without_system_broker();
+    let mut tool = stranger(&bed);
+    tool.arg("info").env("XDG_RUNTIME_DIR", bed.path("gone"));
+    let message = errors(&tool.output().expect("shunpike"));
+    assert!(message.contains("gone is not there, and was left aside"), "{message}");
+    if rustix::process::getuid().is_root() {
+        let message = errors(&stranger(&bed).arg("info").output().expect("shunpike"));
+        assert!(message.contains("is not yours alone, and was left aside"), "{message}");
     }
 }
 

@@ -65,6 +65,18 @@ fn wrong_usage_is_status_2_and_says_what_is_right() {
 }
 
 #[test]
+fn a_subcommand_that_is_nearly_one_is_recognised() {
+    let bed = Bed::new();
+    for (given, meant) in [("rnu", "run"), ("rn", "run"), ("sss", "ss"), ("statz", "stats"), ("chck", "chk")]
+    {
+        let output = bed.output(&[given]);
+        assert_eq!(output.status.code(), Some(2), "{given}");
+        assert!(errors(&output).contains(&format!("'{meant}'")), "{given}: {}", errors(&output));
+    }
+    assert!(!errors(&bed.output(&["frobnicate"])).contains("tip"), "nothing is near");
+}
+
+#[test]
 fn every_code_is_listed() {
     let bed = Bed::new();
     let list = text(&bed.output(&["explain", "--codes"]));

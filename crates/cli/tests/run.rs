@@ -85,6 +85,41 @@ fn a_command_that_cannot_run_is_told_as_a_shell_does() {
 }
 
 #[test]
+fn what_a_command_lacks_is_not_taken_for_its_own_name() {
+    let bed = Bed::new();
+    let script = |name: &str, line: &str| {
+        let path = bed.path(name);
+        fs::write(&path, format!("{line}\necho hi\n")).expect("script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
+        path.display().to_string()
+    };
+    let outer = script("inner", "#!/no/such/interpreter -x");
+    for (path, what, hint) in [
+        (script("a", "#!/no/such/interpreter"), "/no/such/interpreter", "first line"),
+        (script("b", &format!("#! {outer}")), "/no/such/interpreter", &*outer),
+        (script("c", "#!/bin/sh\r"), "carriage return", "sed -i"),
+        (
+            bed.compile("d", "int main(void) { return 0; }", &["-Wl,--dynamic-linker=/no/such/ld.so"])
+                .display()
+                .to_string(),
+            "/no/such/ld.so",
+            "another system",
+        ),
+    ] {
+        let output = alone(&bed, &[&path]);
+        assert_eq!(output.status.code(), Some(127), "{path}");
+        let message = errors(&output);
+        assert!(message.contains(what) && message.contains(hint), "{path}: {message}");
+        assert!(message.contains(&path) && !message.contains("check the name"), "{path}: {message}");
+    }
+    // What sed is told mends it.
+    let crlf = bed.path("c");
+    let sed = std::process::Command::new("sed").args(["-i", "s/\r$//"]).arg(&crlf).status();
+    assert!(sed.expect("sed").success());
+    assert_eq!(text(&alone(&bed, &[crlf.to_str().expect("UTF-8")])), "hi\n");
+}
+
+#[test]
 fn a_missing_or_unusable_library_is_an_error_of_its_own() {
     let bed = Bed::new();
     let run = |library: &str| {

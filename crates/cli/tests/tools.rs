@@ -242,6 +242,8 @@ fn what_the_broker_refuses_is_status_1_in_one_line_that_says_what_to_do() {
         (&["sysctl", "-w", "spin_us"], "spin_us", "NAME=VALUE"),
         (&["sysctl", "net.smc.autocorking_size"], "autocorking_size", "held back"),
         (&["explain", "1"], "1", "shunpike run"),
+        (&["linkgroup", "show", "77"], "00000077", "shunpike linkgroup"),
+        (&["linkgroup", "link-show", "77"], "00000077", "shunpike linkgroup"),
         (&["revoke", "1:5"], "PID 1, descriptor 5", "shunpike ss"),
     ] {
         let output = ask(&bed, arguments);
@@ -260,13 +262,19 @@ fn a_broker_told_to_end_leaves_no_socket() {
     for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT, rustix::process::Signal::HUP]
     {
         let socket = bed.path(&format!("{}/broker.sock", signal.as_raw())).display().to_string();
+        let log = bed.path("log");
         let mut broker = bed.shunpike();
-        broker.args(["broker", "--private", "--socket", &socket]).stderr(std::process::Stdio::null());
+        broker.args(["broker", "--private", "--socket", &socket]);
+        broker.stderr(std::fs::File::create(&log).expect("log"));
         let mut broker = broker.spawn().expect("broker");
         bed::until("it serves", || bed.broker(socket.as_ref()).is_some());
         let pid = rustix::process::Pid::from_child(&broker);
         rustix::process::kill_process(pid, signal).expect("ours");
         assert!(broker.wait().expect("status").success(), "{signal:?}");
         assert!(!std::path::Path::new(&socket).exists(), "{signal:?}");
+        let log = std::fs::read_to_string(&log).expect("log");
+        let last = log.lines().last().unwrap_or_default();
+        let sender = format!("by_pid={}", std::process::id());
+        assert!(last.contains("told to end") && last.contains(&sender), "{signal:?}: {log}");
     }
 }

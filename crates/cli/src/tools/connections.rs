@@ -142,9 +142,11 @@ fn inode(connection: &Connection) -> Option<u64> {
     link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Only the groups that `wanted` names, in hexadecimal as they are shown.
-pub fn only(answer: &mut LinkGroups, wanted: Option<u32>) {
-    answer.link_groups.retain(|group| wanted.is_none_or(|id| id == group.id));
+/// Only the group that `wanted` names, in hexadecimal as they are shown. Errors: there is no such group.
+pub fn only(answer: &mut LinkGroups, wanted: Option<u32>) -> Result<(), Error> {
+    let Some(id) = wanted else { return Ok(()) };
+    answer.link_groups.retain(|group| group.id == id);
+    if answer.link_groups.is_empty() { Err(Error::NoLinkGroup(id)) } else { Ok(()) }
 }
 
 /// Lists link groups, with the two processes that each joins.

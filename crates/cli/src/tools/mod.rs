@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use shunpike_broker::report::{Device, Done, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids};
 use shunpike_broker::settings::Knob;
-use shunpike_broker::{QueryError, query, what};
+use shunpike_broker::{query, what};
 use std::path::PathBuf;
 
 /// Asks the broker what `command` asks for, and shows the answer.
@@ -99,7 +99,7 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
                 None => (which, connections::link_groups),
             };
             let mut answer: LinkGroups = broker.answer(what::LINKGROUP, "")?;
-            connections::only(&mut answer, which.id);
+            connections::only(&mut answer, which.id)?;
             if which.format.json { table::print_json(&json!(answer)) } else { show(&answer) }
         }
         Command::Sysctl(args) => sysctl(&broker, &args),
@@ -157,11 +157,7 @@ impl Broker {
     }
 
     fn ask(&self, what: u16, argument: &str) -> Result<String, Error> {
-        query(&self.socket, what, argument).map_err(|error| match error {
-            QueryError::NoBroker { socket, .. } => Error::NoBroker { tried: vec![socket] },
-            QueryError::Refused(failure) => Error::Refused(failure),
-            other => Error::Query(other),
-        })
+        Ok(query(&self.socket, what, argument)?)
     }
 
     /// Shows the answer as it came, or by `people`.

@@ -21,7 +21,7 @@ use rings::{News, Process, Rings, Seen, now};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::time::Timespec;
-use shunpike_broker::{QueryError, TapSession, query, report, what};
+use shunpike_broker::{TapSession, query, report, what};
 use shunpike_shm::tap;
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -110,11 +110,7 @@ enum Kind {
 fn run(options: &Options, kind: Kind, to: OwnedFd, named: Option<PathBuf>) -> Result<(), Error> {
     let stop = broker::stop_signals().map_err(Error::Signals)?;
     let socket = socket::answering(named)?;
-    let session = TapSession::begin(&socket).map_err(|error| match error {
-        QueryError::NoBroker { socket, .. } => Error::NoBroker { tried: vec![socket] },
-        QueryError::Refused(failure) => Error::Refused(failure),
-        other => Error::Query(other),
-    })?;
+    let session = TapSession::begin(&socket)?;
     let rings = Rings::new(session, socket.clone(), class(options.buffer))?;
     let mut tap = Tapping {
         kind,

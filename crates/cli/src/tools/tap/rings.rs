@@ -5,11 +5,13 @@
 //! records with times up to that moment are known, and can be shown in the order of their times.
 
 use crate::error::Error;
+use crate::socket::Tried;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::time::{ClockId, clock_gettime};
 use shunpike_broker::TapSession;
 use shunpike_shm::tap::{Next, Nonsense, Reader, Segment, state};
 use shunpike_wire::session::FromBroker;
+use std::io;
 use std::path::PathBuf;
 
 /// Rings that the broker has in hand for programs that are still to come.
@@ -124,18 +126,20 @@ impl Rings {
         let (memory, reader) = Reader::create(self.class).map_err(Error::TapMemory)?;
         let number = self.made;
         self.made += 1;
-        self.session.hand_over(number, self.class, memory.as_fd()).map_err(|_| self.gone())?;
+        self.session
+            .hand_over(number, self.class, memory.as_fd())
+            .map_err(|error| self.gone(error.into()))?;
         self.rings.push(Tapped::new(number, reader));
         Ok(())
     }
 
-    fn gone(&self) -> Error {
-        Error::NoBroker { tried: vec![self.socket.clone()] }
+    fn gone(&self, error: io::Error) -> Error {
+        Error::NoBroker { tried: vec![Tried::new(self.socket.clone(), error)] }
     }
 
     /// What the broker and the processes have said. Errors: the broker is gone.
     pub fn hear(&mut self, mut tell: impl FnMut(News)) -> Result<(), Error> {
-        while let Some(message) = self.session.hear().map_err(|_| self.gone())? {
+        while let Some(message) = self.session.hear().map_err(|error| self.gone(error.into()))? {
             match message {
                 FromBroker::Tapped { ring, pid, uid, comm } => {
                     let Some(known) = self.rings.iter_mut().find(|known| known.number == ring) else {
