@@ -1,28 +1,34 @@
-"""Runtimes that bring their own event loops: Python's asyncio, node, the JVM."""
+"""Runtimes that bring their own event loops: Python's asyncio, node, the JVM, Bun, Deno, tokio with a ring."""
 
+import ctypes
+import errno
 import json
 import os
+import platform
 import subprocess
 import sys
 
 import pytest
 
-from harness import Accel, programs
+from harness import MODES, Accel, programs
+from packages import by_cargo, by_npm
 from procs import finish_together, free_port, until
 
 pytestmark = pytest.mark.programs
 CONNECTIONS = 8
 
 
-def echo(accel, server, client, is_eager=False):
+def dialogue_of(accel, server, client):
     """Runs `server` and `client`, programs that take PORT CONNECTIONS and end by themselves."""
+    port = free_port()
+    process = accel.server("server", [*server, port, CONNECTIONS]).wait_listening(port)
+    out, _ = finish_together(accel.client("client", [*client, port, CONNECTIONS]), process, seconds=40)
+    assert len(set(out.split())) == CONNECTIONS, out
 
-    def dialogue():
-        port = free_port()
-        process = accel.server("server", [*server, port, CONNECTIONS]).wait_listening(port)
-        out, _ = finish_together(accel.client("client", [*client, port, CONNECTIONS]), process, seconds=40)
-        assert len(set(out.split())) == CONNECTIONS, out
 
+def echo(accel, server, client, is_eager=False):
+    """The same, with lanes where both are under Shunpike."""
+    dialogue = lambda: dialogue_of(accel, server, client)
     dialogue()
     if is_eager:
         accel.verify(lanes=CONNECTIONS, lane_bytes=100_000)
@@ -87,3 +93,66 @@ def test_java_closes_under_a_blocked_reader(accel, java, bed):
 
     dialogue()
     accel.verify(lane_bytes=100_000, more=dialogue)
+
+
+# Each side and both, in the default setting and with --eager.
+SETTINGS = [(mode, options) for options in ([], ["--eager"]) for mode in MODES if mode != "tcp" or not options]
+in_all_settings = pytest.mark.parametrize("mode, options", SETTINGS, ids=lambda part: part if isinstance(part, str) else "-".join(part) or "default")
+IS_ARM = platform.machine() == "aarch64"
+
+
+@pytest.fixture(scope="session")
+def deno():
+    program = by_npm(f"@deno/linux-{'arm64' if IS_ARM else 'x64'}-glibc", "2.9.6", "deno")
+    return ["env", "DENO_NO_UPDATE_CHECK=1", program, "run", "--allow-net", programs() / "sockets.mjs"]
+
+
+@pytest.fixture(scope="session")
+def bun():
+    return [by_npm(f"@oven/bun-linux-{'aarch64' if IS_ARM else 'x64'}", "1.4.5", "bin/bun"), programs() / "sockets.mjs"]
+
+
+@in_all_settings
+def test_deno(world, deno, mode, options):
+    echo(Accel(world, mode, options), [*deno, "server"], [*deno, "client"])
+
+
+@in_all_settings
+def test_bun(world, bun, mode, options):
+    """It reads and writes by libc and waits by system calls of its own: no lane, whatever the counts say."""
+    accel = Accel(world, mode, options)
+    dialogue_of(accel, [*bun, "server"], [*bun, "client"])
+    if not accel.broker:
+        return
+    # Who waits for a peer alone with --eager has not come so far.
+    if mode == "both" or not options:
+        until(lambda: accel.broker.stats().reasons.get("waits_unseen"), lambda: f"its reason; have {accel.broker.stats()}")
+    assert accel.broker.stats().lanes == 0
+
+
+@pytest.fixture(scope="session")
+def rings():
+    """The command that runs tests/tokio_rings; where the kernel lets nobody have a ring, it has nothing to show."""
+    made = ctypes.CDLL(None, use_errno=True).syscall(425, 1, None)
+    assert made == -1, "a ring without parameters"
+    if (error := ctypes.get_errno()) in (errno.ENOSYS, errno.EPERM):
+        pytest.skip(f"no io_uring here: {os.strerror(error)}")
+    return [by_cargo("tokio_rings", "tokio-rings-echo", "--cfg tokio_unstable")]
+
+
+@in_all_settings
+def test_tokio_with_a_ring_for_files(world, rings, mode, options):
+    """Its ring is set up in the middle of the dialogues: lanes that are open go back to TCP."""
+    accel = Accel(world, mode, options)
+    dialogue = lambda: dialogue_of(accel, [*rings, "files", "server"], [*rings, "files", "client"])
+    dialogue()
+    accel.verify(more=dialogue)
+    if mode == "both":
+        assert json.loads(accel.broker.tool("stats", "--json"))["connections"]["revoked"] >= CONNECTIONS, "each end of one that had a lane"
+
+
+@in_all_settings
+def test_tokio_with_a_ring_for_sockets(world, rings, mode, options):
+    accel = Accel(world, mode, options)
+    dialogue_of(accel, [*rings, "sockets", "server"], [*rings, "sockets", "client"])
+    assert not accel.broker or accel.broker.stats().lanes == 0, accel.broker.stats()

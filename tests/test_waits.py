@@ -1,11 +1,11 @@
 """Who waits past the hooks must get what the kernel has: each call to wait x each way to make it."""
 
-import subprocess
 import sys
 
 import pytest
 
-from harness import EAGER_MODES, ROOT, TARGET, Accel
+from harness import EAGER_MODES, Accel
+from packages import by_cargo
 from procs import finish_together, free_port
 
 pytestmark = pytest.mark.fallback
@@ -118,13 +118,7 @@ def test_a_set_that_others_wait_for(world, mode, way):
 @pytest.fixture(scope="module")
 def async_io():
     """An echo server on async-io, which waits by rustix: reads and writes by libc, waits by system calls of its own."""
-    target = TARGET.parent / "async_io"
-    command = ["cargo", "build", "--release", "--locked", "--manifest-path", ROOT / "tests/async_io/Cargo.toml", "--target-dir", target]
-    built = subprocess.run(command, capture_output=True, text=True)
-    if built.returncode and "failed to download" in built.stderr:
-        pytest.skip("async-io cannot be had")
-    assert built.returncode == 0, built.stderr
-    return target / "release" / "async-io-echo"
+    return by_cargo("async_io", "async-io-echo")
 
 
 @pytest.mark.programs
