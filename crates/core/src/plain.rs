@@ -27,16 +27,19 @@ pub fn begin(conn: Conn, half: &Half, flags: i32) -> bool {
     both && flags & SPECIAL == 0 && !session::has_news() && !waits && !asked && half.enter()
 }
 
-/// After it, as it has returned `n`.
+/// After it, as it has returned `n`; `wish`: see [`counted`].
 #[inline(always)]
-pub fn end(conn: Conn, half: &Half, fd: i32, n: isize) {
-    counted(conn, half, fd, usize::try_from(n).unwrap_or(0));
+pub fn end(conn: Conn, half: &Half, fd: i32, n: isize, wish: usize) {
+    counted(conn, half, fd, usize::try_from(n).unwrap_or(0), wish);
     conn::settle(conn, fd);
 }
 
-/// Inside (see [`Half::enter`]), after a call that has moved `n` bytes: counts them, and leaves.
+/// The wish of a write whose bytes may come to an end before TCP's room does: of a file.
+pub const OPEN: usize = usize::MAX;
+
+/// Inside (see [`Half::enter`]), after a call that has moved `n` bytes, of `wish` that a write was given: counts them, and leaves.
 #[inline(always)]
-pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize) {
+pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
     let calls = if n > 0 { half.count_tcp(n) } else { 0 };
     // Only now: whoever sees nobody inside must see the bytes counted, too.
     half.leave();
@@ -44,21 +47,22 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize) {
         epoll::by_tcp();
     }
     if n == 0 || !is_young(conn, half, calls) {
-        heed_refusal(conn, half, fd, n);
+        heed_refusal(conn, half, fd, n, wish);
         if n > 0 {
             conn::moved(conn, fd, calls);
         }
     }
 }
 
-/// A write that TCP refuses, or cuts short, while its lane opens: room in the ring is an edge then. One that is refused counts whatever TCP
-/// has by now, as the reader may have been faster; of one that moved `n` bytes the socket says whether it was cut short.
+/// A write that TCP refuses, or cuts short, while its lane opens: room in the ring is an edge then. It counts whatever TCP has by now, as
+/// the reader may have been faster. Of a file that moved `n` bytes the socket says whether it was cut short.
 #[inline(never)]
-fn heed_refusal(conn: Conn, half: &Half, fd: i32, n: usize) {
-    if core::ptr::eq(half, &conn.block.tx)
-        && link::registrations(conn.block).is_some()
-        && (n == 0 || sys::poll_now(fd, libc::POLLOUT) == 0)
-    {
+fn heed_refusal(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
+    let is_short = || match wish {
+        OPEN => n == 0 || sys::poll_now(fd, libc::POLLOUT) == 0,
+        wish => n < wish,
+    };
+    if core::ptr::eq(half, &conn.block.tx) && link::registrations(conn.block).is_some() && is_short() {
         conn.block.starved.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -165,7 +165,7 @@ fn kernel(fd: i32, bufs: &Bufs<'_>, flags: i32) -> Result<usize, Errno> {
 /// Makes `call`, counts what it brought, and leaves what `enter` entered.
 fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce(&T) -> usize) -> T {
     let result = call();
-    plain::counted(conn, &conn.block.rx, fd, brought(&result));
+    plain::counted(conn, &conn.block.rx, fd, brought(&result), 0);
     result
 }
 

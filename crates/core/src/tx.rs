@@ -176,6 +176,7 @@ fn plain(
     real: impl FnOnce(i32) -> isize,
 ) -> Outcome {
     let before = source.done();
+    let wish = if matches!(source, Source::File { .. }) { plain::OPEN } else { source.left() };
     let (n, outcome) = if before > 0 {
         rest(fd, source, call.plain_flags());
         (source.done() - before, Outcome::Ours(Ok(source.done())))
@@ -183,7 +184,7 @@ fn plain(
         let outcome = call.by_tcp(conn, fd, source.left(), real);
         (if let Outcome::Libc(n @ 1..) = outcome { n as usize } else { 0 }, outcome)
     };
-    plain::counted(conn, &conn.block.tx, fd, n);
+    plain::counted(conn, &conn.block.tx, fd, n, wish);
     outcome
 }
 

@@ -80,7 +80,7 @@ fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl 
     let half = &conn.block.tx;
     if plain::begin(conn, half, flags) {
         let n = real(flags);
-        plain::end(conn, half, fd, n);
+        plain::end(conn, half, fd, n, iov.iter().map(|one| one.iov_len).sum());
         return n;
     }
     write_slowly(conn, fd, iov, flags, real)
@@ -96,7 +96,7 @@ fn read_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl F
     let half = &conn.block.rx;
     if plain::begin(conn, half, flags) {
         let n = real();
-        plain::end(conn, half, fd, n);
+        plain::end(conn, half, fd, n, 0);
         return Outcome::Libc(n);
     }
     receive(conn, fd, iov, flags, real)
@@ -146,7 +146,7 @@ fn write_one<Real: OnOne<*const c_void>>(fd: c_int, buf: *const c_void, len: siz
     if plain::begin(conn, half, flags) {
         // SAFETY: as above.
         let n = unsafe { Real::call(fd, buf, len, flags) };
-        plain::end(conn, half, fd, n);
+        plain::end(conn, half, fd, n, len);
         return n;
     }
     // SAFETY: the program's buffer.
@@ -166,7 +166,7 @@ fn read_one<Real: OnOne<*mut c_void>>(fd: c_int, buf: *mut c_void, len: size_t, 
     if plain::begin(conn, half, flags) {
         // SAFETY: as above.
         let n = unsafe { Real::call(fd, buf, len, flags) };
-        plain::end(conn, half, fd, n);
+        plain::end(conn, half, fd, n, 0);
         return n;
     }
     // SAFETY: the program's buffer.
