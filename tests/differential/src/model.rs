@@ -117,8 +117,8 @@ impl Model {
             // A registration goes on under a number that is closed: what stands in the ring by then it does not tell of.
             Call::Dup => self.bytes(side, conn) == 0,
             Call::Fork(Child::Sends) => own.sent + 5 <= peer.got + ON_THE_WAY,
-            // What stands in a ring by then is peeked at as before (COMPLIANCE.md).
-            Call::Set(Opt::PeekOff(_)) => self.bytes(side, conn) == 0,
+            // For what stands in a ring by then these do not count (COMPLIANCE.md).
+            Call::Set(Opt::PeekOff(_) | Opt::LowWater(_)) => self.bytes(side, conn) == 0,
             Call::Look(_)
             | Call::Set(_)
             | Call::Register(_)

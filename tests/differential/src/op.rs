@@ -249,7 +249,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         Child::Execs,
     ]);
     let meddle = prop_oneof![
-        3 => Just(Meddle::Revoke), 1 => Just(Meddle::Off), 1 => Just(Meddle::On), 1 => Just(Meddle::KillBroker),
+        3 => Just(Meddle::Revoke), 1 => Just(Meddle::Off), 3 => Just(Meddle::On), 1 => Just(Meddle::KillBroker),
         2 => (1u16..20).prop_map(Meddle::Wait),
     ];
     prop_oneof![
@@ -258,22 +258,29 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         20 => (recv_by, size()).prop_map(|(by, n)| Recv(by, n)),
         24 => look.prop_map(Look),
         8 => wait.prop_map(Wait),
-        10 => (1u16..24, 1usize..3000).prop_map(|(rounds, size)| Echo { rounds, size }),
+        12 => (1u16..24, 1usize..3000).prop_map(|(rounds, size)| Echo { rounds, size }),
         4 => opt.prop_map(Set),
         5 => registered.prop_map(Register),
         1 => end.prop_map(Finish),
         1 => Just(Dup),
         1 => child.prop_map(Fork),
         1 => any::<bool>().prop_map(Nonblock),
-        5 => meddle.prop_map(M),
+        3 => meddle.prop_map(M),
     ]
 }
 
-/// A program. It begins with an open connection, and mostly with exchanges after which a lane may open.
+/// A program. It begins with an open connection, and mostly with exchanges after which a lane may open: so does each connection that comes
+/// later.
 pub fn program(longest: usize, raw: bool) -> impl Strategy<Value = Vec<Op>> {
     let side = prop_oneof![Just(Side::Client), Just(Side::Server)];
     let conn = prop_oneof![5 => Just(0u8), 1 => 1..CONNS];
-    let op = (side, conn, call(raw)).prop_map(|(side, conn, call)| Op { side, conn, call });
+    let op = (side, conn, call(raw), 20u16..60).prop_map(|(side, conn, call, rounds)| {
+        let op = |call| Op { side, conn, call };
+        match call {
+            Call::Open { .. } => vec![op(call), op(Call::Echo { rounds, size: 50 })],
+            call => vec![op(call)],
+        }
+    });
     let first = (any::<bool>(), prop_oneof![1 => 0u16..12, 3 => 20u16..60], 1usize..300).prop_map(
         |(nonblock, rounds, size)| {
             let op = |call| Op { side: Side::Client, conn: 0, call };
@@ -282,7 +289,7 @@ pub fn program(longest: usize, raw: bool) -> impl Strategy<Value = Vec<Op>> {
         },
     );
     (first, prop::collection::vec(op, 1..longest)).prop_map(|(mut all, rest)| {
-        all.extend(rest);
+        all.extend(rest.into_iter().flatten());
         all
     })
 }
