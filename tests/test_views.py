@@ -43,7 +43,11 @@ def test_all_cursors_and_flags_of_a_lane_are_shown(world):
     sides = table(pair.broker.tool("linkgroup", "link-show"))
     assert [(row["LG-ID"], row["LG-Role"], row["Link-State"]) for row in sides] == [
         (group, "CLNT", "LINK_ACTIVE"), (group, "SERV", "LINK_ACTIVE")]  # fmt: skip
-    assert table(pair.broker.tool("linkgroup", "show", "fffffff0")) == []
+    listed = lambda *words: {row["PID"] for row in table(pair.broker.tool("ss", *words))}
+    port = client["Peer-Address"].rpartition(":")[2]
+    assert listed(f"sport = :{port} and state lane") == {str(pair.server.pid)} and listed(f"not sport = :{port}") == {str(pair.client.pid)}
+    assert listed("pid", "=", str(pair.client.pid), "or", "comm", server["Command"]) == {str(pair.client.pid), str(pair.server.pid)}
+    assert [one["pid"] for one in json.loads(pair.broker.tool("ss", "--json", f"dport :{port}"))["connections"]] == [pair.client.pid]
     assert pair.broker.tool("ss", "-R").count("\n") == 1
     pair.close()
 

@@ -382,6 +382,9 @@ pub struct Ss {
     /// Nothing is cut off, so that this changes nothing; smcss has it
     #[arg(short = 'W', long, hide = true)]
     pub wide: bool,
+    /// Only those that match, as in ss(8): 'sport = :6379 and state lane', 'not dst 10.0.0.0/8', 'pid = 4711', 'comm = nginx'
+    #[arg(value_name = "FILTER")]
+    pub filter: Vec<String>,
     /// How to print.
     #[command(flatten)]
     pub format: Format,

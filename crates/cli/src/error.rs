@@ -2,6 +2,7 @@
 
 use crate::program;
 use crate::socket::{self, Tried};
+use crate::tools::select;
 use crate::tools::tap::FilterError;
 use shunpike_broker::policy::PolicyError;
 use shunpike_broker::report::Failure;
@@ -82,6 +83,8 @@ pub enum Error {
     Terminal,
     /// A filter of `tap` cannot be understood.
     Filter(FilterError),
+    /// A filter of `ss` cannot be understood.
+    Selection(select::FilterError),
     /// There is no memory for a ring of `tap`.
     TapMemory(RegionError),
     /// Wireshark asks for an interface that there is not.
@@ -118,7 +121,7 @@ impl Error {
         match self {
             Error::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Error::Exec { .. } => 126,
-            Error::Filter(_) => 2,
+            Error::Filter(_) | Error::Selection(_) => 2,
             Error::Broker(BrokerError::AlreadyServed { .. }) => Self::ALREADY_SERVED,
             Error::NoLibrary { .. }
             | Error::LibraryPath(_)
@@ -210,6 +213,7 @@ impl fmt::Display for Error {
                 )
             }
             Error::Filter(error) => error.fmt(f),
+            Error::Selection(error) => error.fmt(f),
             Error::TapMemory(error) => write!(f, "no memory for a ring: {error}; try a smaller --buffer"),
             Error::ExtcapInterface(name) => {
                 write!(

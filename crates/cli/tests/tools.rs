@@ -190,12 +190,13 @@ fn lists_have_smc_tools_columns_even_when_empty() {
         output.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let smcss = "State UID Inode Local-Address Peer-Address Intf Mode";
-    assert_eq!(columns(&["ss"]), smcss);
-    assert_eq!(columns(&["ss", "-a"]), smcss);
+    assert_eq!(columns(&["ss"]), format!("{smcss} PID Command"));
+    assert_eq!(columns(&["ss", "-a"]), format!("{smcss} PID Command"));
+    assert_eq!(columns(&["ss", "sport = :1 and", "state lane"]), format!("{smcss} PID Command"));
     let details = "Shutd Token Sndbuf Rcvbuf Peerbuf rxprod-Cursor rxcons-Cursor rxFlags txprod-Cursor txcons-Cursor \
                    txFlags txprep-Cursor txsent-Cursor txfin-Cursor";
     assert!(columns(&["ss", "-d"]).starts_with(&format!("{smcss} {details}")));
-    assert_eq!(columns(&["ss", "-D"]), format!("{smcss} GID Token Peer-GID Peer-Token Linkid"));
+    assert_eq!(columns(&["ss", "-D"]), format!("{smcss} GID Token Peer-GID Peer-Token Linkid PID Command"));
     assert!(columns(&["linkgroup"]).starts_with("LG-ID VLAN #Conns PNET-ID"));
     assert!(
         columns(&["linkgroup", "link-show"]).starts_with("LG-ID LG-Role LG-Type Net-Dev Link-State #Conns")

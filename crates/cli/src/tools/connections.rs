@@ -32,11 +32,13 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
             "txsent-Cursor",
             "txfin-Cursor",
         ]);
-        heading.extend(["rxLane", "txLane", "PID", "FD", "Command"]);
+        heading.extend(["rxLane", "txLane"]);
     }
     if args.smcd {
         heading.extend(["GID", "Token", "Peer-GID", "Peer-Token", "Linkid"]);
     }
+    // Behind what smcss has.
+    heading.extend(if args.debug { &["PID", "FD", "Command"][..] } else { &["PID", "Command"] });
     let mut table = Table::new(&heading);
     let mut states = States::default();
     for connection in answer.connections.iter().filter(|connection| is_wanted(connection, args)) {
@@ -63,6 +65,11 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
             // One broker is one device: the peer's GID is the own one.
             row.extend([gid.clone(), own, gid, peer, link]);
         }
+        row.push(connection.pid.to_string());
+        if args.debug {
+            row.push(connection.fd.to_string());
+        }
+        row.push(connection.comm.clone());
         table.row(row);
     }
     table.print()?;
@@ -130,9 +137,6 @@ fn debug_columns(connection: &Connection) -> Vec<String> {
         cursor(tx, tx.peer_cursor),
         format!("{}/{}", rx.mode, rx.generation),
         format!("{}/{}", tx.mode, tx.generation),
-        connection.pid.to_string(),
-        connection.fd.to_string(),
-        connection.comm.clone(),
     ]
 }
 

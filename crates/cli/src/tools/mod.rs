@@ -7,6 +7,7 @@ mod dbg;
 mod device;
 mod explain;
 mod kernel;
+pub mod select;
 mod stats;
 pub mod table;
 pub mod tap;
@@ -19,7 +20,7 @@ use crate::error::Error;
 use crate::socket;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use shunpike_broker::report::{Device, Done, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids};
+use shunpike_broker::report::{Connections, Device, Done, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids};
 use shunpike_broker::settings::Knob;
 use shunpike_broker::{query, what};
 use std::path::PathBuf;
@@ -29,7 +30,16 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
     let broker = Broker::answering(named)?;
     match command {
         Command::Ss(args) => {
-            broker.show(what::SS, "", &args.format, |answer| connections::list(answer, &args))
+            let filter: select::Filter = args.filter.join(" ").parse().map_err(Error::Selection)?;
+            if args.format.json && filter == select::Filter::All {
+                return table::print(&broker.ask(what::SS, "")?);
+            }
+            let mut answer: Connections = broker.answer(what::SS, "")?;
+            answer.connections.retain(|connection| filter.admits(connection));
+            if args.format.json {
+                return table::print_json(&json!(answer));
+            }
+            connections::list(answer, &args)
         }
         Command::Stats(args) => match args.action {
             Some(StatsAction::Reset { all: true }) => broker.ask(what::STATS_RESET, "").map(drop),
