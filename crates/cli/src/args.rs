@@ -28,6 +28,9 @@ Examples:
 
 Exit status: 0 done, 1 it failed (the message says what to do), 2 wrong usage.";
 
+/// Of each command that says nothing else.
+pub const EXIT_STATUS: &str = "0 done, 1 it failed (the message says what to do), 2 wrong usage.";
+
 const RUN_NOTES: &str = "\
 Runs CMD with libshunpike.so preloaded. Signals and exit status are CMD's own: shunpike replaces itself by it. \
 If no broker answers, a private one for your user is started in the background; it leaves when nobody has \

@@ -103,8 +103,15 @@ fn man_pages_are_written_for_all_that_help_shows() {
     let page = |name: &str| fs::read_to_string(directory.join(name)).expect(name);
     assert!(page("shunpike.1").contains("shunpike\\-linkgroup(1)"));
     for name in SUBCOMMANDS {
-        assert!(page(&format!("shunpike-{name}.1")).contains(".SH SYNOPSIS"), "{name}");
+        let page = page(&format!("shunpike-{name}.1"));
+        for section in ["SYNOPSIS", "\"EXIT STATUS\"", "ENVIRONMENT", "FILES", "\"SEE ALSO\""] {
+            assert!(page.contains(&format!("\n.SH {section}\n")), "{name}: {section}");
+        }
     }
+    let (run, broker) = (page("shunpike-run.1"), page("shunpike-broker.1"));
+    assert!(run.contains("127 CMD was not found") && run.contains(".SH EXAMPLES\n.PP\n.nf\n"), "{run}");
+    assert!(run.contains("SHUNPIKE_LIB") && !broker.contains("SHUNPIKE_LIB"));
+    assert!(broker.contains("/etc/shunpike/broker.toml") && !run.contains("broker.toml"));
     assert!(!directory.join("shunpike-man.1").exists());
 
     let nowhere = bed.output(&["man", "/nonexistent"]);
