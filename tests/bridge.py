@@ -28,8 +28,8 @@ VERSION = int(re.search(r"const VERSION: u32 = (\d+);", SESSION.read_text())[1])
 CONTROL = int(re.search(r"const CONTROL: u16 = (\d+);", SESSION.read_text())[1])
 ARENA, PAGE = 8192 + 32 * 1024 * 1024, 4096  # crates/shm/src/{arena,pages}.rs
 CONN = 1 << 32
-HELLO, NOMINATE, CLC = 1, 2, 4  # to the broker
-WELCOME, MATCHED, AGAIN, REFUSED, RELAYED, WAITING = 1, 2, 3, 4, 6, 11  # from it
+HELLO, NOMINATE, WITHDRAW, CLC = 1, 2, 3, 4  # to the broker
+WELCOME, MATCHED, AGAIN, REFUSED, GONE, RELAYED, WAITING = 1, 2, 3, 4, 5, 6, 11  # from it
 PROPOSAL, ACCEPT, CONFIRM, DECLINE = 1, 2, 3, 4
 TCP_INFO_ACKED, TCP_INFO_RECEIVED = 120, 128
 SYS_PIDFD_OPEN, SYS_PIDFD_GETFD = 434, 438

@@ -1,9 +1,13 @@
 """Several users at one broker: whom its policy joins, what each may see and change, and what giving up rights means."""
 
+import ctypes
 import json
 import os
 import re
 import shutil
+import signal
+import socket
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -17,6 +21,7 @@ from procs import descendants, finish_together, free_port, reap, until
 pytestmark = [pytest.mark.users, needs_root]
 
 NOBODY, OTHER, GROUP = 65534, 61000, 47110
+QUERY, DEVICE_SET = 9, 5  # crates/wire/src/session/codec.rs, crates/broker/src/client.rs
 
 
 def user(uid, *groups):
@@ -123,6 +128,51 @@ def test_each_sees_and_revokes_its_own(several, bed):
     assert ask(accel, user(0), "device", "set", "active", "on")[0] == 0
     client.stop()
     server.stop()
+
+
+def a_number_given_again(pid):
+    """A process of root's in this pid namespace that has the number `pid`, which is free."""
+    for _ in range(20000):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        if child == pid:
+            return child
+        os.kill(child, signal.SIGKILL), os.waitpid(child, 0)
+    raise AssertionError(f"no process got the number {pid}")
+
+
+def test_a_number_that_is_another_process_s_now_gives_no_rights(world):
+    """A container's root connects, and ends; the connection is another's, and the number is a root's of the host, in the end."""
+    broker = world.broker()
+    ours, theirs = socket.socketpair()
+    CLONE_NEWPID = 0x20000000
+    keeper = os.fork()
+    if keeper == 0:
+        if ctypes.CDLL(None).unshare(CLONE_NEWPID):
+            os._exit(1)
+        contained = os.fork()
+        if contained == 0:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as session:
+                session.connect(str(broker.socket))
+                socket.send_fds(theirs, [b"."], [session.fileno()])
+            os._exit(0)
+        os.waitpid(contained, 0)
+        theirs.send(struct.pack("i", contained))
+        os._exit(0)
+    _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+    (number,) = struct.unpack("i", ours.recv(4))
+    os.waitpid(keeper, 0)
+    impostor = a_number_given_again(number)
+    try:
+        with socket.socket(fileno=fds[0]) as session:
+            session.send(struct.pack("<HHH", QUERY, DEVICE_SET, 10) + b"active off")
+            answer = b"".join(iter(lambda: session.recv(1 << 16), b"")).decode()
+        assert "not permitted" in answer, answer
+        assert json.loads(broker.tool("device", "show", "--json"))["active"], "nothing was changed"
+    finally:
+        os.kill(impostor, signal.SIGKILL), os.waitpid(impostor, 0)
 
 
 def test_a_user_that_takes_all_it_may_leaves_room_for_others(several, bed):

@@ -1,15 +1,15 @@
 //! The watched connections of all programs, as their arenas show them.
 
 use crate::ism::{Cursors, Party, SessionId};
-use crate::query::failure;
+use crate::query::{failure, json};
 use crate::report::{Connection, Failure, ReasonText};
 use crate::server::Server;
 use crate::session::{Program, Session};
 use crate::stats::{ArenaKey, direction};
-use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::arena::{BLOCKS, Block, Half, mode};
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbToken, Reason, cdc};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 
 /// A connection and who it is in the broker's tables.
@@ -20,53 +20,188 @@ pub struct Found {
     pub connection: Connection,
 }
 
-/// All connections, by process and descriptor.
-pub fn all(server: &Server) -> Vec<Found> {
-    find(server, |_, _| true)
+/// Most connections of a process that are explained at a time.
+const MOST: usize = 1024;
+/// Connections that are looked at before others have their turn.
+const SLICE: usize = 32;
+/// ... and blocks, in use or not.
+const LOOKS: usize = 512;
+
+/// The sessions that share an arena, in order.
+type Tree<'a> = Vec<(SessionId, &'a Session, &'a Program)>;
+
+fn trees(server: &Server) -> HashMap<ArenaKey, Tree<'_>> {
+    let mut trees: HashMap<ArenaKey, Tree<'_>> = HashMap::new();
+    for entry in server.programs() {
+        trees.entry(entry.2.key).or_default().push(entry);
+    }
+    trees.values_mut().for_each(|tree| tree.sort_by_key(|(id, ..)| *id));
+    trees
 }
 
-/// The connections of a process, or the one of a descriptor of it. Errors: there is none.
-pub fn of(server: &Server, pid: u32, fd: Option<u32>) -> Result<Vec<Found>, Failure> {
-    let found = find(server, |its_pid, its_fd| its_pid == pid && fd.is_none_or(|fd| fd == its_fd));
-    if found.is_empty() {
-        let on = fd.map_or_else(|| format!("PID {pid}"), |fd| format!("PID {pid}, descriptor {fd}"));
+/// A list that is made as it is read: nothing of it is kept.
+#[derive(Default)]
+pub struct Listing {
+    /// Arenas to come, by the first session of each.
+    arenas: VecDeque<SessionId>,
+    /// The next block of the first of them.
+    block: u32,
+    began: bool,
+}
+
+impl Listing {
+    /// All connections of sessions that `is_shown`.
+    pub fn new(server: &Server, is_shown: impl Fn(SessionId) -> bool) -> Self {
+        let trees = trees(server);
+        let shown = trees.values().filter(|tree| tree.iter().any(|(id, ..)| is_shown(*id)));
+        let mut firsts: Vec<_> =
+            shown.filter_map(|tree| tree.first()).map(|(id, s, _)| (s.peer.pid, *id)).collect();
+        firsts.sort_unstable();
+        Self { arenas: firsts.into_iter().map(|(_, id)| id).collect(), block: 0, began: false }
+    }
+
+    /// The next piece of the answer, a JSON text of [`crate::report::Connections`], and whether it is the last.
+    pub fn next(&mut self, server: &Server, is_shown: impl Fn(SessionId) -> bool) -> (String, bool) {
+        let trees = trees(server);
+        let mut text = String::new();
+        let mut looked = 0;
+        while let Some(&first) = self.arenas.front() {
+            let key = server.sessions.get(&first).and_then(Session::program).map(|program| program.key);
+            let Some((tree, (_, _, program))) =
+                key.and_then(|key| trees.get(&key)).and_then(|tree| Some((tree, tree.first()?)))
+            else {
+                self.go_to_next();
+                continue;
+            };
+            let maker = program.arena.header().pid.load(Ordering::Relaxed);
+            let (from, mut left) = (self.block, LOOKS);
+            for (index, block) in program.arena.held(from, &mut left) {
+                if looked == SLICE {
+                    return (text, false);
+                }
+                looked += 1;
+                self.block = index + 1;
+                let conn = ConnId::new(index, block.name.load(Ordering::Acquire));
+                let found =
+                    show(server, tree, maker, conn, &block).filter(|found| is_shown(found.party.session));
+                if let Some(found) = found {
+                    text.push_str(if std::mem::replace(&mut self.began, true) {
+                        ","
+                    } else {
+                        "{\"connections\":["
+                    });
+                    text.push_str(&json(&found.connection));
+                }
+            }
+            if left == 0 {
+                // There may be more behind those.
+                self.block = from + LOOKS as u32;
+                return (text, false);
+            }
+            // An arena costs a look, whatever is in it.
+            looked = (looked + 1).min(SLICE);
+            self.go_to_next();
+            if looked == SLICE {
+                return (text, false);
+            }
+        }
+        text.push_str(if self.began { "]" } else { "{\"connections\":[]" });
+        let others = server.other_versions(|id, _| is_shown(id));
+        if !others.is_empty() {
+            text.push_str(",\"other_versions\":");
+            text.push_str(&json(&others));
+        }
+        text.push('}');
+        (text, true)
+    }
+
+    fn go_to_next(&mut self) {
+        self.arenas.pop_front();
+        self.block = 0;
+    }
+}
+
+/// What is to be revoked for a process, or a descriptor of it: one connection, or with `ConnId(0)` all of a session.
+/// Errors: as [`of`].
+pub fn parties(
+    server: &Server,
+    pid: u32,
+    fd: Option<u32>,
+    is_shown: impl Fn(SessionId) -> bool,
+) -> Result<Vec<Party>, Failure> {
+    let all = |session| Party { session, conn: ConnId(0) };
+    let own: Vec<SessionId> =
+        server.programs().filter(|(_, session, _)| session.peer.pid == pid).map(|(id, ..)| id).collect();
+    if fd.is_some() || own.is_empty() {
+        let found = of(server, pid, fd, is_shown)?;
+        let mut parties: Vec<Party> = found.iter().map(|found| found.party).collect();
+        if fd.is_none() {
+            parties = parties.into_iter().map(|party| all(party.session)).collect();
+            parties.dedup();
+        }
+        return Ok(parties);
+    }
+    if own.iter().all(|id| is_shown(*id)) {
+        Ok(own.into_iter().map(all).collect())
+    } else {
+        Err(failure("not permitted", &format!("PID {pid}"), "another user's"))
+    }
+}
+
+/// The connections of a process, or the one of a descriptor of it, as far as they are of sessions that `is_shown`.
+/// Errors: there is none, or one is not shown; or they are too many.
+pub fn of(
+    server: &Server,
+    pid: u32,
+    fd: Option<u32>,
+    is_shown: impl Fn(SessionId) -> bool,
+) -> Result<Vec<Found>, Failure> {
+    let on = fd.map_or_else(|| format!("PID {pid}"), |fd| format!("PID {pid}, descriptor {fd}"));
+    let mut all = Vec::new();
+    let mut is_hidden = false;
+    for tree in trees(server).into_values() {
+        let Some((_, _, program)) = tree.first() else { continue };
+        if !tree.iter().any(|(id, ..)| is_shown(*id)) {
+            is_hidden |= tree.iter().any(|(_, session, _)| session.peer.pid == pid);
+            continue;
+        }
+        let maker = program.arena.header().pid.load(Ordering::Relaxed);
+        for (index, block) in program.arena.held(0, &mut BLOCKS.clone()) {
+            if fd.is_some_and(|fd| fd != block.fd.load(Ordering::Relaxed)) {
+                continue;
+            }
+            let conn = ConnId::new(index, block.name.load(Ordering::Acquire));
+            let Some(found) = show(server, &tree, maker, conn, &block) else { continue };
+            if found.connection.pid != pid {
+                continue;
+            }
+            if !is_shown(found.party.session) {
+                is_hidden = true;
+                continue;
+            }
+            if all.len() == MOST {
+                return Err(failure(
+                    "too many connections",
+                    &on,
+                    "name one of them, PID:FD, as 'shunpike ss' shows",
+                ));
+            }
+            all.push(found);
+        }
+    }
+    if all.is_empty() && is_hidden {
+        return Err(failure("not permitted", &on, "another user's"));
+    }
+    if all.is_empty() {
         let hint = "was it started by 'shunpike run', and does it have TCP connections? See 'shunpike ss'";
         return Err(failure("no watched connection", &on, hint));
     }
-    Ok(found)
-}
-
-fn find(server: &Server, wanted: impl Fn(u32, u32) -> bool) -> Vec<Found> {
-    let mut arenas: HashMap<ArenaKey, Vec<(SessionId, &Session, &Program)>> = HashMap::new();
-    for entry in server.programs() {
-        arenas.entry(entry.2.key).or_default().push(entry);
-    }
-    let mut all = Vec::new();
-    for mut tree in arenas.into_values() {
-        tree.sort_by_key(|(id, ..)| *id);
-        let Some((_, _, program)) = tree.first() else { continue };
-        for (index, block) in program.arena.blocks().enumerate() {
-            if !block.is_held() {
-                continue;
-            }
-            let conn = ConnId::new(index as u32, block.name.load(Ordering::Acquire));
-            let Some(found) = show(server, &tree, conn, block) else { continue };
-            if wanted(found.connection.pid, found.connection.fd) {
-                all.push(found);
-            }
-        }
-    }
     all.sort_by_key(|found| (found.connection.pid, found.connection.fd));
-    all
+    Ok(all)
 }
 
-/// `tree` are the sessions that share the block's arena.
-fn show(
-    server: &Server,
-    tree: &[(SessionId, &Session, &Program)],
-    conn: ConnId,
-    block: &Block,
-) -> Option<Found> {
+/// `tree` are the sessions that share the block's arena, which process `maker` made.
+fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Block) -> Option<Found> {
     let exchange = &server.exchange;
     let watcher = block.pid.load(Ordering::Relaxed);
     let known = |id: SessionId| exchange.knows(Party { session: id, conn });
@@ -77,7 +212,7 @@ fn show(
         .or_else(|| tree.iter().find(|(_, session, _)| session.peer.pid == watcher))
         .or(tree.first())?;
     let party = Party { session: *id, conn };
-    let in_maker = watcher == program.arena.header().pid.load(Ordering::Relaxed);
+    let in_maker = watcher == maker;
     let own = match block.reason.load(Ordering::Relaxed) {
         0 if exchange.is_waiting(party) => Reason::AwaitingPeer.code(),
         0 => Reason::NotNominated.code(),

@@ -1,56 +1,93 @@
 //! Datagrams with descriptors on a SOCK_SEQPACKET unix socket, never blocking.
+//!
+//! The broker looks at a message before it takes it, and takes only those that nothing lies beside: a descriptor that it
+//! received would be one that it has to close. The others are taken by a helper.
 
-use crate::foreign::Foreign;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::{Errno, IoSlice, IoSliceMut};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use crate::foreign::Shared;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::io::{Errno, IoSlice};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use shunpike_wire::session::{MAX, MAX_CQS};
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, zeroed};
 use std::rc::Rc;
 
-/// Most descriptors beside one message: an arena or link page, and doorbells.
+/// Most descriptors beside one message of the broker's: an arena or link page, and doorbells.
 pub const MAX_FDS: usize = 1 + MAX_CQS;
 
-/// A datagram as it came.
-pub struct Received {
-    bytes: [u8; MAX],
-    len: usize,
-    /// The descriptors beside it.
-    pub fds: Vec<Foreign>,
+/// The next message in a socket.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, on the stack")]
+pub enum Next {
+    /// There is none yet.
+    Nothing,
+    /// There is none, and there will be none.
+    End,
+    /// This one.
+    Message(Message),
 }
 
-impl Received {
-    /// The message's bytes.
+/// A message that is still in its socket.
+#[derive(Debug)]
+pub struct Message {
+    bytes: [u8; MAX],
+    len: usize,
+    /// Whether descriptors lie beside it.
+    pub has_fds: bool,
+}
+
+impl Message {
+    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or(&[])
     }
 }
 
-/// Receives one datagram; `None` at the end of the session.
-/// Errors: `AGAIN` when there is none; `MSGSIZE` when it or its descriptors are more than fit.
-pub fn receive(socket: BorrowedFd<'_>) -> Result<Option<Received>, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+/// Has the kernel add its credentials to each message that comes by `socket`, or by what is accepted there: so an empty message
+/// differs from the end.
+pub fn mark_messages(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::net::sockopt::set_socket_passcred(socket, true)
+}
+
+/// Looks at the next message, and leaves it where it is. The control buffer has room for the credentials only, so that no
+/// descriptor is installed here. Errors: `MSGSIZE` when it is longer than any of the protocol's.
+pub fn peek(socket: BorrowedFd<'_>) -> Result<Next, Errno> {
+    // CMSG_SPACE of struct ucred, aligned as cmsghdr.
+    const CREDENTIALS: usize = 4;
+    let mut control = [0_u64; CREDENTIALS];
     let mut bytes = [0; MAX];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received.map(Foreign::new));
-        }
+    let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: an all-zero msghdr is a valid one, without buffers.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_iov = &raw mut iov;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: the header names one buffer and a control buffer, both ours, with their sizes.
+    let got =
+        unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+    if got < 0 {
+        return match std::io::Error::last_os_error().raw_os_error() {
+            Some(libc::EAGAIN) => Ok(Next::Nothing),
+            errno => Err(Errno::from_raw_os_error(errno.unwrap_or(libc::EIO))),
+        };
     }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if header.msg_flags & libc::MSG_TRUNC != 0 {
         return Err(Errno::MSGSIZE);
     }
-    Ok((got.bytes > 0).then_some(Received { bytes, len: got.bytes, fds }))
+    if header.msg_controllen == 0 {
+        return Ok(Next::End);
+    }
+    let has_fds = header.msg_flags & libc::MSG_CTRUNC != 0;
+    Ok(Next::Message(Message { bytes, len: got as usize, has_fds }))
+}
+
+/// Takes the message that [`peek`] has shown, which has no descriptors.
+pub fn take(socket: BorrowedFd<'_>) {
+    let _ = rustix::net::recv(socket, &mut [0_u8; 1][..], RecvFlags::DONTWAIT);
 }
 
 /// Sends one datagram. Errors: `AGAIN` when the receiver's queue is full; anything else is final.
-pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[Rc<OwnedFd>]) -> Result<(), Errno> {
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[Rc<Shared>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
@@ -59,4 +96,39 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[Rc<OwnedFd>]) -> Result
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::OwnedFd;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn a_look_tells_all_and_takes_nothing() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        mark_messages(ours.as_fd()).unwrap();
+        assert!(matches!(peek(ours.as_fd()), Ok(Next::Nothing)));
+        let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let null = [Rc::new(Shared::from(null))];
+        for (bytes, fds) in [(&b""[..], &[][..]), (b"", &null), (b"one", &null), (b"two", &[])] {
+            send(theirs.as_fd(), bytes, fds).unwrap();
+        }
+        let highest = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = highest();
+        for (bytes, has_fds) in [(&b""[..], false), (b"", true), (b"one", true), (b"two", false)] {
+            for _ in 0..2 {
+                let Ok(Next::Message(message)) = peek(ours.as_fd()) else { panic!("{bytes:?}") };
+                assert_eq!((message.bytes(), message.has_fds), (bytes, has_fds));
+            }
+            take(ours.as_fd());
+        }
+        assert!(highest() <= before, "a descriptor was installed");
+        send(theirs.as_fd(), &[0; MAX + 1], &[]).unwrap();
+        assert_eq!(peek(ours.as_fd()).unwrap_err(), Errno::MSGSIZE);
+        take(ours.as_fd());
+        drop(theirs);
+        assert!(matches!(peek(ours.as_fd()), Ok(Next::End)));
+    }
 }

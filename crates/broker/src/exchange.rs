@@ -9,6 +9,7 @@ mod room;
 
 use crate::expectations::Expectations;
 use crate::facts::{Endpoint, Facts, Proof};
+use crate::foreign::Shared;
 use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId};
 use crate::links::{LinkId, Links, Seat};
 use crate::matching::{Decision, Matching};
@@ -16,6 +17,7 @@ use crate::policy::{Identity, Policy};
 use parking::Parking;
 use room::{Holder, Promises};
 use rustix::fd::OwnedFd;
+use shunpike_shm::arena::BLOCKS;
 use shunpike_wire::session::{ClcBytes, ConnId, Expected, FromBroker, Role};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 use std::collections::{BTreeMap, HashMap};
@@ -32,14 +34,14 @@ pub struct Post {
     /// What.
     pub message: FromBroker,
     /// Descriptors that travel beside it.
-    pub fds: Vec<Rc<OwnedFd>>,
+    pub fds: Vec<Rc<Shared>>,
 }
 
 struct Member {
     identity: Identity,
     /// Its process, if that and its peers may read each other's memory; else 0.
     reader: u32,
-    doorbells: Vec<Rc<OwnedFd>>,
+    doorbells: Vec<Rc<Shared>>,
     /// The connection that last nominated from each block of the arena.
     blocks: HashMap<u32, ConnId>,
 }
@@ -77,7 +79,12 @@ pub struct Exchange {
     policy: Policy,
     promises: Promises,
     parking: Parking,
+    /// Connections that are known of each user, by their blocks.
+    known: HashMap<u32, usize>,
 }
+
+/// Those of one user; what comes beyond stays on TCP.
+const OF_USER: usize = 4 * BLOCKS;
 
 impl Exchange {
     /// Empty tables around `device`. `across`: see [`Matching::new`].
@@ -97,6 +104,7 @@ impl Exchange {
             policy,
             promises: Promises::new(DmbSize::MIN),
             parking: Parking::default(),
+            known: HashMap::new(),
         }
     }
 
@@ -106,7 +114,7 @@ impl Exchange {
     }
 
     /// A session begins. Its peers are given `doorbells`.
-    pub fn begin_session(&mut self, session: SessionId, identity: Identity, doorbells: Vec<OwnedFd>) {
+    pub fn begin_session(&mut self, session: SessionId, identity: Identity, doorbells: Vec<Shared>) {
         let doorbells = doorbells.into_iter().map(Rc::new).collect();
         self.members.insert(session, Member { identity, reader: 0, doorbells, blocks: HashMap::new() });
     }
@@ -140,7 +148,14 @@ impl Exchange {
         }
         self.drop_parked_of(session);
         self.device.end_session(session);
-        self.members.remove(&session);
+        if let Some(Member { identity, blocks, .. }) = self.members.remove(&session)
+            && let Some(known) = self.known.get_mut(&identity.uid)
+        {
+            *known -= blocks.len();
+            if *known == 0 {
+                self.known.remove(&identity.uid);
+            }
+        }
         for (LinkId(link), to) in self.links.end_session(session) {
             self.post(to, FromBroker::LinkGone { link });
         }
@@ -149,7 +164,9 @@ impl Exchange {
 
     /// A session is about to connect to `endpoint`, or listens there.
     pub fn expect(&mut self, party: Party, role: Role, endpoint: Endpoint) {
-        self.expectations.enter(party, role, endpoint);
+        if let Some(member) = self.members.get(&party.session) {
+            self.expectations.enter(party, member.identity.uid, role, endpoint);
+        }
     }
 
     /// How many ends [`Exchange::answer`] has something to say to.
@@ -195,7 +212,9 @@ impl Exchange {
     /// [`Exchange::answer`].
     pub fn nominate(&mut self, party: Party, role: Role, proof: Proof, answer: bool) {
         self.part(party);
-        self.retire_block(party);
+        if !self.retire_block(party) {
+            return self.refuse(party, Reason::NominationLimit);
+        }
         let decisions = match proof {
             _ if !self.active => vec![self.matching.refuse(party, Reason::Inactive)],
             Proof::Refused(reason) => vec![self.matching.refuse(party, reason)],
@@ -219,13 +238,20 @@ impl Exchange {
     }
 
     /// A block with a new name tells that its earlier connection is gone, though nobody withdrew it. So a
-    /// session never has more ends than its arena has blocks.
-    fn retire_block(&mut self, party: Party) {
-        let Some(member) = self.members.get_mut(&party.session) else { return };
+    /// session never has more ends than its arena has blocks. False: its user has too many.
+    fn retire_block(&mut self, party: Party) -> bool {
+        let Some(member) = self.members.get_mut(&party.session) else { return false };
+        let known = self.known.entry(member.identity.uid).or_default();
+        let is_new = !member.blocks.contains_key(&party.conn.index());
+        if is_new && *known >= OF_USER {
+            return false;
+        }
+        *known += usize::from(is_new);
         let before = member.blocks.insert(party.conn.index(), party.conn);
         if let Some(conn) = before.filter(|conn| *conn != party.conn) {
             self.withdraw(Party { conn, ..party });
         }
+        true
     }
 
     /// An end was closed or wants no lane any more.
@@ -319,12 +345,12 @@ impl Exchange {
         self.posts.push(Post { to: by.session, message, fds });
     }
 
-    fn try_attach(&mut self, by: Party, token: DmbToken) -> Result<(DmbSize, Vec<Rc<OwnedFd>>), Reason> {
+    fn try_attach(&mut self, by: Party, token: DmbToken) -> Result<(DmbSize, Vec<Rc<Shared>>), Reason> {
         self.peer(by).ok_or(Reason::PeerVanished)?;
         let attachment = self.device.attach_dmb(token, by).map_err(reason_of)?;
         let size = attachment.size;
         match attachment.memory.map(|memory| memory.try_clone_to_owned()).transpose() {
-            Ok(memory) => Ok((size, memory.into_iter().map(Rc::new).collect())),
+            Ok(memory) => Ok((size, memory.into_iter().map(|memory| Rc::new(memory.into())).collect())),
             Err(_) => {
                 self.detach(by.session, token.0, true);
                 Err(Reason::NoDescriptors)
@@ -412,6 +438,7 @@ impl Exchange {
             && self.links.is_empty()
             && self.promises.is_empty()
             && self.parking.is_empty()
+            && self.known.is_empty()
             && self.device.dmb_count() == 0
     }
 
@@ -447,7 +474,9 @@ impl Exchange {
         if !self.policy.permits(&member(client)?.identity, &member(server)?.identity) {
             return Err(Reason::NotPermitted);
         }
-        self.links.seat(client.session, server.session, self.max_conns_per_lgr).map_err(|error| {
+        let users = [member(client)?.identity.uid, member(server)?.identity.uid];
+        self.links.seat(client.session, server.session, users, self.max_conns_per_lgr).map_err(|error| {
+            let Some(error) = error else { return Reason::NominationLimit };
             tracing::warn!(%error, "no link page");
             Reason::MemoryRefused
         })

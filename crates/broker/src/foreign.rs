@@ -1,138 +1,120 @@
-//! Descriptors that came from a client, of which nothing is known yet.
+//! Descriptors that came from a client, and who closes them.
 //!
-//! Merely closing one can make the closer wait: for a socket's unsent bytes (SO_LINGER), for the answer of a
-//! file system that is a program (FUSE), for the freeing of very much memory. By design or by chance the
-//! broker may be the last holder, and it must not wait. So what is not known to close at once is closed in
-//! a thread of its own.
+//! Merely closing one can make the closer wait: for a socket's unsent bytes (SO_LINGER), for the answer of a file system that
+//! is a program (FUSE), for an epoll instance whose lock a page fault of the client's holds. So the broker itself is given
+//! none but memory and eventfds, which a helper has looked at, and it is never the last to close an eventfd.
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
-use rustix::net::sockopt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use shunpike_shm::{arena, region};
+use std::cell::RefCell;
+use std::mem;
+use std::rc::Rc;
 
-/// Closes that may wait at a time.
-const MAX_WAITING: usize = 64;
-/// Memory that is freed in no time, bytes; more than an arena or the largest DMB.
-const MAX_MEMORY: i64 = 64 << 20;
-
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-
-/// A client's descriptor.
+/// What is to be done with a descriptor that is not needed any more.
 #[derive(Debug)]
-pub struct Foreign(Option<OwnedFd>);
+pub enum Last {
+    /// Close it.
+    Close,
+    /// Give its memory, so many bytes, back to the system, and close it.
+    Empty(u64),
+}
 
-impl Foreign {
-    /// Takes charge of `fd`.
-    pub fn new(fd: OwnedFd) -> Self {
-        Self(Some(fd))
+/// Descriptors that wait for a helper, each with its user.
+#[derive(Clone, Default, Debug)]
+pub struct Graves(Rc<RefCell<Vec<(u32, OwnedFd, Last)>>>);
+
+impl Graves {
+    /// One more.
+    pub fn enter(&self, user: u32, fd: OwnedFd, last: Last) {
+        self.0.borrow_mut().push((user, fd, last));
     }
 
-    /// The descriptor, if it is a memfd of bearable size.
-    pub fn into_memory(mut self) -> Option<OwnedFd> {
-        self.0.take_if(|fd| is_memory(fd.as_fd()))
-    }
-
-    /// The descriptor, if it is an eventfd in non-blocking mode: what peers may be given to write to.
-    pub fn into_doorbell(mut self) -> Option<OwnedFd> {
-        let nonblocking =
-            |fd: &OwnedFd| rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-        self.0.take_if(|fd| is_eventfd(fd.as_fd()) && nonblocking(fd))
+    /// All of them.
+    pub fn take(&self) -> Vec<(u32, OwnedFd, Last)> {
+        mem::take(&mut self.0.borrow_mut())
     }
 }
 
-impl AsFd for Foreign {
+/// A descriptor that is passed on to clients. One of a client's own is closed by a helper.
+#[derive(Debug)]
+pub struct Shared {
+    fd: Option<OwnedFd>,
+    of: Option<(u32, Graves)>,
+}
+
+impl Shared {
+    /// A descriptor that came from a process of `user`.
+    pub fn of_client(fd: OwnedFd, user: u32, graves: &Graves) -> Self {
+        Self { fd: Some(fd), of: Some((user, graves.clone())) }
+    }
+}
+
+impl From<OwnedFd> for Shared {
+    /// One that closes at once: memory, or of our own making.
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd: Some(fd), of: None }
+    }
+}
+
+impl AsFd for Shared {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_ref().expect("taken only by those that consume it").as_fd()
+        self.fd.as_ref().expect("there until it is dropped").as_fd()
     }
 }
 
-impl Drop for Foreign {
+impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(fd) = self.0.take() {
-            close(fd);
+        if let (Some(fd), Some((user, graves))) = (self.fd.take(), self.of.take()) {
+            graves.enter(user, fd, Last::Close);
         }
     }
 }
 
-fn close(fd: OwnedFd) {
-    if closes_at_once(fd.as_fd()) {
-        return drop(fd);
-    }
-    if WAITING.fetch_add(1, Ordering::Relaxed) < MAX_WAITING {
-        let raw = fd.into_raw_fd();
-        let closing = move || {
-            // SAFETY: given up just above, and handed to this thread alone.
-            drop(unsafe { OwnedFd::from_raw_fd(raw) });
-            WAITING.fetch_sub(1, Ordering::Relaxed);
-        };
-        if let Err(error) = std::thread::Builder::new().name("closer".to_owned()).spawn(closing) {
-            tracing::error!(%error, "no thread to close a descriptor: left open");
-            WAITING.fetch_sub(1, Ordering::Relaxed);
-        }
-        return;
-    }
-    WAITING.fetch_sub(1, Ordering::Relaxed);
-    // So many at once is no accident. A socket's option is its program's, but so is the fault.
-    if sockopt::set_socket_linger(&fd, None).is_ok() {
-        tracing::warn!("too many lingering sockets: switched off SO_LINGER on one");
-    } else {
-        tracing::error!("too many descriptors that do not close: left one open");
-        let _ = fd.into_raw_fd();
-    }
+/// Whether this is sealed memory of just this size. Asks for seals first: unlike fstat, that asks no file system.
+pub fn is_memory(fd: BorrowedFd<'_>, len: usize) -> bool {
+    region::verify(fd, len).is_ok()
 }
 
-fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
-    match sockopt::socket_linger(fd) {
-        Ok(linger) => linger.is_none_or(|time| time == Duration::ZERO),
-        Err(_) => is_memory(fd) || is_eventfd(fd),
-    }
+/// Whether this is memory that can be an arena. Seals first, as above.
+pub fn is_arena(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok() && arena::verify(fd).is_ok()
 }
 
-/// Asks for seals first: unlike fstat, that asks no file system.
-fn is_memory(fd: BorrowedFd<'_>) -> bool {
-    rustix::fs::fcntl_get_seals(fd).is_ok()
-        && rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_blocks.saturating_mul(512) <= MAX_MEMORY)
-}
-
-fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
+/// Whether this is an eventfd in non-blocking mode: what peers may be given to write to.
+pub fn is_doorbell(fd: BorrowedFd<'_>) -> bool {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]")
+        && rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
-    use std::io::Write;
-    use std::net::{TcpListener, TcpStream};
-    use std::time::Instant;
-
-    #[test]
-    fn closing_the_last_of_many_lingering_sockets_does_not_wait() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let start = Instant::now();
-        let mut peers = Vec::new();
-        for _ in 0..MAX_WAITING + 10 {
-            let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            peers.push(listener.accept().unwrap().0);
-            socket.set_nonblocking(true).unwrap();
-            while socket.write(&[0; 65536]).is_ok() {}
-            sockopt::set_socket_linger(&socket, Some(Duration::from_secs(60))).unwrap();
-            drop(Foreign::new(socket.into()));
-        }
-        assert!(start.elapsed() < Duration::from_secs(30));
-    }
 
     #[test]
     fn only_known_kinds_are_taken() {
-        let file = || Foreign::new(std::fs::File::open("/dev/null").unwrap().into());
-        let bell = |flags| Foreign::new(eventfd(0, flags).unwrap());
-        let memory = || Foreign::new(shunpike_shm::region::create("t", 4096).unwrap());
-        assert!(memory().into_memory().is_some());
-        assert!(bell(EventfdFlags::NONBLOCK).into_doorbell().is_some());
-        assert!(bell(EventfdFlags::empty()).into_doorbell().is_none());
-        assert!(memory().into_doorbell().is_none());
-        assert!(file().into_memory().is_none() && file().into_doorbell().is_none());
+        let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let bell = |flags| eventfd(0, flags).unwrap();
+        let memory = region::create("t", 4096).unwrap();
+        assert!(is_memory(memory.as_fd(), 4096) && !is_memory(memory.as_fd(), 8192));
+        assert!(is_doorbell(bell(EventfdFlags::NONBLOCK).as_fd()));
+        assert!(!is_doorbell(bell(EventfdFlags::empty()).as_fd()));
+        assert!(!is_doorbell(memory.as_fd()));
+        assert!(!is_memory(file.as_fd(), 4096) && !is_doorbell(file.as_fd()));
+    }
+
+    #[test]
+    fn the_last_of_a_clients_is_left_to_be_closed() {
+        let graves = Graves::default();
+        let one = Rc::new(Shared::of_client(eventfd(0, EventfdFlags::NONBLOCK).unwrap(), 7, &graves));
+        let other = Rc::clone(&one);
+        drop(one);
+        assert!(graves.take().is_empty());
+        drop(other);
+        assert!(matches!(graves.take()[..], [(7, _, Last::Close)]));
+        drop(Shared::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
+        assert!(graves.take().is_empty());
     }
 }

@@ -4,7 +4,6 @@
 //!
 //! What they share with us may have any layout, and is not looked at: not their arena, and no message but those of control.
 
-use crate::datagram::Received;
 use crate::ism::{Party, SessionId};
 use crate::report::{OtherVersion, ReasonText};
 use crate::server::{End, Server};
@@ -57,7 +56,7 @@ impl Server {
         let (says, speaks) = heard.unwrap_or((CONTROL, VERSION));
         let welcome = self.system.welcome(self.exchange.device.as_ref(), (says, speaks));
         let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
-        let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?);
+        let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?.into());
         let fds = vec![page_fd, self.knobs_fd()];
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         let (pid, uid) = (session.peer.pid, session.peer.uid());
@@ -71,12 +70,12 @@ impl Server {
     }
 
     /// A message of such a program. What is not control's is passed over, with its descriptors.
-    pub(crate) fn hear_without_lanes(&mut self, id: SessionId, received: &Received) {
+    pub(crate) fn hear_without_lanes(&mut self, id: SessionId, message: &[u8]) {
         let Some(Session { kind: Kind::Laneless(program), .. }) = self.sessions.get_mut(&id) else { return };
-        match ToBroker::decode(received.bytes()) {
+        match ToBroker::decode(message) {
             Ok(ToBroker::Lanes { lanes, plain }) => program.connections = Some((lanes, plain)),
             _ if program.control == 0 => {
-                if let Some(conn) = nominated(received.bytes()) {
+                if let Some(conn) = nominated(message) {
                     let reason = Reason::VersionDiffers.code();
                     self.exchange.tell(id, FromBroker::Refused { conn, reason });
                 }

@@ -2,6 +2,7 @@
 //!
 //! It is never on the data path. It believes what the kernel says of a socket, not what a client says.
 
+mod answerable;
 mod client;
 #[cfg(test)]
 mod conformance;
@@ -13,6 +14,7 @@ mod expectations;
 mod explain;
 pub mod facts;
 mod foreign;
+mod helpers;
 pub mod ism;
 mod knobs;
 mod laneless;

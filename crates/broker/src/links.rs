@@ -4,13 +4,13 @@
 //! each of its connections. A full group is followed by another one. Groups live until one of their two
 //! processes goes, so that the next connection of the same pair costs no mapping.
 
+use crate::foreign::Shared;
 use crate::ism::SessionId;
-use rustix::fd::OwnedFd;
 use shunpike_shm::RegionError;
 use shunpike_shm::pages::PAGE;
 use shunpike_shm::region;
 use shunpike_wire::session::MAX_CONNS_PER_LGR;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
 /// Names a link group; never used twice in a broker's life.
@@ -44,7 +44,8 @@ pub struct LinkView {
 struct Link {
     client: SessionId,
     server: SessionId,
-    page: Rc<OwnedFd>,
+    users: [u32; 2],
+    page: Rc<Shared>,
     slots: [u64; MAX_CONNS_PER_LGR as usize / 64],
     conns: u32,
     /// Whether the client's and the server's side have been told.
@@ -56,29 +57,46 @@ struct Link {
 pub struct Links {
     links: HashMap<LinkId, Link>,
     pairs: HashMap<(SessionId, SessionId), Vec<LinkId>>,
+    /// The groups of each session.
+    of: HashMap<SessionId, BTreeSet<LinkId>>,
+    /// How many each user is in.
+    users: HashMap<u32, usize>,
     last: u32,
 }
 
+/// Groups that processes of one user are in: each is a page of memory, and a descriptor of the broker's.
+const OF_USER: usize = 16384;
+
 impl Links {
-    /// Seats a connection in a group of this pair that has fewer than `max_conns`, or in a new one.
-    /// Errors: no memory or descriptor for a link page.
+    /// Seats a connection of two processes, of these users, in a group of this pair that has fewer than `max_conns`, or in a new one.
+    /// Errors: no memory or descriptor for a link page; `None`: a user is in as many groups as it may.
     pub fn seat(
         &mut self,
         client: SessionId,
         server: SessionId,
+        users: [u32; 2],
         max_conns: u32,
-    ) -> Result<Seat, RegionError> {
-        let of_pair = self.pairs.entry((client, server)).or_default();
+    ) -> Result<Seat, Option<RegionError>> {
+        let of_pair = self.pairs.get(&(client, server)).map_or(&[][..], Vec::as_slice);
         let roomy =
             of_pair.iter().copied().find(|id| self.links.get(id).is_some_and(|l| l.conns < max_conns));
         let id = match roomy {
             Some(id) => id,
             None => {
-                let page = Rc::new(region::create("shunpike-link", PAGE)?);
+                if users.iter().any(|user| self.users.get(user).is_some_and(|count| *count >= OF_USER)) {
+                    return Err(None);
+                }
+                let page = Rc::new(Shared::from(region::create("shunpike-link", PAGE).map_err(Some)?));
                 self.last += 1;
                 let id = LinkId(self.last);
-                of_pair.push(id);
-                let link = Link { client, server, page, slots: [0; 4], conns: 0, known: [false; 2] };
+                self.pairs.entry((client, server)).or_default().push(id);
+                for session in [client, server] {
+                    self.of.entry(session).or_default().insert(id);
+                }
+                for user in users {
+                    *self.users.entry(user).or_default() += 1;
+                }
+                let link = Link { client, server, users, page, slots: [0; 4], conns: 0, known: [false; 2] };
                 self.links.insert(id, link);
                 id
             }
@@ -99,7 +117,7 @@ impl Links {
     }
 
     /// The link page, if `side` has not been given it yet: from now on it has.
-    pub fn introduce(&mut self, id: LinkId, side: u8) -> Option<Rc<OwnedFd>> {
+    pub fn introduce(&mut self, id: LinkId, side: u8) -> Option<Rc<Shared>> {
         let link = self.links.get_mut(&id)?;
         let known = &mut link.known[usize::from(side)];
         if std::mem::replace(known, true) {
@@ -111,19 +129,32 @@ impl Links {
     /// Ends all groups of a session, and returns those that another process was told of, with that process.
     pub fn end_session(&mut self, session: SessionId) -> Vec<(LinkId, SessionId)> {
         let mut bereft = Vec::new();
-        self.links.retain(|id, link| {
-            let others = [(link.client, link.known[0]), (link.server, link.known[1])];
-            if others.iter().all(|(member, _)| *member != session) {
-                return true;
-            }
-            for (member, known) in others {
-                if member != session && known {
-                    bereft.push((*id, member));
+        for id in self.of.remove(&session).unwrap_or_default() {
+            let Some(link) = self.links.remove(&id) else { continue };
+            self.pairs.remove(&(link.client, link.server));
+            for user in link.users {
+                if let Some(count) = self.users.get_mut(&user) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.users.remove(&user);
+                    }
                 }
             }
-            false
-        });
-        self.pairs.retain(|(client, server), _| *client != session && *server != session);
+            for (member, known) in [(link.client, link.known[0]), (link.server, link.known[1])] {
+                if member == session {
+                    continue;
+                }
+                if let Some(links) = self.of.get_mut(&member) {
+                    links.remove(&id);
+                    if links.is_empty() {
+                        self.of.remove(&member);
+                    }
+                }
+                if known {
+                    bereft.push((id, member));
+                }
+            }
+        }
         bereft
     }
 
@@ -146,7 +177,7 @@ impl Links {
 
     /// Whether there is no group.
     pub fn is_empty(&self) -> bool {
-        self.links.is_empty() && self.pairs.is_empty()
+        self.links.is_empty() && self.pairs.is_empty() && self.of.is_empty() && self.users.is_empty()
     }
 }
 
@@ -170,12 +201,12 @@ mod tests {
     #[test]
     fn a_full_group_is_followed_by_another() {
         let mut links = Links::default();
-        let seats: Vec<_> = (0..40).map(|_| links.seat(A, B, 16).unwrap()).collect();
+        let seats: Vec<_> = (0..40).map(|_| links.seat(A, B, [7, 8], 16).unwrap()).collect();
         assert_eq!(links.view().iter().map(|l| l.conns).collect::<Vec<_>>(), [16, 16, 8]);
         let distinct: std::collections::HashSet<_> = seats.iter().collect();
         assert_eq!(distinct.len(), 40);
         links.leave(seats[3]);
-        assert_eq!(links.seat(A, B, 16).unwrap(), seats[3]);
+        assert_eq!(links.seat(A, B, [7, 8], 16).unwrap(), seats[3]);
         let view = links.view();
         assert!(view.iter().all(|l| (l.client, l.server) == (A, B)));
     }
@@ -183,7 +214,7 @@ mod tests {
     #[test]
     fn every_slot_of_a_group_can_be_used() {
         let mut links = Links::default();
-        let slots: Vec<_> = (0..256).map(|_| links.seat(A, B, 256).unwrap().slot).collect();
+        let slots: Vec<_> = (0..256).map(|_| links.seat(A, B, [7, 8], 256).unwrap().slot).collect();
         assert_eq!(slots, (0..256).collect::<Vec<u16>>());
         assert_eq!(links.view().len(), 1);
     }
@@ -191,19 +222,33 @@ mod tests {
     #[test]
     fn opposite_directions_are_different_groups() {
         let mut links = Links::default();
-        let there = links.seat(A, B, 255).unwrap();
-        let back = links.seat(B, A, 255).unwrap();
+        let there = links.seat(A, B, [7, 8], 255).unwrap();
+        let back = links.seat(B, A, [7, 8], 255).unwrap();
         assert_ne!(there.link, back.link);
+    }
+
+    #[test]
+    fn a_user_is_in_so_many_groups() {
+        let mut links = Links::default();
+        links.seat(A, B, [7, 8], 255).unwrap();
+        assert_eq!((links.users[&7], links.users[&8]), (1, 1));
+        links.users.insert(8, OF_USER);
+        assert!(matches!(links.seat(B, A, [8, 7], 255), Err(None)));
+        links.seat(A, B, [7, 8], 255).expect("in a group that is there");
+        links.seat(A, SessionId(3), [7, 9], 255).expect("of others");
+        links.users.insert(8, 1);
+        links.end_session(A);
+        assert!(links.is_empty());
     }
 
     #[test]
     fn a_side_is_introduced_once() {
         let mut links = Links::default();
-        let seat = links.seat(A, B, 255).unwrap();
+        let seat = links.seat(A, B, [7, 8], 255).unwrap();
         assert!(links.introduce(seat.link, 0).is_some());
         assert!(links.introduce(seat.link, 0).is_none());
         assert!(links.introduce(seat.link, 1).is_some());
-        let own = links.seat(A, A, 255).unwrap();
+        let own = links.seat(A, A, [7, 8], 255).unwrap();
         assert!(links.introduce(own.link, 0).is_some());
         assert!(links.introduce(own.link, 1).is_some(), "each side of a process's link to itself");
     }
@@ -211,8 +256,8 @@ mod tests {
     #[test]
     fn groups_end_with_either_process() {
         let mut links = Links::default();
-        let seat = links.seat(A, B, 255).unwrap();
-        links.seat(B, A, 255).unwrap();
+        let seat = links.seat(A, B, [7, 8], 255).unwrap();
+        links.seat(B, A, [7, 8], 255).unwrap();
         links.introduce(seat.link, 1);
         assert_eq!(links.end_session(A), [(seat.link, B)], "only where B was told");
         assert!(links.is_empty());

@@ -1,12 +1,13 @@
 //! loopback-ism: an ISM device whose DMBs are memfds of this host's processes.
 
+use crate::foreign::{Graves, Last};
 use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::SealFlags;
 use shunpike_shm::lane::{self, Cursor, Dmb as Lane, MAX_CLASS, Wait, Words};
 use shunpike_shm::region;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
 struct Dmb {
@@ -34,15 +35,33 @@ pub struct LoopbackIsm {
     /// kept alive.
     sessions: HashMap<SessionId, Held>,
     users: HashMap<u32, Held>,
+    /// Those that a session owns or may attach.
+    of: BTreeSet<(SessionId, u64)>,
     limit: usize,
     next_token: fn() -> u64,
+    graves: Graves,
 }
 
 impl LoopbackIsm {
     /// A device of at most `limit` DMBs (the kernel's has 5000).
     pub fn new(gid: Gid, limit: usize) -> Self {
         let (sessions, users) = (HashMap::new(), HashMap::new());
-        Self { gid, dmbs: HashMap::new(), sessions, users, limit, next_token: random }
+        let graves = Graves::default();
+        Self {
+            gid,
+            dmbs: HashMap::new(),
+            sessions,
+            users,
+            of: BTreeSet::new(),
+            limit,
+            next_token: random,
+            graves,
+        }
+    }
+
+    /// The same, whose memory is given back by those who see to `graves`.
+    pub fn with_graves(self, graves: Graves) -> Self {
+        Self { graves, ..self }
     }
 
     fn free_token(&self) -> DmbToken {
@@ -54,18 +73,25 @@ impl LoopbackIsm {
         }
     }
 
+    fn note(&mut self, token: DmbToken, dmb: &Dmb) {
+        self.of.extend([dmb.owner.session, dmb.peer.session].map(|session| (session, token.0)));
+    }
+
     fn drop_if_unused(&mut self, token: DmbToken) {
         let unused = self.dmbs.get(&token).is_some_and(|dmb| !dmb.owned && dmb.attached == 0);
         if let Some(dmb) = unused.then(|| self.dmbs.remove(&token)).flatten() {
+            self.forget(token, &dmb);
             if dmb.parked && !dmb.shared {
-                // Its owner may sleep, and unmaps it when it wakes.
-                empty(&dmb);
+                // Its owner may sleep, and unmaps it when it wakes. Not here: a writer to it could make us wait.
+                self.graves.enter(dmb.user, dmb.memory, Last::Empty(memory_len(dmb.size)));
             }
-            self.forget(&dmb);
         }
     }
 
-    fn forget(&mut self, dmb: &Dmb) {
+    fn forget(&mut self, token: DmbToken, dmb: &Dmb) {
+        for session in [dmb.owner.session, dmb.peer.session] {
+            self.of.remove(&(session, token.0));
+        }
         release(&mut self.sessions, dmb.owner.session, dmb.size);
         release(&mut self.users, dmb.user, dmb.size);
     }
@@ -98,6 +124,7 @@ impl IsmDevice for LoopbackIsm {
         }
         let (attached, shared, parked) = (0, false, false);
         let dmb = Dmb { owner, user, peer, size, memory, owned: true, attached, shared, parked };
+        self.note(token, &dmb);
         self.dmbs.insert(token, dmb);
         Ok(token)
     }
@@ -162,7 +189,12 @@ impl IsmDevice for LoopbackIsm {
         }
         let new = self.free_token();
         let dmb = self.dmbs.remove(&token).ok_or(IsmError::UnknownToken)?;
-        self.dmbs.insert(new, Dmb { owner, peer, parked: false, ..dmb });
+        for session in [dmb.owner.session, dmb.peer.session] {
+            self.of.remove(&(session, token.0));
+        }
+        let dmb = Dmb { owner, peer, parked: false, ..dmb };
+        self.note(new, &dmb);
+        self.dmbs.insert(new, dmb);
         Ok(new)
     }
 
@@ -216,16 +248,21 @@ impl IsmDevice for LoopbackIsm {
     }
 
     fn end_session(&mut self, session: SessionId) {
-        let unused = self.dmbs.extract_if(|_, dmb| {
+        let its = (session, 0)..=(session, u64::MAX);
+        let tokens: Vec<DmbToken> = self.of.range(its).map(|(_, token)| DmbToken(*token)).collect();
+        for token in tokens {
+            let Some(dmb) = self.dmbs.get_mut(&token) else { continue };
             dmb.owned &= dmb.owner.session != session;
             if dmb.peer.session == session {
                 dmb.shared |= dmb.attached > 0;
                 dmb.attached = 0;
             }
-            !dmb.owned && dmb.attached == 0
-        });
-        for dmb in unused.map(|(_, dmb)| dmb).collect::<Vec<_>>() {
-            self.forget(&dmb);
+            if !dmb.owned
+                && dmb.attached == 0
+                && let Some(dmb) = self.dmbs.remove(&token)
+            {
+                self.forget(token, &dmb);
+            }
         }
     }
 
@@ -261,14 +298,6 @@ impl IsmDevice for LoopbackIsm {
 
     fn dmb_limit(&self) -> usize {
         self.limit
-    }
-}
-
-/// Gives the memory of a DMB back to the system, also where somebody has it mapped. Failure leaves it to those.
-fn empty(dmb: &Dmb) {
-    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-    if let Err(errno) = rustix::fs::fallocate(&dmb.memory, flags, 0, memory_len(dmb.size)) {
-        tracing::debug!(%errno, "punch");
     }
 }
 

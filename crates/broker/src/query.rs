@@ -2,24 +2,25 @@
 
 use crate::Config;
 use crate::client::what;
-use crate::connections::{self, Found};
+use crate::connections;
 use crate::explain;
-use crate::ism::{IsmDevice, Party, SessionId};
+use crate::ism::{IsmDevice, SessionId};
 use crate::loopback::random_gid;
 use crate::metrics::Figures;
 use crate::policy::Identity;
 use crate::report::{
-    Answer, Check, Connections, Device, Done, Explanations, Failure, Info, LinkGroup, LinkGroups, Process,
-    Processes, Seid, Stats, Ueids,
+    Answer, Check, Device, Done, Explanations, Failure, Info, LinkGroup, LinkGroups, Process, Processes,
+    Seid, Stats, Ueids,
 };
 use crate::runtime;
 use crate::server::Server;
 use crate::session::{Peer, Program, Session};
 use crate::settings::Knob;
-use crate::stats::{self, ArenaKey};
+use crate::stats::{self, ArenaKey, Looks};
+use rustix::fd::AsFd;
 use serde::Serialize;
 use shunpike_shm::arena::ArenaView;
-use shunpike_wire::session::{ConnId, MAX_UEIDS, VERSION, Welcome};
+use shunpike_wire::session::{MAX_UEIDS, VERSION, Welcome};
 use shunpike_wire::{Eid, Gid, PeerId, Seid as WireSeid};
 use std::collections::{HashMap, HashSet};
 
@@ -93,16 +94,7 @@ impl Server {
 
     fn reply(&mut self, asker: SessionId, what: u16, arg: &str) -> Reply {
         match what {
-            what::SS => {
-                let is_shown = self.is_shown(asker);
-                let all = connections::all(self).into_iter();
-                let shown = all.filter(|found| is_shown(self, found.party.session));
-                Ok(json(&Connections {
-                    connections: shown.map(|found| found.connection).collect(),
-                    other_versions: self.other_versions(|id, _| is_shown(self, id)),
-                }))
-            }
-            what::STATS => Ok(json(&self.stats())),
+            what::STATS => Ok(json(&self.stats(self.gets_exact_figures(asker)))),
             what::STATS_RESET => {
                 self.may_change(asker)?;
                 let mut ledger = std::mem::take(&mut self.ledger);
@@ -110,12 +102,12 @@ impl Server {
                 self.ledger = ledger;
                 Ok(done("the statistics begin anew"))
             }
-            what::DEVICE => Ok(json(&self.device())),
+            what::DEVICE => Ok(json(&self.device(self.gets_exact_figures(asker)))),
             what::DEVICE_SET => {
                 self.set_device(asker, arg)?;
-                Ok(json(&self.device()))
+                Ok(json(&self.device(true)))
             }
-            what::INFO => Ok(json(&self.info())),
+            what::INFO => Ok(json(&self.info(self.config.private))),
             what::UEID => {
                 if arg != "show" {
                     self.may_change(asker)?;
@@ -130,8 +122,7 @@ impl Server {
                 if !other_versions.is_empty() {
                     return Ok(json(&Explanations { explanations: Vec::new(), other_versions }));
                 }
-                let found = connections::of(self, pid, fd)?;
-                self.may_see(asker, &found)?;
+                let found = self.found(asker, connections::of(self, pid, fd, |id| is_shown(self, id)))?;
                 explain::explain(found).map(|report| json(&report))
             }
             what::LINKGROUP => Ok(json(&self.link_groups(asker))),
@@ -149,16 +140,17 @@ impl Server {
         self.sessions.iter().filter_map(|(id, session)| Some((*id, session, session.program()?)))
     }
 
-    fn arenas(&self) -> impl Iterator<Item = (ArenaKey, &ArenaView)> {
-        self.programs().map(|(_, _, program)| (program.key, &program.arena))
+    fn arenas(&self) -> impl Iterator<Item = (ArenaKey, u32, &ArenaView)> {
+        self.programs().map(|(_, session, program)| (program.key, session.peer.uid(), &program.arena))
     }
 
     /// Whether an asker is root or the broker's own user. A container's root may be root by number only: for
     /// the system-wide broker it has to be in the broker's own pid namespace.
     pub(crate) fn may_change(&self, asker: SessionId) -> Result<(), Failure> {
-        let Some(Peer { pid, identity, .. }) = self.sessions.get(&asker).map(|session| &session.peer) else {
+        let Some(session) = self.sessions.get(&asker) else {
             return Err(failure("not permitted", "", "the session has ended"));
         };
+        let Peer { pid, identity, .. } = &session.peer;
         let own = rustix::process::geteuid().as_raw();
         if ![Some(own), Some(0)].contains(&identity.user()) {
             let on = format!("uid {}", identity.uid);
@@ -166,8 +158,9 @@ impl Server {
                 "only root and the broker's own user change its settings and see other users' connections";
             return Err(failure("not permitted", &on, hint));
         }
-        if !self.config.private && !runtime::shares_our_pids(*pid) {
-            let hint = "do it on the host, or where the broker runs: this is another pid namespace";
+        if !self.config.private && !runtime::shares_our_pids(session.as_fd(), *pid) {
+            let hint = "do it on the host, or where the broker runs: this is another pid namespace (or the kernel is \
+                        older than Linux 6.5 and does not say)";
             return Err(failure("not permitted", "a container's root", hint));
         }
         Ok(())
@@ -175,7 +168,7 @@ impl Server {
 
     /// Which sessions an asker may look into and revoke: all who may change things, else its own user's; of
     /// these, as ss(8) of the kernel, the ones in its own network namespace.
-    fn is_shown(&self, asker: SessionId) -> impl Fn(&Self, SessionId) -> bool + use<> {
+    pub(crate) fn is_shown(&self, asker: SessionId) -> impl Fn(&Self, SessionId) -> bool + use<> {
         let all = self.may_change(asker).is_ok();
         let is_own = move |server: &Self, id| {
             let [own, peer] = [asker, id].map(|id| server.sessions.get(&id).map(|session| &session.peer));
@@ -187,19 +180,32 @@ impl Server {
         move |server, id| all || is_own(server, id) == Some(true)
     }
 
-    pub(crate) fn stats(&self) -> Stats {
-        Stats { broker: self.system.life.clone(), ..self.ledger.report(self.arenas()) }
+    /// Whether an asker gets figures of this moment. What looks at everybody's programs is made once a second for others,
+    /// however many ask, and for what must be quick.
+    pub(crate) fn gets_exact_figures(&self, asker: SessionId) -> bool {
+        self.config.private || self.may_change(asker).is_ok()
+    }
+
+    fn stats(&self, now: bool) -> Stats {
+        let stats =
+            if now { self.ledger.report(self.arenas()) } else { self.ledger.report_lately(self.arenas()) };
+        Stats { broker: self.system.life.clone(), ..stats }
     }
 
     /// What metrics are made of: counts since the broker began, whatever was reset.
     pub(crate) fn figures(&self) -> Figures {
-        let views: HashMap<ArenaKey, &ArenaView> = self.arenas().collect();
-        let open = views.values().map(|view| stats::open(view));
+        let views: HashMap<ArenaKey, (u32, &ArenaView)> =
+            self.arenas().map(|(key, user, view)| (key, (user, view))).collect();
+        let mut looks = Looks::default();
+        let open: Vec<[u64; 2]> =
+            views.values().map(|(user, view)| stats::open(view, looks.of(*user))).collect();
         Figures {
-            info: self.info(),
+            info: self.info(true),
             stats: self.ledger.total(self.arenas()),
             settings: Knob::ALL.into_iter().map(|knob| self.settings.report(knob)).collect(),
-            open: open.fold([0; 2], |[lanes, plain], [more, others]| [lanes + more, plain + others]),
+            open: open
+                .into_iter()
+                .fold([0; 2], |[lanes, plain], [more, others]| [lanes + more, plain + others]),
         }
     }
 
@@ -210,11 +216,12 @@ impl Server {
         let mut programs: Vec<_> = self.programs().filter(|(id, ..)| is_shown(self, *id)).collect();
         programs.sort_by_key(|(id, ..)| *id);
         let processes = programs.into_iter().filter(|(_, _, program)| seen.insert(program.key));
-        let process = |session: &Session, program: &Program| Process {
+        let mut looks = Looks::default();
+        let mut process = |session: &Session, program: &Program| Process {
             pid: session.peer.pid,
             uid: session.peer.uid(),
             comm: program.comm.clone(),
-            ..stats::process(&program.arena)
+            ..stats::process(&program.arena, looks.of(session.peer.uid()))
         };
         Processes { processes: processes.map(|(_, session, program)| process(session, program)).collect() }
     }
@@ -244,7 +251,7 @@ impl Server {
         }))
     }
 
-    pub(crate) fn device(&self) -> Device {
+    fn device(&self, now: bool) -> Device {
         let device = self.exchange.device.as_ref();
         let on = |knob| self.settings.get(knob) != 0;
         Device {
@@ -254,7 +261,11 @@ impl Server {
             active: on(Knob::Active),
             dmb_copy: on(Knob::DmbCopy),
             dmb_type: "virtual".to_owned(),
-            xfer_bytes: self.ledger.moved(self.arenas()),
+            xfer_bytes: if now {
+                self.ledger.moved(self.arenas())
+            } else {
+                self.ledger.moved_lately(self.arenas())
+            },
             rmem: self.settings.get(Knob::Rmem),
             dmbs_cnt: device.dmb_count() as u64,
             max_dmbs: device.dmb_limit() as u64,
@@ -263,7 +274,7 @@ impl Server {
         }
     }
 
-    fn info(&self) -> Info {
+    fn info(&self, now: bool) -> Info {
         Info {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol: VERSION,
@@ -278,7 +289,7 @@ impl Server {
             other_versions: self.laneless().count() as u64,
             waiting: self.exchange.waiting() as u64,
             ueids: self.system.report(),
-            device: self.device(),
+            device: self.device(now),
         }
     }
 
@@ -319,13 +330,12 @@ impl Server {
         }
     }
 
-    fn may_see(&self, asker: SessionId, found: &[Found]) -> Result<(), Failure> {
-        let is_shown = self.is_shown(asker);
-        if found.iter().all(|found| is_shown(self, found.party.session)) {
-            Ok(())
-        } else {
-            self.may_change(asker)
-        }
+    /// What was found, or why not: also who would have had to ask.
+    fn found<T>(&self, asker: SessionId, found: Result<T, Failure>) -> Result<T, Failure> {
+        found.map_err(|failure| match failure.what.as_str() {
+            "not permitted" => self.may_change(asker).err().unwrap_or(failure),
+            _ => failure,
+        })
     }
 
     fn link_groups(&self, asker: SessionId) -> LinkGroups {
@@ -373,16 +383,8 @@ impl Server {
             self.revoke_laneless(|id, _| others.contains(&id));
             return Ok(done(&format!("asked {arg} to go back to TCP")));
         }
-        let found = connections::of(self, pid, fd)?;
-        self.may_see(asker, &found)?;
-        let parties: Vec<Party> = match fd {
-            Some(_) => found.iter().map(|found| found.party).collect(),
-            None => {
-                let mut all: Vec<_> = found.iter().map(|found| found.party.session).collect();
-                all.dedup();
-                all.into_iter().map(|session| Party { session, conn: ConnId(0) }).collect()
-            }
-        };
+        let found = connections::parties(self, pid, fd, |id| is_shown(self, id));
+        let parties = self.found(asker, found)?;
         for party in parties {
             self.exchange.revoke(party);
         }

@@ -50,6 +50,31 @@ impl Rates {
     }
 }
 
+/// How much of the broker's time each user has for questions: a tenth, and a tenth of a second at once.
+#[derive(Default, Debug)]
+pub struct Shares {
+    of: HashMap<u32, Instant>,
+}
+
+impl Shares {
+    const PART: u32 = 10;
+    const BURST: Duration = Duration::from_secs(1);
+
+    /// Whether something is left to `who`.
+    pub fn has_left(&mut self, who: u32, now: Instant) -> bool {
+        if self.of.len() >= MANY {
+            self.of.retain(|_, whole_at| *whole_at > now);
+        }
+        self.of.get(&who).is_none_or(|whole_at| *whole_at <= now + Self::BURST)
+    }
+
+    /// `who` has had so much, which it has paid for after ten times as long.
+    pub fn spend(&mut self, who: u32, time: Duration, now: Instant) {
+        let whole_at = self.of.entry(who).or_insert(now);
+        *whole_at = (*whole_at).max(now) + time * Self::PART;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,6 +98,18 @@ mod tests {
         let now = Instant::now();
         assert!(!rates.take(1, 0, now));
         assert!((0..100_000).all(|_| rates.take(1, u32::MAX, now)));
+    }
+
+    #[test]
+    fn a_share_is_had_again_in_time() {
+        let (mut shares, start) = (Shares::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        for _ in 0..11 {
+            assert!(shares.has_left(1, start));
+            shares.spend(1, Duration::from_millis(10), start);
+        }
+        assert!(!shares.has_left(1, start) && shares.has_left(2, start));
+        assert!(!shares.has_left(1, at(99)) && shares.has_left(1, at(100)));
     }
 
     #[test]

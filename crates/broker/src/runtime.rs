@@ -3,9 +3,11 @@
 //! Beside the socket lies `<socket>.state`: locked (flock) by the broker that serves the socket, and holding
 //! the device's GID for as long as the system is up, so that a restarted broker is the same device.
 
+use crate::datagram;
 use crate::loopback::random_gid;
-use crate::{BrokerError, Config};
-use rustix::fd::OwnedFd;
+use crate::{BrokerError, Config, sockopt};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -72,6 +74,8 @@ impl Place {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(failed("make a socket for"))?;
+        // Before anybody can connect, for a connection has this from its listener.
+        datagram::mark_messages(listener.as_fd()).map_err(failed("have messages marked at"))?;
         let address = SocketAddrUnix::new(&new).map_err(failed("name the socket"))?;
         rustix::net::bind(&listener, &address).map_err(failed("bind"))?;
         // Owned first: nobody connects by a mode that is meant for another group.
@@ -136,10 +140,18 @@ pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim_end().to_owned()
 }
 
-/// Whether a process, as SO_PEERCRED names it, is in the very pid namespace that we are in, and in none
-/// below. False where /proc does not tell.
-pub fn shares_our_pids(pid: u32) -> bool {
-    has_our_pids(pid, &status_of(pid))
+/// Whether the process that connected `socket`, and not one that has its number now, is in the very pid namespace that we are in,
+/// and in none below. False where the kernel does not name the process itself (SO_PEERPIDFD, before Linux 6.5), or /proc does
+/// not tell.
+pub fn shares_our_pids(socket: BorrowedFd<'_>, pid: u32) -> bool {
+    // What /proc says of the number is said of the process, if that lives after it was said.
+    sockopt::peer_process(socket).is_some_and(|process| has_our_pids(pid, &status_of(pid)) && lives(&process))
+}
+
+/// Whether the process of a pidfd has not ended: its number is nobody else's then.
+fn lives(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())) == Ok(0)
 }
 
 /// Whether a process may be told of others by their numbers, for process_vm_readv(2): it names them as we do, and no filter

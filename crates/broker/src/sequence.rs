@@ -54,6 +54,11 @@ impl SequenceReader {
         })
     }
 
+    /// The descriptors that it works with.
+    pub fn fds(&self) -> [BorrowedFd<'_>; 3] {
+        [self.v4.as_fd(), self.v6.as_fd(), self.netns.as_fd()]
+    }
+
     /// The numbers of `socket`, of which `facts` are known; `None` when it is not found, or busy.
     pub fn read(&self, socket: BorrowedFd<'_>, role: Role, facts: &Facts) -> Option<Sequences> {
         if facts.netns.is_some() && facts.netns == self.netns_cookie {

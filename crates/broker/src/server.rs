@@ -1,39 +1,38 @@
 //! The event loop: one thread, nothing that blocks, a bounded amount of work for each client and turn.
+//!
+//! No descriptor of a client's is received here but memory and eventfds that a helper has looked at: see [`helpers`].
 
-use crate::datagram::{self, Received};
+mod admission;
+mod hearing;
+
+use crate::answerable::Answerable;
 use crate::diag::Diag;
 use crate::exchange::{Exchange, Post};
-use crate::facts::{self, Counts, Endpoint, Proof};
-use crate::foreign::Foreign;
-use crate::ism::{Party, SessionId};
+use crate::foreign::{Graves, Shared};
+use crate::helpers::{self, Helpers};
+use crate::ism::SessionId;
 use crate::loopback::LoopbackIsm;
 use crate::metrics::{self, Metrics};
-use crate::policy::{self, Identity, Policy};
+use crate::policy::{self};
 use crate::query::System;
-use crate::rate::Rates;
-use crate::runtime::{self, Place};
+use crate::rate::{Rates, Shares};
+use crate::runtime::Place;
 use crate::sequence::SequenceReader;
-use crate::session::{Kind, Peer, Program, Sent, Session};
+use crate::session::{Kind, Sent, Session};
 use crate::settings::Settings;
-use crate::sockopt;
-use crate::stats::{ArenaKey, Ledger};
+use crate::stats::Ledger;
 use crate::successor::LOOK;
 use crate::taps::Taps;
 use crate::{BrokerError, Config};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
 use rustix::process::{Resource, Rlimit};
 use rustix::time::Timespec;
-use shunpike_shm::arena::{ArenaView, BLOCKS, Block};
-use shunpike_shm::pages::{KnobPage, SessionPage};
+use shunpike_shm::pages::KnobPage;
 use shunpike_shm::published::Published;
-use shunpike_wire::Reason;
-use shunpike_wire::clc;
-use shunpike_wire::session::{CONTROL, ConnId, FromBroker, MAX_CQS, Role, SessionError, ToBroker, VERSION};
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -41,23 +40,11 @@ use std::time::{Duration, Instant};
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_SESSION: u64 = 2;
-/// Messages of one client that are handled before the others have their turn.
-const MESSAGES_A_TURN: usize = 16;
-/// Connections accepted in one turn.
-const ACCEPTS_A_TURN: usize = 64;
-/// Connections beyond the programs': tools, and those that have not said what they are.
-const TOOLS: usize = 64;
-/// Of these, those that one user, of several, can have beside as many programs as one may have.
-const TOOLS_OF_USER: usize = 16;
-/// ... and those that are left to root and the broker's own user, who may have to see what is going on.
-const TOOLS_OF_OPERATOR: usize = 8;
-/// How long a new connection may say nothing, and a tool may leave its answer unread.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Looks at all sessions before a nomination is answered: what was sent before it is read by then, but for
 /// a crowd's messages.
 const LOOKS: u32 = 4;
-/// How long nobody is accepted after descriptors ran out.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Sessions that end are served for so long in one turn, with what else it has.
+const ENDING: Duration = Duration::from_millis(10);
 
 /// A broker at work.
 pub struct Server {
@@ -76,13 +63,18 @@ pub struct Server {
     rates: Rates,
     /// ... and of processes, whose sessions may be several.
     rates_of_processes: Rates,
+    /// Bytes that wait for each user's sessions.
+    queued: HashMap<u32, Rc<Cell<usize>>>,
+    /// The time that users' questions take.
+    answering: Shares,
     /// What the kernel says in the place of users and groups that have no name here.
     unmapped: (u32, u32),
-    /// Where we are privileged.
-    sequences: Option<SequenceReader>,
+    helpers: Helpers,
+    /// What clients passed and nobody needs any more.
+    graves: Graves,
     /// Where the kernel can be asked.
     diag: Option<Diag>,
-    knobs_fd: Rc<OwnedFd>,
+    knobs_fd: Rc<Shared>,
     place: Place,
     listener: OwnedFd,
     epoll: OwnedFd,
@@ -97,6 +89,7 @@ pub struct Server {
     events: Vec<epoll::Event>,
     /// Turns since the nominations that are to be answered were heard.
     looks: u32,
+    answerable: Option<Answerable>,
 }
 
 /// The client broke the protocol, or is gone: its session ends.
@@ -111,7 +104,8 @@ impl Server {
             Some(gid) => gid,
             None => place.gid()?,
         };
-        let device = LoopbackIsm::new(gid, config.max_dmbs);
+        let graves = Graves::default();
+        let device = LoopbackIsm::new(gid, config.max_dmbs).with_graves(graves.clone());
         let knobs = Published::<KnobPage>::create("shunpike-knobs")?;
         knobs.page().cpus.store(cpus(), Ordering::Relaxed);
         let system_failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
@@ -143,10 +137,13 @@ impl Server {
             metrics,
             rates: Rates::default(),
             rates_of_processes: Rates::default(),
+            queued: HashMap::new(),
+            answering: Shares::default(),
             unmapped: policy::unmapped(),
-            sequences: sequences.ok(),
+            helpers: Helpers::new(sequences.ok()),
+            graves,
             diag,
-            knobs_fd: Rc::new(knobs_fd),
+            knobs_fd: Rc::new(knobs_fd.into()),
             place,
             listener,
             epoll,
@@ -157,6 +154,7 @@ impl Server {
             paused_until: None,
             events: Vec::with_capacity(256),
             looks: 0,
+            answerable: None,
             settings: Settings::default(),
             config,
         };
@@ -180,15 +178,27 @@ impl Server {
     pub fn turn(&mut self, patience: Duration) -> Result<Option<usize>, BrokerError> {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
-        let unanswered = self.exchange.unanswered();
-        let timeout = if unanswered > 0 { Some(Timespec::default()) } else { self.timeout(patience) };
+        // Nobody is told that nobody came before all was looked at that was said earlier.
+        let looks_first = self.answerable.is_none() && self.exchange.unanswered() > 0;
+        let patience = match &self.answerable {
+            _ if looks_first => Duration::ZERO,
+            Some(_) => patience.min(Duration::from_millis(1)),
+            None => patience,
+        };
+        let timeout = if patience.is_zero() { Some(Timespec::default()) } else { self.timeout(patience) };
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => {
                 return Err(BrokerError::System { what: "wait for events", error: errno.into() });
             }
         }
-        for event in &events {
+        // What ends may cost as much as it was, and can wait a little.
+        let began = Instant::now();
+        let is_end = |event: &&epoll::Event| { event.flags }.contains(EventFlags::HUP);
+        for event in events.iter().filter(|event| !is_end(event)).chain(events.iter().filter(is_end)) {
+            if is_end(&event) && began.elapsed() > ENDING {
+                break;
+            }
             match event.data.u64() {
                 LISTENER => self.accept(),
                 STOP => {
@@ -196,17 +206,21 @@ impl Server {
                     return Ok(None);
                 }
                 id if id & metrics::LISTENER != 0 => self.serve_metrics(id),
+                id if id & helpers::HELPER != 0 => self.hear_helper(id),
                 id => self.serve_session(SessionId(id), event.flags),
             }
             self.deliver();
         }
-        if unanswered > 0 {
+        if looks_first {
             self.looks += 1;
             if events.is_empty() || self.looks >= LOOKS {
-                self.exchange.answer(unanswered);
-                self.deliver();
+                self.answerable = Some(self.answerable());
                 self.looks = 0;
             }
+        }
+        if let Some(due) = self.answerable.take_if(|all| all.is_due(Instant::now())) {
+            self.exchange.answer(due.count);
+            self.deliver();
         }
         let served = events.len();
         self.events = events;
@@ -218,15 +232,29 @@ impl Server {
         Ok((!self.keep_time()).then_some(served))
     }
 
+    /// All that wait for an answer now, and what is to be heard before they have it.
+    fn answerable(&self) -> Answerable {
+        let unread = |id| {
+            let session = self.sessions.get(&id)?;
+            let pending = session.with_helper.as_ref()?;
+            // The helper may have taken it or not; too much is no harm.
+            let behind = rustix::io::ioctl_fionread(session.as_fd()).unwrap_or(0);
+            Some((id, pending.len + behind as usize))
+        };
+        let awaited = self.helpers.sessions().filter_map(unread).collect();
+        Answerable::new(self.exchange.unanswered(), awaited, Instant::now())
+    }
+
     /// The knob page, for a program.
-    pub(crate) fn knobs_fd(&self) -> Rc<OwnedFd> {
+    pub(crate) fn knobs_fd(&self) -> Rc<Shared> {
         Rc::clone(&self.knobs_fd)
     }
 
     /// Ends all sessions, and tells the programs to look for another broker.
     fn make_room(&mut self) {
         self.place.leave();
-        self.sessions.drain().for_each(|(_, session)| session.leave());
+        let all: Vec<SessionId> = self.sessions.keys().copied().collect();
+        all.into_iter().for_each(|id| self.end(id));
     }
 
     /// Whether the broker serves that is to take over; looks once in a second.
@@ -247,6 +275,11 @@ impl Server {
         let left = due.unwrap_or(Duration::MAX).min(patience);
         (left != Duration::MAX)
             .then(|| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
+    }
+
+    /// Whether helpers have something to do, so that there will be more to serve.
+    pub fn is_busy(&self) -> bool {
+        self.helpers.is_busy()
     }
 
     /// Whether no session, and nothing of any, is left.
@@ -271,267 +304,7 @@ impl Server {
 
     /// Whether sequence numbers can be looked at.
     pub(crate) fn is_privileged(&self) -> bool {
-        self.sequences.is_some()
-    }
-
-    fn accept(&mut self) {
-        for _ in 0..ACCEPTS_A_TURN {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = match rustix::net::accept_with(&self.listener, flags) {
-                Ok(socket) => socket,
-                Err(Errno::AGAIN) => return,
-                Err(Errno::INTR | Errno::CONNABORTED) => continue,
-                Err(errno) => {
-                    // Descriptors or memory: level-triggered, the listener would have us spin.
-                    tracing::warn!(%errno, "cannot accept; pausing");
-                    self.paused_until = Some(Instant::now() + PAUSE);
-                    self.listen_for(EventFlags::empty());
-                    return;
-                }
-            };
-            match self.admit(&socket) {
-                Some(peer) => self.begin(socket, peer),
-                None => tracing::warn!("turned a connection away"),
-            }
-        }
-    }
-
-    /// Who is at the other end, if we serve them.
-    fn admit(&self, socket: &OwnedFd) -> Option<Peer> {
-        let (pid, uid) = sockopt::peer_credentials(socket.as_fd())?;
-        let own = rustix::process::geteuid().as_raw();
-        let is_operator = uid == own || uid == 0;
-        if self.config.private && !is_operator {
-            return None;
-        }
-        let mut limit = self.config.max_sessions + TOOLS;
-        // Where there are several users, none can keep the others out, nor all of them the operator.
-        if !self.config.private {
-            let of_user = self.sessions.values().filter(|session| session.peer.uid() == uid).count();
-            if of_user >= self.config.policy.user.sessions.saturating_add(TOOLS_OF_USER) {
-                return None;
-            }
-            limit -= if is_operator { 0 } else { TOOLS_OF_OPERATOR };
-        }
-        if self.sessions.len() >= limit {
-            return None;
-        }
-        let groups = sockopt::peer_groups(socket.as_fd());
-        let identity = Identity { uid, groups, unmapped: self.unmapped };
-        Some(Peer { pid, identity, netns: facts::netns_cookie(socket.as_fd()) })
-    }
-
-    /// Whether one more program may be served. Errors: why not.
-    fn may_serve(&self, peer: &Peer) -> Result<(), &'static str> {
-        let Peer { pid, identity, .. } = peer;
-        let of = |is_like: &dyn Fn(&Peer) -> bool| {
-            let programs = self.sessions.values().filter(|session| session.is_programs());
-            programs.filter(|session| is_like(&session.peer)).count()
-        };
-        let Policy { process, user, .. } = &self.config.policy;
-        if of(&|_| true) >= self.config.max_sessions {
-            Err("as many as configured are served")
-        } else if of(&|other| other.uid() == identity.uid) >= user.sessions {
-            Err("its user has as many as policy allows")
-        } else if *pid != 0 && of(&|other| other.pid == *pid) >= process.sessions {
-            Err("its process has as many sessions as policy allows")
-        } else {
-            Ok(())
-        }
-    }
-
-    fn begin(&mut self, socket: OwnedFd, peer: Peer) {
-        let id = self.next_session;
-        self.next_session += 1;
-        if let Err(errno) = epoll::add(&self.epoll, &socket, EventData::new_u64(id), EventFlags::IN) {
-            return tracing::warn!(%errno, "cannot wait for a client");
-        }
-        self.sessions.insert(SessionId(id), Session::new(socket, peer));
-        self.patience.push_back((Instant::now() + PATIENCE, SessionId(id)));
-        self.idle_since = None;
-    }
-
-    fn serve_session(&mut self, id: SessionId, events: EventFlags) {
-        if events.contains(EventFlags::OUT)
-            && let Some(session) = self.sessions.get_mut(&id)
-        {
-            let sent = session.flush();
-            self.note(id, sent);
-        }
-        if !events.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            return;
-        }
-        for _ in 0..MESSAGES_A_TURN {
-            let Some(session) = self.sessions.get_mut(&id) else { return };
-            let received = match datagram::receive(session.as_fd()) {
-                Ok(Some(received)) => received,
-                Err(Errno::AGAIN) => return session.caught_up(),
-                Err(Errno::INTR) => continue,
-                Ok(None) | Err(_) => return self.end(id),
-            };
-            if matches!(session.kind, Kind::Laneless(_)) {
-                self.hear_without_lanes(id, &received);
-                self.deliver();
-                continue;
-            }
-            let is_known = !matches!(session.kind, Kind::New);
-            let handled = match ToBroker::decode(received.bytes()) {
-                Ok(message) => self.handle(id, message, received),
-                // A later version's, that it says beside what we know.
-                Err(SessionError::Type) if is_known => Ok(()),
-                Err(error) => {
-                    tracing::debug!(session = id.0, %error, "decode");
-                    Err(End)
-                }
-            };
-            if handled.is_err() {
-                tracing::warn!(session = id.0, "ended a session that broke the protocol");
-                return self.end(id);
-            }
-            self.deliver();
-        }
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.is_behind = true;
-        }
-    }
-
-    fn handle(&mut self, id: SessionId, message: ToBroker, received: Received) -> Result<(), End> {
-        let Some(session) = self.sessions.get(&id) else { return Err(End) };
-        let (is_new, is_program) = (matches!(session.kind, Kind::New), session.program().is_some());
-        let is_tap = matches!(session.kind, Kind::Tap);
-        let party = |conn| Party { session: id, conn };
-        match message {
-            ToBroker::Hello { control, version, doorbells, comm } if is_new => {
-                // Its own choice, and on its way to terminals.
-                let comm = String::from_utf8_lossy(&comm);
-                let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
-                if let Some(peer) = self.sessions.get(&id).map(|session| &session.peer)
-                    && let Err(why) = self.may_serve(peer)
-                {
-                    tracing::warn!(pid = peer.pid, uid = peer.uid(), "turned a program away: {why}");
-                    return Err(End);
-                }
-                return match version {
-                    VERSION => self.hello(id, control, doorbells, comm, received.fds),
-                    _ => self.hello_without_lanes(id, (control, version), comm),
-                };
-            }
-            ToBroker::Query { what, arg } if is_new => {
-                let text = self.query(id, what, arg.as_slice());
-                if let Some(session) = self.sessions.get_mut(&id) {
-                    let sent = session.answer(&text);
-                    self.note(id, sent);
-                }
-            }
-            ToBroker::Hello { .. } | ToBroker::Query { .. } => return Err(End),
-            ToBroker::Ring { ring, class } if is_tap => return self.take_ring(id, ring, class, received.fds),
-            ToBroker::Ring { .. } => return Err(End),
-            _ if !is_program => return Err(End),
-            ToBroker::Nominate { conn, .. } if conn.index() >= BLOCKS as u32 => return Err(End),
-            ToBroker::Nominate { conn, role, tx, rx, answer } => {
-                let proof = if self.may_nominate(id) {
-                    self.prove(party(conn), role, Counts { tx, rx }, received.fds)
-                } else {
-                    Proof::Refused(Reason::NominationLimit)
-                };
-                if let Proof::Proved(facts) = &proof {
-                    let holds =
-                        |known: &facts::Facts| self.diag.as_ref().is_some_and(|diag| diag.holds(known));
-                    self.exchange.confront(party(conn), facts, holds);
-                }
-                self.exchange.nominate(party(conn), role, proof, answer);
-            }
-            ToBroker::Expect { conn, role, ip, port } => {
-                let ip = IpAddr::from(ip).to_canonical();
-                self.exchange.expect(party(conn), role, Endpoint { ip, port });
-            }
-            ToBroker::Withdraw { conn } => self.exchange.withdraw(party(conn)),
-            ToBroker::Clc { conn, clc } => {
-                if let Err(error) = clc::Message::decode(clc.as_slice()) {
-                    tracing::debug!(session = id.0, %error, "CLC message");
-                    return Err(End);
-                }
-                self.exchange.relay(party(conn), clc);
-            }
-            ToBroker::Register { conn, class } => {
-                let memory = single(received.fds).and_then(Foreign::into_memory);
-                self.exchange.register(party(conn), class, memory);
-            }
-            ToBroker::Attach { conn, token } => self.exchange.attach(party(conn), token),
-            ToBroker::Unregister { token } => self.exchange.unregister(id, token),
-            ToBroker::Detach { token, gone } => self.exchange.detach(id, token, gone),
-            // Its arena shows what it has.
-            ToBroker::Lanes { .. } => {}
-            ToBroker::Park { token } => self.exchange.park(id, token, Instant::now()),
-            ToBroker::Reuse { conn, token } => self.exchange.reuse(party(conn), token),
-        }
-        Ok(())
-    }
-
-    fn hello(
-        &mut self,
-        id: SessionId,
-        control: u16,
-        doorbells: u8,
-        comm: String,
-        fds: Vec<Foreign>,
-    ) -> Result<(), End> {
-        let mut fds = fds.into_iter();
-        let arena = fds.next().and_then(Foreign::into_memory).ok_or(End)?;
-        let bells = fds.map(|fd| fd.into_doorbell().ok_or(End)).collect::<Result<Vec<_>, End>>()?;
-        if !(1..=MAX_CQS).contains(&bells.len()) || bells.len() != usize::from(doorbells) {
-            return Err(End);
-        }
-        let view = ArenaView::map(&arena).map_err(|_| End)?;
-        let key = ArenaKey::of(arena.as_fd()).map_err(|_| End)?;
-        let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
-        let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?);
-        let versions = (control.min(CONTROL), VERSION);
-        let welcome = FromBroker::Welcome(self.system.welcome(self.exchange.device.as_ref(), versions));
-        let fds = vec![page_fd, Rc::clone(&self.knobs_fd)];
-        let session = self.sessions.get_mut(&id).ok_or(End)?;
-        tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
-        self.ledger.begin(key, &view);
-        session.kind = Kind::Program(Box::new(Program::new(view, key, comm, page)));
-        self.exchange.begin_session(id, session.peer.identity.clone(), bells);
-        if runtime::may_read_others(session.peer.pid) {
-            self.exchange.lets_read(id, session.peer.pid);
-        }
-        let sent = session.post(&welcome, fds);
-        self.note(id, sent);
-        // Before it can have a lane.
-        self.show_to_taps(id);
-        Ok(())
-    }
-
-    /// Looking at a socket is the most that a message can cost us.
-    fn may_nominate(&mut self, id: SessionId) -> bool {
-        let now = Instant::now();
-        let Policy { process, user, .. } = &self.config.policy;
-        let Some(session) = self.sessions.get_mut(&id) else { return false };
-        let (pid, uid) = (session.peer.pid, session.peer.uid());
-        let Kind::Program(program) = &mut session.kind else { return false };
-        let of_process = match pid {
-            // In a pid namespace that we do not see into: as if each session were a process.
-            0 => program.rate.take(process.nominations, now),
-            pid => self.rates_of_processes.take(pid, process.nominations, now),
-        };
-        of_process && self.rates.take(uid, user.nominations, now)
-    }
-
-    fn prove(&self, party: Party, role: Role, claimed: Counts, fds: Vec<Foreign>) -> Proof {
-        let Some(socket) = single(fds) else { return Proof::Refused(Reason::NoDescriptors) };
-        let program = self.sessions.get(&party.session).and_then(Session::program);
-        let latest = || {
-            let block = block_of(&program?.arena, party.conn)?;
-            let bytes = |half: &shunpike_shm::arena::Half| half.tcp_bytes.load(Ordering::Acquire);
-            Some(Counts { tx: bytes(&block.tx), rx: bytes(&block.rx) })
-        };
-        let mut proof = facts::prove(socket.as_fd(), role, claimed, latest);
-        if let (Proof::Proved(facts), Some(reader)) = (&mut proof, &self.sequences) {
-            facts.sequences = reader.read(socket.as_fd(), role, facts);
-        }
-        proof
+        self.helpers.is_privileged()
     }
 
     /// Sends what the exchange has decided. A session that cannot be sent to ends, which decides more.
@@ -549,15 +322,24 @@ impl Server {
     pub(crate) fn note(&mut self, id: SessionId, sent: Sent) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let waits = match sent {
-            Sent::All => false,
+            // More of a list is made when there is room for it.
+            Sent::All => matches!(session.kind, Kind::Listing(_)),
             Sent::Waiting => true,
             Sent::Over => return self.end(id),
         };
         if std::mem::replace(&mut session.awaits_room, waits) != waits {
-            let flags = if waits { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
-            if epoll::modify(&self.epoll, session.as_fd(), EventData::new_u64(id.0), flags).is_err() {
-                self.end(id);
-            }
+            self.listen_to(id);
+        }
+    }
+
+    /// Has the event loop wait for what a session can go on with.
+    fn listen_to(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN, !session.is_paused);
+        flags.set(EventFlags::OUT, session.awaits_room);
+        if epoll::modify(&self.epoll, session.as_fd(), EventData::new_u64(id.0), flags).is_err() {
+            self.end(id);
         }
     }
 
@@ -570,8 +352,30 @@ impl Server {
             self.exchange.end_session(id);
         }
         self.end_of_taps(id);
+        let user = session.peer.uid();
+        self.helpers.forget(user, id);
+        self.answerable.iter_mut().for_each(|all| all.caught_up(id));
+        self.let_go(user, session.socket());
+        session.tell_end();
+        drop(session);
+        self.bury();
+        if !self.sessions.values().any(|session| session.peer.uid() == user) {
+            self.queued.remove(&user);
+            self.helpers.dismiss(user, &self.epoll);
+        }
         if self.sessions.is_empty() {
             self.idle_since = Some(Instant::now());
+        }
+    }
+
+    /// Has what nobody needs any more closed.
+    fn bury(&mut self) {
+        for (user, fd, last) in self.graves.take() {
+            self.helpers.bury(user, Rc::new(fd), last, &self.epoll);
+        }
+        if self.helpers.is_clogged() && self.paused_until.is_none() {
+            tracing::warn!("too much waits to be closed; pausing");
+            self.pause_accepting();
         }
     }
 
@@ -582,12 +386,14 @@ impl Server {
         let scraper = self.metrics.as_ref().and_then(Metrics::deadline);
         let stale = self.exchange.stale_at();
         let successor = self.config.successor.as_ref().map(|_| self.successor_at);
+        let helpers = self.helpers.deadline();
         idle.into_iter()
             .chain(successor)
             .chain(self.paused_until)
             .chain(silent)
             .chain(scraper)
             .chain(stale)
+            .chain(helpers)
             .min()
     }
 
@@ -613,7 +419,11 @@ impl Server {
             }
         }
         self.exchange.drop_stale(now);
+        for id in self.helpers.keep_time(now, &self.epoll) {
+            self.end(id);
+        }
         self.deliver();
+        self.bury();
         let idle = self.config.idle_exit.zip(self.idle_since);
         idle.is_some_and(|(after, since)| since + after <= now) && self.leave()
     }
@@ -637,23 +447,6 @@ impl Server {
         metrics.serve(id, &self.epoll, || self.figures());
         self.metrics = Some(metrics);
     }
-
-    fn listen_for(&self, flags: EventFlags) {
-        if let Err(errno) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags) {
-            tracing::error!(%errno, "listener");
-        }
-    }
-}
-
-/// The block that a connection id names, while it is that connection's.
-pub(crate) fn block_of(arena: &ArenaView, conn: ConnId) -> Option<&Block> {
-    let block = arena.block(conn.index())?;
-    (block.name.load(Ordering::Acquire) == conn.name()).then_some(block)
-}
-
-fn single(fds: Vec<Foreign>) -> Option<Foreign> {
-    let mut fds = fds.into_iter();
-    fds.next().filter(|_| fds.next().is_none())
 }
 
 /// CPUs online. Not available_parallelism(): clients may have other affinities.

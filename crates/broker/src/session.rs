@@ -1,7 +1,9 @@
 //! One connection to the broker: a program's session or a tool's question.
 
 use crate::client::CHUNK;
+use crate::connections::Listing;
 use crate::datagram;
+use crate::foreign::Shared;
 use crate::laneless::Laneless;
 use crate::policy::Identity;
 use crate::rate::Rate;
@@ -11,7 +13,8 @@ use rustix::io::Errno;
 use shunpike_shm::arena::ArenaView;
 use shunpike_shm::pages::SessionPage;
 use shunpike_shm::published::Published;
-use shunpike_wire::session::{FromBroker, MAX};
+use shunpike_wire::session::{FromBroker, MAX, ToBroker};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -20,6 +23,9 @@ use std::time::Instant;
 /// Messages that may wait for a client that does not read. One that is further behind is dropped; its
 /// connections stay on TCP or on the lanes that they have.
 const MAX_QUEUE: usize = 4096;
+
+/// Bytes that may wait for the sessions of one user. The one that has more queued then is dropped.
+const OF_USER: usize = 32 << 20;
 
 /// Who a session is with.
 pub struct Peer {
@@ -45,7 +51,7 @@ impl Peer {
 
 /// A program under Shunpike.
 pub struct Program {
-    /// Its arena, read-only.
+    /// Its arena.
     pub arena: ArenaView,
     /// Names the arena, which several processes of a tree may share.
     pub key: ArenaKey,
@@ -73,6 +79,8 @@ pub enum Kind {
     Laneless(Box<Laneless>),
     /// A tool; nothing more is expected of it.
     Tool,
+    /// A tool that reads a list.
+    Listing(Listing),
     /// A tool that looks at what programs send, for as long as it likes.
     Tap,
 }
@@ -82,14 +90,38 @@ impl Kind {
         match self {
             Kind::Program(program) => Some(program.page.page()),
             Kind::Laneless(program) => Some(program.page.page()),
-            Kind::New | Kind::Tool | Kind::Tap => None,
+            Kind::New | Kind::Tool | Kind::Listing(_) | Kind::Tap => None,
         }
     }
 }
 
+/// What a message says.
+#[allow(clippy::large_enum_variant, reason = "most are of the larger kind")]
+pub enum Said {
+    /// Something that we know.
+    Known(ToBroker),
+    /// These bytes, of another version of the protocol.
+    Strange(Box<[u8]>),
+}
+
+/// A message that is with a helper.
+pub struct Pending {
+    /// What it says.
+    pub said: Said,
+    /// Its length.
+    pub len: usize,
+}
+
 struct Outgoing {
     bytes: Box<[u8]>,
-    fds: Vec<Rc<OwnedFd>>,
+    fds: Vec<Rc<Shared>>,
+}
+
+impl Outgoing {
+    /// What it takes while it waits, about.
+    fn cost(&self) -> usize {
+        size_of::<Self>() + self.bytes.len()
+    }
 }
 
 /// How a session stands after an attempt to send.
@@ -115,21 +147,31 @@ pub struct Session {
     pub awaits_room: bool,
     /// Whether more messages came than one turn handles: the client may have met a full socket.
     pub is_behind: bool,
-    socket: OwnedFd,
+    /// A message that a helper has taken up: until it is done, no other is looked at.
+    pub with_helper: Option<Pending>,
+    /// Whether the event loop does not wait for messages meanwhile, for there are some.
+    pub is_paused: bool,
+    socket: Rc<OwnedFd>,
     queue: VecDeque<Outgoing>,
+    /// Bytes that wait for sessions of this user.
+    queued: Rc<Cell<usize>>,
 }
 
 impl Session {
     /// A connection just accepted.
-    pub fn new(socket: OwnedFd, peer: Peer) -> Self {
+    /// `queued` counts what waits for all sessions of its user.
+    pub fn new(socket: OwnedFd, peer: Peer, queued: Rc<Cell<usize>>) -> Self {
         Self {
             peer,
             kind: Kind::New,
             closing: false,
             awaits_room: false,
             is_behind: false,
-            socket,
+            with_helper: None,
+            is_paused: false,
+            socket: Rc::new(socket),
             queue: VecDeque::new(),
+            queued,
         }
     }
 
@@ -151,33 +193,49 @@ impl Session {
         self.kind.page()
     }
 
-    /// Ends it, and has the program look at its socket: it goes to the next broker, with the lanes that it has.
-    pub fn leave(self) {
-        drop(self.socket);
-        if let Some(page) = self.kind.page() {
+    /// Has the program look at its socket, which was shut down: it goes to the next broker, with the lanes that it has.
+    pub fn tell_end(&self) {
+        if let Some(page) = self.page() {
             // Release: as in `flush`; the client finds the end.
             page.posted.fetch_add(1, Ordering::Release);
         }
     }
 
+    /// Its socket, for a helper.
+    pub fn socket(&self) -> Rc<OwnedFd> {
+        Rc::clone(&self.socket)
+    }
+
     /// Queues a message and sends what can be sent.
-    pub fn post(&mut self, message: &FromBroker, fds: Vec<Rc<OwnedFd>>) -> Sent {
+    pub fn post(&mut self, message: &FromBroker, fds: Vec<Rc<Shared>>) -> Sent {
         let mut buffer = [0; MAX];
         let Ok(len) = message.encode(&mut buffer) else { return Sent::Over };
         let bytes = buffer.get(..len).unwrap_or(&[]).into();
-        self.queue.push_back(Outgoing { bytes, fds });
+        self.push(Outgoing { bytes, fds });
         self.flush()
     }
 
     /// Queues a tool's answer: chunks, and an empty one as its end. The session ends with it, but for a tap's.
     pub fn answer(&mut self, text: &str) -> Sent {
-        let chunks = text.as_bytes().chunks(CHUNK).chain([&[][..]]);
-        self.queue.extend(chunks.map(|chunk| Outgoing { bytes: chunk.into(), fds: Vec::new() }));
         if !matches!(self.kind, Kind::Tap) {
             self.kind = Kind::Tool;
-            self.closing = true;
         }
+        self.add(text, true)
+    }
+
+    /// Queues a piece of an answer, and after the last one its end.
+    pub fn add(&mut self, text: &str, is_last: bool) -> Sent {
+        let end = is_last.then_some(&[][..]);
+        for chunk in text.as_bytes().chunks(CHUNK).chain(end) {
+            self.push(Outgoing { bytes: chunk.into(), fds: Vec::new() });
+        }
+        self.closing = is_last && !matches!(self.kind, Kind::Tap);
         self.flush()
+    }
+
+    fn push(&mut self, message: Outgoing) {
+        self.queued.set(self.queued.get() + message.cost());
+        self.queue.push_back(message);
     }
 
     /// All that the client had sent is read: if it met a full socket, there is room again for what it could not say.
@@ -195,6 +253,7 @@ impl Session {
         while let Some(next) = self.queue.front() {
             match datagram::send(self.socket.as_fd(), &next.bytes, &next.fds) {
                 Ok(()) => {
+                    self.queued.set(self.queued.get().saturating_sub(next.cost()));
                     self.queue.pop_front();
                     if let Some(page) = self.page() {
                         // Release: a client that sees the count (Acquire, in its hooks) finds the message.
@@ -203,11 +262,19 @@ impl Session {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if self.queue.len() > MAX_QUEUE && !self.closing => return Sent::Over,
+                Err(Errno::AGAIN) if self.queued.get() > OF_USER => return Sent::Over,
                 Err(Errno::AGAIN) => return Sent::Waiting,
                 Err(_) => return Sent::Over,
             }
         }
         if self.closing { Sent::Over } else { Sent::All }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let left: usize = self.queue.iter().map(Outgoing::cost).sum();
+        self.queued.set(self.queued.get().saturating_sub(left));
     }
 }
 

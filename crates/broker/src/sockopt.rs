@@ -1,6 +1,6 @@
 //! Socket options for which rustix has no, or no safe enough, call.
 
-use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Reads a socket option and returns its length; `None` where the kernel has no such option.
 pub fn read(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, to: &mut [u8]) -> Option<usize> {
@@ -18,6 +18,17 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Option<(u32, u32)> {
     read(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut raw).filter(|len| *len == raw.len())?;
     let word = |at: usize| raw.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
     Some((word(0)?, word(4)?))
+}
+
+/// The process at the other end of a unix socket, the very one that connected it (a pidfd). `None` before Linux 6.5, and when it
+/// has ended.
+pub fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    // include/uapi/asm-generic/socket.h
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut raw = [0; 4];
+    read(socket, libc::SOL_SOCKET, SO_PEERPIDFD, &mut raw).filter(|len| *len == raw.len())?;
+    // SAFETY: the kernel has just given this descriptor (close-on-exec) to us alone.
+    Some(unsafe { OwnedFd::from_raw_fd(i32::from_ne_bytes(raw)) })
 }
 
 /// Groups of the process at the other end of a unix socket when it was connected: the effective one, then

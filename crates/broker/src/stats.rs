@@ -8,10 +8,14 @@ use crate::report::{
 };
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use shunpike_shm::arena::{ArenaView, BUCKETS, Block, Half, Header, REASONS, Totals, WAKES, Waits, mode};
+use shunpike_shm::arena::{
+    ArenaView, BLOCKS, BUCKETS, Block, Half, Header, REASONS, Totals, WAKES, Waits, mode,
+};
 use shunpike_wire::Reason;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Names an arena: the inode of its memfd.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
@@ -23,6 +27,9 @@ impl ArenaKey {
         rustix::fs::fstat(fd).map(|stat| Self(stat.st_dev, stat.st_ino))
     }
 }
+
+/// An arena, and the user whose it is.
+pub type Seen<'a> = (ArenaKey, u32, &'a ArenaView);
 
 /// Traffic on lanes in one direction.
 #[derive(Copy, Clone, Default, PartialEq, Eq, Debug)]
@@ -67,15 +74,14 @@ impl Default for Sums {
 }
 
 impl Sums {
-    /// What an arena says now.
-    pub fn of(arena: &ArenaView) -> Self {
-        let header = arena.header();
-        let mut sums = Self::of_header(header);
-        for block in arena.blocks().filter(|block| block.is_held()) {
+    /// What an arena says now, of which so many blocks are looked at.
+    pub fn of(arena: &ArenaView, looks: &mut usize) -> Self {
+        let mut sums = Self::of_header(&arena.header());
+        for (_, block) in arena.held(0, looks) {
             sums.tx.add_half(&block.tx);
             sums.rx.add_half(&block.rx);
             let role = usize::from(block.role.load(Ordering::Relaxed) & 1);
-            if let (false, Some(reason)) = (is_on_lane(block), Reason::from_code(word(&block.reason)))
+            if let (false, Some(reason)) = (is_on_lane(&block), Reason::from_code(word(&block.reason)))
                 && let Some(count) = sums.fallback[role].get_mut(reason.index())
             {
                 *count = count.saturating_add(1);
@@ -209,9 +215,10 @@ impl Flow {
 }
 
 /// What the process of an arena has done, but for its name.
-pub fn process(arena: &ArenaView) -> Process {
-    let sums = Sums::of(arena);
-    let [lanes, plain] = open(arena);
+pub fn process(arena: &ArenaView, looks: &mut usize) -> Process {
+    let mut again = *looks;
+    let sums = Sums::of(arena, looks);
+    let [lanes, plain] = open(arena, &mut again);
     Process {
         connections: lanes + plain,
         lanes,
@@ -229,10 +236,10 @@ pub fn process(arena: &ArenaView) -> Process {
 }
 
 /// Connection ends that are open now: with a lane, and without.
-pub fn open(arena: &ArenaView) -> [u64; 2] {
+pub fn open(arena: &ArenaView, looks: &mut usize) -> [u64; 2] {
     let mut count = [0; 2];
-    for block in arena.blocks().filter(|block| block.is_held()) {
-        count[usize::from(!is_on_lane(block))] += 1;
+    for (_, block) in arena.held(0, looks) {
+        count[usize::from(!is_on_lane(&block))] += 1;
     }
     count
 }
@@ -267,6 +274,21 @@ pub fn direction(half: &Half) -> Direction {
     }
 }
 
+/// Blocks of one user that are looked at for one answer: one program's connections, or many programs' that have as many
+/// together. Those beyond are counted when they are gone.
+const OF_USER: usize = BLOCKS;
+
+/// How many blocks of each user may still be looked at.
+#[derive(Default)]
+pub struct Looks(HashMap<u32, usize>);
+
+impl Looks {
+    /// Those of this user.
+    pub fn of(&mut self, user: u32) -> &mut usize {
+        self.0.entry(user).or_insert(OF_USER)
+    }
+}
+
 /// The sums of the broker's life, or since they were reset.
 #[derive(Default)]
 pub struct Ledger {
@@ -278,7 +300,12 @@ pub struct Ledger {
     baseline: Sums,
     /// Arenas whose programs may come back: their sums are in `past`, and would be counted twice.
     departed: HashMap<ArenaKey, (u32, Sums)>,
+    /// What they were at some time, for those to whom that will do.
+    lately: RefCell<Option<(Instant, Sums)>>,
 }
+
+/// How old those may be.
+const LATELY: Duration = Duration::from_secs(1);
 
 /// Departed arenas that are remembered. A program that comes back after more than that is counted twice.
 const DEPARTED: usize = 256;
@@ -306,7 +333,7 @@ impl Ledger {
             return;
         }
         self.open.remove(&key);
-        let sums = Sums::of(arena);
+        let sums = Sums::of(arena, &mut BLOCKS.clone());
         self.past.add(&sums);
         if self.departed.len() >= DEPARTED {
             self.departed.clear();
@@ -315,31 +342,57 @@ impl Ledger {
     }
 
     /// The sums since the last reset. `arenas` may name one more than once.
-    pub fn report<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> Stats {
+    pub fn report<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Stats {
         let mut sums = self.now(arenas);
         sums.subtract(&self.baseline);
         sums.report()
     }
 
+    /// The same, as it was no more than a second ago.
+    pub fn report_lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Stats {
+        let mut sums = self.lately(arenas);
+        sums.subtract(&self.baseline);
+        sums.report()
+    }
+
+    /// As [`Ledger::moved`], no more than a second ago.
+    pub fn moved_lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> u64 {
+        self.lately(arenas).tx.bytes
+    }
+
+    fn lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Sums {
+        let mut kept = self.lately.borrow_mut();
+        if let Some((when, sums)) = &*kept
+            && when.elapsed() < LATELY
+        {
+            return sums.clone();
+        }
+        let sums = self.now(arenas);
+        *kept = Some((Instant::now(), sums.clone()));
+        sums
+    }
+
     /// Lets the sums begin anew.
-    pub fn reset<'a>(&mut self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) {
+    pub fn reset<'a>(&mut self, arenas: impl Iterator<Item = Seen<'a>>) {
         self.baseline = self.now(arenas);
     }
 
     /// The sums since the broker began.
-    pub fn total<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> Stats {
+    pub fn total<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Stats {
         self.now(arenas).report()
     }
 
     /// Bytes moved on lanes since the broker began.
-    pub fn moved<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> u64 {
+    pub fn moved<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> u64 {
         self.now(arenas).tx.bytes
     }
 
-    fn now<'a>(&self, arenas: impl Iterator<Item = (ArenaKey, &'a ArenaView)>) -> Sums {
+    fn now<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Sums {
         let mut sums = self.past.clone();
-        for arena in arenas.collect::<HashMap<_, _>>().into_values() {
-            sums.add(&Sums::of(arena));
+        let mut looks = Looks::default();
+        let arenas: HashMap<_, _> = arenas.map(|(key, user, arena)| (key, (user, arena))).collect();
+        for (user, arena) in arenas.into_values() {
+            sums.add(&Sums::of(arena, looks.of(user)));
         }
         sums
     }
@@ -362,7 +415,7 @@ mod tests {
     fn arena() -> (Arena, ArenaKey, ArenaView) {
         let arena = Arena::create(7).unwrap();
         let key = ArenaKey::of(arena.fd().as_fd()).unwrap();
-        let view = ArenaView::map(arena.fd()).unwrap();
+        let view = ArenaView::of(arena.fd().try_clone().unwrap()).unwrap();
         (arena, key, view)
     }
 
@@ -374,38 +427,41 @@ mod tests {
         let block = arena.allocate().unwrap();
         block.reason.store(Reason::NoUeid.code(), Ordering::Relaxed);
         Block::count(&block.tx, 20_000);
-        let stats = Sums::of(&view).report();
+        let stats = Sums::of(&view, &mut BLOCKS.clone()).report();
         assert_eq!((stats.tx.bytes, stats.tx.calls), (20_100, 1));
         assert_eq!(stats.tx.histogram[2], Calls { size: "32KB".to_owned(), calls: 1 });
         assert_eq!(stats.connections.reasons[0].key, "no_ueid");
         assert_eq!((stats.connections.handled, stats.connections.client.fallback), (3, 1));
         block.rx.mode.store(mode::LANE, Ordering::Relaxed);
-        assert_eq!(Sums::of(&view).report().connections.fallback, 0, "half a lane is a lane");
-        assert_eq!(open(&view), [1, 0]);
-        let process = process(&view);
+        assert_eq!(
+            Sums::of(&view, &mut BLOCKS.clone()).report().connections.fallback,
+            0,
+            "half a lane is a lane"
+        );
+        assert_eq!(open(&view, &mut BLOCKS.clone()), [1, 0]);
+        let process = process(&view, &mut BLOCKS.clone());
         assert_eq!((process.connections, process.lanes, process.tx_bytes), (1, 1, 20_100));
         block.free();
-        assert_eq!(Sums::of(&view).report().tx.bytes, 100);
+        assert_eq!(Sums::of(&view, &mut BLOCKS.clone()).report().tx.bytes, 100);
     }
 
     #[test]
     fn a_program_is_counted_once_however_often_it_comes() {
         let (arena, key, view) = arena();
         let mut ledger = Ledger::default();
-        let handled = |ledger: &Ledger, views: &[(ArenaKey, &ArenaView)]| {
-            ledger.report(views.iter().copied()).connections.handled
-        };
+        let handled =
+            |ledger: &Ledger, views: &[Seen<'_>]| ledger.report(views.iter().copied()).connections.handled;
         arena.header().handled[1].store(5, Ordering::Relaxed);
         ledger.begin(key, &view);
         ledger.begin(key, &view);
-        assert_eq!(handled(&ledger, &[(key, &view), (key, &view)]), 5);
+        assert_eq!(handled(&ledger, &[(key, 7, &view), (key, 7, &view)]), 5);
         ledger.end(key, &view);
-        assert_eq!(handled(&ledger, &[(key, &view)]), 5);
+        assert_eq!(handled(&ledger, &[(key, 7, &view)]), 5);
         ledger.end(key, &view);
         assert_eq!(handled(&ledger, &[]), 5);
         ledger.begin(key, &view);
         arena.header().handled[1].store(6, Ordering::Relaxed);
-        assert_eq!(handled(&ledger, &[(key, &view)]), 6);
+        assert_eq!(handled(&ledger, &[(key, 7, &view)]), 6);
         ledger.end(key, &view);
         assert_eq!(handled(&ledger, &[]), 6);
     }
@@ -416,8 +472,8 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.begin(key, &view);
         arena.header().waits[1].sleeps.store(4, Ordering::Relaxed);
-        ledger.reset([(key, &view)].into_iter());
-        assert_eq!(ledger.report([(key, &view)].into_iter()).sleeps, 0);
+        ledger.reset([(key, 7, &view)].into_iter());
+        assert_eq!(ledger.report([(key, 7, &view)].into_iter()).sleeps, 0);
         arena.header().waits[1].sleeps.store(9, Ordering::Relaxed);
         ledger.end(key, &view);
         assert_eq!(ledger.report(std::iter::empty()).sleeps, 5);
@@ -431,6 +487,6 @@ mod tests {
         let block = arena.allocate().unwrap();
         block.role.store(200, Ordering::Relaxed);
         block.tx.bytes.store(u64::MAX, Ordering::Relaxed);
-        assert_eq!(Sums::of(&view).report().tx.bytes, u64::MAX);
+        assert_eq!(Sums::of(&view, &mut BLOCKS.clone()).report().tx.bytes, u64::MAX);
     }
 }

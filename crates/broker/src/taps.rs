@@ -5,14 +5,13 @@
 
 use crate::datagram::MAX_FDS;
 use crate::exchange::Post;
-use crate::foreign::Foreign;
+use crate::foreign::Shared;
 use crate::ism::SessionId;
 use crate::query::{Reply, done, failure};
 use crate::runtime;
 use crate::server::{End, Server};
 use crate::session::Kind;
 use rustix::fd::{AsFd, OwnedFd};
-use shunpike_shm::{region, tap};
 use shunpike_wire::session::{FromBroker, MAX_TAPS};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -39,7 +38,7 @@ struct Tap {
 struct Spare {
     ring: u32,
     class: u8,
-    memory: Rc<OwnedFd>,
+    memory: Rc<Shared>,
 }
 
 impl Server {
@@ -65,11 +64,11 @@ impl Server {
     /// Whether the tap may look into the program, and whether it may as root: who may read a process's memory anyway. A
     /// container's root is root by number only, and looks into its own user's programs in its own network namespace.
     fn may_tap(&self, tap: SessionId, program: SessionId) -> Option<bool> {
-        let [asker, subject] = [tap, program].map(|id| self.sessions.get(&id).map(|session| &session.peer));
-        let (asker, subject) = (asker?, subject?);
+        let session = self.sessions.get(&tap)?;
+        let (asker, subject) = (&session.peer, &self.sessions.get(&program)?.peer);
         let private = self.config.private;
         let user = asker.identity.user()?;
-        if user == 0 && (private || runtime::shares_our_pids(asker.pid)) {
+        if user == 0 && (private || runtime::shares_our_pids(session.as_fd(), asker.pid)) {
             return Some(true);
         }
         let together = subject.identity.user() == Some(user) && (private || subject.shares_netns(asker));
@@ -82,18 +81,14 @@ impl Server {
         id: SessionId,
         ring: u32,
         class: u8,
-        fds: Vec<Foreign>,
+        memory: Option<OwnedFd>,
     ) -> Result<(), End> {
-        let mut fds = fds.into_iter();
-        let memory = fds.next().filter(|_| fds.next().is_none()).and_then(Foreign::into_memory).ok_or(End)?;
-        if class > tap::MAX_CLASS || region::verify(memory.as_fd(), tap::len(class)).is_err() {
-            return Err(End);
-        }
+        let memory = Rc::new(Shared::from(memory.ok_or(End)?));
         let tap = self.taps.0.get_mut(&id).ok_or(End)?;
         if tap.spare.len() >= SPARE {
             return Err(End);
         }
-        tap.spare.push_back(Spare { ring, class, memory: Rc::new(memory) });
+        tap.spare.push_back(Spare { ring, class, memory });
         let programs = self.exchange.members();
         programs.into_iter().for_each(|program| self.assign(id, program));
         Ok(())

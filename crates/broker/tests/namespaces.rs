@@ -6,7 +6,7 @@ mod support;
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use shunpike_wire::session::{ConnId, FromBroker, Role};
+use shunpike_wire::session::{ConnId, FromBroker, Role, ToBroker};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use support::*;
@@ -166,11 +166,13 @@ fn inner_equal_tuples() {
             let counts = if role == Role::Client { counts } else { (counts.1, counts.0) };
             session.nominate(CONN, role, counts, socket);
         }
-        broker.info();
+        // What a session asks after its nomination is answered after it.
+        sessions.iter().for_each(|session| session.say(ToBroker::Attach { conn: CONN, token: 0 }));
         for session in &sessions {
-            while !session.silent() {
+            loop {
                 match session.hear() {
                     FromBroker::Again { .. } | FromBroker::Refused { .. } => heard += 1,
+                    FromBroker::Attached { .. } => break,
                     other => panic!("guessed: {other:?}"),
                 }
             }

@@ -129,6 +129,31 @@ fn both_ends_in_one_process() {
     broker.until_empty();
 }
 
+/// What was said before a nomination counts for its answer, also where it lies behind messages that helpers have to take first.
+#[test]
+fn what_lies_behind_messages_with_descriptors_was_said_too() {
+    const BEFORE: u32 = 16;
+    let broker = TestBroker::start();
+    let (client, server) = (Client::connect(&broker), Client::connect(&broker));
+    let (a, b) = tcp_pair();
+    let (other, _its_peer) = tcp_pair();
+    let port = b.local_addr().unwrap().port();
+    let ip = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+    for round in 1..=10 {
+        for block in 1..=BEFORE {
+            server.nominate(ConnId::new(block, round), Role::Client, (0, 0), &other);
+        }
+        server.say(ToBroker::Expect { conn: ConnId(1 << 63), role: Role::Server, ip, port });
+        let message = ToBroker::Nominate { conn: CONN, role: Role::Client, tx: 0, rx: 0, answer: true };
+        send(&client.socket, &message, &[a.as_fd()]);
+        assert_eq!(client.hear(), FromBroker::Waiting { conn: CONN, expected: Expected::Other });
+        client.say(ToBroker::Withdraw { conn: CONN });
+        server.say(ToBroker::Withdraw { conn: ConnId(1 << 63) });
+    }
+    drop((client, server));
+    broker.until_empty();
+}
+
 /// One that waits is told who may come, from all that was said before it nominated, by whomever.
 #[test]
 fn who_waits_is_told_for_whom() {

@@ -1,17 +1,18 @@
 //! A process's arena: counters and one block per watched connection, in a sealed memfd.
 //!
-//! Shared by the process tree (fork inherits the mapping at the same address) and mapped read-only by the
+//! Shared by the process tree (fork inherits the mapping at the same address) and read, not mapped, by the
 //! broker, which reads it for `ss` and `stats` and believes none of it for matching. Blocks are allocated
 //! only by the process that made the arena, with a compare-and-swap; any process of the tree may free one.
 
 use crate::lock::RobustLock;
 use crate::notices::Notices;
 use crate::region::{self, Region, RegionError};
-use core::mem::offset_of;
-use rustix::fd::{AsFd, OwnedFd};
+use core::mem::{MaybeUninit, offset_of};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.
@@ -709,66 +710,115 @@ pub fn wake_bucket(us: u64) -> usize {
     (u64::BITS - us.leading_zeros()).min(WAKES as u32 - 1) as usize
 }
 
-/// The broker's read-only view of a client's arena.
+/// Another process's arena, for the broker: it is read, never mapped. A look through a mapping would allocate what was never
+/// written, or was punched out since, and charge it to whoever looks.
 pub struct ArenaView {
-    region: Region,
-    fd: OwnedFd,
+    fd: Rc<OwnedFd>,
 }
 
 impl ArenaView {
-    /// Maps `fd` after checking its size and seals.
-    pub fn map(fd: impl AsFd) -> Result<Self, RegionError> {
-        let size = rustix::fs::fstat(&fd).map_err(RegionError::Size)?.st_size;
-        let size = usize::try_from(size).map_err(|_| RegionError::Unsealed)?;
-        if !(HEADER + size_of::<Block>()..=SIZE).contains(&size) {
-            return Err(RegionError::Unsealed);
-        }
-        region::verify(fd.as_fd(), size)?;
-        let own = rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(RegionError::Map)?;
-        Ok(Self { region: Region::map_readable(fd.as_fd(), size)?, fd: own })
+    /// The arena in `fd`, after checking its size and seals.
+    pub fn of(fd: impl Into<Rc<OwnedFd>>) -> Result<Self, RegionError> {
+        let fd = fd.into();
+        verify(fd.as_fd())?;
+        Ok(Self { fd })
     }
 
-    /// The counters. Written by the client at will: believe nothing that matters.
-    pub fn header(&self) -> &Header {
-        // SAFETY: as in `Arena::header`; the view unmaps only on drop.
-        unsafe { &*self.region.base().cast::<Header>() }
+    /// Its memfd.
+    pub fn fd(&self) -> &Rc<OwnedFd> {
+        &self.fd
     }
 
-    /// Block number `index`; `None` beyond those that can have been used.
-    pub fn block(&self, index: u32) -> Option<&Block> {
-        ((index as usize) < self.backed()).then(|| self.at(index))
+    /// The counters as they are now. Written by the client at will: believe nothing that matters.
+    pub fn header(&self) -> Header {
+        // SAFETY: Header is atomics only.
+        unsafe { self.read(0) }
     }
 
-    /// The blocks that were ever used.
-    pub fn blocks(&self) -> impl Iterator<Item = &Block> {
-        let high = (self.header().high.load(Ordering::Relaxed) as usize).min(self.backed());
-        (0..high as u32).map(|index| self.at(index))
+    /// Block number `index` as it is now.
+    pub fn block(&self, index: u32) -> Option<Block> {
+        // SAFETY: Block is atomics only.
+        ((index as usize) < BLOCKS).then(|| unsafe { self.read(block_at(index)) })
     }
 
-    /// How many blocks the memory that the client has touched can hold. A look at more would allocate it,
-    /// at the reader's expense.
+    /// The blocks in use from number `from` on, each with its number. Of no more than `looks` blocks, from which those are taken
+    /// that were looked at.
+    pub fn held<'a>(&'a self, from: u32, looks: &'a mut usize) -> HeldBlocks<'a> {
+        let end = (self.header().high.load(Ordering::Relaxed) as usize).min(self.backed()) as u32;
+        HeldBlocks { view: self, next: from, end, looks, chunk: Vec::new().into_iter() }
+    }
+
+    /// How many blocks the memory that the client has touched can hold: a look costs no more than it has.
     fn backed(&self) -> usize {
         let bytes = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_blocks.saturating_mul(512));
-        (usize::try_from(bytes).unwrap_or(0) / size_of::<Block>()).min(self.blocks_at_most())
+        (usize::try_from(bytes).unwrap_or(0) / size_of::<Block>()).min(BLOCKS)
     }
 
-    fn blocks_at_most(&self) -> usize {
-        (self.region.len() - HEADER) / size_of::<Block>()
-    }
-
-    fn at(&self, index: u32) -> &Block {
-        debug_assert!((index as usize) < self.blocks_at_most());
-        // SAFETY: both callers stay below that, inside the verified region; atomics only, read without
-        // locking.
-        unsafe { &*self.region.base().add(HEADER + index as usize * size_of::<Block>()).cast::<Block>() }
+    /// What stands at `offset`; zeroes where it cannot be read.
+    ///
+    /// # Safety
+    /// `T` consists of atomics only and is valid for any bit pattern.
+    unsafe fn read<T>(&self, offset: usize) -> T {
+        let mut value = MaybeUninit::<T>::zeroed();
+        // SAFETY: as many bytes as the value has, which are initialised.
+        let bytes =
+            unsafe { core::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+        let _ = rustix::io::pread(&self.fd, bytes, offset as u64);
+        // SAFETY: all of it is initialised, and the caller vouches that any bytes will do.
+        unsafe { value.assume_init() }
     }
 }
 
-impl Drop for ArenaView {
-    fn drop(&mut self) {
-        // SAFETY: references handed out borrow the view, so nobody looks any more.
-        unsafe { self.region.unmap() };
+/// Checks that a memfd from another process can be an arena, and stays so.
+pub fn verify(fd: BorrowedFd<'_>) -> Result<(), RegionError> {
+    let size = rustix::fs::fstat(fd).map_err(RegionError::Size)?.st_size;
+    let size = usize::try_from(size).map_err(|_| RegionError::Unsealed)?;
+    if !(HEADER + size_of::<Block>()..=SIZE).contains(&size) {
+        return Err(RegionError::Unsealed);
     }
+    region::verify(fd, size)
+}
+
+/// Blocks that are read at a time.
+const CHUNK: usize = 32;
+
+/// Iterator over the blocks of an [`ArenaView`] that are in use.
+pub struct HeldBlocks<'a> {
+    view: &'a ArenaView,
+    next: u32,
+    end: u32,
+    looks: &'a mut usize,
+    chunk: std::vec::IntoIter<Block>,
+}
+
+impl Iterator for HeldBlocks<'_> {
+    type Item = (u32, Block);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if self.chunk.len() == 0 {
+                let count = (self.end.saturating_sub(self.next) as usize).min(CHUNK).min(*self.looks);
+                if count == 0 {
+                    return None;
+                }
+                *self.looks -= count;
+                // SAFETY: an array of Blocks, which are atomics only.
+                let chunk: [Block; CHUNK] = unsafe { self.view.read(block_at(self.next)) };
+                let mut chunk = Vec::from(chunk);
+                chunk.truncate(count);
+                self.chunk = chunk.into_iter();
+            }
+            let (index, block) = (self.next, self.chunk.next()?);
+            self.next += 1;
+            if block.is_held() {
+                return Some((index, block));
+            }
+        }
+    }
+}
+
+fn block_at(index: u32) -> usize {
+    HEADER + index as usize * size_of::<Block>()
 }
 
 #[cfg(test)]

@@ -90,6 +90,9 @@ pub fn create(name: &str, len: usize) -> Result<OwnedFd, RegionError> {
 pub fn create_published(name: &str, len: usize) -> Result<(OwnedFd, Region), RegionError> {
     let fd = sized(name, len)?;
     let region = Region::map(fd.as_fd(), len)?;
+    // A child has no use for it, and might keep it when its reader is long gone.
+    // SAFETY: what a child will map is not looked at here; the mapping is whole pages of ours.
+    let _ = unsafe { rustix::mm::madvise(region.base.cast(), len, rustix::mm::Advice::LinuxDontFork) };
     rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::FUTURE_WRITE).map_err(RegionError::Seal)?;
     Ok((fd, region))
 }

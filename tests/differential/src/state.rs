@@ -1,10 +1,10 @@
 //! Where a connection of this process stands, read from the library's own arena: which states a program has been in is what
 //! the tester wants to know of it. On TCP there is no arena.
 
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::ArenaView;
+use shunpike_shm::arena::{ArenaView, BLOCKS};
 
 pub struct Arena {
     view: Option<ArenaView>,
@@ -20,12 +20,13 @@ impl Arena {
         if self.view.is_none() {
             self.view = find();
         }
-        let mine = |block: &&shunpike_shm::arena::Block| {
+        let mine = |block: &shunpike_shm::arena::Block| {
             block.fd.load(Ordering::Relaxed) == fd as u32
                 && block.is_held()
                 && block.pid.load(Ordering::Relaxed) == std::process::id()
         };
-        let block = self.view.as_ref()?.blocks().find(mine)?;
+        let mut looks = BLOCKS;
+        let (_, block) = self.view.as_ref()?.held(0, &mut looks).find(|(_, block)| mine(block))?;
         let mode = |half: &shunpike_shm::arena::Half| half.mode.load(Ordering::Relaxed);
         Some([block.phase.load(Ordering::Relaxed).into(), mode(&block.rx), mode(&block.tx)])
     }
@@ -37,10 +38,9 @@ fn find() -> Option<ArenaView> {
         let is_arena =
             std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().contains("shunpike-arena"));
         if is_arena && let Ok(file) = std::fs::File::open(entry.path()) {
-            let view = ArenaView::map(&file).ok();
-            // Closing it would give up the process's record locks on the arena (fcntl(2)), by which its children know that it lives.
-            std::mem::forget(file);
-            return view;
+            // Closing it would give up the process's record locks on the arena (fcntl(2)), by which its children know that it lives:
+            // the view keeps it.
+            return ArenaView::of(OwnedFd::from(file)).ok();
         }
     }
     None

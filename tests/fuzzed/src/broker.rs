@@ -40,6 +40,8 @@ const CONNS: [u64; 5] = [0, 1, 1 << 32, 1 << 32 | 1, 1 << 20];
 const STEPS: usize = 200;
 /// A message is served in fewer turns, and one that is not keeps the broker busy for nothing.
 const TURNS: usize = 64;
+/// A helper takes no longer for anything that is passed here.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A broker is made once, and again when an input has changed its settings.
 struct Place {
@@ -476,9 +478,9 @@ impl<'a> World<'a> {
 
     /// A session ends: of our own will, or because the broker ended it.
     fn leave(&mut self, at: usize) {
-        if self.clients[at].take().is_none() {
-            return;
-        }
+        let Some(client) = self.clients[at].take() else { return };
+        // A helper that another thread has just forked has a copy of the socket yet.
+        let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
         self.matches.retain(|party, _| party.0 != at);
         self.lent.retain(|party, _| party.0 != at);
         self.blocks.retain(|(session, _), _| *session != at);
@@ -489,7 +491,10 @@ impl<'a> World<'a> {
     /// The broker's turns until nobody has anything to say; nobody may keep it busy.
     fn turn(&mut self) {
         for _ in 0..TURNS {
-            match self.place.server.turn(Duration::ZERO).expect("it serves") {
+            // What a helper works on comes soon.
+            let patience = if self.place.server.is_busy() { PATIENCE } else { Duration::ZERO };
+            match self.place.server.turn(patience).expect("it serves") {
+                Some(0) if self.place.server.is_busy() => {}
                 Some(0) => return self.place.server.audit().expect("the tables agree"),
                 Some(_) => {}
                 None => panic!("it left"),

@@ -7,7 +7,7 @@ use super::room::Holder;
 use crate::ism::SessionId;
 use shunpike_wire::session::FromBroker;
 use shunpike_wire::{DmbToken, Reason};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// How long a DMB waits for its next connection.
@@ -26,6 +26,10 @@ pub struct Parking {
     /// In the order of their coming.
     places: BTreeMap<u64, Parked>,
     of: HashMap<DmbToken, u64>,
+    /// By their owners and peers,
+    by_session: BTreeSet<(SessionId, u64)>,
+    /// ... and by their owners' users.
+    by_user: BTreeSet<(u32, u64)>,
     last: u64,
 }
 
@@ -33,15 +37,35 @@ impl Parking {
     fn enter(&mut self, parked: Parked) {
         self.last += 1;
         self.of.insert(parked.token, self.last);
+        self.by_session.extend([parked.owner.session, parked.peer].map(|session| (session, self.last)));
+        self.by_user.insert((parked.owner.uid, self.last));
         self.places.insert(self.last, parked);
     }
 
     fn remove(&mut self, token: DmbToken) -> Option<Parked> {
-        self.places.remove(&self.of.remove(&token)?)
+        let at = self.of.remove(&token)?;
+        let parked = self.places.remove(&at)?;
+        for session in [parked.owner.session, parked.peer] {
+            self.by_session.remove(&(session, at));
+        }
+        self.by_user.remove(&(parked.owner.uid, at));
+        Some(parked)
     }
 
-    fn first(&self, is_like: impl Fn(&Parked) -> bool) -> Option<DmbToken> {
-        self.places.values().find(|parked| is_like(parked)).map(|parked| parked.token)
+    fn at(&self, place: Option<u64>) -> Option<DmbToken> {
+        self.places.get(&place?).map(|parked| parked.token)
+    }
+
+    fn first(&self) -> Option<DmbToken> {
+        self.at(self.places.keys().next().copied())
+    }
+
+    fn first_of_session(&self, session: SessionId) -> Option<DmbToken> {
+        self.at(self.by_session.range((session, 0)..=(session, u64::MAX)).next().map(|(_, at)| *at))
+    }
+
+    fn first_of_user(&self, user: u32) -> Option<DmbToken> {
+        self.at(self.by_user.range((user, 0)..=(user, u64::MAX)).next().map(|(_, at)| *at))
     }
 
     /// Their names.
@@ -57,12 +81,14 @@ impl Parking {
     /// Whether each is found by its name.
     pub(super) fn is_consistent(&self) -> bool {
         self.of.len() == self.places.len()
+            && self.by_user.len() == self.places.len()
+            && self.by_session.iter().all(|(_, at)| self.places.contains_key(at))
             && self.of.iter().all(|(token, at)| self.places.get(at).is_some_and(|p| p.token == *token))
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty() && self.of.is_empty()
+        self.places.is_empty() && self.of.is_empty() && self.by_session.is_empty() && self.by_user.is_empty()
     }
 }
 
@@ -114,15 +140,14 @@ impl Exchange {
 
     /// Lets go of all, as no lane will be opened.
     pub(super) fn drop_all_parked(&mut self) {
-        while let Some(token) = self.parking.first(|_| true) {
+        while let Some(token) = self.parking.first() {
             self.drop_parked(token);
         }
     }
 
     /// A session ends: what it kept, and what others kept for connections with it.
     pub(super) fn drop_parked_of(&mut self, session: SessionId) {
-        let is_its = |parked: &Parked| parked.owner.session == session || parked.peer == session;
-        while let Some(token) = self.parking.first(is_its) {
+        while let Some(token) = self.parking.first_of_session(session) {
             self.drop_parked(token);
         }
     }
@@ -153,12 +178,11 @@ impl Exchange {
                 Err(reason @ (Reason::MaxDmb | Reason::DmbLimit)) => reason,
                 other => return other,
             };
-            let is_in_the_way = |parked: &Parked| {
-                reason == Reason::MaxDmb
-                    || parked.owner.session == holder.session
-                    || parked.owner.uid == holder.uid
+            let in_the_way = match reason {
+                Reason::MaxDmb => self.parking.first(),
+                _ => self.parking.first_of_user(holder.uid),
             };
-            let token = self.parking.first(is_in_the_way).ok_or(reason)?;
+            let token = in_the_way.ok_or(reason)?;
             self.drop_parked(token);
         }
     }

@@ -61,21 +61,44 @@ fn addresses_come_back_as_noted() {
 }
 
 #[test]
-fn a_look_at_an_untouched_arena_allocates_nothing() {
+fn a_look_at_holes_allocates_nothing() {
     let arena = Arena::create(1).expect("memfd");
     arena.header().high.store(BLOCKS as u32, Ordering::Relaxed);
-    let view = ArenaView::map(arena.fd()).expect("sealed");
-    let before = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks;
-    let seen = view.blocks().filter(|block| block.is_held()).count();
-    assert_eq!(seen, 0);
-    assert!(view.block(BLOCKS as u32 - 1).is_none());
-    let grown = rustix::fs::fstat(arena.fd()).expect("stat").st_blocks - before;
-    assert!(grown * 512 <= 2 * HEADER as i64, "{grown} blocks");
+    let blocks = |arena: &Arena| rustix::fs::fstat(arena.fd()).expect("stat").st_blocks;
+    let view = ArenaView::of(arena.fd().try_clone().expect("dup")).expect("sealed");
+    let before = blocks(&arena);
+    assert_eq!(view.held(0, &mut BLOCKS.clone()).count(), 0, "never touched");
+    assert!(!view.block(BLOCKS as u32 - 1).expect("in range").is_held());
+    assert!(view.block(BLOCKS as u32).is_none());
+    assert_eq!(blocks(&arena), before);
+    // The end is allocated, so that there seems to be as much memory as blocks, and the beginning is a hole.
+    let flags = rustix::fs::FallocateFlags::empty();
+    rustix::fs::fallocate(arena.fd(), flags, (SIZE / 2) as u64, (SIZE / 2) as u64).expect("allocates");
+    let before = blocks(&arena);
+    assert_eq!(view.held(0, &mut BLOCKS.clone()).count(), 0);
+    assert_eq!(blocks(&arena), before, "looked at {} MiB", SIZE >> 21);
+}
+
+#[test]
+fn a_view_sees_what_is_in_use_from_where_it_is_told() {
+    let arena = Arena::create(7).expect("memfd");
+    let view = ArenaView::of(arena.fd().try_clone().expect("dup")).expect("sealed");
+    let mut numbers: Vec<u32> =
+        (0..100).map(|_| arena.index(arena.allocate().expect("free")).expect("ours")).collect();
+    arena.block(numbers[40]).free();
+    numbers.remove(40);
+    numbers.sort_unstable();
+    assert_eq!(view.header().pid.load(Ordering::Relaxed), 7);
+    assert_eq!(view.held(0, &mut BLOCKS.clone()).map(|(index, _)| index).collect::<Vec<_>>(), numbers);
+    assert_eq!(view.held(numbers[70], &mut BLOCKS.clone()).count(), 29);
+    let mut looks = 64;
+    assert!(view.held(0, &mut looks).count() <= 64);
+    assert_eq!(looks, 0);
 }
 
 #[test]
 fn a_view_refuses_memory_that_could_shrink() {
     let fd = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
     rustix::fs::ftruncate(&fd, SIZE as u64).expect("size");
-    assert!(ArenaView::map(&fd).is_err());
+    assert!(ArenaView::of(fd).is_err());
 }

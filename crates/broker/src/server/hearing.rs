@@ -1,0 +1,385 @@
+//! What clients say, and what is done about it.
+
+use super::{End, Server};
+use crate::client::what;
+use crate::connections::Listing;
+use crate::datagram::{self, Next};
+use crate::facts::{self, Counts, Endpoint, Proof};
+use crate::foreign::Shared;
+use crate::helpers::{Heard, Reply, Request};
+use crate::ism::{Party, SessionId};
+use crate::policy::Policy;
+use crate::query::{failure, json};
+use crate::report::Answer;
+use crate::runtime;
+use crate::session::{Kind, Pending, Program, Said, Sent, Session};
+use crate::stats::ArenaKey;
+use rustix::event::epoll::EventFlags;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use shunpike_shm::arena::{ArenaView, BLOCKS};
+use shunpike_shm::lane::HEADER;
+use shunpike_shm::pages::SessionPage;
+use shunpike_shm::published::Published;
+use shunpike_shm::tap;
+use shunpike_wire::clc;
+use shunpike_wire::session::{CONTROL, FromBroker, MAX_CQS, SessionError, ToBroker, VERSION};
+use shunpike_wire::{DmbSize, Reason};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Messages of one client that are handled before the others have their turn.
+const MESSAGES_A_TURN: usize = 16;
+
+impl Server {
+    pub(super) fn serve_session(&mut self, id: SessionId, events: EventFlags) {
+        if events.contains(EventFlags::OUT)
+            && let Some(session) = self.sessions.get_mut(&id)
+        {
+            let mut sent = session.flush();
+            if sent == Sent::All && matches!(session.kind, Kind::Listing(_)) {
+                sent = self.list_more(id);
+            }
+            self.note(id, sent);
+        }
+        if !events.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            return;
+        }
+        let is_with_helper = |session: &Session| session.with_helper.is_some();
+        if self.sessions.get(&id).is_some_and(is_with_helper) {
+            return self.pause(id, events);
+        }
+        self.read(id);
+    }
+
+    /// What is said to a question. Who is not the operator can have so much of the broker's time for it.
+    fn answer(&mut self, id: SessionId, what: u16, arg: &[u8]) -> String {
+        let now = Instant::now();
+        let user = self.sessions.get(&id).map_or(u32::MAX, |session| session.peer.uid());
+        let is_free = self.gets_exact_figures(id);
+        if !is_free && !self.answering.has_left(user, now) {
+            let hint = "ask again in a second: each user has a share of the broker's time";
+            return json(&Answer { error: Some(failure("asked too much", &format!("uid {user}"), hint)) });
+        }
+        let text = self.query(id, what, arg);
+        if !is_free {
+            self.answering.spend(user, now.elapsed(), now);
+        }
+        text
+    }
+
+    fn begin_listing(&mut self, id: SessionId) {
+        let is_shown = self.is_shown(id);
+        let listing = Listing::new(self, |session| is_shown(self, session));
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.kind = Kind::Listing(listing);
+            session.awaits_room = true;
+            self.listen_to(id);
+        }
+    }
+
+    /// There is room for more of a list: the next piece is made then, and no earlier.
+    fn list_more(&mut self, id: SessionId) -> Sent {
+        let Some(session) = self.sessions.get_mut(&id) else { return Sent::Over };
+        let Kind::Listing(listing) = &mut session.kind else { return Sent::All };
+        let mut listing = std::mem::take(listing);
+        let is_shown = self.is_shown(id);
+        let (text, is_last) = listing.next(self, |session| is_shown(self, session));
+        let Some(session) = self.sessions.get_mut(&id) else { return Sent::Over };
+        session.kind = Kind::Listing(listing);
+        session.add(&text, is_last)
+    }
+
+    /// Something is said while an earlier message is with a helper.
+    fn pause(&mut self, id: SessionId, events: EventFlags) {
+        if events.intersects(EventFlags::HUP | EventFlags::ERR) {
+            // Nobody is left who could be answered.
+            return self.end(id);
+        }
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.is_paused = true;
+        self.listen_to(id);
+    }
+
+    /// Looks at what a session says.
+    fn read(&mut self, id: SessionId) {
+        for _ in 0..MESSAGES_A_TURN {
+            let Some(session) = self.sessions.get_mut(&id) else { return };
+            if session.with_helper.is_some() {
+                return;
+            }
+            let message = match datagram::peek(session.as_fd()) {
+                Ok(Next::Message(message)) => message,
+                Ok(Next::Nothing) => {
+                    session.caught_up();
+                    self.answerable.iter_mut().for_each(|all| all.caught_up(id));
+                    return;
+                }
+                Err(Errno::INTR) => continue,
+                Ok(Next::End) | Err(_) => return self.end(id),
+            };
+            let len = message.bytes().len();
+            if !message.has_fds {
+                datagram::take(session.as_fd());
+                self.answerable.iter_mut().for_each(|all| all.heard(id, len));
+            }
+            let heard = self.decode(id, message.bytes()).and_then(|said| match message.has_fds {
+                true => self.hand_over(id, said, len),
+                false => self.hear(id, said, None, Vec::new()),
+            });
+            if heard.is_err() {
+                tracing::warn!(session = id.0, "ended a session that broke the protocol");
+                return self.end(id);
+            }
+            self.deliver();
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.is_behind = true;
+        }
+    }
+
+    fn decode(&self, id: SessionId, message: &[u8]) -> Result<Said, End> {
+        let strange = || Ok(Said::Strange(message.into()));
+        match (self.sessions.get(&id).map(|session| &session.kind), ToBroker::decode(message)) {
+            (Some(Kind::Laneless(_)), _) => strange(),
+            (_, Ok(message)) => Ok(Said::Known(message)),
+            // A later version's, that it says beside what we know.
+            (Some(kind), Err(SessionError::Type)) if !matches!(kind, Kind::New) => strange(),
+            (_, Err(error)) => {
+                tracing::debug!(session = id.0, %error, "decode");
+                Err(End)
+            }
+        }
+    }
+
+    /// A message with descriptors, which still is in its socket: a helper takes it.
+    fn hand_over(&mut self, id: SessionId, said: Said, len: usize) -> Result<(), End> {
+        let Some(session) = self.sessions.get(&id) else { return Err(End) };
+        let mut fds = vec![session.socket()];
+        let Said::Known(message) = &said else {
+            return self.ask(id, Request::Discard, fds, Pending { said, len });
+        };
+        let request = match (*message, &session.kind) {
+            (ToBroker::Hello { version: VERSION, doorbells, .. }, Kind::New) => {
+                Request::Greeting(doorbells.into())
+            }
+            // What lies beside may be anything.
+            (ToBroker::Hello { .. }, Kind::New) => Request::Discard,
+            (ToBroker::Ring { class, .. }, Kind::Tap) if class <= tap::MAX_CLASS => {
+                Request::Memory(tap::len(class))
+            }
+            (ToBroker::Register { class, .. }, Kind::Program(_)) => {
+                // No memory is of a size that there is not.
+                Request::Memory(DmbSize::from_class(class).map_or(0, |size| HEADER + size.bytes()))
+            }
+            (ToBroker::Nominate { conn, .. }, _) if conn.index() >= BLOCKS as u32 => return Err(End),
+            (ToBroker::Nominate { conn, role, tx, rx, .. }, Kind::Program(program)) => {
+                fds.push(Rc::clone(program.arena.fd()));
+                let claimed = Counts { tx, rx };
+                if self.may_nominate(id) {
+                    Request::Nomination { conn, role, claimed }
+                } else {
+                    Request::Discard
+                }
+            }
+            _ => return Err(End),
+        };
+        self.ask(id, request, fds, Pending { said, len })
+    }
+
+    fn ask(
+        &mut self,
+        id: SessionId,
+        request: Request,
+        fds: Vec<Rc<OwnedFd>>,
+        pending: Pending,
+    ) -> Result<(), End> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Err(End) };
+        session.with_helper = Some(pending);
+        let user = session.peer.uid();
+        self.helpers.ask(user, id, request, fds, &self.epoll);
+        Ok(())
+    }
+
+    pub(super) fn hear_helper(&mut self, helper: u64) {
+        match self.helpers.hear(helper, &self.epoll) {
+            Heard::Nothing => {}
+            Heard::Lost(id) => self.end(id),
+            Heard::Answer(id, reply, fds) => {
+                let pending = self.sessions.get_mut(&id).and_then(|session| session.with_helper.take());
+                let Some(Pending { said, len }) = pending else {
+                    return debug_assert!(false, "nothing was asked");
+                };
+                self.answerable.iter_mut().for_each(|all| all.heard(id, len));
+                if self.hear(id, said, Some(reply), fds).is_err() {
+                    tracing::warn!(session = id.0, "ended a session that broke the protocol");
+                    return self.end(id);
+                }
+                self.deliver();
+                // At once: others may wait for what was said behind it.
+                self.read(id);
+                if let Some(session) = self.sessions.get_mut(&id)
+                    && session.with_helper.is_none()
+                    && std::mem::take(&mut session.is_paused)
+                {
+                    self.listen_to(id);
+                }
+            }
+        }
+    }
+
+    fn hear(
+        &mut self,
+        id: SessionId,
+        said: Said,
+        reply: Option<Reply>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), End> {
+        match said {
+            Said::Known(message) => self.handle(id, message, reply, fds),
+            Said::Strange(bytes) => {
+                self.hear_without_lanes(id, &bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Does what a message asks for. `reply` and `fds` are what a helper made of the descriptors beside it.
+    fn handle(
+        &mut self,
+        id: SessionId,
+        message: ToBroker,
+        reply: Option<Reply>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), End> {
+        let Some(session) = self.sessions.get(&id) else { return Err(End) };
+        let (is_new, is_program) = (matches!(session.kind, Kind::New), session.program().is_some());
+        let is_tap = matches!(session.kind, Kind::Tap);
+        let party = |conn| Party { session: id, conn };
+        match message {
+            ToBroker::Hello { control, version, doorbells, comm } if is_new => {
+                // Its own choice, and on its way to terminals.
+                let comm = String::from_utf8_lossy(&comm);
+                let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
+                if let Some(peer) = self.sessions.get(&id).map(|session| &session.peer)
+                    && let Err(why) = self.may_serve(peer)
+                {
+                    tracing::warn!(pid = peer.pid, uid = peer.uid(), "turned a program away: {why}");
+                    return Err(End);
+                }
+                return match version {
+                    VERSION => self.hello(id, control, doorbells, comm, fds),
+                    _ => self.hello_without_lanes(id, (control, version), comm),
+                };
+            }
+            ToBroker::Query { what, .. } if is_new && what == what::SS => self.begin_listing(id),
+            ToBroker::Query { what, arg } if is_new => {
+                let text = self.answer(id, what, arg.as_slice());
+                if let Some(session) = self.sessions.get_mut(&id) {
+                    let sent = session.answer(&text);
+                    self.note(id, sent);
+                }
+            }
+            ToBroker::Hello { .. } | ToBroker::Query { .. } => return Err(End),
+            ToBroker::Ring { ring, class } if is_tap => return self.take_ring(id, ring, class, single(fds)),
+            ToBroker::Ring { .. } => return Err(End),
+            _ if !is_program => return Err(End),
+            ToBroker::Nominate { conn, .. } if conn.index() >= BLOCKS as u32 => return Err(End),
+            ToBroker::Nominate { conn, role, answer, .. } => {
+                let proof = match reply {
+                    Some(Reply::Proof(proof)) => proof,
+                    None if self.may_nominate(id) => Proof::Refused(Reason::NoDescriptors),
+                    _ => Proof::Refused(Reason::NominationLimit),
+                };
+                if let Proof::Proved(facts) = &proof {
+                    let holds =
+                        |known: &facts::Facts| self.diag.as_ref().is_some_and(|diag| diag.holds(known));
+                    self.exchange.confront(party(conn), facts, holds);
+                }
+                self.exchange.nominate(party(conn), role, proof, answer);
+            }
+            ToBroker::Expect { conn, role, ip, port } => {
+                let ip = IpAddr::from(ip).to_canonical();
+                self.exchange.expect(party(conn), role, Endpoint { ip, port });
+            }
+            ToBroker::Withdraw { conn } => self.exchange.withdraw(party(conn)),
+            ToBroker::Clc { conn, clc } => {
+                if let Err(error) = clc::Message::decode(clc.as_slice()) {
+                    tracing::debug!(session = id.0, %error, "CLC message");
+                    return Err(End);
+                }
+                self.exchange.relay(party(conn), clc);
+            }
+            ToBroker::Register { conn, class } => {
+                self.exchange.register(party(conn), class, single(fds));
+            }
+            ToBroker::Attach { conn, token } => self.exchange.attach(party(conn), token),
+            ToBroker::Unregister { token } => self.exchange.unregister(id, token),
+            ToBroker::Detach { token, gone } => self.exchange.detach(id, token, gone),
+            // Its arena shows what it has.
+            ToBroker::Lanes { .. } => {}
+            ToBroker::Park { token } => self.exchange.park(id, token, Instant::now()),
+            ToBroker::Reuse { conn, token } => self.exchange.reuse(party(conn), token),
+        }
+        Ok(())
+    }
+
+    fn hello(
+        &mut self,
+        id: SessionId,
+        control: u16,
+        doorbells: u8,
+        comm: String,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), End> {
+        let user = self.sessions.get(&id).map_or(u32::MAX, |session| session.peer.uid());
+        let mut fds = fds.into_iter();
+        let arena = fds.next();
+        let bells: Vec<Shared> = fds.map(|fd| Shared::of_client(fd, user, &self.graves)).collect();
+        let arena = arena.ok_or(End)?;
+        if !(1..=MAX_CQS).contains(&bells.len()) || bells.len() != usize::from(doorbells) {
+            return Err(End);
+        }
+        let key = ArenaKey::of(arena.as_fd()).map_err(|_| End)?;
+        let view = ArenaView::of(arena).map_err(|_| End)?;
+        let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
+        let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?.into());
+        let versions = (control.min(CONTROL), VERSION);
+        let welcome = FromBroker::Welcome(self.system.welcome(self.exchange.device.as_ref(), versions));
+        let fds = vec![page_fd, Rc::clone(&self.knobs_fd)];
+        let session = self.sessions.get_mut(&id).ok_or(End)?;
+        tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
+        self.ledger.begin(key, &view);
+        session.kind = Kind::Program(Box::new(Program::new(view, key, comm, page)));
+        self.exchange.begin_session(id, session.peer.identity.clone(), bells);
+        if runtime::may_read_others(session.peer.pid) {
+            self.exchange.lets_read(id, session.peer.pid);
+        }
+        let sent = session.post(&welcome, fds);
+        self.note(id, sent);
+        // Before it can have a lane.
+        self.show_to_taps(id);
+        Ok(())
+    }
+
+    /// Looking at a socket is the most that a message can cost us.
+    fn may_nominate(&mut self, id: SessionId) -> bool {
+        let now = Instant::now();
+        let Policy { process, user, .. } = &self.config.policy;
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        let (pid, uid) = (session.peer.pid, session.peer.uid());
+        let Kind::Program(program) = &mut session.kind else { return false };
+        let of_process = match pid {
+            // In a pid namespace that we do not see into: as if each session were a process.
+            0 => program.rate.take(process.nominations, now),
+            pid => self.rates_of_processes.take(pid, process.nominations, now),
+        };
+        of_process && self.rates.take(uid, user.nominations, now)
+    }
+}
+
+fn single(fds: Vec<OwnedFd>) -> Option<OwnedFd> {
+    let mut fds = fds.into_iter();
+    fds.next().filter(|_| fds.next().is_none())
+}

@@ -1,0 +1,153 @@
+"""What a hostile user does to a system-wide broker, all at once: a program of its own. `siege.py SOCKET UID` begins as root, for a
+userfaultfd (a FUSE mount would do without rights), and goes on as that user."""
+
+import array
+import ctypes
+import encodings.idna  # now: the user may not read the library
+import fcntl
+import os
+import random
+import socket
+import struct
+import sys
+import threading
+
+from bridge import ARENA, CONN, HELLO, NOMINATE, VERSION, memory
+
+EXPECT, QUERY = 10, 9
+SS, STATS, INFO = 1, 2, 6
+BLOCKS, HEADER, BLOCK = 32 * 1024, 8192, 1024
+PAGE = 4096
+UFFDIO_API, UFFDIO_REGISTER, SYS_USERFAULTFD = 0xC018AA3F, 0xC020AA00, 323
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.send.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.epoll_wait.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+
+
+def endless_page():
+    """A page whose first access waits for ever."""
+    fd = libc.syscall(SYS_USERFAULTFD, 0o2000000)
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    fcntl.ioctl(fd, UFFDIO_API, struct.pack("QQQ", 0xAA, 0, 0))
+    address = libc.mmap(None, PAGE, 3, 0x22, -1, 0)
+    fcntl.ioctl(fd, UFFDIO_REGISTER, struct.pack("QQQQ", address, PAGE, 1, 0))
+    return address
+
+
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        return client, listener.accept()[0]
+
+
+def lingering():
+    """A socket whose last close waits."""
+    client, server = tcp_pair()
+    client.setblocking(False)
+    try:
+        while True:
+            client.send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    return client, server
+
+
+def session(path, arena=None, bell=None):
+    it = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    it.settimeout(1)
+    it.connect(path)
+    fds = [arena if arena is not None else memory(ARENA), bell if bell is not None else os.eventfd(0, os.EFD_NONBLOCK)]
+    say(it, struct.pack("<HIB16s", HELLO, VERSION, 1, b"siege"), fds)
+    for own, given in zip(fds, (arena, bell)):
+        if given is None:
+            os.close(own)
+    return it
+
+
+def say(to, message, fds=()):
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    to.sendmsg([message], rights)
+
+
+def nomination(conn=CONN):
+    return struct.pack("<HQBQQB", NOMINATE, conn, 0, 0, 0, 1)
+
+
+def hold_a_lock(path, page):
+    client, _peer = tcp_pair()
+    threading.Thread(target=libc.send, args=(client.fileno(), page, PAGE, 0), daemon=True).start()
+    it = session(path)
+    say(it, nomination(), [client.fileno()])
+    return it, client, _peer
+
+
+def hold_a_doorbell(path, page):
+    bell, ready, many = os.eventfd(1, os.EFD_NONBLOCK), os.eventfd(1, os.EFD_NONBLOCK), libc.epoll_create1(0)
+    for fd in (ready, bell):
+        assert libc.epoll_ctl(many, 1, fd, struct.pack("IQ", 1, 0)) == 0
+    it = session(path, bell=bell)
+    it.recv(1024)
+    os.close(bell)
+    threading.Thread(target=libc.epoll_wait, args=(many, page, 8, -1), daemon=True).start()
+    it.close()
+
+
+def leave_unread(path, _page):
+    it = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    it.connect(path)
+    ends = [lingering() for _ in range(8)]
+    say(it, nomination(), [end.fileno() for end, _ in ends])
+    say(it, b"?", [ends[0][0].fileno()])
+    it.close()
+    # Nobody's close but the broker's is the last.
+    return ends
+
+
+def expect_much(path, _page):
+    it = session(path)
+    for n in range(4096):
+        say(it, struct.pack("<HQB16sH", EXPECT, n, 0, b"\0" * 10 + b"\xff\xff\x7f\0\0\1", 80))
+    it.close()
+
+
+def seem_large(path, _page):
+    """An arena full of connections that there are not, and questions about them that nobody reads the answer of."""
+    arena = memory(ARENA)
+    os.posix_fallocate(arena, ARENA // 2, ARENA // 2)
+    header = bytearray(HEADER)
+    struct.pack_into("II", header, 0, os.getpid(), BLOCKS)
+    os.pwrite(arena, header, 0)
+    block = struct.pack("Q", 1) + bytes(BLOCK - 8)
+    os.pwrite(arena, block * 2048, HEADER)
+    it = session(path, arena=arena)
+    it.recv(1024)
+    asking = []
+    for what in (SS, STATS, INFO, SS, SS):
+        tool = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        tool.connect(path)
+        say(tool, struct.pack("<HHH", QUERY, what, 0))
+        asking.append(tool)
+    return it, arena, asking
+
+
+def main(path, user):
+    pages = [endless_page() for _ in range(32)]
+    os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
+    attacks = [hold_a_lock, hold_a_doorbell, leave_unread, expect_much, seem_large]
+    kept = []
+    print("begins", flush=True)
+    while True:
+        attack = random.choice(attacks)
+        try:
+            kept.append(attack(path, random.choice(pages)))
+        except OSError:
+            pass  # turned away, or ended for it
+        if len(kept) > 24:
+            del kept[random.randrange(len(kept))]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
