@@ -1,7 +1,9 @@
 """A system-wide broker that three users attack with all that they have (siege.py): it answers, and serves the others."""
 
+import ctypes
 import json
 import os
+import platform
 import signal
 import socket
 import struct
@@ -20,6 +22,7 @@ from test_metrics import asked_by_hand
 
 pytestmark = [pytest.mark.users, needs_root]
 ATTACKERS, SECONDS = (61001, 61002, 61003), 6
+SYS_SETRESUID = {"x86_64": 117, "aarch64": 147}[platform.machine()]
 
 
 class Others:
@@ -92,6 +95,36 @@ def test_three_users_keep_neither_root_nor_others_waiting(world):
     assert waits[-1] < 1 * PATIENCE, waits[-10:]
     assert beside > min(1000 / PATIENCE, alone / 4), (alone, beside)
     assert memory < 300 << 10, f"{memory} KiB"
+
+
+def as_user(user, do):
+    """What `do` returns, done as this user: this thread alone, for the test goes on as root."""
+    become = lambda user: ctypes.CDLL(None, use_errno=True).syscall(SYS_SETRESUID, -1, user, -1)
+    assert become(user) == 0, os.strerror(ctypes.get_errno())
+    try:
+        return do()
+    finally:
+        become(0)
+
+
+def test_more_users_than_helpers_are_all_served(world):
+    """Sixty-four helpers there are at most. A user that has none is given the place of one that has nothing to do."""
+    policy = world.directory / "broker.toml"
+    policy.write_text("[limits.process]\nsessions = 100\n")
+    broker = world.broker("--config", policy)
+    served = [as_user(62000 + n, lambda: session(str(broker.socket))) for n in range(80)]
+    for it in served:
+        it.settimeout(10 * PATIENCE)
+        assert it.recv(1024), "a welcome"
+    helpers = len(Path(f"/proc/{broker.proc.pid}/task/{broker.proc.pid}/children").read_text().split())
+    assert 0 < helpers <= 64 + 32, helpers
+    # And again, those that had theirs taken.
+    ends = tcp_pair()
+    for it in served:
+        say(it, nomination(), [ends[0].fileno()])
+        assert it.recv(1024), "an answer"
+    for it in (*served, *ends):
+        it.close()
 
 
 def test_a_broker_that_was_killed_in_the_midst_of_an_attack_has_a_successor(world):

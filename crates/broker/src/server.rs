@@ -6,6 +6,7 @@ mod admission;
 mod hearing;
 
 use crate::answerable::Answerable;
+use crate::datagram;
 use crate::diag::Diag;
 use crate::exchange::{Exchange, Post};
 use crate::foreign::{Graves, Shared};
@@ -338,6 +339,8 @@ impl Server {
         let mut flags = EventFlags::empty();
         flags.set(EventFlags::IN, !session.is_paused);
         flags.set(EventFlags::OUT, session.awaits_room);
+        // Its end is told of once, and not until the message that is with a helper is done.
+        flags.set(EventFlags::ONESHOT, session.is_paused);
         if epoll::modify(&self.epoll, session.as_fd(), EventData::new_u64(id.0), flags).is_err() {
             self.end(id);
         }
@@ -355,9 +358,12 @@ impl Server {
         let user = session.peer.uid();
         self.helpers.forget(user, id);
         self.answerable.iter_mut().for_each(|all| all.caught_up(id));
-        self.let_go(user, session.socket());
+        let socket = session.socket();
+        datagram::end(socket.as_fd());
         session.tell_end();
+        // First: a helper may close it as soon as it is asked to, and must find this one gone.
         drop(session);
+        self.let_go(user, socket);
         self.bury();
         if !self.sessions.values().any(|session| session.peer.uid() == user) {
             self.queued.remove(&user);
@@ -408,7 +414,9 @@ impl Server {
             metrics.keep_time(now, &self.epoll);
         }
         while let Some((until, id)) = self.patience.front().copied() {
-            let is_settled = |session: &Session| session.is_programs() || matches!(session.kind, Kind::Tap);
+            let is_settled = |session: &Session| {
+                !session.is_over && (session.is_programs() || matches!(session.kind, Kind::Tap))
+            };
             let waits = self.sessions.get(&id).is_some_and(|session| !is_settled(session));
             if waits && until > now {
                 break;

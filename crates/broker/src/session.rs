@@ -151,6 +151,8 @@ pub struct Session {
     pub with_helper: Option<Pending>,
     /// Whether the event loop does not wait for messages meanwhile, for there are some.
     pub is_paused: bool,
+    /// Whether the client is gone, and a message of its is with a helper yet.
+    pub is_over: bool,
     socket: Rc<OwnedFd>,
     queue: VecDeque<Outgoing>,
     /// Bytes that wait for sessions of this user.
@@ -169,6 +171,7 @@ impl Session {
             is_behind: false,
             with_helper: None,
             is_paused: false,
+            is_over: false,
             socket: Rc::new(socket),
             queue: VecDeque::new(),
             queued,

@@ -238,33 +238,71 @@ fn send_many(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     rustix::net::sendmsg(socket, &[bytes], &mut control, SendFlags::NOSIGNAL).expect("sends");
 }
 
-/// An eventfd's last close takes the lock of each epoll instance that it is in.
-#[test]
-fn a_doorbell_whose_last_close_waits_is_closed_elsewhere() {
-    let broker = TestBroker::start();
-    let bell = eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("eventfd");
-    let ready = eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("eventfd");
+/// An eventfd in an epoll set. Its last close takes the lock of the set.
+fn doorbell_in_a_set() -> (OwnedFd, OwnedFd) {
+    let bell = || eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("eventfd");
+    let (bell, ready) = (bell(), bell());
     let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
     for fd in [&ready, &bell] {
         epoll::add(&set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN).expect("added");
     }
+    std::mem::forget(ready);
+    (bell, set)
+}
+
+/// Has a thread hold the lock of an epoll set, in a wait that writes to `page`.
+fn hold_set(set: OwnedFd, page: &Page) -> JoinHandle<()> {
+    let address = page.address;
+    let holder = std::thread::spawn(move || {
+        // SAFETY: the page is mapped for as long as the process lives; the kernel writes events there.
+        unsafe { libc::epoll_wait(set.as_raw_fd(), address as *mut libc::epoll_event, 8, -1) };
+    });
+    page.until_touched();
+    holder
+}
+
+#[test]
+fn a_doorbell_whose_last_close_waits_is_closed_elsewhere() {
+    let broker = TestBroker::start();
+    let (bell, set) = doorbell_in_a_set();
     let Some(page) = Page::new() else { return };
     let session = try_connect(&broker.socket).expect("it listens");
     let arena = Arena::create(1).expect("arena");
     send(&session, &hello(1), &[arena.fd().as_fd(), bell.as_fd()]);
     assert!(matches!(receive(&session), Some((FromBroker::Welcome(_), _))));
     drop(bell);
-    let (waits, address) = (set.try_clone().expect("dup"), page.address);
-    let holder = std::thread::spawn(move || {
-        // SAFETY: the page is mapped for as long as the process lives; the kernel writes events there.
-        unsafe { libc::epoll_wait(waits.as_raw_fd(), address as *mut libc::epoll_event, 8, -1) };
-    });
-    page.until_touched();
+    let holder = hold_set(set, &page);
     drop(session);
     answers_soon(&broker);
     matches_soon(&broker);
     drop(page);
     holder.join().expect("the wait returns");
+}
+
+/// Also that of a program which is not served.
+#[test]
+fn a_doorbell_of_one_who_is_turned_away_is_closed_elsewhere() {
+    let broker = TestBroker::with(|config| config.max_sessions = 2);
+    let served = [Client::connect(&broker), Client::connect(&broker)];
+    let mut held = Vec::new();
+    for page in (0..3).map_while(|_| Page::new()) {
+        let (bell, set) = doorbell_in_a_set();
+        let holder = hold_set(set, &page);
+        let session = try_connect(&broker.socket).expect("it listens");
+        let arena = Arena::create(1).expect("arena");
+        send(&session, &hello(1), &[arena.fd().as_fd(), bell.as_fd()]);
+        // Here it would wait as well.
+        let closer = std::thread::spawn(move || drop(bell));
+        assert!(receive(&session).is_none(), "turned away");
+        answers_soon(&broker);
+        held.push((page, holder, closer));
+    }
+    for (page, holder, closer) in held {
+        drop(page);
+        holder.join().expect("the wait returns");
+        closer.join().expect("the close returns");
+    }
+    drop(served);
 }
 
 /// Whoever writes to a memfd holds a lock that giving its memory back needs.

@@ -2,11 +2,13 @@
 
 mod support;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
 use shunpike_broker::report::{
     Connections, Device, Done, Explanations, LinkGroups, Seid, Stats, Sysctls, Ueids,
 };
 use shunpike_broker::{BrokerError, Config, QueryError, query, what};
+use shunpike_shm::arena::Arena;
 use shunpike_shm::pages::{KnobPage, PAGE, SessionPage};
 use shunpike_shm::region::Region;
 use shunpike_wire::session::{ConnId, Expected, FromBroker, Role, ToBroker};
@@ -152,6 +154,22 @@ fn what_lies_behind_messages_with_descriptors_was_said_too() {
     }
     drop((client, server));
     broker.until_empty();
+}
+
+/// Who has greeted and is gone before a helper has looked at what lay beside: its counts count.
+#[test]
+fn a_program_that_is_gone_at_once_is_counted() {
+    const PROGRAMS: u64 = 30;
+    let broker = TestBroker::start();
+    let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+    for _ in 0..PROGRAMS {
+        let arena = Arena::create(1).unwrap();
+        arena.header().handled[0].store(1, Ordering::Relaxed);
+        let session = try_connect(&broker.socket).unwrap();
+        send(&session, &hello(1), &[arena.fd().as_fd(), bell.as_fd()]);
+    }
+    broker.until_empty();
+    until(|| broker.ask::<Stats>(what::STATS, "").connections.handled == PROGRAMS);
 }
 
 /// One that waits is told who may come, from all that was said before it nominated, by whomever.

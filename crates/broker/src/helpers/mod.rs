@@ -7,6 +7,7 @@
 //! that user's programs wait.
 
 pub mod channel;
+mod gone;
 mod process;
 mod work;
 
@@ -14,6 +15,7 @@ use crate::foreign::Last;
 use crate::ism::SessionId;
 use crate::sequence::SequenceReader;
 use channel::MOST;
+use gone::Gone;
 use process::{Process, is_final};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,18 +29,18 @@ pub use work::{Reply, Request};
 pub const HELPER: u64 = 1 << 62;
 /// Helpers of one user, those included that were killed and have not ended.
 const OF_USER: usize = 4;
-/// Helpers of all users. The operator's come beside them.
+/// Helpers of all users; where there are more users, they take turns. The operator's come beside them.
 const OF_ALL: usize = 64;
+/// Helpers of all users that were killed and have not ended, whose channels are closed.
+const GONE: usize = 32;
 /// A user's helpers are all at work for so long, and something waits: it is given another.
 const GROW: Duration = Duration::from_millis(20);
 /// A helper that has not answered for so long is killed, and the session that it works for ends.
 const GIVE_UP: Duration = Duration::from_secs(2);
-/// After a fork that failed, and for helpers to end with the broker.
+/// After a fork or a message that failed, and for helpers to end with the broker.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What was killed in its sleep has ended after so long, mostly.
-const REAP: Duration = Duration::from_millis(5);
-/// Descriptors that may wait to be closed before nobody new is let in.
-const CLOGGED: usize = 4096;
+/// Descriptors that may wait to be closed before nobody new is let in: this part of those that the broker may have.
+const CLOGGED: u64 = 4;
 
 /// Something to do with descriptors.
 struct Job {
@@ -85,8 +87,8 @@ pub struct Helpers {
     sequences: Option<SequenceReader>,
     next: u64,
     paused_until: Option<Instant>,
-    /// Those that were killed and whose channel is closed.
-    gone: Vec<Process>,
+    gone: Gone,
+    most_doomed: usize,
 }
 
 /// What a helper's channel says.
@@ -102,13 +104,16 @@ pub enum Heard {
 impl Helpers {
     /// None yet. `sequences`: where the broker is privileged.
     pub fn new(sequences: Option<SequenceReader>) -> Self {
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let most_doomed = usize::try_from(descriptors.unwrap_or(1 << 20) / CLOGGED).unwrap_or(usize::MAX);
         Self {
             crews: BTreeMap::new(),
             of: HashMap::new(),
             sequences,
             next: HELPER,
             paused_until: None,
-            gone: Vec::new(),
+            gone: Gone::new(),
+            most_doomed,
         }
     }
 
@@ -181,7 +186,7 @@ impl Helpers {
 
     /// Whether so much waits to be closed that nobody new can be let in.
     pub fn is_clogged(&self) -> bool {
-        self.crews.values().map(|crew| crew.doomed.len()).sum::<usize>() > CLOGGED
+        self.crews.values().map(|crew| crew.doomed.len()).sum::<usize>() > self.most_doomed
     }
 
     /// Something happened at a helper's channel.
@@ -223,13 +228,12 @@ impl Helpers {
             let grow = grow.filter(|at| *at > Instant::now());
             since.map(|since| since + GIVE_UP).into_iter().chain(grow).min()
         });
-        let reap = (!self.gone.is_empty()).then(|| Instant::now() + REAP);
-        crews.chain(self.paused_until).chain(reap).min()
+        crews.chain(self.paused_until).chain(self.gone.deadline()).min()
     }
 
     /// Does what is due; returns the sessions whose messages are lost.
     pub fn keep_time(&mut self, now: Instant, epoll: &OwnedFd) -> Vec<SessionId> {
-        self.gone.retain(|process| !process.is_gone());
+        self.gone.keep_time(now);
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
         }
@@ -286,6 +290,9 @@ impl Helpers {
                         _ => crew.jobs.push_front(job),
                     }
                     if !is_final(errno) {
+                        // Memory, or more descriptors under way than a user may have: not this helper's fault.
+                        tracing::warn!(%errno, "cannot tell a helper; pausing");
+                        self.paused_until = Some(Instant::now() + PAUSE);
                         return;
                     }
                     self.lose(user, at, epoll);
@@ -298,11 +305,21 @@ impl Helpers {
     fn retire(&mut self, user: u32, epoll: &OwnedFd) {
         let Some(crew) = self.crews.get_mut(&user).filter(|crew| crew.dismissed) else { return };
         for helper in crew.helpers.extract_if(.., |helper| helper.work.is_none()) {
-            let _ = epoll::delete(epoll, &helper.process.channel);
-            self.of.remove(&helper.id);
-            helper.process.kill();
-            self.gone.push(helper.process);
+            end(helper, user, epoll, &mut self.of, &mut self.gone);
         }
+    }
+
+    /// Ends a helper of another user's that has nothing to do, so that there may be one of `user`'s. Whether there was one.
+    fn make_way(&mut self, user: u32, epoll: &OwnedFd) -> bool {
+        let is_idle = |helper: &Helper| helper.work.is_none() && !helper.killed;
+        for (other, crew) in self.crews.iter_mut().filter(|(other, _)| **other != user) {
+            if let Some(at) = crew.helpers.iter().position(is_idle) {
+                let helper = crew.helpers.swap_remove(at);
+                end(helper, *other, epoll, &mut self.of, &mut self.gone);
+                return true;
+            }
+        }
+        false
     }
 
     /// Another helper for a user, where there may be one more and it would help.
@@ -310,13 +327,20 @@ impl Helpers {
         let now = Instant::now();
         let own = rustix::process::geteuid().as_raw();
         let is_operator = user == 0 || user == own;
-        let crew = self.crews.get_mut(&user)?;
+        let crew = self.crews.get(&user)?;
         let of_user = crew.helpers.len();
         let is_late = |helper: &Helper| helper.work.as_ref().is_none_or(|work| work.since + GROW <= now);
-        let wants = of_user == 0 || of_user < OF_USER && crew.helpers.iter().all(is_late);
-        if !wants || self.paused_until.is_some() || self.of.len() >= OF_ALL && !is_operator {
+        if self.paused_until.is_some() || !crew.helpers.iter().all(is_late) {
             return None;
         }
+        self.gone.reap();
+        if of_user + self.gone.of(user) >= OF_USER || self.gone.count() >= GONE && !is_operator {
+            return None;
+        }
+        if self.of.len() >= OF_ALL && !is_operator && !self.make_way(user, epoll) {
+            return None;
+        }
+        let crew = self.crews.get_mut(&user)?;
         let sequences = self.sequences.as_ref();
         let kept: Vec<BorrowedFd<'_>> = sequences.into_iter().flat_map(SequenceReader::fds).collect();
         let id = self.next;
@@ -356,14 +380,17 @@ impl Helpers {
     /// A helper is gone. Returns the session for which it worked.
     fn lose(&mut self, user: u32, at: usize, epoll: &OwnedFd) -> Option<SessionId> {
         let helper = self.crews.get_mut(&user)?.helpers.swap_remove(at);
-        let _ = epoll::delete(epoll, &helper.process.channel);
-        self.of.remove(&helper.id);
-        helper.process.kill();
-        if !helper.process.is_gone() {
-            self.gone.push(helper.process);
-        }
-        helper.work.and_then(|work| work.session)
+        let session = helper.work.as_ref().and_then(|work| work.session);
+        end(helper, user, epoll, &mut self.of, &mut self.gone);
+        session
     }
+}
+
+/// Ends a helper that is in no crew any more, and counts it for its user until nothing is left of it.
+fn end(helper: Helper, user: u32, epoll: &OwnedFd, of: &mut HashMap<u64, u32>, gone: &mut Gone) {
+    let _ = epoll::delete(epoll, &helper.process.channel);
+    of.remove(&helper.id);
+    gone.enter(user, helper.process);
 }
 
 impl Crew {
@@ -383,18 +410,17 @@ impl Crew {
 impl Drop for Helpers {
     /// Ends them all. What still was to be closed is left to the end of this process, which waits for less.
     fn drop(&mut self) {
-        for crew in std::mem::take(&mut self.crews).into_values() {
+        for (user, crew) in std::mem::take(&mut self.crews) {
             let Crew { helpers, jobs, doomed, .. } = crew;
             std::mem::forget((jobs, doomed));
             for helper in helpers {
-                helper.process.kill();
-                self.gone.push(helper.process);
+                self.gone.enter(user, helper.process);
             }
         }
         let patience = Instant::now() + PAUSE;
-        while !self.gone.is_empty() && Instant::now() < patience {
-            self.gone.retain(|process| !process.is_gone());
-            if !self.gone.is_empty() {
+        while self.gone.count() > 0 && Instant::now() < patience {
+            self.gone.reap();
+            if self.gone.count() > 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

@@ -82,7 +82,7 @@ fn close_range(first: RawFd, last: RawFd) {
     }
 }
 
-/// Whether a failure means that the helper at the other end is gone.
+/// Whether a failure to send means that the helper at the other end is gone.
 pub fn is_final(errno: Errno) -> bool {
-    !matches!(errno, Errno::AGAIN | Errno::INTR)
+    matches!(errno, Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN | Errno::CONNREFUSED)
 }

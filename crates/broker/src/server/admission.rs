@@ -23,8 +23,8 @@ const TOOLS: usize = 64;
 const TOOLS_OF_USER: usize = 16;
 /// ... and those that are left to root and the broker's own user, who may have to see what is going on.
 const TOOLS_OF_OPERATOR: usize = 8;
-/// How long a new connection may say nothing, and a tool may leave its answer unread.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a new connection may say nothing, a tool may leave its answer unread, and a message of one that is gone may wait.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long nobody is accepted after descriptors ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -108,11 +108,18 @@ impl Server {
         self.idle_since = None;
     }
 
-    /// Closes a session's socket. What lies in it unread may have descriptors, and their last close is not for us to wait for.
+    /// Closes a session's socket, the only descriptor of it that the broker has. What lies in it unread may have descriptors, and
+    /// their last close is not for us to wait for.
     pub(super) fn let_go(&mut self, user: u32, socket: Rc<OwnedFd>) {
-        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        if !matches!(datagram::peek(socket.as_fd()), Ok(Next::End)) {
-            self.helpers.bury(user, socket, Last::Close, &self.epoll);
+        // Nothing comes any more, and what there is is no more than the socket's buffer holds.
+        datagram::end(socket.as_fd());
+        loop {
+            match datagram::peek(socket.as_fd()) {
+                Ok(Next::End) => return,
+                Ok(Next::Message(message)) if !message.has_fds => datagram::take(socket.as_fd()),
+                Err(Errno::INTR) => {}
+                _ => return self.helpers.bury(user, socket, Last::Close, &self.epoll),
+            }
         }
     }
 

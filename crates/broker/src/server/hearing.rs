@@ -1,11 +1,12 @@
 //! What clients say, and what is done about it.
 
+use super::admission::PATIENCE;
 use super::{End, Server};
 use crate::client::what;
 use crate::connections::Listing;
 use crate::datagram::{self, Next};
 use crate::facts::{self, Counts, Endpoint, Proof};
-use crate::foreign::Shared;
+use crate::foreign::{Last, Shared};
 use crate::helpers::{Heard, Reply, Request};
 use crate::ism::{Party, SessionId};
 use crate::policy::Policy;
@@ -93,13 +94,15 @@ impl Server {
 
     /// Something is said while an earlier message is with a helper.
     fn pause(&mut self, id: SessionId, events: EventFlags) {
-        if events.intersects(EventFlags::HUP | EventFlags::ERR) {
-            // Nobody is left who could be answered.
-            return self.end(id);
-        }
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.is_paused = true;
-        self.listen_to(id);
+        if events.intersects(EventFlags::HUP | EventFlags::ERR) && !session.is_over {
+            // What it said still counts, but nobody waits for a helper that does not come to it.
+            session.is_over = true;
+            self.patience.push_back((Instant::now() + PATIENCE, id));
+        }
+        if !std::mem::replace(&mut session.is_paused, true) {
+            self.listen_to(id);
+        }
     }
 
     /// Looks at what a session says.
@@ -265,7 +268,9 @@ impl Server {
                 if let Some(peer) = self.sessions.get(&id).map(|session| &session.peer)
                     && let Err(why) = self.may_serve(peer)
                 {
-                    tracing::warn!(pid = peer.pid, uid = peer.uid(), "turned a program away: {why}");
+                    let user = peer.uid();
+                    tracing::warn!(pid = peer.pid, uid = user, "turned a program away: {why}");
+                    fds.into_iter().for_each(|fd| self.graves.enter(user, fd, Last::Close));
                     return Err(End);
                 }
                 return match version {
