@@ -11,7 +11,7 @@ from procs import finish_together, free_port
 pytestmark = pytest.mark.fallback
 
 # programs/seen.c: calls to wait, of which so many are no epoll_wait; each on a socket that blocks and one that does not.
-CALLS, NO_SETS = 7, 4
+CALLS, NO_SETS = 8, 4
 ROUNDS = 400
 
 

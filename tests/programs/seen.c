@@ -4,15 +4,16 @@
  * The connections go through every call x a blocking or a non-blocking socket x who waits: one thread; two threads, of which
  * one waits in that way and one by libc's name; one thread that waits by libc's name for the first half of the rounds. */
 #include "bed.h"
+#include <linux/aio_abi.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 
-enum call { POLL, PPOLL, SELECT, PSELECT, WAIT, PWAIT, PWAIT2 };
+enum call { POLL, PPOLL, SELECT, PSELECT, WAIT, PWAIT, PWAIT2, AIO };
 enum way { RAW, SYSCALL, LIBC };
 enum who { ONE, MIXED, LATER };
 
-static const char *const calls[] = {"poll", "ppoll", "select", "pselect", "epoll_wait", "epoll_pwait", "epoll_pwait2"};
+static const char *const calls[] = {"poll", "ppoll", "select", "pselect", "epoll_wait", "epoll_pwait", "epoll_pwait2", "io_submit"};
 static const char *const names[] = {"one", "mixed", "later"};
 static const uint64_t NAME = 0xfedcba9876543210u; /* like nothing that anybody else would put there */
 
@@ -42,11 +43,25 @@ static long made(enum way way, long number, long a, long b, long c, long d, long
 #define SYS_epoll_wait -1
 #endif
 
+static int has_set(enum call call) {
+    return call >= WAIT && call <= PWAIT2;
+}
+
 struct guest {
     int fd, set, rounds;
     enum call call;
     pthread_mutex_t lock;
 };
+
+/* Linux AIO's poll, which libc has no name for. */
+static long aio_poll(enum way way, int fd, struct timespec *patience) {
+    static aio_context_t context; /* for all: to end one takes the kernel 10 ms */
+    struct iocb job = {.aio_lio_opcode = IOCB_CMD_POLL, .aio_fildes = fd, .aio_buf = POLLIN}, *jobs = &job;
+    struct io_event event;
+    if (!context && syscall(SYS_io_setup, 8, &context)) die("io_setup");
+    if (made(way, SYS_io_submit, context, 1, (long)&jobs, 0, 0, 0) != 1) die("io_submit");
+    return made(way, SYS_io_getevents, context, 1, 1, (long)&event, (long)patience, 0);
+}
 
 /* Waits until there is something to read; what the set tells must be what was put there. */
 static void wait_for(struct guest *guest, enum way way) {
@@ -78,12 +93,15 @@ static void wait_for(struct guest *guest, enum way way) {
     case PWAIT:
         ready = by_name ? epoll_pwait(set, &event, 1, 30000, NULL) : made(way, SYS_epoll_pwait, set, events, 1, 30000, 0, 8);
         break;
+    case AIO:
+        ready = by_name ? poll(&one, 1, 30000) : aio_poll(way, fd, &patience);
+        break;
     default:
         ready = by_name ? epoll_pwait2(set, &event, 1, &patience, NULL) : made(way, SYS_epoll_pwait2, set, events, 1, time, 0, 8);
     }
     if (ready < 0) die(calls[guest->call]);
     expect(ready == 1, "something comes in time");
-    if (guest->call >= WAIT) expect(event.data.u64 == NAME, "the set tells what was put there");
+    if (has_set(guest->call)) expect(event.data.u64 == NAME, "the set tells what was put there");
 }
 
 /* Echoes what there is. Says whether the stream goes on. */
@@ -118,7 +136,7 @@ static void server(int port, int count, int whos, int rounds, enum way way) {
         struct guest guest = {accept_one(listener), epoll_create1(EPOLL_CLOEXEC), rounds, at / whos / 2, PTHREAD_MUTEX_INITIALIZER};
         struct epoll_event event = {EPOLLIN, {.u64 = NAME}};
         if (at / whos % 2 && fcntl(guest.fd, F_SETFL, O_NONBLOCK)) die("F_SETFL");
-        if (guest.call >= WAIT && epoll_ctl(guest.set, EPOLL_CTL_ADD, guest.fd, &event)) die("EPOLL_CTL_ADD");
+        if (has_set(guest.call) && epoll_ctl(guest.set, EPOLL_CTL_ADD, guest.fd, &event)) die("EPOLL_CTL_ADD");
         serve(&guest, way, at % whos);
         close(guest.fd);
         close(guest.set);
