@@ -84,6 +84,7 @@ fn place() -> Place {
 /// The limit is raised for our sake until this is dropped.
 struct Raised {
     before: Rlimit,
+    set: Rlimit,
     _alone: Guard<'static, ()>,
 }
 
@@ -91,9 +92,10 @@ impl Raised {
     /// Errors: the kernel's, where it does not let us.
     fn begin() -> Result<Self, Errno> {
         let alone = RAISING.lock();
-        let before = limits();
-        prlimit(None, Resource::Nofile, Rlimit { current: Some(BEYOND), maximum: before.maximum })?;
-        Ok(Self { before, _alone: alone })
+        let set = Rlimit { current: Some(BEYOND), maximum: limits().maximum };
+        // What the program has set by now, also since that look.
+        let before = prlimit(None, Resource::Nofile, set)?;
+        Ok(Self { before, set, _alone: alone })
     }
 }
 
@@ -101,7 +103,7 @@ impl Drop for Raised {
     fn drop(&mut self) {
         // What is found is what we have set, unless the program has set something meanwhile: that it keeps.
         if let Ok(found) = prlimit(None, Resource::Nofile, self.before)
-            && (found.current, found.maximum) != (Some(BEYOND), self.before.maximum)
+            && (found.current, found.maximum) != (self.set.current, self.set.maximum)
         {
             let _ = prlimit(None, Resource::Nofile, found);
         }

@@ -64,6 +64,8 @@ fn heed_refusal(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
     };
     if core::ptr::eq(half, &conn.block.tx) && link::registrations(conn.block).is_some() && is_short() {
         conn.block.starved.fetch_add(1, Ordering::Relaxed);
+        // Another thread may have taken the kernel's word of room before that.
+        epoll::starved(conn);
     }
 }
 

@@ -80,7 +80,7 @@ fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl 
     let half = &conn.block.tx;
     if plain::begin(conn, half, flags) {
         let n = real(flags);
-        plain::end(conn, half, fd, n, iov.iter().map(|one| one.iov_len).sum());
+        plain::end(conn, half, fd, n, iov.iter().fold(0, |all, one| one.iov_len.saturating_add(all)));
         return n;
     }
     write_slowly(conn, fd, iov, flags, real)

@@ -10,7 +10,7 @@ use super::{drop_end, given, lane_closed, note, phase, settle};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{eager, epoll, keepalive, link, process, ready, rx, session, sys, tx, upgrade};
+use crate::{clock, eager, epoll, keepalive, link, process, ready, rx, session, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -43,6 +43,8 @@ fn leave_to_others(conn: Conn, fd: i32, reason: Reason) {
         if let Some(dmb) = rx::dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
         {
             let generation = block.rx.generation.load(Ordering::Relaxed);
+            // Should this process end before the next step: who shares the connection waits from now on (`rx::asking`).
+            block.rx.full_since.store(clock::ticks(), Ordering::Relaxed);
             let asked =
                 dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
             let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
