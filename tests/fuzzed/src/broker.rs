@@ -5,6 +5,7 @@
 //! whom. After each step the broker's tables must agree with one another ([`Server::audit`]), and after the last
 //! one, when all have left, they must be empty.
 
+use crate::kinds;
 use crate::script::Script;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -239,6 +240,7 @@ impl<'a> World<'a> {
                 self.say(at, &ToBroker::Expect { conn: ConnId(conn), role, ip, port }, &[]);
             }
             14 => self.query(script),
+            _ if op >= 0xc0 => self.odd(at, script),
             _ => self.raw(at, script),
         }
     }
@@ -454,6 +456,46 @@ impl<'a> World<'a> {
         }
     }
 
+    /// A message as it should be, beside which anything lies.
+    fn odd(&mut self, at: usize, script: &mut Script<'_>) {
+        let (shape, count, conn) = (script.below(4), 1 + script.below(4), script.pick(&CONNS));
+        let made: Vec<OwnedFd> =
+            (0..count).filter_map(|_| kinds::of(script.byte(), &self.place.socket)).collect();
+        let mut fds: Vec<BorrowedFd<'_>> = made.iter().map(AsFd::as_fd).collect();
+        if shape == 0 {
+            let Some(socket) = self.clients[at].is_none().then(|| connect(&self.place.socket)).flatten()
+            else {
+                return;
+            };
+            let arena = region::create("fuzzed-arena", arena::SIZE).expect("memory");
+            let doorbells = fds.len() as u8;
+            // In place of a doorbell, or of the arena, too.
+            if script.below(2) == 0 {
+                fds.insert(0, arena.as_fd());
+            }
+            let comm = *b"fuzzed\0\0\0\0\0\0\0\0\0\0";
+            let hello = ToBroker::Hello { control: CONTROL, version: VERSION, doorbells, comm };
+            send(&socket, &hello, &fds);
+            self.clients[at] = Some(Client { socket, welcome: false, arena, bells: Vec::new() });
+            return;
+        }
+        let Some(client) = self.clients[at].as_ref().filter(|client| client.welcome) else { return };
+        match shape {
+            1 => {
+                let role = script.pick(&[Role::Client, Role::Server]);
+                let message = ToBroker::Nominate { conn: ConnId(conn), role, tx: 0, rx: 0, answer: true };
+                send(&client.socket, &message, &fds);
+                self.nominated((at, conn), None);
+            }
+            2 => {
+                send(&client.socket, &ToBroker::Register { conn: ConnId(conn), class: 0 }, &fds);
+                (self.asked, self.again) = (Some(0), None);
+            }
+            // Of a type that nobody knows.
+            _ => drop(send_bytes(&client.socket, &[0xff; 8], &fds)),
+        }
+    }
+
     /// What a session says, if it is a program by now.
     fn say(&mut self, at: usize, message: &ToBroker, fds: &[BorrowedFd<'_>]) {
         let Some(client) = self.clients[at].as_ref().filter(|client| client.welcome) else { return };
@@ -633,7 +675,8 @@ enum Heard {
     End,
 }
 
-fn connect(path: &std::path::Path) -> Option<OwnedFd> {
+/// A connection to the broker, which says nothing yet.
+pub(crate) fn connect(path: &std::path::Path) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;

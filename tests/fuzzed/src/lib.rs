@@ -5,6 +5,7 @@
 
 pub mod broker;
 pub mod clc;
+mod kinds;
 pub mod lane;
 mod script;
 pub mod session;
