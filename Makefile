@@ -87,6 +87,12 @@ install: | $(RELEASE)/shunpike
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/doc/shunpike
 	sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
 	install -m 644 dist/broker.toml $(SHARE)/doc/shunpike/broker.toml
+	# As they lie here, so that their links to one another hold.
+	install -d $(addprefix $(SHARE)/doc/shunpike/,docs dist/bpftrace dist/grafana)
+	install -m 644 README.md COMPLIANCE.md $(SHARE)/doc/shunpike
+	install -m 644 docs/*.md $(SHARE)/doc/shunpike/docs
+	install -m 755 dist/bpftrace/*.bt $(SHARE)/doc/shunpike/dist/bpftrace
+	install -m 644 dist/grafana/*.json $(SHARE)/doc/shunpike/dist/grafana
 
 $(RELEASE)/shunpike:
 	$(CARGO) build --release --workspace

@@ -75,6 +75,8 @@ def test_it_is_installed_and_removed_and_leaves_nothing(world, package, tmp_path
         "usr/share/zsh/vendor-completions/_shunpike", "usr/share/fish/vendor_completions.d/shunpike.fish",
         "usr/share/doc/shunpike/copyright", "usr/lib/shunpike/smc-tools/smcss",
         "usr/lib/shunpike/extcap/shunpike-extcap", "usr/share/man/man1/shunpike-tap.1.gz",
+        "usr/share/doc/shunpike/docs/troubleshooting.md", "usr/share/doc/shunpike/dist/grafana/shunpike.json",
+        "usr/share/doc/shunpike/dist/bpftrace/lanes.bt",
     ):  # fmt: skip
         assert wanted in there, f"{wanted} in {sorted(there)}"
 
