@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from harness import Accel, programs
-from procs import finish_together, free_port, until
+from procs import free_port, until
 
 pytestmark = pytest.mark.parity
 
@@ -80,26 +80,3 @@ def test_edges_are_those_of_tcp_one_for_one(world, bed, how):
         assert json.loads(accel.broker.tool("stats", "--json"))["connections"]["revoked"] > clients / 4
     if how != "tcp":
         until(lambda: accel.broker.stats().lanes >= clients / 2, lambda: f"lanes; have {accel.broker.stats()}")
-
-
-def tables(accel, bed, rounds, times):
-    """[(way to register, what was told in each round)], of client and server by turns."""
-    port = free_port()
-    server = accel.server("server", [bed / "edges", "server", port, rounds, times]).wait_listening(port)
-    client = accel.client("client", [bed / "edges", "client", port, rounds, times])
-    outs = finish_together(client, server, seconds=60)
-    return [tuple(part.split("\n", 1)) for out in outs for part in out.split("# ")[1:]]
-
-
-@pytest.mark.parametrize("how", ["earned", "eager"])
-def test_each_registration_is_told_of_as_on_tcp(world, bed, how):
-    """Edges that are asked for in each way, changed, armed again, told of or not when the lane opens: no event more than on TCP, none fewer."""
-    rounds, times = 24, 3 if how == "earned" else 2
-    expected = dict(tables(Accel(world, "tcp"), bed, rounds, 2))
-    accel = Accel(world, "both", ["--eager"] if how == "eager" else [])
-    found = tables(accel, bed, rounds, times)
-    assert len(found) == len(expected) * times
-    differ = [f"{name}: tcp [{one}], lane [{other}]" for name, told in found
-              for one, other in zip(expected[name].splitlines(), told.splitlines(), strict=True) if one != other]  # fmt: skip
-    assert not differ, "\n".join(differ)
-    until(lambda: accel.broker.stats().lanes >= len(found) / 2, lambda: f"lanes; have {accel.broker.stats()}")

@@ -33,9 +33,6 @@ const MOST: usize = 256;
 /// How long the peer may take for each answer, as in the kernel (CLC_WAIT_TIME, net/smc/smc_clc.h).
 const TIMEOUT_US: u64 = 6_000_000;
 
-/// A lane waits for so many calls of the program at most until it is known which edges that has been told of.
-const DOUBTS: u8 = 4;
-
 #[derive(Copy, Clone)]
 enum Machine {
     Client(Client),
@@ -57,10 +54,8 @@ struct Handshake {
     own_forks: u32,
     /// It has served another connection, and the broker has yet to agree.
     used: bool,
-    /// Answer to Register that waits until no thread is inside a kernel call on the receiving side, or for `in_doubt`.
+    /// Answer to Register that waits until no thread is inside a kernel call on the receiving side.
     registered: Option<Named>,
-    /// How often it has waited because nobody knew which edges the program has been told of.
-    in_doubt: u8,
     /// The peer's DMB.
     peer: Option<Region>,
     /// Capacity of its ring.
@@ -322,7 +317,6 @@ fn matched(
         own_forks: 0,
         used: false,
         registered: None,
-        in_doubt: 0,
         peer: None,
         peer_ring: 0,
         peer_forks: 0,
@@ -418,7 +412,7 @@ fn first_contact_link(
 }
 
 /// The broker registered our DMB: offer it, unless a thread is just inside a kernel call that would read
-/// past the lane's beginning, or it is in doubt what a set that waits for edges has told of; then the answer waits for `retry`.
+/// past the lane's beginning; then the answer waits for `retry`.
 fn registered(session: &mut Session, id: ConnId, named: Named) {
     let Some(Some(shake)) = session.handshakes.find(id) else {
         session.send(&ToBroker::Unregister { token: named.token.0 });
@@ -429,12 +423,6 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
     if let Some(reason) = shared(id) {
         session.send(&ToBroker::Unregister { token: named.token.0 });
         return step(session, id, Input::Refused(reason));
-    }
-    // With --eager the peer may wait for the lane.
-    if shake.in_doubt < DOUBTS && !eager::is_possible(conn.block) && epoll::is_in_doubt(fd) {
-        shake.in_doubt += 1;
-        shake.registered = Some(named);
-        return;
     }
     if !grant(conn, fd, (region, ring), named.token, forks) {
         shake.registered = Some(named);

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
 use super::active::{arm, hot, look, news, next, push, scan};
-use super::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
-use super::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
+use super::ctl::{end_lingering_of, move_to, restore_left};
+use super::regs::{BELL, CONTROL, Control, has_tags, index_and_turn, reg, untag};
 use super::{EDGE, Set, WAIT, has_lanes, is_inherited, own, ring};
 use crate::table::Conn;
 use crate::tls::{critical, thread};
@@ -305,7 +305,7 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
         return Told::Ours;
     };
     // The first event of our entry is what stood when it was made.
-    let is_news = reg.known.take().is_none_or(|known| known.has_more(reg.fd.get())) && wakes(reg, events);
+    let is_news = reg.known.take().is_none_or(|known| known.has_more(reg.fd.get()));
     if reg.managed.get() {
         reg.dirty.set(true);
         reg.edge.set(reg.edge.get() || is_news);
@@ -318,18 +318,6 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
     // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
     let fires = !reg.disarmed.replace(true);
     if fires { Told::Event(libc::epoll_event { events, u64: reg.data.get() }) } else { Told::Ours }
-}
-
-/// Whether news of our entry, which asks for all, are some of the program's. Bytes alone are not for who asks for room only, unless
-/// TCP may have had none; ends and errors are for everybody.
-fn wakes(reg: &Reg, events: u32) -> bool {
-    let are_bytes = events & !(ready::IN | ready::OUT) == 0;
-    let is_in_want = |conn: Conn| reg.seen.get() != reg.seen.get().with_room(conn.block);
-    let may_be_room = |conn: Conn| {
-        let is_on_tcp = conn.block.tx.mode.load(Ordering::Acquire) != mode::LANE;
-        is_on_tcp && (is_in_want(conn) || !has_had_room(reg))
-    };
-    !are_bytes || reg.events.get() & ready::IN != 0 || reg.conn.get().is_none_or(may_be_room)
 }
 
 /// Arms everything, declares the sleep, looks once more, and waits in the kernel.
