@@ -141,8 +141,6 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
     if flags & libc::MSG_DONTWAIT == 0
         && block.nonblock.load(Ordering::Relaxed) == 0
         && sys::queue(fd, sys::SIOCINQ) == Ok(0)
-        // The end of the stream is no bytes either, and who reads it does not wait.
-        && sys::poll_now(fd, libc::POLLIN) == 0
         && blocks(fd)
     {
         note(block, bit::READ);
