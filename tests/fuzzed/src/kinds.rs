@@ -35,7 +35,7 @@ pub fn of(kind: u8, broker: &Path) -> Option<OwnedFd> {
         3 => watching(),
         4 => eventfd(0, EventfdFlags::CLOEXEC).ok(),
         5 => eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK).ok(),
-        // SAFETY (here and below): calls that make a descriptor, or fail.
+        // SAFETY: makes a descriptor, or fails.
         6 => own(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC) }),
         7 => rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).ok(),
         8 => {
@@ -71,7 +71,7 @@ pub fn of(kind: u8, broker: &Path) -> Option<OwnedFd> {
             // SAFETY: struct io_uring_params (linux/io_uring.h) is as large, and all zero asks for nothing special.
             own(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) } as i32)
         }
-        // SAFETY: see above.
+        // SAFETY: makes a descriptor, or fails.
         _ => own(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) } as i32),
     }
 }
