@@ -2,8 +2,7 @@
 
 use crate::program;
 use crate::socket::{self, Tried};
-use crate::tools::select;
-use crate::tools::tap::FilterError;
+use crate::tools::filter::FilterError;
 use shunpike_broker::policy::PolicyError;
 use shunpike_broker::report::Failure;
 use shunpike_broker::{BrokerError, QueryError};
@@ -81,10 +80,8 @@ pub enum Error {
     Output(io::Error),
     /// `tap -w -` to a terminal.
     Terminal,
-    /// A filter of `tap` cannot be understood.
+    /// A filter of `ss` or `tap` cannot be understood.
     Filter(FilterError),
-    /// A filter of `ss` cannot be understood.
-    Selection(select::FilterError),
     /// There is no memory for a ring of `tap`.
     TapMemory(RegionError),
     /// Wireshark asks for an interface that there is not.
@@ -121,7 +118,7 @@ impl Error {
         match self {
             Error::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Error::Exec { .. } => 126,
-            Error::Filter(_) | Error::Selection(_) => 2,
+            Error::Filter(_) => 2,
             Error::Broker(BrokerError::AlreadyServed { .. }) => Self::ALREADY_SERVED,
             Error::NoLibrary { .. }
             | Error::LibraryPath(_)
@@ -213,7 +210,6 @@ impl fmt::Display for Error {
                 )
             }
             Error::Filter(error) => error.fmt(f),
-            Error::Selection(error) => error.fmt(f),
             Error::TapMemory(error) => write!(f, "no memory for a ring: {error}; try a smaller --buffer"),
             Error::ExtcapInterface(name) => {
                 write!(

@@ -6,8 +6,9 @@ mod connections;
 mod dbg;
 mod device;
 mod explain;
+pub mod filter;
 mod kernel;
-pub mod select;
+mod select;
 mod stats;
 pub mod table;
 pub mod tap;
@@ -18,6 +19,7 @@ use crate::args::{
 };
 use crate::error::Error;
 use crate::socket;
+use filter::Filter;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use shunpike_broker::report::{Connections, Device, Done, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids};
@@ -30,12 +32,14 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
     let broker = Broker::answering(named)?;
     match command {
         Command::Ss(args) => {
-            let filter: select::Filter = args.filter.join(" ").parse().map_err(Error::Selection)?;
-            if args.format.json && filter == select::Filter::All {
+            let filter: Filter<select::Wanted> = args.filter.join(" ").parse().map_err(Error::Filter)?;
+            if args.format.json && filter == Filter::All {
                 return table::print(&broker.ask(what::SS, "")?);
             }
             let mut answer: Connections = broker.answer(what::SS, "")?;
-            answer.connections.retain(|connection| filter.admits(connection));
+            answer
+                .connections
+                .retain(|connection| filter.admits(&|wanted: &select::Wanted| wanted.holds(connection)));
             if args.format.json {
                 return table::print_json(&json!(answer));
             }

@@ -1,32 +1,20 @@
 //! Which connections `ss` lists: the filters of iproute2's ss(8), as far as a lane has what they look at, and what only we know.
 
+use super::filter::{Condition, Filter, FilterError, Words};
 use shunpike_broker::report::Connection;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
 
-/// Parentheses and negations within one another.
-const DEPTH: usize = 32;
-
-/// A filter, parsed.
+/// A condition of `ss`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Filter {
-    /// Everything.
-    All,
+pub enum Wanted {
     /// A number that compares so.
     Number(Field, Compare, u32),
-    /// The own end's address, or the peer's.
+    /// An end's address.
     Address(End, Network, Option<u16>),
     /// On a lane, or on TCP.
     Lane(bool),
     /// The process's name.
     Command(String),
-    /// Not.
-    Not(Box<Filter>),
-    /// Both.
-    And(Box<Filter>, Box<Filter>),
-    /// One of them.
-    Or(Box<Filter>, Box<Filter>),
 }
 
 /// What has a number.
@@ -70,47 +58,10 @@ pub enum Compare {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Network(Option<(IpAddr, u8)>);
 
-/// What is wrong with a filter: the word, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FilterError {
-    word: String,
-    why: &'static str,
-}
-
-impl fmt::Display for FilterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { word, why } = self;
-        write!(
-            f,
-            "'{word}' in the filter: {why}; as in 'sport = :6379 and state lane', 'dst 10.0.0.0/8', 'pid = 4711', 'comm = nginx'"
-        )
-    }
-}
-
-impl std::error::Error for FilterError {}
-
-impl FromStr for Filter {
-    type Err = FilterError;
-
-    fn from_str(text: &str) -> Result<Self, FilterError> {
-        let words = words(text);
-        let mut parser = Parser { words: &words, depth: 0 };
-        if parser.words.is_empty() {
-            return Ok(Self::All);
-        }
-        let filter = parser.either()?;
-        match parser.words.first() {
-            None => Ok(filter),
-            Some(word) => Err(wrong(word, "nothing was opened that this closes")),
-        }
-    }
-}
-
-impl Filter {
+impl Wanted {
     /// Whether the connection is one of those asked for.
-    pub fn admits(&self, connection: &Connection) -> bool {
+    pub fn holds(&self, connection: &Connection) -> bool {
         match self {
-            Self::All => true,
             Self::Number(field, compare, wanted) => {
                 field.of(connection).is_some_and(|number| compare.holds(number, *wanted))
             }
@@ -119,9 +70,6 @@ impl Filter {
             }),
             Self::Lane(wanted) => (connection.mode == "SMCD") == *wanted,
             Self::Command(name) => connection.comm == *name,
-            Self::Not(filter) => !filter.admits(connection),
-            Self::And(one, other) => one.admits(connection) && other.admits(connection),
-            Self::Or(one, other) => one.admits(connection) || other.admits(connection),
         }
     }
 }
@@ -184,156 +132,79 @@ impl Network {
     }
 }
 
-/// The words of a filter; operators and parentheses need no blanks around them.
-fn words(text: &str) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let mut rest = text.trim_start();
-    while let Some(first) = rest.chars().next() {
-        let two = rest.get(..2).filter(|two| ["==", "!=", "<=", ">=", "&&", "||"].contains(two));
-        let len = match two {
-            Some(two) => two.len(),
-            None if "()=<>!&|".contains(first) => first.len_utf8(),
-            None => rest.find(|c: char| c.is_whitespace() || "()=<>!&|".contains(c)).unwrap_or(rest.len()),
-        };
-        words.push(rest[..len].to_owned());
-        rest = rest[len..].trim_start();
-    }
-    words
-}
+impl Condition for Wanted {
+    const KNOWN: &'static str = "write sport, dport, src, dst, state, pid, uid or comm, as in 'sport = :6379 and state lane', 'dst 10.0.0.0/8', \
+                                 'pid = 4711', 'comm = nginx'";
+    const MAY_LEAVE_AND_AWAY: bool = true;
 
-fn wrong(word: &str, why: &'static str) -> FilterError {
-    FilterError { word: word.to_owned(), why }
-}
-
-struct Parser<'a> {
-    words: &'a [String],
-    depth: usize,
-}
-
-impl<'a> Parser<'a> {
-    fn next(&mut self) -> Option<&'a str> {
-        let (first, rest) = self.words.split_first()?;
-        self.words = rest;
-        Some(first)
-    }
-
-    /// The word after `before`, which needs one.
-    fn after(&mut self, before: &str, why: &'static str) -> Result<&'a str, FilterError> {
-        self.next().ok_or_else(|| wrong(before, why))
-    }
-
-    fn takes(&mut self, any_of: &[&str]) -> bool {
-        let is_next = self.words.first().is_some_and(|word| any_of.contains(&word.as_str()));
-        if is_next {
-            self.words = &self.words[1..];
-        }
-        is_next
-    }
-
-    fn either(&mut self) -> Result<Filter, FilterError> {
-        let mut filter = self.both()?;
-        while self.takes(&["or", "|", "||"]) {
-            filter = Filter::Or(filter.into(), self.both()?.into());
-        }
-        Ok(filter)
-    }
-
-    /// With or without 'and' between them, as ss(8) has it.
-    fn both(&mut self) -> Result<Filter, FilterError> {
-        let mut filter = self.one()?;
-        loop {
-            let is_named = self.takes(&["and", "&", "&&"]);
-            let ends = |word: &String| ["or", "|", "||", ")"].contains(&word.as_str());
-            if !is_named && self.words.first().is_none_or(ends) {
-                return Ok(filter);
-            }
-            filter = Filter::And(filter.into(), self.one()?.into());
-        }
-    }
-
-    fn one(&mut self) -> Result<Filter, FilterError> {
-        let Some(word) = self.next() else { return Err(wrong("", "it ends where a condition should come")) };
-        match word {
-            "not" | "!" => self.within(word, |parser| Ok(Filter::Not(parser.one()?.into()))),
-            "(" => self.within(word, |parser| {
-                let filter = parser.either()?;
-                if parser.takes(&[")"]) { Ok(filter) } else { Err(wrong("(", "it is not closed")) }
-            }),
-            "sport" => self.number(word, Field::Port(End::Local)),
-            "dport" => self.number(word, Field::Port(End::Peer)),
-            "pid" => self.number(word, Field::Pid),
-            "uid" => self.number(word, Field::Uid),
-            "src" => self.address(word, End::Local),
-            "dst" => self.address(word, End::Peer),
-            "state" => match self.after(word, "say 'lane' or 'tcp' behind it")? {
-                "lane" | "smcd" => Ok(Filter::Lane(true)),
-                "tcp" => Ok(Filter::Lane(false)),
-                "all" | "connected" | "established" => Ok(Filter::All),
-                other => Err(wrong(other, "no such state: there are 'lane' and 'tcp'")),
-            },
+    fn parse(word: &str, words: &mut Words<'_>) -> Option<Result<Filter<Self>, FilterError>> {
+        let parsed = match word {
+            "sport" => number(words, Field::Port(End::Local)),
+            "dport" => number(words, Field::Port(End::Peer)),
+            "pid" => number(words, Field::Pid),
+            "uid" => number(words, Field::Uid),
+            "src" => address(words, End::Local),
+            "dst" => address(words, End::Peer),
+            "state" => return Some(state(words)),
             "comm" => {
-                self.takes(&["=", "=="]);
-                self.after(word, "say the process's name behind it").map(|name| Filter::Command(name.into()))
+                words.take(&["=", "=="]);
+                words.wanted("write the process's name behind 'comm'").map(|name| Self::Command(name.into()))
             }
-            _ => Err(wrong(
-                word,
-                "not a condition: there are sport, dport, src, dst, state, pid, uid and comm",
-            )),
-        }
-    }
-
-    fn within(
-        &mut self,
-        word: &str,
-        parse: impl FnOnce(&mut Self) -> Result<Filter, FilterError>,
-    ) -> Result<Filter, FilterError> {
-        self.depth += 1;
-        if self.depth > DEPTH {
-            return Err(wrong(word, "too many within one another"));
-        }
-        let filter = parse(self);
-        self.depth -= 1;
-        filter
-    }
-
-    fn number(&mut self, name: &str, field: Field) -> Result<Filter, FilterError> {
-        let mut word = self.after(name, "say what it is to be, as '= 80'")?;
-        let compare = Compare::named(word);
-        if compare.is_some() {
-            word = self.after(word, "a number is to come behind it")?;
-        }
-        let digits =
-            if matches!(field, Field::Port(_)) { word.strip_prefix(':').unwrap_or(word) } else { word };
-        let number: u32 = digits.parse().map_err(|_| wrong(word, "not a number"))?;
-        if matches!(field, Field::Port(_)) && number > u16::MAX.into() {
-            return Err(wrong(word, "no port: they end at 65535"));
-        }
-        Ok(Filter::Number(field, compare.unwrap_or(Compare::Eq), number))
-    }
-
-    fn address(&mut self, name: &str, end: End) -> Result<Filter, FilterError> {
-        self.takes(&["=", "=="]);
-        let word = self.after(name, "say an address behind it, as 127.0.0.1 or 10.0.0.0/8")?;
-        if let Ok(address) = word.parse::<SocketAddr>() {
-            let ip = address.ip();
-            return Ok(Filter::Address(end, Network(Some((ip, bits_of(ip)))), Some(address.port())));
-        }
-        // `*:80` and `:80`
-        if let Some(port) = word.strip_prefix('*').unwrap_or(word).strip_prefix(':')
-            && let Ok(port) = port.parse()
-        {
-            return Ok(Filter::Address(end, Network(None), Some(port)));
-        }
-        let (ip, prefix) = word.split_once('/').map_or((word, None), |(ip, bits)| (ip, Some(bits)));
-        let ip = ip.trim_start_matches('[').trim_end_matches(']');
-        let ip: IpAddr = ip.parse().map_err(|_| wrong(word, "not an address"))?;
-        let bits = match prefix.map(str::parse) {
-            None => bits_of(ip),
-            Some(Ok(bits)) if bits <= bits_of(ip) => bits,
-            Some(_) => return Err(wrong(word, "not a length of a prefix")),
+            _ => return None,
         };
-        Ok(Filter::Address(end, Network(Some((ip, bits))), None))
+        Some(parsed.map(Filter::If))
     }
+}
+
+fn state(words: &mut Words<'_>) -> Result<Filter<Wanted>, FilterError> {
+    const STATES: &str = "write 'lane' or 'tcp' behind 'state'";
+    match words.wanted(STATES)? {
+        "lane" | "smcd" => Ok(Filter::If(Wanted::Lane(true))),
+        "tcp" => Ok(Filter::If(Wanted::Lane(false))),
+        "all" | "connected" | "established" => Ok(Filter::All),
+        other => Err(FilterError::of(other, STATES)),
+    }
+}
+
+fn number(words: &mut Words<'_>, field: Field) -> Result<Wanted, FilterError> {
+    const NUMBER: &str = "write a number here, as in 'sport = :80' or 'pid 4711'";
+    let mut word = words.wanted(NUMBER)?;
+    let compare = Compare::named(word);
+    if compare.is_some() {
+        word = words.wanted(NUMBER)?;
+    }
+    let is_port = matches!(field, Field::Port(_));
+    let digits = if is_port { word.strip_prefix(':').unwrap_or(word) } else { word };
+    let number: u32 = digits.parse().map_err(|_| FilterError::of(word, NUMBER))?;
+    if is_port && number > u16::MAX.into() {
+        return Err(FilterError::of(word, "ports end at 65535"));
+    }
+    Ok(Wanted::Number(field, compare.unwrap_or(Compare::Eq), number))
+}
+
+/// `1.2.3.4`, `10.0.0.0/8`, `1.2.3.4:80`, `[::1]:80`, `*:80` or `:80`.
+fn address(words: &mut Words<'_>, end: End) -> Result<Wanted, FilterError> {
+    const ADDRESS: &str =
+        "write an address here, as 127.0.0.1, 10.0.0.0/8, [::1]:80 or :80; names are not looked up";
+    words.take(&["=", "=="]);
+    let word = words.wanted(ADDRESS)?;
+    let wrong = || FilterError::of(word, ADDRESS);
+    if let Ok(address) = word.parse::<SocketAddr>() {
+        let ip = address.ip();
+        return Ok(Wanted::Address(end, Network(Some((ip, bits_of(ip)))), Some(address.port())));
+    }
+    if let Some(port) = word.strip_prefix('*').unwrap_or(word).strip_prefix(':')
+        && let Ok(port) = port.parse()
+    {
+        return Ok(Wanted::Address(end, Network(None), Some(port)));
+    }
+    let (ip, prefix) = word.split_once('/').map_or((word, None), |(ip, bits)| (ip, Some(bits)));
+    let ip: IpAddr = ip.trim_start_matches('[').trim_end_matches(']').parse().map_err(|_| wrong())?;
+    let bits = prefix.map_or(Ok(bits_of(ip)), str::parse).map_err(|_| wrong())?;
+    if bits > bits_of(ip) {
+        return Err(wrong());
+    }
+    Ok(Wanted::Address(end, Network(Some((ip, bits))), None))
 }
 
 fn bits_of(ip: IpAddr) -> u8 {
@@ -389,8 +260,8 @@ mod tests {
             ("uid 8 and comm = redis-server", true),
             ("comm redis", false),
         ] {
-            let filter: Filter = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
-            assert_eq!(filter.admits(&connection), admits, "{text}");
+            let filter: Filter<Wanted> = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(filter.admits(&|wanted: &Wanted| wanted.holds(&connection)), admits, "{text}");
         }
     }
 
@@ -399,18 +270,19 @@ mod tests {
         for (text, word) in [
             ("sport = ssh", "ssh"),
             ("sport = :70000", ":70000"),
-            ("sport", "sport"),
+            ("sport", "its end"),
             ("port 80", "port"),
             ("state listen", "listen"),
             ("src 1.2.3", "1.2.3"),
             ("src 1.2.3.4/33", "1.2.3.4/33"),
-            ("(pid 1", "("),
+            ("(pid 1", "its end"),
             ("pid 1)", ")"),
-            ("pid 1 and", ""),
+            ("pid 1 and", "its end"),
         ] {
-            let error = text.parse::<Filter>().expect_err(text).to_string();
-            assert!(error.starts_with(&format!("'{word}' in the filter")), "{text}: {error}");
+            let error = text.parse::<Filter<Wanted>>().expect_err(text).to_string();
+            let at = if word == "its end" { word.to_owned() } else { format!("'{word}'") };
+            assert!(error.starts_with(&format!("in the filter, at {at}: ")), "{text}: {error}");
         }
-        assert!("!".repeat(100_000).parse::<Filter>().is_err());
+        assert!("!".repeat(100_000).parse::<Filter<Wanted>>().is_err());
     }
 }

@@ -1,8 +1,10 @@
 //! Wireshark's and tshark's own way to a tap: the program asks, in several calls, what there is, and then captures.
 
-use super::{Filter, Kind, Options, buffer, run};
+use super::filter::Wanted;
+use super::{Kind, Options, buffer, run};
 use crate::args::Extcap;
 use crate::error::Error;
+use crate::tools::filter::Filter;
 use crate::tools::table;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -33,7 +35,7 @@ pub fn answer(args: &Extcap, named: Option<PathBuf>) -> Result<(), Error> {
              {validation=[0-9]+[KM]?}{tooltip=256K to 32M; a larger one loses less}",
         );
     }
-    let filter: Filter = args.filter.as_deref().unwrap_or_default().parse().map_err(Error::Filter)?;
+    let filter: Filter<Wanted> = args.filter.as_deref().unwrap_or_default().parse().map_err(Error::Filter)?;
     if !args.capture {
         // Only whether the filter can be used.
         return Ok(());

@@ -1,11 +1,8 @@
-//! Which connections are shown: a small part of pcap-filter(7), and the process.
+//! Which connections `tap` shows: a small part of pcap-filter(7), and the process.
 
-use std::fmt;
+use crate::tools::filter::{Condition, Filter, FilterError, Words};
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
-
-/// Parentheses and negations within one another.
-const DEPTH: usize = 32;
 
 /// What a filter looks at.
 pub struct Subject<'a> {
@@ -17,11 +14,9 @@ pub struct Subject<'a> {
     pub pids: &'a [u32],
 }
 
-/// A parsed filter.
+/// A condition of `tap`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Filter {
-    /// Everything.
-    All,
+pub enum Wanted {
     /// IPv4, or IPv6.
     Family { v6: bool },
     /// A port of either end, or of the one.
@@ -30,12 +25,6 @@ pub enum Filter {
     Host(Side, IpAddr),
     /// A process of either end.
     Pid(u32),
-    /// Not.
-    Not(Box<Filter>),
-    /// Both.
-    And(Box<Filter>, Box<Filter>),
-    /// One of them.
-    Or(Box<Filter>, Box<Filter>),
 }
 
 /// Of a segment.
@@ -49,22 +38,9 @@ pub enum Side {
     Destination,
 }
 
-/// What is wrong with a filter: the word, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FilterError {
-    word: String,
-    why: &'static str,
-}
-
-impl fmt::Display for FilterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "in the filter, at {}: {}", self.word, self.why)
-    }
-}
-
-impl Filter {
-    /// Whether a segment is shown.
-    pub fn admits(&self, subject: &Subject<'_>) -> bool {
+impl Wanted {
+    /// Whether a segment has it.
+    pub fn holds(&self, subject: &Subject<'_>) -> bool {
         let ends = |side: Side| {
             let (from, to) = (Some(subject.from), Some(subject.to));
             let both = match side {
@@ -75,144 +51,63 @@ impl Filter {
             both.into_iter().flatten()
         };
         match self {
-            Filter::All => true,
-            Filter::Family { v6 } => subject.from.is_ipv6() == *v6,
-            Filter::Port(side, port) => ends(*side).any(|end| end.port() == *port),
-            Filter::Host(side, host) => ends(*side).any(|end| end.ip() == *host),
-            Filter::Pid(pid) => subject.pids.contains(pid),
-            Filter::Not(filter) => !filter.admits(subject),
-            Filter::And(one, other) => one.admits(subject) && other.admits(subject),
-            Filter::Or(one, other) => one.admits(subject) || other.admits(subject),
+            Self::Family { v6 } => subject.from.is_ipv6() == *v6,
+            Self::Port(side, port) => ends(*side).any(|end| end.port() == *port),
+            Self::Host(side, host) => ends(*side).any(|end| end.ip() == *host),
+            Self::Pid(pid) => subject.pids.contains(pid),
         }
     }
 
     /// Whether it must know the processes.
-    pub fn asks_for_processes(&self) -> bool {
-        match self {
-            Filter::Pid(_) => true,
-            Filter::Not(filter) => filter.asks_for_processes(),
-            Filter::And(one, other) | Filter::Or(one, other) => {
-                one.asks_for_processes() || other.asks_for_processes()
-            }
-            _ => false,
-        }
+    pub fn is_of_processes(&self) -> bool {
+        matches!(self, Self::Pid(_))
     }
 }
 
-impl FromStr for Filter {
-    type Err = FilterError;
+impl Condition for Wanted {
+    const KNOWN: &'static str =
+        "write port N, host ADDRESS, src or dst before these, pid N, tcp, ip, ip6, and, or, not, (, )";
+    const MAY_LEAVE_AND_AWAY: bool = false;
 
-    fn from_str(text: &str) -> Result<Self, FilterError> {
-        let spaced = text.replace('(', " ( ").replace(')', " ) ").replace('!', " ! ");
-        let words: Vec<&str> = spaced.split_whitespace().collect();
-        if words.is_empty() {
-            return Ok(Filter::All);
-        }
-        let mut parser = Parser { words: &words, at: 0 };
-        let filter = parser.any(0)?;
-        match parser.next() {
-            None => Ok(filter),
-            Some(word) => Err(wrong(word, "'and' or 'or' is missing before it")),
-        }
+    fn parse(word: &str, words: &mut Words<'_>) -> Option<Result<Filter<Self>, FilterError>> {
+        let parsed = match word {
+            "tcp" => return Some(Ok(Filter::All)),
+            "ip" => Ok(Self::Family { v6: false }),
+            "ip6" => Ok(Self::Family { v6: true }),
+            "pid" => number(words, "write a process number behind 'pid'").map(Self::Pid),
+            "src" => of_end(words, Side::Source),
+            "dst" => of_end(words, Side::Destination),
+            "port" => port(words, Side::Any),
+            "host" => host(words, Side::Any),
+            _ => return None,
+        };
+        Some(parsed.map(Filter::If))
     }
 }
 
-fn wrong(word: &str, why: &'static str) -> FilterError {
-    FilterError { word: format!("'{word}'"), why }
+fn of_end(words: &mut Words<'_>, side: Side) -> Result<Wanted, FilterError> {
+    const WANTED: &str = "write 'port' or 'host' behind 'src' and 'dst'";
+    match words.wanted(WANTED)? {
+        "port" => port(words, side),
+        "host" => host(words, side),
+        other => Err(FilterError::of(other, WANTED)),
+    }
 }
 
-struct Parser<'a> {
-    words: &'a [&'a str],
-    at: usize,
+fn port(words: &mut Words<'_>, side: Side) -> Result<Wanted, FilterError> {
+    number(words, "write a number behind 'port', 0 to 65535").map(|port| Wanted::Port(side, port))
 }
 
-impl<'a> Parser<'a> {
-    fn next(&mut self) -> Option<&'a str> {
-        let word = self.words.get(self.at)?;
-        self.at += 1;
-        Some(word)
-    }
+fn host(words: &mut Words<'_>, side: Side) -> Result<Wanted, FilterError> {
+    const WANTED: &str = "write an IP address behind 'host', as 127.0.0.1 or ::1; names are not looked up";
+    let word = words.wanted(WANTED)?;
+    let address: IpAddr = word.parse().map_err(|_| FilterError::of(word, WANTED))?;
+    Ok(Wanted::Host(side, address.to_canonical()))
+}
 
-    fn follows(&mut self, words: [&str; 2]) -> bool {
-        let is_so = self.words.get(self.at).is_some_and(|word| words.contains(word));
-        self.at += usize::from(is_so);
-        is_so
-    }
-
-    fn any(&mut self, depth: usize) -> Result<Filter, FilterError> {
-        let mut filter = self.all(depth)?;
-        while self.follows(["or", "||"]) {
-            filter = Filter::Or(Box::new(filter), Box::new(self.all(depth)?));
-        }
-        Ok(filter)
-    }
-
-    fn all(&mut self, depth: usize) -> Result<Filter, FilterError> {
-        let mut filter = self.one(depth)?;
-        while self.follows(["and", "&&"]) {
-            filter = Filter::And(Box::new(filter), Box::new(self.one(depth)?));
-        }
-        Ok(filter)
-    }
-
-    fn one(&mut self, depth: usize) -> Result<Filter, FilterError> {
-        const KNOWN: &str =
-            "write port N, host ADDRESS, src or dst before these, pid N, tcp, ip, ip6, and, or, not, (, )";
-        let end = || FilterError { word: "its end".into(), why: KNOWN };
-        let word = self.next().ok_or_else(end)?;
-        if depth >= DEPTH {
-            return Err(wrong(word, "too many parentheses and negations within one another"));
-        }
-        match word {
-            "not" | "!" => Ok(Filter::Not(Box::new(self.one(depth + 1)?))),
-            "(" => {
-                let filter = self.any(depth + 1)?;
-                match self.next() {
-                    Some(")") => Ok(filter),
-                    Some(word) => Err(wrong(word, "a closing parenthesis is missing before it")),
-                    None => {
-                        Err(FilterError { word: "its end".into(), why: "a closing parenthesis is missing" })
-                    }
-                }
-            }
-            "tcp" => Ok(Filter::All),
-            "ip" => Ok(Filter::Family { v6: false }),
-            "ip6" => Ok(Filter::Family { v6: true }),
-            "pid" => self.number("write a process number behind 'pid'").map(Filter::Pid),
-            "src" | "dst" => {
-                let side = if word == "src" { Side::Source } else { Side::Destination };
-                match self.next() {
-                    Some("port") => self.port(side),
-                    Some("host") => self.host(side),
-                    other => {
-                        Err(wrong(other.unwrap_or(word), "write 'port' or 'host' behind 'src' and 'dst'"))
-                    }
-                }
-            }
-            "port" => self.port(Side::Any),
-            "host" => self.host(Side::Any),
-            _ => Err(wrong(word, KNOWN)),
-        }
-    }
-
-    fn port(&mut self, side: Side) -> Result<Filter, FilterError> {
-        self.number("write a number behind 'port', 0 to 65535").map(|port| Filter::Port(side, port))
-    }
-
-    fn host(&mut self, side: Side) -> Result<Filter, FilterError> {
-        const WANTED: &str =
-            "write an IP address behind 'host', as 127.0.0.1 or ::1; names are not looked up";
-        let word = self.next().unwrap_or("host");
-        let address: IpAddr = word.parse().map_err(|_| wrong(word, WANTED))?;
-        Ok(Filter::Host(side, address.to_canonical()))
-    }
-
-    fn number<T: FromStr>(&mut self, why: &'static str) -> Result<T, FilterError> {
-        match self.next() {
-            Some(word) => word.parse().map_err(|_| wrong(word, why)),
-            None => Err(FilterError { word: "its end".into(), why }),
-        }
-    }
+fn number<T: FromStr>(words: &mut Words<'_>, why: &'static str) -> Result<T, FilterError> {
+    let word = words.wanted(why)?;
+    word.parse().map_err(|_| FilterError::of(word, why))
 }
 
 #[cfg(test)]
@@ -225,7 +120,8 @@ mod tests {
             to: "127.0.0.1:6379".parse().expect("address"),
             pids: &[17, 18],
         };
-        filter.parse::<Filter>().unwrap_or_else(|error| panic!("{filter}: {error}")).admits(&subject)
+        let parsed: Filter<Wanted> = filter.parse().unwrap_or_else(|error| panic!("{filter}: {error}"));
+        parsed.admits(&|wanted: &Wanted| wanted.holds(&subject))
     }
 
     #[test]
@@ -249,8 +145,9 @@ mod tests {
         for filter in ["src port 6379", "host 127.0.0.2", "pid 4", "ip6", "not tcp", "port 1 or port 2"] {
             assert!(!admits(filter), "{filter}");
         }
-        assert!("not (pid 4 or tcp)".parse::<Filter>().expect("a filter").asks_for_processes());
-        assert!(!"not (port 4 or tcp)".parse::<Filter>().expect("a filter").asks_for_processes());
+        let asks =
+            |text: &str| text.parse::<Filter<Wanted>>().expect("a filter").has(&Wanted::is_of_processes);
+        assert!(asks("not (pid 4 or tcp)") && !asks("not (port 4 or tcp)"));
     }
 
     #[test]
@@ -270,7 +167,7 @@ mod tests {
             ("pid x", "'x'", "process number"),
             (&deep, "'('", "too many parentheses"),
         ] {
-            let error = filter.parse::<Filter>().expect_err(filter).to_string();
+            let error = filter.parse::<Filter<Wanted>>().expect_err(filter).to_string();
             assert!(error.contains(word) && error.contains(why), "{filter}: {error}");
         }
     }

@@ -8,13 +8,12 @@ mod pcapng;
 mod rings;
 mod streams;
 
-pub use filter::{Filter, FilterError};
-
 use crate::args::Tap;
 use crate::broker;
 use crate::error::Error;
 use crate::socket;
-use filter::Subject;
+use crate::tools::filter::Filter;
+use filter::{Subject, Wanted};
 use output::{Output, Written};
 use packet::Packet;
 use rings::{News, Process, Rings, Seen, now};
@@ -46,7 +45,7 @@ const PREVIEW: usize = 48;
 /// What is to be done.
 pub struct Options {
     /// Which segments.
-    pub filter: Filter,
+    pub filter: Filter<Wanted>,
     /// Bytes of each process's ring.
     pub buffer: usize,
     /// End after so many segments.
@@ -157,7 +156,7 @@ struct Shown {
 struct Tapping {
     kind: Kind,
     count: u64,
-    filter: Filter,
+    filter: Filter<Wanted>,
     whose: Whose,
     output: Output,
     streams: Streams,
@@ -201,7 +200,7 @@ impl Tapping {
     /// Shows what is in the rings.
     fn take(&mut self, rings: &mut Rings) -> Result<(), Error> {
         let (seen, news) = rings.read();
-        if self.filter.asks_for_processes() {
+        if self.filter.has(&Wanted::is_of_processes) {
             // Of both directions before the first is shown: an answer tells whose its question was, too.
             for seen in &seen {
                 let sender = self.processes.get(&seen.ring).map(|shown| shown.process.pid);
@@ -295,7 +294,7 @@ impl Tapping {
         shown.received += 1;
         let pids = self.whose.of(ends(&segment));
         let subject = Subject { from: segment.local, to: segment.remote, pids };
-        if self.count == 0 || !self.filter.admits(&subject) {
+        if self.count == 0 || !self.filter.admits(&|wanted: &Wanted| wanted.holds(&subject)) {
             return Ok(());
         }
         let (kind, out) = (self.kind, self.output.buffer());
