@@ -115,8 +115,8 @@ inline lie_down() {
 }
 
 active proctype Writer() {
-    byte n, wish, count;
-    bool was_registered, by_tcp, was_short;
+    byte n, wish;
+    bool counts, by_tcp, was_short;
     do
     :: sent == N -> break
     :: sent < N ->
@@ -142,20 +142,16 @@ active proctype Writer() {
         /* After the call, which others may come between. */
         atomic {
 #ifdef ASKED
-            was_registered = registered && (!by_tcp || !WRITABLE(tcp));
+            counts = registered && (!by_tcp || !WRITABLE(tcp));
 #else
-            was_registered = registered;
+            counts = registered;
 #endif
 #ifdef DEAF
-            was_registered = was_registered && !by_tcp;
+            counts = counts && !by_tcp;
 #endif
             if
-            :: was_short && was_registered ->
-                starved = 1 - starved; /* that it differs from what was told is all that is looked at: told comes between two */
-                if
-                :: starved == seen -> starved = 1 - starved
-                :: else
-                fi;
+            :: was_short && counts ->
+                starved = 1 - seen;     /* a count: that it differs from what was told is all that is looked at */
 #ifndef QUIET
                 bell = true
 #endif

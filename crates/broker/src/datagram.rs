@@ -62,9 +62,9 @@ pub fn peek(socket: BorrowedFd<'_>) -> Result<Next, Errno> {
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = size_of_val(&control) as _;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: the header names one buffer and a control buffer, both ours, with their sizes.
-    let got =
-        unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+    let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     if got < 0 {
         return match std::io::Error::last_os_error().raw_os_error() {
             Some(libc::EAGAIN) => Ok(Next::Nothing),

@@ -18,7 +18,18 @@ The programs are not changed, not recompiled and need no root. Every connection 
 once both ends run under Shunpike and the kernel confirms that they are two ends of one connection, their \
 bytes move to a lane in shared memory. What cannot move stays on TCP, with a numbered reason.";
 
-const EXAMPLES: &str = "\
+/// The exit status of a command that says nothing else of it.
+macro_rules! exit_status {
+    () => {
+        "0 done, 1 it failed (the message says what to do), 2 wrong usage."
+    };
+}
+
+/// The same, for its man page.
+pub const EXIT_STATUS: &str = exit_status!();
+
+const EXAMPLES: &str = concat!(
+    "\
 Examples:
   shunpike run redis-server            a server, and in another terminal
   shunpike run redis-benchmark -q      its client: both ends must run under Shunpike
@@ -26,10 +37,9 @@ Examples:
   shunpike explain 4711                the same in words, for one process
   shunpike device set active off       everything back to TCP, without a restart
 
-Exit status: 0 done, 1 it failed (the message says what to do), 2 wrong usage.";
-
-/// Of each command that says nothing else.
-pub const EXIT_STATUS: &str = "0 done, 1 it failed (the message says what to do), 2 wrong usage.";
+Exit status: ",
+    exit_status!()
+);
 
 const RUN_NOTES: &str = "\
 Runs CMD with libshunpike.so preloaded. Signals and exit status are CMD's own: shunpike replaces itself by it. \

@@ -18,6 +18,9 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::Duration;
 
+/// What ends a broker.
+const ENDING: [(i32, &str); 3] =
+    [(libc::SIGTERM, "SIGTERM"), (libc::SIGINT, "SIGINT"), (libc::SIGHUP, "SIGHUP")];
 /// The system-wide broker's policy.
 const SYSTEM_POLICY: &str = "/etc/shunpike/broker.toml";
 
@@ -55,12 +58,7 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let is_superseded = || config.successor.as_ref().is_some_and(Successor::serves);
     loop {
         if let Some(told) = told_to_end(&stop) {
-            tracing::info!(
-                signal = signal_name(told.signal),
-                by_pid = told.pid,
-                by_uid = told.uid,
-                "told to end"
-            );
+            tracing::info!(signal = told.signal, by_pid = told.pid, by_uid = told.uid, "told to end");
             return Ok(());
         }
         if is_superseded() {
@@ -125,7 +123,7 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
     // SIGPIPE is ignored because our start-up, unlike std's, does not: a closed log must not end the broker.
     let fd = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        for (signal, _) in ENDING {
             libc::sigaddset(set.as_mut_ptr(), signal);
         }
         // The starter's mask may block more, for instance where it is a program's worker thread.
@@ -142,7 +140,7 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
 
 /// Who told the broker to end.
 struct Told {
-    signal: i32,
+    signal: &'static str,
     pid: u32,
     uid: u32,
 }
@@ -153,15 +151,8 @@ fn told_to_end(stop: &OwnedFd) -> Option<Told> {
     let mut info = [0; size_of::<libc::signalfd_siginfo>()];
     rustix::io::read(stop, &mut info).ok()?;
     let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
-    Some(Told { signal: word(0) as i32, pid: word(12), uid: word(16) })
-}
-
-fn signal_name(signal: i32) -> &'static str {
-    match signal {
-        libc::SIGTERM => "SIGTERM",
-        libc::SIGINT => "SIGINT",
-        _ => "SIGHUP",
-    }
+    let (_, signal) = ENDING.into_iter().find(|(number, _)| word(0) == *number as u32)?;
+    Some(Told { signal, pid: word(12), uid: word(16) })
 }
 
 /// Whether a process that we may look into was started with `socket` as its broker's.

@@ -71,8 +71,7 @@ fn is_executable(file: &Path) -> bool {
 fn behind_scripts(mut file: PathBuf) -> io::Result<PathBuf> {
     for _ in 0..SCRIPTS {
         let Some(name) = interpreter(&file)? else { break };
-        // What is white to us is part of the name to the kernel, but who has such a file is told so when it runs.
-        file = OsStr::from_bytes(name.trim_ascii()).into();
+        file = OsStr::from_bytes(&name).into();
     }
     Ok(file)
 }

@@ -35,7 +35,7 @@ pub fn end(conn: Conn, half: &Half, fd: i32, n: isize, wish: usize) {
 }
 
 /// The wish of a write whose bytes may come to an end before TCP's room does: of a file.
-pub const OPEN: usize = usize::MAX;
+pub const UNBOUNDED: usize = usize::MAX;
 
 /// Inside (see [`Half::enter`]), after a call that has moved `n` bytes, of `wish` that a write was given: counts them, and leaves.
 #[inline(always)]
@@ -59,7 +59,7 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
 #[inline(never)]
 fn heed_refusal(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
     let is_short = || match wish {
-        OPEN => n == 0 || sys::poll_now(fd, libc::POLLOUT) == 0,
+        UNBOUNDED => n == 0 || sys::poll_now(fd, libc::POLLOUT) == 0,
         wish => n < wish,
     };
     if core::ptr::eq(half, &conn.block.tx) && link::registrations(conn.block).is_some() && is_short() {

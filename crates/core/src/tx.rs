@@ -176,7 +176,7 @@ fn plain(
     real: impl FnOnce(i32) -> isize,
 ) -> Outcome {
     let before = source.done();
-    let wish = if matches!(source, Source::File { .. }) { plain::OPEN } else { source.left() };
+    let wish = if matches!(source, Source::File { .. }) { plain::UNBOUNDED } else { source.left() };
     let (n, outcome) = if before > 0 {
         rest(fd, source, call.plain_flags());
         (source.done() - before, Outcome::Ours(Ok(source.done())))

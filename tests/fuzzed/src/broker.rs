@@ -7,14 +7,10 @@
 
 use crate::kinds;
 use crate::script::Script;
+use crate::session_socket::{Heard, connect, receive, send, send_bytes};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::{IoSlice, IoSliceMut};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
 use shunpike_broker::{Config, Server, what};
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_shm::{arena, region};
@@ -26,11 +22,12 @@ use shunpike_wire::{PeerId, Reason};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Every session's name.
+const COMM: [u8; 16] = *b"fuzzed\0\0\0\0\0\0\0\0\0\0";
 /// Sessions at a time.
 const SESSIONS: usize = 4;
 /// TCP connections that they have the ends of.
@@ -272,11 +269,7 @@ impl<'a> World<'a> {
         };
         let mut fds = vec![client.arena.as_fd()];
         fds.extend(client.bells.iter().map(AsFd::as_fd));
-        send(
-            &client.socket,
-            &ToBroker::Hello { control, version, doorbells, comm: *b"fuzzed\0\0\0\0\0\0\0\0\0\0" },
-            &fds,
-        );
+        send(&client.socket, &ToBroker::Hello { control, version, doorbells, comm: COMM }, &fds);
     }
 
     fn nominate(&mut self, at: usize, conn: u64, role: Role, pair: usize, end: usize, (tx, rx): (u64, u64)) {
@@ -411,7 +404,9 @@ impl<'a> World<'a> {
         self.turn();
         let mut answer = Vec::new();
         let mut chunk = [0; 16 << 10];
-        while let Ok((n @ 1.., _)) = rustix::net::recv(&socket, &mut chunk[..], RecvFlags::DONTWAIT) {
+        while let Ok((n @ 1.., _)) =
+            rustix::net::recv(&socket, &mut chunk[..], rustix::net::RecvFlags::DONTWAIT)
+        {
             answer.extend_from_slice(&chunk[..n]);
         }
         // One that was turned away hears nothing.
@@ -473,8 +468,7 @@ impl<'a> World<'a> {
             if script.below(2) == 0 {
                 fds.insert(0, arena.as_fd());
             }
-            let comm = *b"fuzzed\0\0\0\0\0\0\0\0\0\0";
-            let hello = ToBroker::Hello { control: CONTROL, version: VERSION, doorbells, comm };
+            let hello = ToBroker::Hello { control: CONTROL, version: VERSION, doorbells, comm: COMM };
             send(&socket, &hello, &fds);
             self.clients[at] = Some(Client { socket, welcome: false, arena, bells: Vec::new() });
             return;
@@ -667,55 +661,4 @@ impl<'a> World<'a> {
         }
         assert!(self.place.server.is_empty(), "something is left of those who left");
     }
-}
-
-enum Heard {
-    Message(Box<FromBroker>, Vec<OwnedFd>),
-    Nothing,
-    End,
-}
-
-/// A connection to the broker, which says nothing yet.
-pub(crate) fn connect(path: &std::path::Path) -> Option<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
-    Some(socket)
-}
-
-/// A session that the broker has ended is found at the next look.
-fn send(socket: &OwnedFd, message: &ToBroker, fds: &[BorrowedFd<'_>]) {
-    let mut bytes = [0; MAX];
-    let len = message.encode(&mut bytes).expect("encodes");
-    let _ = send_bytes(socket, &bytes[..len], fds);
-}
-
-fn send_bytes(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
-}
-
-fn receive(socket: &OwnedFd) -> Heard {
-    let mut bytes = [0; MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let got = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-        Ok(got) if got.bytes > 0 => got,
-        Err(rustix::io::Errno::AGAIN) => return Heard::Nothing,
-        _ => return Heard::End,
-    };
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
-        }
-    }
-    let message = FromBroker::decode(&bytes[..got.bytes]).expect("the broker says what can be read");
-    Heard::Message(Box::new(message), fds)
 }

@@ -54,7 +54,7 @@ pub fn of(kind: u8, broker: &Path) -> Option<OwnedFd> {
         }
         18 => socket(AddressFamily::UNIX, SocketType::STREAM),
         19 => full(),
-        20 => crate::broker::connect(broker),
+        20 => crate::session_socket::connect(broker),
         21 => socket(AddressFamily::INET, SocketType::DGRAM),
         22 => socket(AddressFamily::INET, SocketType::STREAM),
         23 => {

@@ -9,6 +9,7 @@ mod kinds;
 pub mod lane;
 mod script;
 pub mod session;
+mod session_socket;
 
 /// A target: what it does with an input.
 pub type Target = fn(&[u8]);
