@@ -1,0 +1,250 @@
+//! What asks a broker: `ss`, `stats`, `sysctl`, `top`, `tap` and the others.
+
+use super::notes::DEVICE_NOTES;
+use super::{Format, Target, interval, link_id};
+use crate::tools::tap::{self, extcap};
+use crate::tools::top::Sort;
+use clap::{Args, Subcommand, ValueHint};
+use std::path::PathBuf;
+
+/// `ss`.
+#[derive(Args)]
+pub struct Ss {
+    /// Listening sockets too: smcss has them, a lane does not need them, so that there are none
+    #[arg(short, long)]
+    pub all: bool,
+    /// Listening sockets only: none
+    #[arg(short, long, conflicts_with = "all")]
+    pub listening: bool,
+    /// Add buffer sizes, cursors and flags, process and descriptor
+    #[arg(short, long, visible_short_alias = 'e', visible_alias = "extended")]
+    pub debug: bool,
+    /// Add GIDs, tokens and link groups; connections on lanes only
+    #[arg(short = 'D', long)]
+    pub smcd: bool,
+    /// Connections on SMC-R only: there are none
+    #[arg(short = 'R', long, conflicts_with = "smcd")]
+    pub smcr: bool,
+    /// Nothing is cut off, so that this changes nothing; smcss has it
+    #[arg(short = 'W', long, hide = true)]
+    pub wide: bool,
+    /// Only those that match, as in ss(8): 'sport = :6379 and state lane', 'not dst 10.0.0.0/8', 'pid = 4711', 'comm = nginx'
+    #[arg(value_name = "FILTER")]
+    pub filter: Vec<String>,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// `stats`.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Stats {
+    /// Default: show.
+    #[command(subcommand)]
+    pub action: Option<StatsAction>,
+    /// Split by client and server, with the most frequent fallback reasons of each
+    #[arg(short, long)]
+    pub details: bool,
+    /// All since the broker began, whatever you have reset
+    #[arg(short, long)]
+    pub absolute: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// What `stats` can do besides showing.
+#[derive(Subcommand)]
+pub enum StatsAction {
+    /// Count from zero again, for you alone
+    Reset {
+        /// For everybody: the broker's own counts (its operator only)
+        #[arg(long)]
+        all: bool,
+    },
+    /// What smcd stats json prints, with its key names, as far as it is counted here
+    Json,
+}
+
+/// `sysctl`.
+#[derive(Args)]
+pub struct Sysctl {
+    /// All settings, with where each value comes from
+    #[arg(short, long, conflicts_with = "words")]
+    pub all: bool,
+    /// Change: NAME=VALUE is what you want
+    #[arg(short, long, requires = "words")]
+    pub write: bool,
+    /// Names to show, NAME=VALUE to change; without any, all names with their ranges
+    #[arg(value_name = "NAME[=VALUE]")]
+    pub words: Vec<String>,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// `top`.
+#[derive(Args)]
+pub struct Top {
+    /// Begin with connections in place of processes
+    #[arg(short, long)]
+    pub connections: bool,
+    /// What to sort by
+    #[arg(short, long, value_enum, default_value = "calls")]
+    pub sort: Sort,
+    /// The other way round
+    #[arg(short, long)]
+    pub reverse: bool,
+    /// Seconds between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub interval: f64,
+    /// Print one look as text and leave
+    #[arg(long, conflicts_with = "batch")]
+    pub once: bool,
+    /// Print N looks as text and leave
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch: Option<u32>,
+}
+
+/// `tap`.
+#[derive(Args)]
+pub struct Tap {
+    /// Write a capture (pcapng) there, readable by you alone; - is standard output
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub write: Option<PathBuf>,
+    /// Room for each process's segments until they are read, 256K to 32M
+    #[arg(short = 'B', long, value_name = "SIZE", default_value = extcap::BUFFER, value_parser = tap::buffer)]
+    pub buffer: usize,
+    /// End after N segments
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// What to show
+    #[arg(value_name = "FILTER")]
+    pub filter: Vec<String>,
+}
+
+/// `extcap`: the names are Wireshark's.
+#[derive(Args)]
+pub struct Extcap {
+    /// List interfaces
+    #[arg(long = "extcap-interfaces")]
+    pub interfaces: bool,
+    /// Wireshark's version
+    #[arg(long = "extcap-version", value_name = "VERSION", num_args = 0..=1, default_missing_value = "")]
+    pub of_wireshark: Option<String>,
+    /// Which interface
+    #[arg(long = "extcap-interface", value_name = "NAME")]
+    pub interface: Option<String>,
+    /// List its link types
+    #[arg(long = "extcap-dlts")]
+    pub dlts: bool,
+    /// List its options
+    #[arg(long = "extcap-config")]
+    pub config: bool,
+    /// A filter, to be used or checked
+    #[arg(long = "extcap-capture-filter", value_name = "FILTER")]
+    pub filter: Option<String>,
+    /// Capture
+    #[arg(long)]
+    pub capture: bool,
+    /// ... to this FIFO
+    #[arg(long, value_name = "PATH")]
+    pub fifo: Option<PathBuf>,
+    /// As `tap --buffer`
+    #[arg(long, value_name = "SIZE", default_value = extcap::BUFFER, value_parser = extcap::buffer_or_default)]
+    pub buffer: usize,
+    /// Wireshark's log level: what there is to say goes to standard error
+    #[arg(long = "log-level", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Wireshark's log file: as above
+    #[arg(long = "log-file", value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+}
+
+/// `explain`.
+#[derive(Args)]
+pub struct Explain {
+    /// A process, or one of its descriptors
+    #[arg(value_name = "PID[:FD]", required_unless_present = "codes")]
+    pub target: Option<Target>,
+    /// List every fallback code with its meaning
+    #[arg(long, conflicts_with = "target")]
+    pub codes: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// Which link groups.
+#[derive(Args)]
+pub struct Groups {
+    /// One group, by its LG-ID
+    #[arg(value_name = "LG-ID", value_parser = link_id)]
+    pub id: Option<u32>,
+    /// How to print.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// What `linkgroup` can do.
+#[derive(Subcommand)]
+pub enum LinkgroupAction {
+    /// The groups, their connections and processes
+    Show(Groups),
+    /// Both sides of each group's link, with their completion queues
+    LinkShow(Groups),
+}
+
+/// What `device` can do.
+#[derive(Subcommand)]
+pub enum DeviceAction {
+    /// The device's identity, knobs and counters
+    Show(Format),
+    /// One line, as smcd device prints it
+    List,
+    /// Turn a knob, at once and for all programs: active on|off, dmb_copy on|off, dmb_type virtual, rmem BYTES
+    #[command(after_help = DEVICE_NOTES)]
+    Set {
+        /// The device, if you like: loopback-ism; the knob; its new value
+        #[arg(value_names = ["[DEVICE] KEY", "VALUE"], num_args = 2..=3, required = true)]
+        words: Vec<String>,
+    },
+    /// Print one value of the device, for scripts
+    #[command(after_help = DEVICE_NOTES)]
+    Get {
+        /// The device, if you like: loopback-ism; the key
+        #[arg(value_names = ["[DEVICE] KEY"], num_args = 1..=2, required = true)]
+        words: Vec<String>,
+    },
+}
+
+/// What `ueid` can do.
+#[derive(Subcommand)]
+pub enum UeidAction {
+    /// List them
+    Show(Format),
+    /// Add one (up to 32 of A-Z 0-9 . -, the first a letter or digit)
+    Add {
+        /// The EID
+        name: String,
+    },
+    /// Remove one
+    Del {
+        /// The EID
+        name: String,
+    },
+    /// Remove all
+    Flush,
+}
+
+/// What `seid` can do.
+#[derive(Subcommand)]
+pub enum SeidAction {
+    /// Show it
+    Show(Format),
+    /// Let it take part in the match
+    Enable,
+    /// Leave it out of the match
+    Disable,
+}
