@@ -44,6 +44,8 @@ pub mod what {
     pub const PROCESSES: u16 = 14;
     /// What programs send on lanes: [`crate::report::Done`], and from then on the session is a tap's. No argument.
     pub const TAP: u16 = 15;
+    /// Reads the policy again: [`crate::report::Reloaded`]. No argument.
+    pub const POLICY_RELOAD: u16 = 16;
 }
 
 /// Why there is no answer.

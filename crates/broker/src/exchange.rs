@@ -129,7 +129,11 @@ impl Exchange {
     /// The process of `peer`, where that of `own` may be told of it: 0 if not.
     fn readable(&self, own: Party, peer: Party) -> u32 {
         match [own, peer].map(|party| self.members.get(&party.session)) {
-            [Some(own), Some(peer)] if own.reader != 0 && own.identity.uid == peer.identity.uid => {
+            [Some(own), Some(peer)]
+                if own.reader != 0
+                    && own.identity.user().is_some()
+                    && own.identity.user() == peer.identity.user() =>
+            {
                 peer.reader
             }
             _ => 0,
@@ -300,7 +304,7 @@ impl Exchange {
         if !self.active {
             return Err(Reason::Inactive);
         }
-        let peer = self.peer(owner).ok_or(Reason::PeerVanished)?;
+        let peer = self.permitted_peer(owner)?;
         self.device.reuse_dmb(token, owner, peer).map_err(reason_of)
     }
 
@@ -308,7 +312,7 @@ impl Exchange {
         if !self.active {
             return Err(Reason::Inactive);
         }
-        let peer = self.peer(owner).ok_or(Reason::PeerVanished)?;
+        let peer = self.permitted_peer(owner)?;
         let size = DmbSize::from_class(class).ok_or(Reason::Configuration)?;
         let memory = memory.ok_or(Reason::MemoryRefused)?;
         let holder = self.holder(owner.session).ok_or(Reason::Internal)?;
@@ -346,7 +350,7 @@ impl Exchange {
     }
 
     fn try_attach(&mut self, by: Party, token: DmbToken) -> Result<(DmbSize, Vec<Rc<Shared>>), Reason> {
-        self.peer(by).ok_or(Reason::PeerVanished)?;
+        self.permitted_peer(by)?;
         let attachment = self.device.attach_dmb(token, by).map_err(reason_of)?;
         let size = attachment.size;
         match attachment.memory.map(|memory| memory.try_clone_to_owned()).transpose() {
@@ -387,6 +391,32 @@ impl Exchange {
                 self.revoke(Party { session, conn: ConnId(0) });
             }
         }
+    }
+
+    /// Another policy holds from now on. Matches that it does not permit end on TCP, whether their lanes are open or on their way:
+    /// each end is told, and neither needs the other for it. Returns how many connections those were.
+    pub fn set_policy(&mut self, policy: Policy) -> usize {
+        self.policy = policy;
+        let forbidden: Vec<Party> = self
+            .ends
+            .iter()
+            .filter(|(own, end)| end.peer.is_some_and(|peer| !self.permits(**own, peer)))
+            .map(|(own, _)| *own)
+            .collect();
+        forbidden.iter().for_each(|party| self.revoke(*party));
+        forbidden.len().div_ceil(2)
+    }
+
+    /// Whether policy lets two ends be peers.
+    fn permits(&self, one: Party, other: Party) -> bool {
+        let identity = |party: Party| self.members.get(&party.session).map(|member| &member.identity);
+        identity(one).zip(identity(other)).is_some_and(|(one, other)| self.policy.permits(one, other))
+    }
+
+    /// The other end of a match, for memory to be shared with. Errors: why not.
+    fn permitted_peer(&self, party: Party) -> Result<Party, Reason> {
+        let peer = self.peer(party).ok_or(Reason::PeerVanished)?;
+        if self.permits(party, peer) { Ok(peer) } else { Err(Reason::NotPermitted) }
     }
 
     /// Asks a process to close one lane, or with `ConnId(0)` all.

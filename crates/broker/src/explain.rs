@@ -1,16 +1,17 @@
 //! Why a connection is or is not on a lane, in words, and what to do about it.
 
 use crate::connections::Found;
+use crate::policy::Policy;
 use crate::report::{Connection, Explanation, Explanations, Failure};
 use shunpike_wire::Reason;
 
-/// Explains each of `found`.
-pub fn explain(found: Vec<Found>) -> Result<Explanations, Failure> {
-    let explanations = found.into_iter().map(|found| one(found.connection)).collect();
+/// Explains each of `found`, under this policy.
+pub fn explain(found: Vec<Found>, policy: &Policy) -> Result<Explanations, Failure> {
+    let explanations = found.into_iter().map(|found| one(found.connection, policy)).collect();
     Ok(Explanations { explanations, other_versions: Vec::new() })
 }
 
-fn one(connection: Connection) -> Explanation {
+fn one(connection: Connection, policy: &Policy) -> Explanation {
     let end = format!(
         "{} (PID {}) talks as {} from {} to {}",
         connection.comm, connection.pid, connection.role, connection.local, connection.remote
@@ -38,7 +39,10 @@ fn one(connection: Connection) -> Explanation {
         (Some(Reason::PeerDeclined), Some(peer)) => Reason::from_code(peer.code),
         (own, _) => own,
     };
-    let advice = to_mend.map_or("look into the broker's log", advice).to_owned();
+    let advice = match to_mend {
+        Some(Reason::NotPermitted) => policy.how_to_join(),
+        to_mend => to_mend.map_or("look into the broker's log", advice).to_owned(),
+    };
     Explanation { how: format!("{end}; it runs on TCP"), why, advice, connection }
 }
 
@@ -61,7 +65,6 @@ fn advice(reason: Reason) -> &'static str {
         }
         Reason::VersionDiffers => "restart the program, or the broker: whichever runs the older version",
         Reason::Inactive => "the device was switched off: 'shunpike device set active on'",
-        Reason::NotPermitted => "run both ends as the same user, or leave it on TCP",
         Reason::NotLocal => "nothing: the peer is on another host, which only TCP reaches",
         Reason::GidUnreachable => {
             "the ends use different brokers: let both use one socket (SHUNPIKE_SOCKET or --socket)"
@@ -186,18 +189,32 @@ mod tests {
 
     #[test]
     fn a_lane_needs_no_advice_and_everything_else_has_some() {
-        let lane = one(connection(None, None));
+        let policy = Policy::system_wide(8, 8);
+        let lane = one(connection(None, None), &policy);
         assert!(lane.how.contains("shared memory") && lane.advice.is_empty());
         for reason in Reason::ALL {
-            let explanation = one(connection(Some(*reason), None));
+            let explanation = one(connection(Some(*reason), None), &policy);
             assert_eq!(explanation.why, reason.text());
             assert!(!explanation.advice.is_empty());
         }
     }
 
     #[test]
+    fn where_policy_declines_its_word_and_the_line_to_change_are_named() {
+        let refused = || connection(Some(Reason::NotPermitted), None);
+        let built_in = one(refused(), &Policy::system_wide(8, 8)).advice;
+        assert!(built_in.contains("same-user (built in)") && built_in.contains("broker.toml"), "{built_in}");
+        let file = Some("/srv/policy.toml".into());
+        let policy = Policy { file, peers_line: Some(7), ..Policy::system_wide(8, 8) };
+        let of_file = one(refused(), &policy).advice;
+        assert!(of_file.contains("same-user (/srv/policy.toml, line 7)"), "{of_file}");
+        assert!(of_file.contains("allow = \"any\"") && of_file.contains("policy reload"), "{of_file}");
+    }
+
+    #[test]
     fn the_peers_reason_is_the_one_to_mend() {
-        let explanation = one(connection(Some(Reason::PeerDeclined), Some(Reason::NoUeid)));
+        let policy = Policy::system_wide(8, 8);
+        let explanation = one(connection(Some(Reason::PeerDeclined), Some(Reason::NoUeid)), &policy);
         assert!(explanation.why.contains(Reason::NoUeid.text()));
         assert!(explanation.advice.contains("UEID"));
     }

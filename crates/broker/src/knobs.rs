@@ -17,7 +17,7 @@ impl Server {
         for knob in Knob::ALL {
             self.make_so(knob, self.settings.get(knob));
         }
-        for setting in std::mem::take(&mut self.config.settings) {
+        for setting in self.config.settings.clone() {
             self.set(&setting);
         }
     }
@@ -69,7 +69,7 @@ impl Server {
         Ok(setting.knob)
     }
 
-    fn set(&mut self, setting: &Setting) {
+    pub(crate) fn set(&mut self, setting: &Setting) {
         self.settings.note(setting);
         self.make_so(setting.knob, setting.value);
     }

@@ -37,7 +37,7 @@ mod successor;
 mod taps;
 
 pub use client::{QueryError, TapSession, query, what, who_serves};
-use policy::Policy;
+use policy::{Policy, Source};
 use rustix::fd::BorrowedFd;
 pub use server::Server;
 use settings::Setting;
@@ -56,6 +56,8 @@ pub struct Config {
     pub private: bool,
     /// Who may be a peer of whom, and what each may take.
     pub policy: Policy,
+    /// Where that is read from again.
+    pub source: Source,
     /// Settings that differ from the built-in ones, in rising precedence.
     pub settings: Vec<Setting>,
     /// Where metrics are served; nowhere otherwise.
@@ -81,6 +83,7 @@ impl Config {
             socket,
             private: true,
             policy: Policy::private(),
+            source: Source::none(true, Policy::private()),
             settings: Vec::new(),
             metrics: None,
             gid: None,
@@ -96,7 +99,8 @@ impl Config {
     pub fn system_wide(socket: PathBuf) -> Self {
         let private = Self::new(socket);
         let policy = Policy::system_wide(private.max_sessions, private.max_dmbs);
-        Self { private: false, policy, ..private }
+        let source = Source::none(false, policy.clone());
+        Self { private: false, policy, source, ..private }
     }
 }
 
@@ -184,6 +188,32 @@ impl From<RegionError> for BrokerError {
 
 /// Serves until `stop` becomes readable, or until idle. Then the socket is removed and sessions end;
 /// open lanes go on without a broker.
-pub fn run(config: Config, stop: Option<BorrowedFd<'_>>) -> Result<(), BrokerError> {
-    Server::new(config)?.serve(stop)
+pub fn run(mut config: Config, stop: Option<BorrowedFd<'_>>) -> Result<(), BrokerError> {
+    serve(&mut config, stop.map(|fd| Orders { fd, take: &|| Order::End }))
+}
+
+/// What the operator has told a broker to do.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// To end.
+    End,
+    /// To read its policy again.
+    Reload,
+    /// Nothing.
+    Nothing,
+}
+
+/// How the operator's orders come.
+#[derive(Copy, Clone)]
+pub struct Orders<'a> {
+    /// Readable when there is one.
+    pub fd: BorrowedFd<'a>,
+    /// Takes it.
+    pub take: &'a dyn Fn() -> Order,
+}
+
+/// As [`run`], with orders. What was read again meanwhile is in `config` afterwards.
+pub fn serve(config: &mut Config, orders: Option<Orders<'_>>) -> Result<(), BrokerError> {
+    *config = Server::new(config.clone())?.serve(orders)?;
+    Ok(())
 }

@@ -1,8 +1,10 @@
 //! Who may be a peer of whom, and what one process and one user may take.
 
 mod file;
+mod source;
 
 pub use file::{Configuration, PolicyError, load};
+pub use source::{SYSTEM_FILE, Source};
 
 use serde::{Deserialize, Serialize};
 use shunpike_shm::lane::{HEADER, MAX_CLASS};
@@ -53,6 +55,8 @@ pub struct Policy {
     pub file: Option<PathBuf>,
     /// Who may be a peer of whom.
     pub peers: Peers,
+    /// The line of the file that says so, from 1; `None`: none does.
+    pub peers_line: Option<usize>,
     /// Mode of the socket.
     pub socket_mode: u32,
     /// Group of the socket; the broker's own without one.
@@ -68,7 +72,15 @@ impl Policy {
     pub fn private() -> Self {
         let process = Limits { sessions: 8, dmbs: 16384, bytes: u64::MAX, nominations: 10_000 };
         let user = Limits { sessions: usize::MAX, dmbs: usize::MAX, bytes: u64::MAX, nominations: u32::MAX };
-        Self { file: None, peers: Peers::SameUser, socket_mode: 0o600, socket_group: None, process, user }
+        Self {
+            file: None,
+            peers: Peers::SameUser,
+            peers_line: None,
+            socket_mode: 0o600,
+            socket_group: None,
+            process,
+            user,
+        }
     }
 
     /// The built-in policy of a system-wide broker: lanes within one user, and no user takes more than half
@@ -95,6 +107,41 @@ impl Policy {
         }
     }
 
+    /// What keeps two users apart, and the line to change so that they are joined.
+    pub fn how_to_join(&self) -> String {
+        let word = self.word();
+        let then = "then 'shunpike policy reload'; or run both ends as one user, or leave it on TCP (docs/policy.md says \
+                    what joining them means)";
+        match (&self.file, self.peers_line) {
+            (Some(file), Some(line)) => {
+                let file = file.display();
+                format!(
+                    "policy is {word} ({file}, line {line}): to join users, write allow = \"any\" in that line, {then}"
+                )
+            }
+            (Some(file), None) => {
+                let file = file.display();
+                format!(
+                    "policy is {word} (built in, as {file} says nothing of it): to join users, add the two lines [peers] and \
+                     allow = \"any\" there, {then}"
+                )
+            }
+            (None, _) => format!(
+                "policy is {word} (built in): to join users, write the two lines [peers] and allow = \"any\" into {SYSTEM_FILE} (or \
+                 the file that --config names), {then}"
+            ),
+        }
+    }
+
+    /// The word that the file has for who may be a peer of whom.
+    fn word(&self) -> &'static str {
+        match &self.peers {
+            Peers::SameUser => "same-user",
+            Peers::Groups(_) => "groups",
+            Peers::Any => "any",
+        }
+    }
+
     /// For the tools.
     pub fn report(&self) -> Report {
         let limits = |limits: &Limits| LimitsReport {
@@ -105,11 +152,8 @@ impl Policy {
         };
         Report {
             file: self.file.as_ref().map(|path| path.display().to_string()),
-            peers: match &self.peers {
-                Peers::SameUser => "same-user".to_owned(),
-                Peers::Groups(_) => "groups".to_owned(),
-                Peers::Any => "any".to_owned(),
-            },
+            peers: self.word().to_owned(),
+            line: self.peers_line,
             groups: match &self.peers {
                 Peers::Groups(groups) => groups.iter().map(|group| group.name.clone()).collect(),
                 _ => Vec::new(),
@@ -129,6 +173,9 @@ pub struct Report {
     pub file: Option<String>,
     /// `same-user`, `groups` or `any`.
     pub peers: String,
+    /// The line of the file that says so; absent: it is built in.
+    #[serde(default)]
+    pub line: Option<usize>,
     /// The groups.
     pub groups: Vec<String>,
     /// Mode of the socket, octal.

@@ -123,7 +123,7 @@ impl Server {
                     return Ok(json(&Explanations { explanations: Vec::new(), other_versions }));
                 }
                 let found = self.found(asker, connections::of(self, pid, fd, |id| is_shown(self, id)))?;
-                explain::explain(found).map(|report| json(&report))
+                explain::explain(found, &self.config.policy).map(|report| json(&report))
             }
             what::LINKGROUP => Ok(json(&self.link_groups(asker))),
             what::REVOKE => self.revoke(asker, arg),
@@ -131,6 +131,7 @@ impl Server {
             what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
             what::TAP => self.begin_tap(asker),
+            what::POLICY_RELOAD => self.reload_for(asker),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
         }
     }
@@ -248,6 +249,7 @@ impl Server {
             other_version: other_version.filter(|_| may_know),
             permitted,
             peers: policy.report().peers,
+            advice: if permitted { String::new() } else { policy.how_to_join() },
         }))
     }
 

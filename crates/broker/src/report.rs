@@ -456,6 +456,24 @@ pub struct Check {
     pub permitted: bool,
     /// What policy asks for, in words.
     pub peers: String,
+    /// What to change where it does not permit it.
+    #[serde(default)]
+    pub advice: String,
+}
+
+/// `policy reload`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Whether anything of it is other than before.
+    pub changed: bool,
+    /// The policy that holds now.
+    pub policy: crate::policy::Report,
+    /// Settings that have another value now, as NAME=VALUE.
+    pub settings: Vec<String>,
+    /// Connections whose lanes it does not permit, and which were told to go back to TCP.
+    pub revoked: usize,
+    /// What is not taken before a restart.
+    pub notes: Vec<String>,
 }
 
 /// One link group.

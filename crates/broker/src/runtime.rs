@@ -93,6 +93,15 @@ impl Place {
         Ok(listener)
     }
 
+    /// Gives the socket another mode and group.
+    pub fn own(&self, mode: u32, group: u32) -> std::io::Result<()> {
+        // As when it is made: nobody connects by a mode that is meant for another group.
+        rustix::fs::chmod(&self.socket, Mode::empty())?;
+        let owned = std::os::unix::fs::chown(&self.socket, None, Some(group));
+        rustix::fs::chmod(&self.socket, Mode::from_raw_mode(mode))?;
+        owned
+    }
+
     /// Takes the name away from newcomers, so that [`Place::leave`] or [`Place::stay`] can follow.
     pub fn hide(&self) {
         let _ = std::fs::rename(&self.socket, with_suffix(&self.socket, ".closing"));

@@ -4,6 +4,7 @@
 
 mod admission;
 mod hearing;
+mod reload;
 
 use crate::answerable::Answerable;
 use crate::datagram;
@@ -24,9 +25,9 @@ use crate::settings::Settings;
 use crate::stats::Ledger;
 use crate::successor::LOOK;
 use crate::taps::Taps;
-use crate::{BrokerError, Config};
+use crate::{BrokerError, Config, Order, Orders};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use rustix::time::Timespec;
@@ -39,7 +40,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const LISTENER: u64 = 0;
-const STOP: u64 = 1;
+const ORDERS: u64 = 1;
 const FIRST_SESSION: u64 = 2;
 /// Looks at all sessions before a nomination is answered: what was sent before it is read by then, but for
 /// a crowd's messages.
@@ -86,6 +87,8 @@ pub struct Server {
     /// When the successor is looked for.
     successor_at: Instant,
     paused_until: Option<Instant>,
+    /// Whether the operator has an order.
+    is_ordered: bool,
     /// Room for what one turn finds.
     events: Vec<epoll::Event>,
     /// Turns since the nominations that are to be answered were heard.
@@ -153,6 +156,7 @@ impl Server {
             idle_since: Some(Instant::now()),
             successor_at: Instant::now() + LOOK,
             paused_until: None,
+            is_ordered: false,
             events: Vec::with_capacity(256),
             looks: 0,
             answerable: None,
@@ -163,15 +167,30 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves until `stop` is readable, or idle for as long as configured.
-    pub fn serve(mut self, stop: Option<BorrowedFd<'_>>) -> Result<(), BrokerError> {
-        if let Some(stop) = stop {
-            epoll::add(&self.epoll, stop, EventData::new_u64(STOP), EventFlags::IN).map_err(|errno| {
-                BrokerError::System { what: "wait for the stop signal", error: errno.into() }
-            })?;
+    /// Serves until told to end, or idle for as long as configured. Returns the configuration as it is by then.
+    pub fn serve(mut self, orders: Option<Orders<'_>>) -> Result<Config, BrokerError> {
+        if let Some(orders) = orders {
+            epoll::add(&self.epoll, orders.fd, EventData::new_u64(ORDERS), EventFlags::IN)
+                .map_err(|errno| BrokerError::System { what: "wait for signals", error: errno.into() })?;
         }
-        while self.turn(Duration::MAX)?.is_some() {}
-        Ok(())
+        while self.turn(Duration::MAX)?.is_some() {
+            if !std::mem::take(&mut self.is_ordered) {
+                continue;
+            }
+            match orders.map_or(Order::Nothing, |orders| (orders.take)()) {
+                Order::End => {
+                    self.make_room();
+                    break;
+                }
+                Order::Reload => {
+                    // What is wrong is in the log: nobody waits for an answer.
+                    let _ = self.reload();
+                    self.deliver();
+                }
+                Order::Nothing => {}
+            }
+        }
+        Ok(self.config)
     }
 
     /// One turn of the loop: waits no longer than `patience` for somebody who has something to say, and serves all who
@@ -202,10 +221,7 @@ impl Server {
             }
             match event.data.u64() {
                 LISTENER => self.accept(),
-                STOP => {
-                    self.make_room();
-                    return Ok(None);
-                }
+                ORDERS => self.is_ordered = true,
                 id if id & metrics::LISTENER != 0 => self.serve_metrics(id),
                 id if id & helpers::HELPER != 0 => self.hear_helper(id),
                 id => self.serve_session(SessionId(id), event.flags),

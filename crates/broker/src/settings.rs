@@ -266,6 +266,11 @@ pub struct Setting {
 }
 
 impl Setting {
+    /// The one that holds where nobody says anything.
+    pub fn built_in(knob: Knob) -> Self {
+        Self { knob, value: knob.form().default, origin: Origin::Default }
+    }
+
     /// From `NAME=VALUE`. Errors: what is wrong with it, and what is allowed.
     pub fn parse(text: &str, origin: Origin) -> Result<Self, Failure> {
         let (name, value) = text
@@ -289,6 +294,11 @@ impl Settings {
     /// The value of one.
     pub fn get(&self, knob: Knob) -> u64 {
         self.0[knob as usize].0
+    }
+
+    /// Where the value of one comes from.
+    pub fn origin(&self, knob: Knob) -> &Origin {
+        &self.0[knob as usize].1
     }
 
     /// Notes a value; making it so is the caller's.

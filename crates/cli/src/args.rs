@@ -7,8 +7,8 @@ mod tools;
 use clap::{Args, Parser, Subcommand, ValueHint};
 pub use notes::EXIT_STATUS;
 use notes::{
-    BENCH_NOTES, BROKER_NOTES, CHK_NOTES, DBG_NOTES, DEVICE_NOTES, EXAMPLES, OVERVIEW, RUN_NOTES, SS_NOTES,
-    SYSCTL_NOTES, TAP_NOTES, TOP_NOTES,
+    BENCH_NOTES, BROKER_NOTES, CHK_NOTES, DBG_NOTES, DEVICE_NOTES, EXAMPLES, OVERVIEW, POLICY_NOTES,
+    RUN_NOTES, SS_NOTES, SYSCTL_NOTES, TAP_NOTES, TOP_NOTES,
 };
 use shunpike_broker::settings::{Origin, Setting};
 pub use start::{Broker, Run, Whose};
@@ -16,8 +16,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 pub use tools::{
-    DeviceAction, Explain, Extcap, Groups, LinkgroupAction, SeidAction, Ss, Stats, StatsAction, Sysctl, Tap,
-    Top, UeidAction,
+    DeviceAction, Explain, Extcap, Groups, LinkgroupAction, PolicyAction, SeidAction, Ss, Stats, StatsAction,
+    Sysctl, Tap, Top, UeidAction,
 };
 
 /// Carries TCP connections between two programs of one host through shared memory.
@@ -61,6 +61,13 @@ pub enum Command {
         /// Default: show.
         #[command(subcommand)]
         action: Option<DeviceAction>,
+    },
+    /// Show who may be a peer of whom, check a policy's file, or have the broker read it again
+    #[command(after_help = POLICY_NOTES)]
+    Policy {
+        /// Default: show.
+        #[command(subcommand)]
+        action: Option<PolicyAction>,
     },
     /// Show versions and what the broker supports
     Info(Format),

@@ -1,13 +1,14 @@
-//! `shunpike broker`: from options to the broker library's configuration, and signals to its end.
+//! `shunpike broker`: from options to the broker library's configuration, and signals to its end or to its policy.
 
 use crate::args::Broker;
 use crate::error::Error;
 use crate::socket;
-use shunpike_broker::policy::{self, Policy};
+use shunpike_broker::policy::{Policy, SYSTEM_FILE, Source};
 use shunpike_broker::report::Failure;
 use shunpike_broker::settings::{Knob, Origin, Setting};
-use shunpike_broker::{BrokerError, Config, Successor};
+use shunpike_broker::{BrokerError, Config, Order, Orders, Successor};
 use shunpike_wire::Gid;
+use std::cell::Cell;
 use std::env;
 use std::fs;
 use std::io;
@@ -18,13 +19,11 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::Duration;
 
-/// What ends a broker.
-const ENDING: [(i32, &str); 3] =
+/// What a broker listens to. SIGHUP has it read its policy again where somebody sends it, and ends it where its terminal is gone.
+const HEEDED: [(i32, &str); 3] =
     [(libc::SIGTERM, "SIGTERM"), (libc::SIGINT, "SIGINT"), (libc::SIGHUP, "SIGHUP")];
-/// The system-wide broker's policy.
-const SYSTEM_POLICY: &str = "/etc/shunpike/broker.toml";
 
-/// Serves until idle, or until SIGTERM, SIGINT or SIGHUP.
+/// Serves until idle, or until SIGTERM or SIGINT.
 ///
 /// A program opens its session when it has a connection that deserves a lane. Idle is therefore not only that
 /// no session is open: nobody may be left who could open one.
@@ -37,10 +36,9 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
             config.policy = Policy::system_wide(config.max_sessions, config.max_dmbs);
         }
     }
-    if let Some(path) = policy_file(args.config, args.private) {
-        let file = policy::load(&path, args.private, config.policy).map_err(Error::Policy)?;
-        (config.policy, config.settings, config.metrics) = (file.policy, file.settings, file.metrics);
-    }
+    config.source = source(args.config, args.private, config.policy);
+    let file = config.source.read().map_err(Error::Policy)?;
+    (config.policy, config.settings, config.metrics) = (file.policy, file.settings, file.metrics);
     config.settings.extend(environment().map_err(Error::Refused)?);
     let set = args.set.iter().map(|text| Setting::parse(text, Origin::CommandLine));
     config.settings.extend(set.collect::<Result<Vec<_>, _>>().map_err(Error::Refused)?);
@@ -54,10 +52,19 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let stop = stop_signals().map_err(Error::Signals)?;
     // A broker that stays keeps no file system from being unmounted.
     let _ = env::set_current_dir("/");
-    shunpike_broker::run(config.clone(), Some(stop.as_fd())).map_err(Error::Broker)?;
-    let is_superseded = || config.successor.as_ref().is_some_and(Successor::serves);
+    let told = Cell::new(None);
+    let take = || {
+        let order = taken(&stop);
+        let ends = order.is_some_and(|sent| sent.order() == Order::End);
+        told.set(if ends { order } else { None });
+        order.map_or(Order::Nothing, |sent| sent.order())
+    };
+    let orders = Some(Orders { fd: stop.as_fd(), take: &take });
+    shunpike_broker::serve(&mut config, orders).map_err(Error::Broker)?;
+    let successor = config.successor.clone();
+    let is_superseded = || successor.as_ref().is_some_and(Successor::serves);
     loop {
-        if let Some(told) = told_to_end(&stop) {
+        if let Some(told) = told.get() {
             tracing::info!(signal = told.signal, by_pid = told.pid, by_uid = told.uid, "told to end");
             return Ok(());
         }
@@ -69,7 +76,7 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
             tracing::info!("ends: idle, and no program is left that could come");
             return Ok(());
         }
-        match shunpike_broker::run(config.clone(), Some(stop.as_fd())) {
+        match shunpike_broker::serve(&mut config, orders) {
             // Started meanwhile by a `run` that found none.
             Err(BrokerError::AlreadyServed { .. }) => {
                 tracing::info!("ends: another broker serves there meanwhile");
@@ -94,20 +101,20 @@ fn environment() -> Result<Vec<Setting>, Failure> {
         .collect()
 }
 
-/// The policy's file: the one named, else the one at the usual place if there is one.
-fn policy_file(named: Option<PathBuf>, private: bool) -> Option<PathBuf> {
-    if named.is_some() {
-        return named;
-    }
-    let path = if private {
+/// Where the policy is read from: the file named, else the one at the usual place. It is found again later, whatever the working
+/// directory is by then.
+pub fn source(named: Option<PathBuf>, private: bool, built_in: Policy) -> Source {
+    let named = named.map(|path| std::path::absolute(&path).unwrap_or(path));
+    let is_named = named.is_some();
+    let usual = || {
+        if !private {
+            return Some(SYSTEM_FILE.into());
+        }
         let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".config"));
         let directory = env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-        directory.or_else(home)?.join("shunpike/broker.toml")
-    } else {
-        SYSTEM_POLICY.into()
+        Some(directory.or_else(home)?.join("shunpike/broker.toml"))
     };
-    // One that cannot be read must not be passed over in silence: only one that is not there is.
-    fs::symlink_metadata(&path).is_ok().then_some(path)
+    Source { path: named.or_else(usual), is_named, private, built_in }
 }
 
 /// Where a broker listens if not told.
@@ -115,7 +122,7 @@ pub fn default_socket(private: bool) -> PathBuf {
     if private { socket::private() } else { socket::SYSTEM.into() }
 }
 
-/// A descriptor that is readable once the broker is told to end.
+/// A descriptor that is readable once the broker is told something.
 pub fn stop_signals() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset makes the set, which the following calls read; a null old mask is allowed. No
@@ -123,7 +130,7 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
     // SIGPIPE is ignored because our start-up, unlike std's, does not: a closed log must not end the broker.
     let fd = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for (signal, _) in ENDING {
+        for (signal, _) in HEEDED {
             libc::sigaddset(set.as_mut_ptr(), signal);
         }
         // The starter's mask may block more, for instance where it is a program's worker thread.
@@ -138,21 +145,31 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Who told the broker to end.
+/// A signal, and who sent it.
+#[derive(Copy, Clone)]
 struct Told {
     signal: &'static str,
     pid: u32,
     uid: u32,
+    /// Whether a process sent it, and not the kernel as the terminal went away.
+    by_process: bool,
+}
+
+impl Told {
+    fn order(&self) -> Order {
+        if self.signal == "SIGHUP" && self.by_process { Order::Reload } else { Order::End }
+    }
 }
 
 /// Takes the signal that has come, if one has.
-fn told_to_end(stop: &OwnedFd) -> Option<Told> {
+fn taken(stop: &OwnedFd) -> Option<Told> {
     // struct signalfd_siginfo: ssi_signo, ssi_errno, ssi_code, ssi_pid, ssi_uid, then what does not matter here.
     let mut info = [0; size_of::<libc::signalfd_siginfo>()];
     rustix::io::read(stop, &mut info).ok()?;
     let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
-    let (_, signal) = ENDING.into_iter().find(|(number, _)| word(0) == *number as u32)?;
-    Some(Told { signal, pid: word(12), uid: word(16) })
+    let (_, signal) = HEEDED.into_iter().find(|(number, _)| word(0) == *number as u32)?;
+    // ssi_code: the kernel's own is positive (SI_KERNEL), a process's is not (SI_USER, SI_QUEUE, SI_TKILL).
+    Some(Told { signal, pid: word(12), uid: word(16), by_process: word(8) as i32 <= 0 })
 }
 
 /// Whether a process that we may look into was started with `socket` as its broker's.

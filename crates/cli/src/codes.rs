@@ -50,8 +50,8 @@ pub fn advice(reason: Reason) -> &'static str {
         }
         VersionDiffers => "Restart the program, or the broker: whichever runs the older version.",
         NotPermitted => {
-            "Run both ends as one user, or let the system-wide broker's policy join them ('shunpike info' shows \
-             it)."
+            "Run both ends as one user, or let the system-wide broker's policy join them: allow = \"any\" under [peers] in \
+             /etc/shunpike/broker.toml, then 'shunpike policy reload' ('shunpike policy' shows what holds)."
         }
         NotLocal => "Nothing: shared memory ends at the host; the connection stays TCP.",
         GidUnreachable | NoSmcDV2Device => {

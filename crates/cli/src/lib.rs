@@ -14,7 +14,7 @@ mod run;
 mod socket;
 mod tools;
 
-use args::{Cli, Command};
+use args::{Cli, Command, PolicyAction};
 use clap::Parser;
 use error::Error;
 use std::env;
@@ -52,6 +52,9 @@ fn dispatch(cli: Cli) -> Result<bool, Error> {
         Command::Bench(options) => bench(&options),
         Command::BenchLoad { load } => shunpike_bench::load::run(load).map_err(Error::Load),
         Command::Completions { shell } => pages::completions(shell),
+        Command::Policy { action: Some(PolicyAction::Check { file, private }) } => {
+            tools::policy::check(file, private)
+        }
         Command::Man { directory } => pages::man(&directory),
         Command::Chk { target, format } => return tools::check(&target, socket, &format),
         Command::Tap(args) => tools::tap::tap(&args, socket),

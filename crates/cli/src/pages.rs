@@ -112,10 +112,10 @@ const FILES: &[Item] = &[
     ("$XDG_RUNTIME_DIR/shunpike/broker.sock", &[], "The private broker's, of one user."),
     (
         "/etc/shunpike/broker.toml",
-        &["broker", "sysctl", "info"],
+        &["broker", "policy", "sysctl", "info"],
         "Policy and settings of the system-wide broker.",
     ),
-    ("~/.config/shunpike/broker.toml", &["broker", "sysctl", "info"], "Those of a private broker."),
+    ("~/.config/shunpike/broker.toml", &["broker", "policy", "sysctl", "info"], "Those of a private broker."),
 ];
 
 fn list(roff: &mut Roff, heading: &str, items: &[Item], page: &str) {

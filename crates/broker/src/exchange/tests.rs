@@ -92,6 +92,35 @@ fn policy_decides_who_is_joined() {
     assert_eq!(exchange.peer(party(1, 1)), Some(party(2, 1)));
 }
 
+/// A lane that is open, and a handshake that is between any two of its steps.
+#[test]
+fn a_policy_that_forbids_what_was_matched_ends_it_on_both_sides() {
+    let mut exchange = exchange_with(|policy| policy.peers = Peers::Any);
+    for (session, uid) in [(1, 1000), (2, 1001), (3, 1000)] {
+        exchange.begin_session(SessionId(session), Identity::of_user(uid), vec![bell().into()]);
+    }
+    join(&mut exchange, party(1, 1), party(2, 1), 80);
+    join(&mut exchange, party(1, 2), party(3, 1), 81);
+    exchange.register(party(2, 1), 0, memory());
+    let Some(FromBroker::Registered { token, .. }) = exchange.posts.pop().map(|post| post.message) else {
+        panic!("not registered")
+    };
+    exchange.posts.clear();
+    let policy = Policy::system_wide(8, 8);
+    assert_eq!(exchange.set_policy(policy.clone()), 1);
+    for session in [1, 2] {
+        assert_eq!(posts_to(&mut exchange, session), [FromBroker::Revoke { conn: ConnId(1) }]);
+    }
+    assert_eq!(posts_to(&mut exchange, 3), [], "one user's is none of it");
+    assert_eq!(register(&mut exchange, 1, 1), Some(Reason::NotPermitted));
+    exchange.attach(party(1, 1), token);
+    let answer = posts_to(&mut exchange, 1);
+    let reason = Reason::NotPermitted.code();
+    assert_eq!(answer, [FromBroker::Attached { conn: ConnId(1), token, class: 0, reason }]);
+    assert_eq!(register(&mut exchange, 1, 2), None);
+    assert_eq!(exchange.set_policy(Policy { peers: Peers::Any, ..policy }), 0);
+}
+
 /// Registers a DMB for connection `conn` of `session`; why not.
 fn register(exchange: &mut Exchange, session: u64, conn: u64) -> Option<Reason> {
     exchange.register(party(session, conn), 0, memory());

@@ -76,7 +76,7 @@ pub struct Configuration {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PeersTable {
-    allow: Allow,
+    allow: Spanned<Allow>,
     groups: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
@@ -135,7 +135,9 @@ pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Configuratio
         }
     }
     if let Some(peers) = document.peers {
-        policy.peers = source.peers(peers.into_inner())?;
+        let peers = peers.into_inner();
+        policy.peers_line = Some(source.line_of(peers.allow.span().start));
+        policy.peers = source.peers(peers)?;
     }
     if let Some(socket) = document.socket {
         source.socket(socket.into_inner(), &mut policy)?;
@@ -180,14 +182,19 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn error(&self, span: Range<usize>, what: String) -> PolicyError {
-        let before = self.text.get(..span.start).unwrap_or(self.text);
-        let number = before.matches('\n').count() + 1;
+        let number = self.line_of(span.start);
         let line = self.text.lines().nth(number - 1).unwrap_or_default().trim().to_owned();
         PolicyError { path: self.path.to_owned(), line: Some((number, line)), what }
     }
 
+    /// The line that a place of the text is in, from 1.
+    fn line_of(&self, at: usize) -> usize {
+        let before = self.text.get(..at).unwrap_or(self.text);
+        before.matches('\n').count() + 1
+    }
+
     fn peers(&self, table: PeersTable) -> Result<Peers, PolicyError> {
-        let groups = match (table.allow, table.groups) {
+        let groups = match (table.allow.into_inner(), table.groups) {
             (Allow::Groups, Some(groups)) if !groups.get_ref().is_empty() => groups.into_inner(),
             (Allow::Groups, groups) => {
                 let span = groups.map_or(0..0, |groups| groups.span());

@@ -66,6 +66,21 @@ containers through one socket, /run/shunpike/broker.sock. It joins processes of 
   shunpike broker --ueid MY-CLUSTER
   shunpike broker --config ./broker.toml --socket /run/test/broker.sock";
 
+pub(super) const POLICY_NOTES: &str = "\
+Reload (also by 'systemctl reload shunpike-broker', or SIGHUP to the broker) takes peers, socket, limits and settings from the file, as a \
+whole or not at all. Lanes between users that it does not join any more go back to TCP at once, without a byte lost; connections \
+that it joins now get lanes as they go. What is over a lowered limit stays, and nothing more is given. [metrics] waits for a restart. \
+Settings that the environment, the command line or 'sysctl -w' has set stay.
+
+Who may reload: root and the broker's own user, where the broker runs.
+
+Exit status: 0 done, 1 the file has a mistake (file, line and what is allowed are named), 2 wrong usage.
+
+Examples:
+  shunpike policy
+  shunpike policy check ./broker.toml
+  shunpike policy reload";
+
 pub(super) const CHK_NOTES: &str = "\
 Looks at what decides, from where it is called: is HOST this host, who listens at PORT, is that process under Shunpike, \
 does it use the broker that you use, is the device active, does policy join the two users. A question mark stands \

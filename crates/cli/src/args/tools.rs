@@ -219,6 +219,24 @@ pub enum DeviceAction {
     },
 }
 
+/// What `policy` can do.
+#[derive(Subcommand)]
+pub enum PolicyAction {
+    /// The policy in force, and the line of the file that says it
+    Show(Format),
+    /// Look at a file as a broker would that reads it; none is needed, and nothing is changed
+    Check {
+        /// The file, in place of /etc/shunpike/broker.toml
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+        /// For a private broker: of $XDG_CONFIG_HOME/shunpike/broker.toml, if no file is named
+        #[arg(long)]
+        private: bool,
+    },
+    /// Have the broker read its file again; a file with a mistake changes nothing
+    Reload(Format),
+}
+
 /// What `ueid` can do.
 #[derive(Subcommand)]
 pub enum UeidAction {

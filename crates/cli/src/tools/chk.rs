@@ -9,6 +9,7 @@ use crate::socket;
 use serde_json::json;
 use shunpike_broker::report::Check;
 use shunpike_broker::what;
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ struct Finding {
     /// What was found.
     text: String,
     /// What to do where it is not so.
-    advice: &'static str,
+    advice: Cow<'static, str>,
 }
 
 /// Looks at everything that decides, and says it. Whether there would be a lane is the exit status.
@@ -59,7 +60,9 @@ fn findings(address: SocketAddr, sockets: &[Socket], broker: Result<Broker, Erro
                 name: "listener",
                 is_so: Some(false),
                 text: format!("nobody listens at {address} in this network namespace"),
-                advice: "start the server; a port forwarded into a container is not seen from here: look there",
+                advice:
+                    "start the server; a port forwarded into a container is not seen from here: look there"
+                        .into(),
             });
             return findings;
         }
@@ -79,7 +82,7 @@ fn findings(address: SocketAddr, sockets: &[Socket], broker: Result<Broker, Erro
             }
             None => format!("a process of uid {}", socket.uid),
         },
-        advice: "",
+        advice: "".into(),
     });
     findings.push(library(&holders));
     match broker {
@@ -88,7 +91,7 @@ fn findings(address: SocketAddr, sockets: &[Socket], broker: Result<Broker, Erro
             name: "broker",
             is_so: Some(false),
             text: "no broker answers".into(),
-            advice: "'shunpike run' starts one; 'shunpike info' says where it is looked for",
+            advice: "'shunpike run' starts one; 'shunpike info' says where it is looked for".into(),
         }),
     }
     findings
@@ -112,7 +115,7 @@ fn this_host(ip: IpAddr) -> Finding {
             format!("{ip} is no address of this host")
         },
         advice: "other hosts are reached by TCP only; a container of this host is, where both ends' broker is privileged: \
-                 'shunpike ss' shows it when connected",
+                 'shunpike ss' shows it when connected".into(),
     }
 }
 
@@ -133,7 +136,12 @@ fn listener(sockets: &[Socket], address: SocketAddr) -> Option<Socket> {
 /// Whether the library is in each of the processes that may accept the connection.
 fn library(holders: &[(u32, String)]) -> Finding {
     let is_in = |wanted| holders.iter().find(move |(pid, _)| kernel::has_library(*pid) == wanted);
-    let finding = |is_so, text: String, advice| Finding { name: "library", is_so, text, advice };
+    let finding = |is_so, text: String, advice: &'static str| Finding {
+        name: "library",
+        is_so,
+        text,
+        advice: advice.into(),
+    };
     let Some(without) = is_in(Some(false)) else {
         let text = match is_in(Some(true)) {
             Some(_) => "libshunpike.so is loaded in it",
@@ -172,7 +180,7 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                     name: "owner",
                     is_so: Some(false),
                     text: whose,
-                    advice: "use a broker of your own or root's: programs say nothing to this one",
+                    advice: "use a broker of your own or root's: programs say nothing to this one".into(),
                 });
             }
             findings.extend(two_brokers());
@@ -184,14 +192,14 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                     text: format!(
                         "its library's lanes are of version {version}, which the broker does not know"
                     ),
-                    advice: "restart the program, or the broker: whichever runs the older version",
+                    advice: "restart the program, or the broker: whichever runs the older version".into(),
                 });
             }
             findings.push(Finding {
                 name: "device",
                 is_so: Some(check.active),
                 text: format!("loopback-ism is {}active", if check.active { "" } else { "not " }),
-                advice: "'shunpike device set active on'",
+                advice: "'shunpike device set active on'".into(),
             });
             let own = rustix::process::getuid().as_raw();
             let may = if check.permitted { "may" } else { "may not" };
@@ -199,7 +207,7 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 name: "policy",
                 is_so: Some(check.permitted),
                 text: format!("you (uid {own}) and uid {uid} {may} be peers: {}", check.peers),
-                advice: "run both as one user, or let policy join them (docs/policy.md)",
+                advice: check.advice.into(),
             });
             let text = match check.session {
                 Some(true) => "the process has a session with the broker",
@@ -212,14 +220,14 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 name: "session",
                 is_so: check.session.filter(|has| *has),
                 text: text.into(),
-                advice: "",
+                advice: "".into(),
             });
         }
         Err(error) => findings.push(Finding {
             name: "broker",
             is_so: Some(false),
             text: error.to_string(),
-            advice: "restart the broker with this version",
+            advice: "restart the broker with this version".into(),
         }),
     }
     findings
@@ -254,7 +262,12 @@ fn same_broker(ours: &Path, pid: Option<u32>, session: Option<bool>) -> Finding 
         }
         (None, _) => (None, format!("which broker it uses cannot be seen; yours is at {}", ours.display())),
     };
-    Finding { name: "broker", is_so, text, advice: "start both with the same SHUNPIKE_SOCKET (or --socket)" }
+    Finding {
+        name: "broker",
+        is_so,
+        text,
+        advice: "start both with the same SHUNPIKE_SOCKET (or --socket)".into(),
+    }
 }
 
 /// A process's view of a path.
@@ -290,7 +303,7 @@ fn two_brokers() -> Option<Finding> {
             system.display(),
             private.display()
         ),
-        advice: "",
+        advice: "".into(),
     })
 }
 

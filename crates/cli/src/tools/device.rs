@@ -99,8 +99,11 @@ pub fn sysctls(answer: &Sysctls, with_sources: bool) -> Result<(), Error> {
     table.print()
 }
 
-fn policy(table: &mut Table, policy: &policy::Report) {
-    table.row(["Policy", policy.file.as_deref().unwrap_or("built in")]);
+/// Rows of a policy.
+pub fn policy(table: &mut Table, policy: &policy::Report) {
+    let file = policy.file.as_deref().unwrap_or("built in");
+    let line = policy.line.map_or(String::new(), |line| format!(", line {line}"));
+    table.row(["Policy", &format!("{} ({file}{line})", policy.peers)]);
     let peers = match policy.peers.as_str() {
         "groups" => format!("one user, or members of one of: {}", policy.groups.join(" ")),
         "any" => "all users".to_owned(),

@@ -8,6 +8,7 @@ mod device;
 mod explain;
 pub mod filter;
 mod kernel;
+pub mod policy;
 mod select;
 mod stats;
 pub mod table;
@@ -15,7 +16,7 @@ pub mod tap;
 pub mod top;
 
 use crate::args::{
-    Command, DeviceAction, Format, LinkgroupAction, SeidAction, StatsAction, Sysctl, UeidAction,
+    Command, DeviceAction, Format, LinkgroupAction, PolicyAction, SeidAction, StatsAction, Sysctl, UeidAction,
 };
 use crate::error::Error;
 use crate::socket;
@@ -88,6 +89,9 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
                     .show(what::DEVICE, "", &Format::default(), |answer: Device| device::get(&answer, &words))
             }
         },
+        Command::Policy { action } => {
+            policy::ask(&broker, action.unwrap_or(PolicyAction::Show(Format::default())))
+        }
         Command::Info(format) => broker.show(what::INFO, "", &format, device::info),
         Command::Ueid { action } => {
             let (change, format) = match action.unwrap_or(UeidAction::Show(Format::default())) {
