@@ -69,7 +69,9 @@ lint:
 # Installs what is built already, so that `sudo make install` compiles nothing as root.
 install: | $(RELEASE)/shunpike
 	install -D -m 755 $(RELEASE)/shunpike $(DESTDIR)$(PREFIX)/bin/shunpike
-	install -D -m 644 $(RELEASE)/libshunpike.so $(DESTDIR)$(PREFIX)/lib/libshunpike.so
+	# By a new name first: programs that start meanwhile, or run from it, have the old one or the new one whole.
+	install -D -m 644 $(RELEASE)/libshunpike.so $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new
+	mv -f $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new $(DESTDIR)$(PREFIX)/lib/libshunpike.so
 	install -d $(SHARE)/man/man1
 	$(RELEASE)/shunpike man $(SHARE)/man/man1
 	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
@@ -84,8 +86,13 @@ install: | $(RELEASE)/shunpike
 	# For Wireshark: to be linked into its own directory of such programs (docs/seeing.md).
 	install -d $(DESTDIR)$(PREFIX)/lib/shunpike/extcap
 	ln -sfn ../../../bin/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike/extcap/shunpike-extcap
+	# What containers preload (shunpike cdi generate).
+	install -m 644 dist/cdi/container.preload $(DESTDIR)$(PREFIX)/lib/shunpike/container.preload
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/doc/shunpike
 	sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/lib/,sysusers.d tmpfiles.d)
+	install -m 644 dist/systemd/shunpike.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/shunpike.conf
+	install -m 644 dist/systemd/shunpike.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/shunpike.conf
 	install -m 644 dist/broker.toml $(SHARE)/doc/shunpike/broker.toml
 	# As they lie here, so that their links to one another hold.
 	install -d $(addprefix $(SHARE)/doc/shunpike/,docs dist/bpftrace dist/grafana)
@@ -103,6 +110,7 @@ uninstall:
 	rm -f $(SHARE)/bash-completion/completions/shunpike $(SHARE)/zsh/site-functions/_shunpike
 	rm -f $(SHARE)/fish/vendor_completions.d/shunpike.fish
 	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
+	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/shunpike.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/shunpike.conf
 	rm -rf $(SHARE)/doc/shunpike $(DESTDIR)$(PREFIX)/lib/shunpike
 
 OUT ?= $(TARGET)

@@ -76,7 +76,8 @@ def test_it_is_installed_and_removed_and_leaves_nothing(world, package, tmp_path
         "usr/share/doc/shunpike/copyright", "usr/lib/shunpike/smc-tools/smcss",
         "usr/lib/shunpike/extcap/shunpike-extcap", "usr/share/man/man1/shunpike-tap.1.gz",
         "usr/share/doc/shunpike/docs/troubleshooting.md", "usr/share/doc/shunpike/dist/grafana/shunpike.json",
-        "usr/share/doc/shunpike/dist/bpftrace/lanes.bt",
+        "usr/share/doc/shunpike/dist/bpftrace/lanes.bt", "usr/lib/shunpike/container.preload", "usr/lib/sysusers.d/shunpike.conf",
+        "usr/lib/tmpfiles.d/shunpike.conf",
     ):  # fmt: skip
         assert wanted in there, f"{wanted} in {sorted(there)}"
 
@@ -108,8 +109,9 @@ def test_its_scripts_do_nothing_to_the_system_around_a_root(package, tmp_path):
     """Nor without systemd: a systemctl that was called would be seen."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "systemctl").write_text(f"#!/bin/sh\necho called >>{tmp_path}/called\n")
-    (tools / "systemctl").chmod(0o755)
+    for name in ("systemctl", "systemd-sysusers", "systemd-tmpfiles"):
+        (tools / name).write_text(f"#!/bin/sh\necho called >>{tmp_path}/called\n")
+        (tools / name).chmod(0o755)
     subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
     for script, word in [("postinst", "configure"), ("prerm", "remove"), ("postrm", "purge")]:
         env = {"PATH": f"{tools}:{os.environ['PATH']}", "DPKG_ROOT": str(tmp_path)}
@@ -124,8 +126,9 @@ def test_a_systemctl_that_fails_fails_no_script(package, tmp_path, script, words
     subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "systemctl").write_text(f"#!/bin/sh\necho $1 >>{tmp_path}/called\nexit 1\n")
-    (tools / "systemctl").chmod(0o755)
+    for name in ("systemctl", "systemd-sysusers", "systemd-tmpfiles"):
+        (tools / name).write_text(f"#!/bin/sh\necho $1 >>{tmp_path}/called\nexit 1\n")
+        (tools / name).chmod(0o755)
     setup = 'mount -t tmpfs none /run && mkdir -p /run/systemd/system && exec "$@"'
     env = {"PATH": f"{tools}:{os.environ['PATH']}"}
     subprocess.run(["unshare", "--mount", "sh", "-c", setup, "sh", tmp_path / "control" / script, *words], env=env, check=True)

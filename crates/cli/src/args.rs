@@ -1,10 +1,12 @@
 //! The command line, as help, man pages and completions show it.
 
+mod node;
 mod notes;
 mod start;
 mod tools;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
+pub use node::CdiAction;
 pub use notes::EXIT_STATUS;
 use notes::{
     BENCH_NOTES, BROKER_NOTES, CHK_NOTES, DBG_NOTES, DEVICE_NOTES, EXAMPLES, OVERVIEW, POLICY_NOTES,
@@ -131,6 +133,12 @@ pub enum Command {
         /// Which
         #[command(subcommand)]
         load: shunpike_bench::load::Load,
+    },
+    /// Have container engines put programs under Shunpike, by a device (CDI)
+    Cdi {
+        /// What.
+        #[command(subcommand)]
+        action: CdiAction,
     },
     /// Print the completions of a shell (bash, zsh, fish, elvish, powershell)
     Completions {

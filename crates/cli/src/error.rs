@@ -67,6 +67,17 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// There is no list of libraries to preload for containers beside the library.
+    NoContainerList {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// The library.
+        library: PathBuf,
+    },
+    /// A specification that no engine would look at.
+    CdiName(PathBuf),
+    /// A path that cannot stand in a specification.
+    CdiPath(PathBuf),
     /// `chk` cannot make an address of what it was given.
     Target {
         /// As given.
@@ -199,6 +210,22 @@ impl fmt::Display for Error {
                 write!(f, "no link group {id:08x}; 'shunpike linkgroup' lists those that there are")
             }
             Error::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
+            Error::NoContainerList { path, library } => write!(
+                f,
+                "the list of libraries for containers is not at {}; install it there ('make install' and the package do, beside {})",
+                path.display(),
+                library.display()
+            ),
+            Error::CdiName(path) => write!(
+                f,
+                "engines look at no file that is named as {}; let the name end with .json or .yaml, as /etc/cdi/shunpike.json",
+                path.display()
+            ),
+            Error::CdiPath(path) => write!(
+                f,
+                "the path {} is not UTF-8, as JSON has to be; move what is there, or set SHUNPIKE_LIB or --socket to another path",
+                path.display()
+            ),
             Error::Target { target, why } => {
                 write!(f, "cannot find '{target}': {why}; write HOST:PORT, as localhost:80 or [::1]:80")
             }

@@ -5,11 +5,13 @@
 mod args;
 mod background;
 mod broker;
+mod cdi;
 mod codes;
 mod error;
 mod names;
 mod pages;
 mod program;
+mod replace;
 mod run;
 mod socket;
 mod tools;
@@ -51,6 +53,7 @@ fn dispatch(cli: Cli) -> Result<bool, Error> {
         Command::Explain(args) if args.codes => codes::print(&args.format),
         Command::Bench(options) => bench(&options),
         Command::BenchLoad { load } => shunpike_bench::load::run(load).map_err(Error::Load),
+        Command::Cdi { action } => cdi::cdi(&action, socket),
         Command::Completions { shell } => pages::completions(shell),
         Command::Policy { action: Some(PolicyAction::Check { file, private }) } => {
             tools::policy::check(file, private)

@@ -98,7 +98,11 @@ const ENVIRONMENT: &[Item] = &[
         &[],
         "Where the user's private broker has its socket. Left aside, for /tmp/shunpike-UID, where it is not the user's alone.",
     ),
-    ("SHUNPIKE_LIB", &["run", "bench"], "The library to preload, in place of the installed one."),
+    (
+        "SHUNPIKE_LIB",
+        &["run", "bench", "cdi", "cdi-generate"],
+        "The library to preload, in place of the installed one.",
+    ),
     ("LD_PRELOAD", &["run"], "What else is preloaded: it stays, behind the library."),
     (
         "SHUNPIKE_NAME",
@@ -116,6 +120,16 @@ const FILES: &[Item] = &[
         "Policy and settings of the system-wide broker.",
     ),
     ("~/.config/shunpike/broker.toml", &["broker", "policy", "sysctl", "info"], "Those of a private broker."),
+    (
+        "/etc/cdi/shunpike.json",
+        &["cdi", "cdi-generate"],
+        "The specification, where container engines look for it. Or shunpike.yaml, or in /run/cdi.",
+    ),
+    (
+        "PREFIX/lib/shunpike/container.preload",
+        &["cdi", "cdi-generate"],
+        "What is /etc/ld.so.preload in a container; beside the library.",
+    ),
 ];
 
 fn list(roff: &mut Roff, heading: &str, items: &[Item], page: &str) {

@@ -55,7 +55,7 @@ fn warn(command: &OsStr, obstacle: program::Obstacle, who: &str) {
 }
 
 /// The library to preload: SHUNPIKE_LIB, or beside this program, or in ../lib.
-fn library() -> Result<PathBuf, Error> {
+pub fn library() -> Result<PathBuf, Error> {
     let tried = match env::var_os("SHUNPIKE_LIB").filter(|path| !path.is_empty()) {
         Some(path) => vec![PathBuf::from(path)],
         None => {

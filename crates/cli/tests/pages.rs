@@ -6,9 +6,10 @@ use bed::{Bed, errors, text};
 use shunpike_wire::Reason;
 use std::fs;
 
-const SUBCOMMANDS: [&str; 17] = [
+const SUBCOMMANDS: [&str; 18] = [
     "run",
     "broker",
+    "cdi",
     "ss",
     "stats",
     "explain",

@@ -1,0 +1,72 @@
+"""Container engines as Debian has them, each in namespaces of its own: the machine's configuration, containers and images are not
+touched, and nothing is left."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from harness import BINARY, LIBRARY
+
+# The engine's own directories, and where CDI specifications are, are new for each container; so its locks (/dev/shm) are, too.
+# A machine with both versions of control groups is refused by crun: it is shown version 2, and makes no group for the container.
+SETUP = """
+set -e
+mount -t tmpfs none /run
+mount -t tmpfs -o mode=1777 none /dev/shm
+umount -R /sys/fs/cgroup 2>/dev/null || true
+mount -t cgroup2 none /sys/fs/cgroup
+STORE=/run/store
+mkdir -p /run/cdi /run/user/$ENGINE_UID $STORE
+cp "$SPECIFICATION" "/run/cdi/$(basename "$SPECIFICATION")"
+if [ "$ENGINE_UID" != 0 ]; then
+    name=$(id -nu $ENGINE_UID)
+    echo "$name:200000:65536" >/run/ids
+    mount --bind /run/ids /etc/subuid
+    mount --bind /run/ids /etc/subgid
+fi
+chown $ENGINE_UID:$ENGINE_UID "$STORE" /run/user/$ENGINE_UID
+cd /
+export STORE
+exec setpriv --reuid=$ENGINE_UID --regid=$ENGINE_UID --clear-groups env HOME="$STORE" TMPDIR="$STORE" XDG_RUNTIME_DIR=/run/user/$ENGINE_UID sh -ec '
+    engine="podman --root $STORE/storage --runroot $XDG_RUNTIME_DIR/run --storage-driver vfs --cgroup-manager cgroupfs --events-backend none"
+    $engine import --change "$CHANGE" "$IMAGE" shunpike-test >/dev/null 2>&1
+    exec $engine run --rm --cgroups=disabled --network=host "$@"' sh "$@"
+"""
+
+# Who is not root; on every Debian.
+ROOTLESS = 1
+
+
+def needs(*programs):
+    return pytest.mark.skipif(any(shutil.which(program) is None for program in programs), reason=f"needs {', '.join(programs)}")
+
+
+needs_podman = needs("podman", "crun", "newuidmap")
+
+
+def image(world, *programs):
+    """An archive with these programs, their loader and libraries, what our library and command need of an image, and nothing else: no shell, as
+    distroless images have none."""
+    root = world.directory / "image"
+    for name in ("bin", "etc", "tmp", "run"):
+        (root / name).mkdir(parents=True)
+    (root / "etc/passwd").write_text("root:x:0:0::/:\n")
+    for file in (*programs, LIBRARY, BINARY):
+        if file in programs:
+            shutil.copy(file, root / "bin")
+        linked = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
+        for word in linked.split():
+            if word.startswith("/") and not (root / word[1:]).exists():
+                (root / word[1:]).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(word, root / word[1:])
+    archive = world.directory / "image.tar"
+    subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True)
+    return archive
+
+
+def podman(world, name, image, specification, *arguments, change="CMD []", uid=0, netns=None):
+    """Starts a container of an image with this change, on the network of `netns`."""
+    environment = {"ENGINE_UID": str(uid), "IMAGE": str(image), "SPECIFICATION": str(specification), "CHANGE": change}
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", SETUP, "sh", *arguments]
+    return world.start(name, argv, netns=netns, env=environment)
