@@ -46,6 +46,8 @@ pub mod what {
     pub const TAP: u16 = 15;
     /// Reads the policy again: [`crate::report::Reloaded`]. No argument.
     pub const POLICY_RELOAD: u16 = 16;
+    /// `SINCE LATELY`: those after number SINCE, the last LATELY of them: [`crate::report::Events`].
+    pub const EVENTS: u16 = 17;
 }
 
 /// Why there is no answer.

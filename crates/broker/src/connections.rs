@@ -268,7 +268,7 @@ fn cdc_flags(seen: Cursors) -> (u8, u8) {
     (prod, if seen.ended { cdc::DONE_WRITING } else { 0 })
 }
 
-fn reason_text(code: u32) -> ReasonText {
+pub(crate) fn reason_text(code: u32) -> ReasonText {
     let (key, text) = match Reason::from_code(code) {
         Some(reason) => (reason.key(), reason.text()),
         None => ("unknown", "a reason that this version does not know"),

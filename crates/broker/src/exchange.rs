@@ -37,6 +37,42 @@ pub struct Post {
     pub fds: Vec<Rc<Shared>>,
 }
 
+/// What became of a connection, for who keeps account of it.
+#[derive(Debug)]
+pub enum News {
+    /// The two ends were matched.
+    Matched {
+        /// The one that connected.
+        client: Party,
+        /// The one that accepted.
+        server: Party,
+    },
+    /// Both ends have each other's memory: of the match of this end.
+    Opened {
+        /// One of them.
+        party: Party,
+    },
+    /// The broker refuses a lane.
+    Refused {
+        /// One end, or the two of a match that is not made.
+        parties: Vec<Party>,
+        /// Why.
+        reason: Reason,
+    },
+    /// An end of a match wants no lane.
+    Declined {
+        /// That end.
+        by: Party,
+        /// The number that it gave.
+        reason: u32,
+    },
+    /// An end has left its match.
+    Left {
+        /// That end.
+        party: Party,
+    },
+}
+
 struct Member {
     identity: Identity,
     /// Its process, if that and its peers may read each other's memory; else 0.
@@ -54,6 +90,8 @@ struct End {
     peer: Option<Party>,
     /// For whose DMB room is kept.
     promise: Option<Holder>,
+    /// Whether it has the peer's DMB, or had it.
+    has_attached: bool,
 }
 
 /// All tables of the broker.
@@ -70,6 +108,8 @@ pub struct Exchange {
     pub limit_smc_hs: bool,
     /// What is to be sent, in order.
     pub posts: Vec<Post>,
+    /// What is to be noted, in order.
+    pub news: Vec<News>,
     matching: Matching,
     expectations: Expectations,
     /// Ends whose nomination waits, and who are to be told so.
@@ -96,6 +136,7 @@ impl Exchange {
             max_conns_per_lgr: 255,
             limit_smc_hs: false,
             posts: Vec::new(),
+            news: Vec::new(),
             matching: Matching::new(across),
             expectations: Expectations::default(),
             unanswered: Vec::new(),
@@ -265,6 +306,13 @@ impl Exchange {
         self.part(party);
     }
 
+    /// An end has declined, with this number.
+    pub fn declined(&mut self, by: Party, reason: u32) {
+        if self.peer(by).is_some() {
+            self.news.push(News::Declined { by, reason });
+        }
+    }
+
     /// Passes a CLC message on to the matched peer; to nobody when there is none any more.
     pub fn relay(&mut self, from: Party, clc: ClcBytes) {
         if let Some(peer) = self.peer(from) {
@@ -341,12 +389,24 @@ impl Exchange {
     pub fn attach(&mut self, by: Party, token: u64) {
         let conn = by.conn;
         let (message, fds) = match self.try_attach(by, DmbToken(token)) {
-            Ok((size, fds)) => (FromBroker::Attached { conn, token, class: size.class(), reason: 0 }, fds),
+            Ok((size, fds)) => {
+                self.note_attached(by);
+                (FromBroker::Attached { conn, token, class: size.class(), reason: 0 }, fds)
+            }
             Err(reason) => {
                 (FromBroker::Attached { conn, token, class: 0, reason: reason.code() }, Vec::new())
             }
         };
         self.posts.push(Post { to: by.session, message, fds });
+    }
+
+    fn note_attached(&mut self, by: Party) {
+        let Some(end) = self.ends.get_mut(&by) else { return };
+        let is_first = !std::mem::replace(&mut end.has_attached, true);
+        let peer = end.peer.and_then(|peer| self.ends.get(&peer));
+        if is_first && peer.is_some_and(|peer| peer.has_attached) {
+            self.news.push(News::Opened { party: by });
+        }
     }
 
     fn try_attach(&mut self, by: Party, token: DmbToken) -> Result<(DmbSize, Vec<Rc<Shared>>), Reason> {
@@ -474,8 +534,7 @@ impl Exchange {
 
     fn join(&mut self, client: Party, server: Party) {
         if let Err(reason) = self.try_join(client, server) {
-            self.refuse(client, reason);
-            self.refuse(server, reason);
+            self.refuse_all(vec![client, server], reason);
         }
     }
 
@@ -493,8 +552,9 @@ impl Exchange {
             return Err(reason);
         }
         for (own, peer, holder) in [(client, server, one), (server, client, other)] {
-            self.ends.insert(own, End { seat, peer: Some(peer), promise: Some(holder) });
+            self.ends.insert(own, End { seat, peer: Some(peer), promise: Some(holder), has_attached: false });
         }
+        self.news.push(News::Matched { client, server });
         self.introduce(client, server, seat);
         Ok(())
     }
@@ -538,6 +598,7 @@ impl Exchange {
     fn part(&mut self, party: Party) {
         self.forgo_promise(party);
         let Some(End { seat, peer, .. }) = self.ends.remove(&party) else { return };
+        self.news.push(News::Left { party });
         tracing::debug!(%party, link = seat.link.0, slot = seat.slot, "left its match");
         match peer {
             None => self.links.leave(seat),
@@ -552,7 +613,14 @@ impl Exchange {
     }
 
     fn refuse(&mut self, party: Party, reason: Reason) {
-        self.post(party.session, FromBroker::Refused { conn: party.conn, reason: reason.code() });
+        self.refuse_all(vec![party], reason);
+    }
+
+    fn refuse_all(&mut self, parties: Vec<Party>, reason: Reason) {
+        for party in &parties {
+            self.post(party.session, FromBroker::Refused { conn: party.conn, reason: reason.code() });
+        }
+        self.news.push(News::Refused { parties, reason });
     }
 
     fn post(&mut self, to: SessionId, message: FromBroker) {

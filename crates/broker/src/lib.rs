@@ -16,6 +16,7 @@ pub mod facts;
 mod foreign;
 mod helpers;
 pub mod ism;
+mod journal;
 mod knobs;
 mod laneless;
 pub mod links;

@@ -131,6 +131,7 @@ impl Server {
             what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
             what::TAP => self.begin_tap(asker),
+            what::EVENTS => self.events(asker, arg),
             what::POLICY_RELOAD => self.reload_for(asker),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
         }
@@ -187,10 +188,15 @@ impl Server {
         self.config.private || self.may_change(asker).is_ok()
     }
 
+    /// Tells this broker's life from another's.
+    pub(crate) fn life(&self) -> &str {
+        &self.system.life
+    }
+
     fn stats(&self, now: bool) -> Stats {
         let stats =
             if now { self.ledger.report(self.arenas()) } else { self.ledger.report_lately(self.arenas()) };
-        Stats { broker: self.system.life.clone(), ..stats }
+        Stats { broker: self.life().to_owned(), ..stats }
     }
 
     /// What metrics are made of: counts since the broker began, whatever was reset.

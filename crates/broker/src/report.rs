@@ -461,6 +461,56 @@ pub struct Check {
     pub advice: String,
 }
 
+/// `events`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Events {
+    /// In order.
+    pub events: Vec<Event>,
+    /// Where to go on: the number of the last event that was looked at.
+    pub next: u64,
+    /// Whether events came before these that are not kept any more.
+    pub is_missing: bool,
+    /// Names the broker's life: numbers of another one are not to be compared.
+    pub broker: String,
+}
+
+/// What became of a connection.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Event {
+    /// Rises; the broker's first event has 1.
+    pub number: u64,
+    /// When, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// `opened`, `revoked` (it goes on on TCP), `fell back` (it got no lane), `closed` (it ended).
+    pub event: String,
+    /// How long, in microseconds: `opened`, from the match; else from its opening, or from the match where it was not opened. Absent
+    /// where there was no match.
+    pub after_us: Option<u64>,
+    /// Why.
+    pub reason: Option<ReasonText>,
+    /// Which end said so, `client` or `server`; absent: the broker.
+    pub by: Option<String>,
+    /// The ends that the asker may see.
+    pub ends: Vec<EventEnd>,
+}
+
+/// An end of a connection, in an event.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EventEnd {
+    /// `client` or `server`.
+    pub role: String,
+    /// Process, as the broker sees it; 0 in a pid namespace that it cannot see.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its name.
+    pub comm: String,
+    /// Own address and port.
+    pub local: String,
+    /// Peer's address and port.
+    pub remote: String,
+}
+
 /// `policy reload`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reloaded {

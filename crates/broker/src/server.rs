@@ -13,6 +13,7 @@ use crate::exchange::{Exchange, Post};
 use crate::foreign::{Graves, Shared};
 use crate::helpers::{self, Helpers};
 use crate::ism::SessionId;
+use crate::journal::Journal;
 use crate::loopback::LoopbackIsm;
 use crate::metrics::{self, Metrics};
 use crate::policy::{self};
@@ -58,6 +59,7 @@ pub struct Server {
     pub(crate) ledger: Ledger,
     pub(crate) settings: Settings,
     pub(crate) taps: Taps,
+    pub(crate) journal: Journal,
     pub(crate) began: Instant,
     /// Where the operator wants them.
     metrics: Option<Metrics>,
@@ -137,6 +139,7 @@ impl Server {
             system: System::new(&config, gid),
             ledger: Ledger::default(),
             taps: Taps::default(),
+            journal: Journal::default(),
             began: Instant::now(),
             metrics,
             rates: Rates::default(),
@@ -316,6 +319,7 @@ impl Server {
             return Err(format!("not delivered: {:?}", self.exchange.posts));
         }
         self.audit_taps()?;
+        self.audit_journal()?;
         self.exchange.audit()
     }
 
@@ -326,6 +330,7 @@ impl Server {
 
     /// Sends what the exchange has decided. A session that cannot be sent to ends, which decides more.
     pub(crate) fn deliver(&mut self) {
+        self.note_news();
         while !self.exchange.posts.is_empty() {
             for Post { to, message, fds } in std::mem::take(&mut self.exchange.posts) {
                 if let Some(session) = self.sessions.get_mut(&to) {
@@ -363,6 +368,7 @@ impl Server {
     }
 
     fn end(&mut self, id: SessionId) {
+        self.note_news();
         let Some(session) = self.sessions.remove(&id) else { return };
         let _ = epoll::delete(&self.epoll, session.as_fd());
         if let Some(program) = session.program() {

@@ -9,8 +9,8 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 pub use node::CdiAction;
 pub use notes::EXIT_STATUS;
 use notes::{
-    BENCH_NOTES, BROKER_NOTES, CHK_NOTES, DBG_NOTES, DEVICE_NOTES, EXAMPLES, OVERVIEW, POLICY_NOTES,
-    RUN_NOTES, SS_NOTES, SYSCTL_NOTES, TAP_NOTES, TOP_NOTES,
+    BENCH_NOTES, BROKER_NOTES, CHK_NOTES, DBG_NOTES, DEVICE_NOTES, EVENTS_NOTES, EXAMPLES, OVERVIEW,
+    POLICY_NOTES, RUN_NOTES, SS_NOTES, SYSCTL_NOTES, TAP_NOTES, TOP_NOTES,
 };
 use shunpike_broker::settings::{Origin, Setting};
 pub use start::{Broker, Run, Whose};
@@ -18,8 +18,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 pub use tools::{
-    DeviceAction, Explain, Extcap, Groups, LinkgroupAction, PolicyAction, SeidAction, Ss, Stats, StatsAction,
-    Sysctl, Tap, Top, UeidAction,
+    DeviceAction, Events, Explain, Extcap, Groups, LinkgroupAction, PolicyAction, SeidAction, Ss, Stats,
+    StatsAction, Sysctl, Tap, Top, UeidAction,
 };
 
 /// Carries TCP connections between two programs of one host through shared memory.
@@ -105,6 +105,9 @@ pub enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Show what became of connections: opened, revoked, fell back to TCP, closed; why, and after how long
+    #[command(after_help = EVENTS_NOTES)]
+    Events(Events),
     /// Watch processes and connections live: rates, lanes, fallbacks, spinning
     #[command(after_help = TOP_NOTES)]
     Top(Top),

@@ -1,7 +1,7 @@
 //! Whether the tables agree with one another. For tests, which ask after each step.
 
 use super::{End, Exchange};
-use crate::ism::SessionId;
+use crate::ism::{Party, SessionId};
 use crate::links::Seat;
 use std::collections::HashSet;
 
@@ -11,6 +11,11 @@ impl Exchange {
         let mut members: Vec<SessionId> = self.members.keys().copied().collect();
         members.sort();
         members
+    }
+
+    /// The matched ends, in order.
+    pub fn matched(&self) -> impl Iterator<Item = &Party> {
+        self.ends.keys()
     }
 
     /// Errors: which tables do not agree, in words.

@@ -310,9 +310,15 @@ impl Server {
             }
             ToBroker::Withdraw { conn } => self.exchange.withdraw(party(conn)),
             ToBroker::Clc { conn, clc } => {
-                if let Err(error) = clc::Message::decode(clc.as_slice()) {
-                    tracing::debug!(session = id.0, %error, "CLC message");
-                    return Err(End);
+                match clc::Message::decode(clc.as_slice()) {
+                    Ok(clc::Message::Decline(decline)) => {
+                        self.exchange.declined(party(conn), decline.diagnosis);
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        tracing::debug!(session = id.0, %error, "CLC message");
+                        return Err(End);
+                    }
                 }
                 self.exchange.relay(party(conn), clc);
             }

@@ -66,6 +66,23 @@ containers through one socket, /run/shunpike/broker.sock. It joins processes of 
   shunpike broker --ueid MY-CLUSTER
   shunpike broker --config ./broker.toml --socket /run/test/broker.sock";
 
+pub(super) const EVENTS_NOTES: &str = "\
+Event tells what became of a connection, and After how long that took:
+  opened      both ends have each other's memory; since the broker matched them
+  revoked     it goes on on TCP; since it was opened
+  fell back   it got no lane; since it was matched, nothing where it was not
+  closed      it ended on its lanes; since it was opened
+Why has the number and text of the reason, and who gave it: client, server, or the broker.
+
+The broker keeps the last thousand of each user, of root and the 63 users that were heard of last, as long as it runs. You see those of \
+which 'shunpike ss' shows you an end, and of an end that is not yours the address only. Connections that \
+never asked for a lane are not in it: 'shunpike ss' and 'shunpike stats' show those.
+
+Examples:
+  shunpike events -n 20
+  shunpike events -f 'dport = :6379'
+  shunpike events --json | jq 'select(.event == \"revoked\") | .reason.key'";
+
 pub(super) const POLICY_NOTES: &str = "\
 Reload (also by 'systemctl reload shunpike-broker', or SIGHUP to the broker) takes peers, socket, limits and settings from the file, as a \
 whole or not at all. Lanes between users that it does not join any more go back to TCP at once, without a byte lost; connections \

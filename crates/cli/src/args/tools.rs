@@ -84,6 +84,23 @@ pub struct Sysctl {
     pub format: Format,
 }
 
+/// `events`.
+#[derive(Args)]
+pub struct Events {
+    /// Go on with those that come, until you interrupt it
+    #[arg(short, long)]
+    pub follow: bool,
+    /// The last N of those that there are
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000)]
+    pub lines: u32,
+    /// Only those of which an end matches, with the filters of 'shunpike ss': 'dport = :6379', 'comm = nginx'
+    #[arg(value_name = "FILTER")]
+    pub filter: Vec<String>,
+    /// How to print: as JSON, one object in a line.
+    #[command(flatten)]
+    pub format: Format,
+}
+
 /// `top`.
 #[derive(Args)]
 pub struct Top {

@@ -5,6 +5,7 @@ mod chk;
 mod connections;
 mod dbg;
 mod device;
+mod events;
 mod explain;
 pub mod filter;
 mod kernel;
@@ -38,9 +39,9 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
                 return table::print(&broker.ask(what::SS, "")?);
             }
             let mut answer: Connections = broker.answer(what::SS, "")?;
-            answer
-                .connections
-                .retain(|connection| filter.admits(&|wanted: &select::Wanted| wanted.holds(connection)));
+            answer.connections.retain(|connection| {
+                filter.admits(&|wanted: &select::Wanted| wanted.holds(&connection.into()))
+            });
             if args.format.json {
                 return table::print_json(&json!(answer));
             }
@@ -121,6 +122,7 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
             if which.format.json { table::print_json(&json!(answer)) } else { show(&answer) }
         }
         Command::Sysctl(args) => sysctl(&broker, &args),
+        Command::Events(args) => events::show(&broker, &args),
         Command::Top(args) => top::run(&broker, &args),
         _ => unreachable!("asks no broker"),
     }

@@ -58,37 +58,60 @@ pub enum Compare {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Network(Option<(IpAddr, u8)>);
 
+/// An end of a connection, as far as it is asked for.
+pub struct Seen<'a> {
+    /// The process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its name.
+    pub comm: &'a str,
+    /// Own address and port.
+    pub local: &'a str,
+    /// The peer's.
+    pub remote: &'a str,
+    /// Whether it is on a lane.
+    pub has_lane: bool,
+}
+
+impl<'a> From<&'a Connection> for Seen<'a> {
+    fn from(connection: &'a Connection) -> Self {
+        let Connection { pid, uid, comm, local, remote, mode, .. } = connection;
+        Self { pid: *pid, uid: *uid, comm, local, remote, has_lane: mode == "SMCD" }
+    }
+}
+
 impl Wanted {
     /// Whether the connection is one of those asked for.
-    pub fn holds(&self, connection: &Connection) -> bool {
+    pub fn holds(&self, seen: &Seen<'_>) -> bool {
         match self {
             Self::Number(field, compare, wanted) => {
-                field.of(connection).is_some_and(|number| compare.holds(number, *wanted))
+                field.of(seen).is_some_and(|number| compare.holds(number, *wanted))
             }
-            Self::Address(end, network, port) => end.of(connection).is_some_and(|address| {
+            Self::Address(end, network, port) => end.of(seen).is_some_and(|address| {
                 network.holds(address.ip().to_canonical()) && port.is_none_or(|port| port == address.port())
             }),
-            Self::Lane(wanted) => (connection.mode == "SMCD") == *wanted,
-            Self::Command(name) => connection.comm == *name,
+            Self::Lane(wanted) => seen.has_lane == *wanted,
+            Self::Command(name) => seen.comm == *name,
         }
     }
 }
 
 impl Field {
-    fn of(self, connection: &Connection) -> Option<u32> {
+    fn of(self, seen: &Seen<'_>) -> Option<u32> {
         match self {
-            Self::Port(end) => end.of(connection).map(|address| address.port().into()),
-            Self::Pid => Some(connection.pid),
-            Self::Uid => Some(connection.uid),
+            Self::Port(end) => end.of(seen).map(|address| address.port().into()),
+            Self::Pid => Some(seen.pid),
+            Self::Uid => Some(seen.uid),
         }
     }
 }
 
 impl End {
-    fn of(self, connection: &Connection) -> Option<SocketAddr> {
+    fn of(self, seen: &Seen<'_>) -> Option<SocketAddr> {
         let text = match self {
-            Self::Local => &connection.local,
-            Self::Peer => &connection.remote,
+            Self::Local => seen.local,
+            Self::Peer => seen.remote,
         };
         text.parse().ok()
     }
@@ -261,7 +284,7 @@ mod tests {
             ("comm redis", false),
         ] {
             let filter: Filter<Wanted> = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
-            assert_eq!(filter.admits(&|wanted: &Wanted| wanted.holds(&connection)), admits, "{text}");
+            assert_eq!(filter.admits(&|wanted: &Wanted| wanted.holds(&(&connection).into())), admits, "{text}");
         }
     }
 
