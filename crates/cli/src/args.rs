@@ -95,12 +95,15 @@ pub enum Command {
         #[command(flatten)]
         which: Groups,
     },
-    /// Would a connection to HOST:PORT get a lane, and if not, why? Connects nowhere
+    /// Would a connection to HOST:PORT get a lane, and if not, why? Connects only where asked to
     #[command(after_help = CHK_NOTES)]
     Chk {
         /// Where a program would connect to
         #[arg(value_name = "HOST:PORT")]
         target: String,
+        /// Make a connection, and look for who has its other end: through published ports and translated addresses
+        #[arg(short, long)]
+        connect: bool,
         /// How to print.
         #[command(flatten)]
         format: Format,

@@ -59,7 +59,7 @@ fn dispatch(cli: Cli) -> Result<bool, Error> {
             tools::policy::check(file, private)
         }
         Command::Man { directory } => pages::man(&directory),
-        Command::Chk { target, format } => return tools::check(&target, socket, &format),
+        Command::Chk { target, connect, format } => return tools::check(&target, socket, connect, &format),
         Command::Tap(args) => tools::tap::tap(&args, socket),
         Command::Extcap(args) => tools::tap::extcap::answer(&args, socket),
         Command::Dbg { output } => tools::collect(socket, output),

@@ -116,8 +116,7 @@ fn smcd(given: Vec<OsString>) -> Vec<OsString> {
 
 /// `smc_chk -C IP [-p PORT]`.
 fn check(given: Vec<OsString>) -> Result<Vec<OsString>, String> {
-    const WANTED: &str =
-        "smc_chk: only '-C HOST -p PORT' is here, or '-C HOST:PORT'; it looks, and connects nowhere";
+    const WANTED: &str = "smc_chk: only '-C HOST -p PORT' is here, or '-C HOST:PORT'";
     let (mut host, mut port) = (None, None);
     let mut words = given.iter().map(|word| word.to_string_lossy().into_owned());
     while let Some(word) = words.next() {
@@ -134,7 +133,8 @@ fn check(given: Vec<OsString>) -> Result<Vec<OsString>, String> {
         (Some(target), None) => target,
         (None, _) => return Err(WANTED.into()),
     };
-    Ok(vec!["chk".into(), target.into()])
+    // smc_chk's test of a connection makes one.
+    Ok(vec!["chk".into(), "--connect".into(), target.into()])
 }
 
 #[cfg(test)]
@@ -167,8 +167,8 @@ mod tests {
             ("smcd se", "smcd seid"),
             ("smcd i", "smcd info"),
             ("smcd", "smcd --help"),
-            ("smc_chk -C ::1 -p 80", "smc_chk chk [::1]:80"),
-            ("smc_chk -C localhost:80", "smc_chk chk localhost:80"),
+            ("smc_chk -C ::1 -p 80", "smc_chk chk --connect [::1]:80"),
+            ("smc_chk -C localhost:80", "smc_chk chk --connect localhost:80"),
             ("smc_dbg", "smc_dbg dbg"),
             ("shunpike-extcap --extcap-interfaces", "shunpike-extcap extcap --extcap-interfaces"),
             ("shunpike tap -w -", "shunpike tap -w -"),

@@ -64,6 +64,30 @@ pub fn obstacle(file: &Path) -> Option<Obstacle> {
     }
 }
 
+/// Whether it is a Go program, by the section that Go's linker writes.
+pub fn is_go(file: &Path) -> bool {
+    sections(file).is_ok_and(|names| names.split(|byte| *byte == 0).any(|name| name == b".go.buildinfo"))
+}
+
+/// The names of an ELF file's sections, as they lie in it.
+fn sections(file: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open_regular(file)?;
+    let mut header = [0; 64];
+    file.read_exact(&mut header)?;
+    if header[..5] != *b"\x7fELF\x02" {
+        return Ok(Vec::new());
+    }
+    let (table, size) = (u64_at(&header, 40), u64::from(u16_at(&header, 58)));
+    let of_names = u64::from(u16_at(&header, 62));
+    let mut entry = [0; 64];
+    file.seek(SeekFrom::Start(table.saturating_add(of_names * size)))?;
+    file.read_exact(&mut entry)?;
+    let mut names = Vec::new();
+    file.seek(SeekFrom::Start(u64_at(&entry, 24)))?;
+    file.take(u64_at(&entry, 32).min(1 << 16)).read_to_end(&mut names)?;
+    Ok(names)
+}
+
 fn is_executable(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }

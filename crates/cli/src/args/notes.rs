@@ -103,10 +103,14 @@ Looks at what decides, from where it is called: is HOST this host, who listens a
 does it use the broker that you use, is the device active, does policy join the two users. A question mark stands \
 before what cannot be seen from here (another user's process, without root).
 
-Exit status: 0 a lane, 1 TCP.
+As root it finds servers in other network namespaces of this host as well. With --connect it makes a connection, sends nothing, and closes \
+it: so it finds who has the other end of a published port, or that nobody lets it through.
+
+Exit status: 0 a lane, 1 TCP, or not known.
 
 Examples:
   shunpike chk 127.0.0.1:6379
+  shunpike chk --connect 10.88.0.7:80
   shunpike chk --json '[::1]:5432'";
 
 pub(super) const TOP_NOTES: &str = "\

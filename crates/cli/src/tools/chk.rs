@@ -1,15 +1,20 @@
-//! `chk HOST:PORT`: whether a connection there would get a lane, without making one.
+//! `chk HOST:PORT`: whether a connection there would get a lane, without making one unless asked to.
+
+mod reach;
 
 use super::Broker;
-use super::kernel::{self, LISTEN, Socket};
+use super::kernel::{self, Socket};
 use super::table::{Table, print, print_json};
 use crate::args::Format;
 use crate::error::Error;
+use crate::program;
 use crate::socket;
+use reach::{Made, Namespace};
 use serde_json::json;
-use shunpike_broker::report::Check;
+use shunpike_broker::report::{Check, Info};
 use shunpike_broker::what;
 use std::borrow::Cow;
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -26,17 +31,28 @@ struct Finding {
 }
 
 /// Looks at everything that decides, and says it. Whether there would be a lane is the exit status.
-pub fn check(target: &str, broker: Result<Broker, Error>, format: &Format) -> Result<bool, Error> {
+pub fn check(
+    target: &str,
+    broker: Result<Broker, Error>,
+    connects: bool,
+    format: &Format,
+) -> Result<bool, Error> {
     let addresses = resolve(target)?;
     // The one of several addresses at which somebody listens is the one that a program gets to.
-    let sockets = kernel::sockets("self");
-    let address =
-        addresses.iter().find(|address| listener(&sockets, **address).is_some()).or(addresses.first());
+    let own = Namespace::own();
+    let address = addresses.iter().find(|address| own.listener(**address).is_some()).or(addresses.first());
     let Some(address) = address.copied() else { return Err(unknown(target, "it has no address")) };
-    let findings = findings(address, &sockets, broker);
-    let verdict = findings.iter().all(|finding| finding.is_so != Some(false));
+    let findings = findings(address, own, broker, connects);
+    let verdict = verdict(&findings);
     show(target, address, &findings, verdict, format)?;
-    Ok(verdict)
+    Ok(verdict == Some(true))
+}
+
+/// Whether there would be a lane; `None` where who is at the other end is not known.
+fn verdict(findings: &[Finding]) -> Option<bool> {
+    let fails = findings.iter().any(|finding| finding.is_so == Some(false));
+    let is_found = findings.iter().any(|finding| finding.name == "listener");
+    if fails { Some(false) } else { is_found.then_some(true) }
 }
 
 fn resolve(target: &str) -> Result<Vec<SocketAddr>, Error> {
@@ -48,25 +64,20 @@ fn unknown(target: &str, why: &str) -> Error {
     Error::Target { target: target.to_owned(), why: why.to_owned() }
 }
 
-fn findings(address: SocketAddr, sockets: &[Socket], broker: Result<Broker, Error>) -> Vec<Finding> {
-    let mut findings = vec![this_host(address.ip())];
-    if findings[0].is_so == Some(false) {
-        return findings;
-    }
-    let (socket, holders) = match listener(sockets, address) {
-        Some(socket) => (socket, kernel::holders(socket.inode)),
-        None => {
-            findings.push(Finding {
-                name: "listener",
-                is_so: Some(false),
-                text: format!("nobody listens at {address} in this network namespace"),
-                advice:
-                    "start the server; a port forwarded into a container is not seen from here: look there"
-                        .into(),
-            });
-            return findings;
-        }
+fn findings(
+    address: SocketAddr,
+    own: Namespace,
+    broker: Result<Broker, Error>,
+    connects: bool,
+) -> Vec<Finding> {
+    // Kept to the end: the other end is to have it for as long as it is looked at.
+    let made = connects.then(|| reach::connect(address));
+    let (mut findings, place) = match made {
+        Some(made) => connected(address, made),
+        None => looked_for(address, own),
     };
+    let Some((namespace, socket)) = place else { return findings };
+    let holders = kernel::holders(socket.inode);
     let server = holders.first();
     findings.push(Finding {
         name: "listener",
@@ -84,9 +95,27 @@ fn findings(address: SocketAddr, sockets: &[Socket], broker: Result<Broker, Erro
         },
         advice: "".into(),
     });
+    if let Some((pid, name)) = server.filter(|(_, name)| reach::is_proxy(name)) {
+        findings.push(Finding {
+            name: "proxy",
+            is_so: Some(false),
+            text: format!(
+                "{name} (PID {pid}) takes the connection, and makes another one of its own to the container"
+            ),
+            advice: "connect to the container's own address, or switch the engine's userland proxy off \
+                     ('userland-proxy': false; docs/containers.md)"
+                .into(),
+        });
+        return findings;
+    }
     findings.push(library(&holders));
     match broker {
-        Ok(broker) => findings.extend(of_broker(&broker, server.map(|(pid, _)| *pid), socket.uid)),
+        Ok(broker) => {
+            if namespace.process != "self" {
+                findings.push(between_namespaces(&broker));
+            }
+            findings.extend(of_broker(&broker, server.map(|(pid, _)| *pid), socket.uid));
+        }
         Err(_) => findings.push(Finding {
             name: "broker",
             is_so: Some(false),
@@ -95,6 +124,118 @@ fn findings(address: SocketAddr, sockets: &[Socket], broker: Result<Broker, Erro
         }),
     }
     findings
+}
+
+/// Where somebody listens.
+type Place = Option<(Namespace, Socket)>;
+
+/// By the address: in this network namespace, else in another one of this host that has it.
+fn looked_for(address: SocketAddr, own: Namespace) -> (Vec<Finding>, Place) {
+    let here = this_host(address.ip());
+    let is_here = here.is_so == Some(true);
+    if is_here && let Some(socket) = own.listener(address) {
+        return (vec![here], Some((own, socket)));
+    }
+    if is_here {
+        let nobody = Finding {
+            name: "listener",
+            is_so: Some(false),
+            text: format!("nobody listens at {address} in this network namespace"),
+            advice: "start the server; where a port is forwarded into a container, 'shunpike chk --connect' makes a connection and \
+                     finds out who has it"
+                .into(),
+        };
+        return (vec![here, nobody], None);
+    }
+    let all = Namespace::others();
+    let mut with_address = all.into_iter().filter(|other| other.has(address.ip()));
+    let Some(first) = with_address.next() else { return (vec![here], None) };
+    let is_only = with_address.next().is_none();
+    let inside = |text: String, is_so| Finding { name: "this host", is_so, text, advice: "".into() };
+    let text = format!(
+        "{} is an address of another network namespace of this host (that of PID {})",
+        address.ip(),
+        first.process
+    );
+    if !is_only {
+        let text = format!("{text}, and of others: which one is meant, 'shunpike chk --connect' finds out");
+        return (vec![inside(text, None)], None);
+    }
+    match first.listener(address) {
+        Some(socket) => (vec![inside(text, Some(true))], Some((first, socket))),
+        None => {
+            let nobody = Finding {
+                name: "listener",
+                is_so: Some(false),
+                text: format!("nobody listens at {address} there"),
+                advice: "start the server".into(),
+            };
+            (vec![inside(text, Some(true)), nobody], None)
+        }
+    }
+}
+
+/// By a connection that was made: whoever has its other end, through whatever translation of the address that is called.
+fn connected(address: SocketAddr, made: io::Result<Made>) -> (Vec<Finding>, Place) {
+    let finding = |is_so, text: String, advice: &'static str| Finding {
+        name: "connect",
+        is_so,
+        text,
+        advice: advice.into(),
+    };
+    match made {
+        Err(error) => {
+            let text = format!("no connection to {address}: {error}");
+            (vec![finding(Some(false), text, "start the server, or let the connection through")], None)
+        }
+        Ok(Made { peer: Some((namespace, socket)), .. }) => {
+            let text = match namespace.process.as_str() {
+                "self" => {
+                    format!("a connection to {address} was made; its other end is in this network namespace")
+                }
+                pid => format!(
+                    "a connection to {address} was made; its other end is in another network namespace of this host (that of PID {pid})"
+                ),
+            };
+            (vec![finding(Some(true), text, "")], Some((namespace, socket)))
+        }
+        Ok(Made { peer: None, .. }) => {
+            let text = format!(
+                "a connection to {address} was made; its other end is not seen on this host: it is elsewhere, another user's, or behind an \
+                 address that hides ours"
+            );
+            (vec![finding(None, text, "")], None)
+        }
+    }
+}
+
+/// Whether the broker can match two ends in different network namespaces: by sequence numbers, or, for one user, by what both count.
+fn between_namespaces(broker: &Broker) -> Finding {
+    const CAP_SYS_ADMIN: u64 = 1 << 21;
+    let finding = |is_so, text: &str| {
+        Finding {
+        name: "namespaces",
+        is_so,
+        text: text.into(),
+        advice: "give it CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN ('Which capabilities the broker needs' in docs/containers.md)".into(),
+    }
+    };
+    let Ok(info) = broker.answer::<Info>(what::INFO, "") else {
+        return finding(None, "the broker does not say what it sees");
+    };
+    let enters = kernel::capabilities(info.pid).map(|all| all & CAP_SYS_ADMIN != 0);
+    match (info.privileged, info.private, enters) {
+        (true, _, Some(true)) => {
+            finding(Some(true), "the broker sees both ends' sequence numbers, in any network namespace")
+        }
+        (_, true, _) => {
+            finding(Some(true), "the broker serves one user, and matches by addresses and byte counts")
+        }
+        (true, false, None) => {
+            finding(None, "whether the broker may look into other network namespaces cannot be seen")
+        }
+        _ => finding(Some(false), "the broker does not see sequence numbers in other network namespaces"),
+    }
 }
 
 /// Whether an address is one of this network namespace: only then can the peer be on this host.
@@ -112,25 +253,12 @@ fn this_host(ip: IpAddr) -> Finding {
         text: if is_own {
             format!("{ip} is an address of this host")
         } else {
-            format!("{ip} is no address of this host")
+            format!("{ip} is no address of this host, nor of a network namespace of it that is seen from here")
         },
-        advice: "other hosts are reached by TCP only; a container of this host is, where both ends' broker is privileged: \
-                 'shunpike ss' shows it when connected".into(),
+        advice: "other hosts are reached by TCP only; where it may be a container's, or a port that is forwarded to one, \
+                 'shunpike chk --connect' (as root) makes a connection and finds out"
+            .into(),
     }
-}
-
-/// Who listens where a connection to `address` ends up: the exact address before the wildcard.
-fn listener(sockets: &[Socket], address: SocketAddr) -> Option<Socket> {
-    let at = |wanted: &dyn Fn(IpAddr) -> bool| {
-        let is_it = |socket: &&Socket| {
-            socket.state == LISTEN
-                && socket.local.port() == address.port()
-                && wanted(socket.local.ip().to_canonical())
-        };
-        sockets.iter().find(is_it).copied()
-    };
-    let target = if address.ip().is_unspecified() { [127, 0, 0, 1].into() } else { address.ip() };
-    at(&|ip| ip == target).or_else(|| at(&|ip| ip.is_unspecified()))
 }
 
 /// Whether the library is in each of the processes that may accept the connection.
@@ -142,6 +270,14 @@ fn library(holders: &[(u32, String)]) -> Finding {
         text,
         advice: advice.into(),
     };
+    let is_go = |(pid, _): &&(u32, String)| program::is_go(Path::new(&format!("/proc/{pid}/exe")));
+    if let Some((pid, name)) = holders.iter().find(is_go) {
+        return finding(
+            Some(false),
+            format!("{name} (PID {pid}) is a Go program: it makes its system calls itself, past any library"),
+            "nothing to mend: it stays on TCP",
+        );
+    }
     let Some(without) = is_in(Some(false)) else {
         let text = match is_in(Some(true)) {
             Some(_) => "libshunpike.so is loaded in it",
@@ -163,11 +299,18 @@ fn library(holders: &[(u32, String)]) -> Finding {
             "it was started with an environment of its own: have LD_PRELOAD and SHUNPIKE_SOCKET handed on \
              ('Daemons that clear their environment' in docs/running.md)",
         ),
-        None => finding(
-            Some(false),
-            "libshunpike.so is not loaded in it".into(),
-            "start it with 'shunpike run'; static, setuid and musl programs stay on TCP",
-        ),
+        None => match program::obstacle(Path::new(&format!("/proc/{}/exe", without.0))) {
+            Some(obstacle) => finding(
+                Some(false),
+                format!("libshunpike.so is not loaded in {}, which {obstacle}", named(without)),
+                "nothing to mend: it stays on TCP",
+            ),
+            None => finding(
+                Some(false),
+                "libshunpike.so is not loaded in it".into(),
+                "start it with 'shunpike run'; static, setuid and musl programs stay on TCP",
+            ),
+        },
     }
 }
 
@@ -311,7 +454,7 @@ fn show(
     target: &str,
     address: SocketAddr,
     findings: &[Finding],
-    verdict: bool,
+    verdict: Option<bool>,
     format: &Format,
 ) -> Result<(), Error> {
     if format.json {
@@ -327,7 +470,10 @@ fn show(
         table.row([mark, finding.name, &finding.text]);
     }
     table.print()?;
-    if verdict {
+    if verdict.is_none() {
+        return print("\nNot known: who has the other end is not seen from here");
+    }
+    if verdict == Some(true) {
         return print(
             "\nSuccess, using SMC-D: a program that you start with 'shunpike run' gets a lane there, once it is busy",
         );
@@ -342,21 +488,22 @@ mod tests {
     use super::*;
 
     fn listening(local: &str) -> Socket {
-        Socket { local: local.parse().expect("an address"), state: LISTEN, uid: 0, inode: 1 }
+        let local = local.parse().expect("an address");
+        Socket { local, remote: ([0, 0, 0, 0], 0).into(), state: kernel::LISTEN, uid: 0, inode: 1 }
     }
 
     #[test]
     fn the_exact_address_comes_before_the_wildcard() {
         let sockets = [listening("0.0.0.0:80"), listening("127.0.0.1:80"), listening("[::]:81")];
         let at = |address: &str| {
-            listener(&sockets, address.parse().expect("an address")).map(|s| s.local.to_string())
+            reach::listener(&sockets, address.parse().expect("an address")).map(|s| s.local.to_string())
         };
         assert_eq!(at("127.0.0.1:80").as_deref(), Some("127.0.0.1:80"));
         assert_eq!(at("127.0.0.2:80").as_deref(), Some("0.0.0.0:80"));
         assert_eq!(at("127.0.0.1:81").as_deref(), Some("[::]:81"), "both families");
         assert_eq!(at("127.0.0.1:82"), None);
         let established = Socket { state: 1, ..sockets[1] };
-        assert!(listener(&[established], established.local).is_none());
+        assert!(reach::listener(&[established], established.local).is_none());
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 pub struct Socket {
     /// Own address.
     pub local: SocketAddr,
+    /// The peer's; unspecified without one.
+    pub remote: SocketAddr,
     /// The kernel's state: 1 established, 10 listening, ...
     pub state: u8,
     /// Owner.
@@ -32,10 +34,12 @@ pub fn sockets(process: &str) -> Vec<Socket> {
 fn socket(line: &str) -> Option<Socket> {
     let mut fields = line.split_whitespace();
     let local = address(fields.nth(1)?)?;
-    let state = u8::from_str_radix(fields.nth(1)?, 16).ok()?;
+    let remote = address(fields.next()?)?;
+    let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+    let state = u8::from_str_radix(fields.next()?, 16).ok()?;
     let uid = fields.nth(3)?.parse().ok()?;
     let inode = fields.nth(1)?.parse().ok()?;
-    Some(Socket { local, state, uid, inode })
+    Some(Socket { local, remote, state, uid, inode })
 }
 
 /// `0100007F:1F90`: words of four bytes in the host's order, and a port.
@@ -86,6 +90,13 @@ pub fn ancestors(pid: u32) -> Vec<u32> {
 /// A process's name.
 pub fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+/// The capabilities that a process has in effect; `None` where /proc does not tell.
+pub fn capabilities(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(effective.trim(), 16).ok()
 }
 
 /// Whether the library is loaded in a process; `None` where we may not look.

@@ -129,8 +129,8 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
 }
 
 /// `chk`: whether a connection to `target` would get a lane.
-pub fn check(target: &str, named: Option<PathBuf>, format: &Format) -> Result<bool, Error> {
-    chk::check(target, Broker::answering(named), format)
+pub fn check(target: &str, named: Option<PathBuf>, connects: bool, format: &Format) -> Result<bool, Error> {
+    chk::check(target, Broker::answering(named), connects, format)
 }
 
 /// `dbg`, with or without a broker.

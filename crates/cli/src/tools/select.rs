@@ -284,7 +284,11 @@ mod tests {
             ("comm redis", false),
         ] {
             let filter: Filter<Wanted> = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
-            assert_eq!(filter.admits(&|wanted: &Wanted| wanted.holds(&(&connection).into())), admits, "{text}");
+            assert_eq!(
+                filter.admits(&|wanted: &Wanted| wanted.holds(&(&connection).into())),
+                admits,
+                "{text}"
+            );
         }
     }
 
