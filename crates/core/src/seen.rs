@@ -141,6 +141,8 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
     if flags & libc::MSG_DONTWAIT == 0
         && block.nonblock.load(Ordering::Relaxed) == 0
         && sys::queue(fd, sys::SIOCINQ) == Ok(0)
+        // The end of the stream is no bytes either, and who reads it does not wait. Notices make POLLERR stand: that is no end.
+        && sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
         && blocks(fd)
     {
         note(block, bit::READ);
@@ -211,5 +213,65 @@ pub(crate) fn polls() {
 fn note(block: &Block, seen: u8) {
     if block.seen.load(Ordering::Relaxed) & seen != seen {
         block.seen.fetch_or(seen, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    use shunpike_shm::arena::Arena;
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listening socket");
+        let client = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        (client, listener.accept().expect("its other end").0)
+    }
+
+    /// Whether a read of `socket` counts as the program's wait.
+    fn is_wait(socket: &TcpStream, flags: i32) -> bool {
+        let arena = Arena::create(1).expect("an arena");
+        let block = arena.allocate().expect("a block");
+        ask(block, socket.as_raw_fd(), flags);
+        block.seen.load(Ordering::Relaxed) & bit::READ != 0
+    }
+
+    #[test]
+    fn a_read_that_finds_nothing_and_blocks_is_a_wait() {
+        let (mut client, server) = pair();
+        assert!(is_wait(&server, 0));
+        assert!(!is_wait(&server, libc::MSG_DONTWAIT));
+        client.write_all(b"a").expect("sent");
+        server.peek(&mut [0]).expect("come");
+        assert!(!is_wait(&server, 0));
+    }
+
+    #[test]
+    fn a_read_that_finds_the_end_of_the_stream_is_no_wait() {
+        let (client, mut server) = pair();
+        client.shutdown(Shutdown::Write).expect("shut down");
+        assert_eq!(server.read(&mut [0]).expect("the end"), 0);
+        assert!(!is_wait(&server, 0));
+    }
+
+    #[test]
+    fn notices_that_are_unread_are_no_end() {
+        let (client, mut server) = pair();
+        let (fd, on) = (client.as_raw_fd(), 1i32);
+        // SAFETY: the option's value and the byte live through their calls.
+        let sent = unsafe {
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, (&raw const on).cast(), 4);
+            libc::send(fd, b"a".as_ptr().cast(), 1, libc::MSG_ZEROCOPY)
+        };
+        assert_eq!(sent, 1);
+        server.read_exact(&mut [0]).expect("come");
+        while sys::poll_now(fd, 0) & libc::POLLERR == 0 {
+            std::thread::yield_now();
+        }
+        assert!(is_wait(&client, 0));
     }
 }
