@@ -44,6 +44,18 @@ def test_waits_past_the_hooks_beside_others_and_after_them(world, bed, mode):
     accel.verify(more=lambda: dialogue(accel, bed, NO_SETS, 3, "raw"))
 
 
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_a_quiet_set_s_sender_takes_back_what_nobody_waits_for(world, bed, mode):
+    """Its set had left the connection alone until it sent: it slept without a look at what is unread."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "quiet", "server", port]).wait_listening(port)
+    client = accel.client("client", [bed / "quiet", "client", port])
+    told, _ = finish_together(client, server, seconds=60)
+    assert told.split() == "way 0 way 1 way 2 way 3".split()
+    if mode in ("both", "earned"):
+        assert accel.broker.stats().lanes, "there were lanes before"
+
+
 # Its set, of which it has waited by epoll_wait, is waited for by somebody else from then on.
 GIVES = """
 import ctypes, os, select, socket, struct, subprocess, sys

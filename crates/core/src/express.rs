@@ -66,7 +66,9 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     half.full_since.store(0, Ordering::Relaxed);
     Block::count(half, n);
     drop(guard);
-    wait::notify(conn.block, words, Side::Readers);
+    if !wait::notify(conn.block, words, Side::Readers) {
+        tx::unheard::published(conn);
+    }
     drop(critical);
     conn::settle(conn, fd);
     Some(n)

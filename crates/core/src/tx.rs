@@ -394,8 +394,8 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             // A reader that is woken for a part would read that and wait again, for the CPU that we copy the rest on.
             if source.left() > n && source.done() + n < WAKE_BYTES {
                 wait::notify_of_part(conn.block, words, Side::Readers);
-            } else {
-                wait::notify(conn.block, words, Side::Readers);
+            } else if !wait::notify(conn.block, words, Side::Readers) {
+                unheard::published(conn);
             }
             Step::Sent(n)
         }

@@ -43,12 +43,15 @@ pub enum Woken {
     Interrupted,
 }
 
-/// Rings the doorbells of whoever sleeps on `side` of this lane, and wakes who naps, after a publish or consume.
+/// Rings the doorbells of whoever sleeps on `side` of this lane, and wakes who naps, after a publish or consume. Says whether somebody had
+/// declared a wait.
 #[inline(always)]
-pub fn notify(block: &Block, words: &Words, side: Side) {
-    if words.waiting(side).declared() {
+pub fn notify(block: &Block, words: &Words, side: Side) -> bool {
+    let is_declared = words.waiting(side).declared();
+    if is_declared {
         notify_declared(block, words, side);
     }
+    is_declared
 }
 
 /// As `notify`, where the caller publishes more at once: who naps is left alone until then, or until its nap is over.

@@ -9,7 +9,8 @@ use super::{EDGE, ONESHOT, Set, ring};
 use crate::mutex::Guard;
 use crate::ready::{self, Level};
 use crate::table::Conn;
-use crate::{ahead, link, rx, tx, wait};
+use crate::tx::{self, unheard};
+use crate::{ahead, link, rx, wait};
 
 /// Looks without news after which a connection is armed and leaves the active list.
 const QUIET: u8 = 32;
@@ -78,6 +79,19 @@ pub fn touch(conn: Conn) {
     if let Some(first) = link::registrations(conn.block) {
         managed_of(first, |index| look_at(index, None));
     }
+}
+
+/// The connection goes on the active lists of its sets, whose sleepers are left alone: it is looked at before the next sleep.
+pub(crate) fn enlist(conn: Conn) {
+    let Some(first) = link::registrations(conn.block) else { return };
+    managed_of(first, |index| {
+        let Some(reg) = reg(index) else { return };
+        let Some(set) = reg.set.get() else { return };
+        let mut list = set.list.lock();
+        if reg.managed.get() && reg.is_in(set) {
+            push(&mut list, index);
+        }
+    });
 }
 
 /// A call other than epoll_wait has shown the program news on `side`. Where a publisher has yet to post them, the
@@ -180,7 +194,8 @@ pub(super) fn scan(
             }
             None => {
                 let quiet = reg.quiet.get().saturating_add(1);
-                if quiet < QUIET || level.full || level.bound.is_some() || arm(set, reg, conn, &level) {
+                let stays = quiet < QUIET || level.full || level.bound.is_some();
+                if stays || unheard::is_waited_for(conn, reg.fd.get()) || arm(set, reg, conn, &level) {
                     push(&mut list, index);
                 }
                 reg.quiet.set(quiet);

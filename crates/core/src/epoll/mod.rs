@@ -27,6 +27,7 @@ use crate::{conn, process};
 use self::active::List;
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 
+pub(crate) use self::active::enlist;
 pub use self::active::{shown, starved, touch};
 pub use self::ctl::{bars, bars_managed, closing, ctl, end_lingering, forget, manage, restore, watches};
 pub use self::wait::{by_tcp, kernels, wait};

@@ -10,7 +10,7 @@ use shunpike_wire::Reason;
 use super::{dmb, lock, take_back};
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{clock, conn, process};
+use crate::{clock, conn, epoll, process};
 
 /// Before a sleep of ours: where bytes of ours are unread so, for how long that is borne yet, nanoseconds. After the grace they are
 /// taken back and go by TCP, which wakes whoever waits there. A busy reader gets its bytes that way, too.
@@ -33,6 +33,29 @@ pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
 /// A new lane begins: what was unread in the last one of this block is no debt of this one's reader.
 pub(crate) fn begin(half: &Half) {
     half.unheard_since.store(0, Ordering::Relaxed);
+}
+
+/// Bytes were published for a reader that has declared no wait. A set in which the connection is quiet would not look at it before it
+/// sleeps: it is to.
+#[inline(always)]
+pub(crate) fn published(conn: Conn) {
+    let half = &conn.block.tx;
+    if half.unheard_since.load(Ordering::Relaxed) == 0 {
+        watch_over(conn, half);
+    }
+}
+
+#[cold]
+fn watch_over(conn: Conn, half: &Half) {
+    half.unheard_at.store(half.other.load(Ordering::Relaxed), Ordering::Relaxed);
+    half.unheard_since.store(clock::ticks().max(1), Ordering::Relaxed);
+    epoll::enlist(conn);
+}
+
+/// Before a set leaves a quiet connection alone: whether bytes are unread so.
+#[inline]
+pub(crate) fn is_waited_for(conn: Conn, fd: i32) -> bool {
+    conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0 && unheard(conn, fd).is_some()
 }
 
 enum Unheard {
