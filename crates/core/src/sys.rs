@@ -526,11 +526,22 @@ impl Shown {
         Some(Self { received: info.received, events: poll_now(fd, events) })
     }
 
+    /// What a look has shown that found `events`, the stream's end among them: no more can come after it.
+    pub fn at_the_end(fd: i32, events: i16) -> Option<Self> {
+        debug_assert!(events & libc::POLLRDHUP != 0, "more may have come since the look");
+        Some(Self { events, ..Self::now(fd)? })
+    }
+
     /// Whether more stands now than did then, the room for writing aside.
     pub fn has_more(self, fd: i32) -> bool {
         Self::now(fd).is_none_or(|now| {
             now.received != self.received || now.events & !self.events & !(libc::POLLIN | libc::POLLOUT) != 0
         })
+    }
+
+    /// Whether the stream's end is among it.
+    pub fn is_over(self) -> bool {
+        self.events & libc::POLLRDHUP != 0
     }
 }
 

@@ -10,7 +10,7 @@ use crate::mutex::Guard;
 use crate::ready::{self, Level};
 use crate::table::Conn;
 use crate::tx::{self, unheard};
-use crate::{ahead, link, rx, wait};
+use crate::{ahead, link, rx, sys, wait};
 
 /// Looks without news after which a connection is armed and leaves the active list.
 const QUIET: u8 = 32;
@@ -241,6 +241,9 @@ fn report(reg: &Reg, level: &Level) -> Option<libc::epoll_event> {
     let mut seen = reg.seen.get();
     level.note(events, &mut seen);
     reg.seen.set(seen);
+    if reg.events.get() & EDGE != 0 && level.events & libc::EPOLLRDHUP as u32 != 0 {
+        reg.known.set(sys::Shown::at_the_end(reg.fd.get(), level.events as i16));
+    }
     reg.disarmed.set(reg.events.get() & ONESHOT != 0);
     Some(libc::epoll_event { events, u64: reg.data.get() })
 }

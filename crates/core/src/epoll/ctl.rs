@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::mode;
+use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
 use super::active::{List, pop, push};
@@ -14,7 +14,7 @@ use super::regs::{
 use super::{EDGE, EXCLUSIVE, ONESHOT, Set, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::{conn, link, process, sys, tenants, wait};
+use crate::{conn, link, process, ready, sys, tenants, wait};
 
 /// What a connection on a lane is registered for in the kernel: news of TCP, once each.
 const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
@@ -312,7 +312,10 @@ fn take_over(control: &mut Control, index: u32, is_new: bool) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set.get() else { return };
     // Before the doorbell, which is news of the set.
-    let known = if reg.managed.get() { None } else { known(set, reg, is_new) };
+    let mut known = if reg.managed.get() { None } else { known(set, reg, is_new) };
+    if let Some((_, is_told)) = &mut known {
+        *is_told = *is_told && !is_queued_alone(set, reg);
+    }
     if set.cq.load(Ordering::Relaxed) == 0 {
         let cq = process::take_cq();
         let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
@@ -378,16 +381,29 @@ fn known(set: &Set, reg: &Reg, is_new: bool) -> Option<(sys::Shown, bool)> {
     let epfd = set.epfd.load(Ordering::Relaxed);
     let is_idle = sys::poll_now(epfd, libc::POLLIN) == 0;
     // Room that has been there from the first is told by the first wait that has told of all.
-    let stands = shown.events & !libc::POLLOUT != 0;
+    let is_asked_for =
+        if reg.events.get() & ready::IN != 0 { !libc::POLLOUT } else { !(libc::POLLIN | libc::POLLOUT) };
+    let stands = shown.events & is_asked_for != 0;
     let is_told =
         is_idle || !stands && set.told_all.load(Ordering::Relaxed) > reg.asked_at.get() && has_had_room(reg);
     // What it waits for in vain now, a lane may have.
     Some((shown, is_told && shown.events & libc::POLLOUT != 0))
 }
 
+/// Whether the kernel has an event of the registration to tell, and no other of its set: of bytes, say, that were read meanwhile. Leaves an
+/// entry that asks for nothing.
+fn is_queued_alone(set: &Set, reg: &Reg) -> bool {
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    let is_idle = || sys::poll_now(epfd, libc::POLLIN) == 0;
+    let mut nothing = libc::epoll_event { events: EDGE, u64: reg.data.get() };
+    let mut silence = || sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd.get(), Some(&mut nothing));
+    // One that lingers is of the lane before.
+    !reg.lingers.get() && reg.events.get() & EXCLUSIVE == 0 && !is_idle() && silence().is_ok() && is_idle()
+}
+
 /// Whether so little has gone out that TCP's buffer has had room at all times: at most a page for each call beside the bytes, and the
 /// kernel calls it writable up to two thirds.
-fn has_had_room(reg: &Reg) -> bool {
+pub(super) fn has_had_room(reg: &Reg) -> bool {
     let Some(conn) = reg.conn.get() else { return false };
     let half = &conn.block.tx;
     let most =
@@ -500,10 +516,14 @@ fn lingers(reg: &Reg) -> bool {
     }
     let kind = reg.events.get() & (EDGE | ONESHOT | EXCLUSIVE);
     let is_watched = || reg.set.get().is_none_or(|set| set.watched.load(Ordering::SeqCst));
+    // Its lanes end, or its handshake has: nobody gives it away.
+    let goes_on = |block: &Block| match block.phase.load(Ordering::Relaxed) {
+        conn::phase::OPEN => true,
+        conn::phase::SHAKING => !tenants::shared(block),
+        _ => false,
+    };
     let is_told = |conn: Conn| {
-        conn.current()
-            && conn.block.phase.load(Ordering::Relaxed) == conn::phase::OPEN
-            && reg.seen.get() == reg.seen.get().with_room(conn.block)
+        conn.current() && goes_on(conn.block) && reg.seen.get() == reg.seen.get().with_room(conn.block)
     };
     kind == EDGE
         && reg.managed.get()

@@ -14,6 +14,8 @@
 mod active;
 mod ctl;
 mod regs;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};

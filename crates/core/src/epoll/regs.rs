@@ -40,10 +40,6 @@ pub(super) struct Reg {
     pub(super) turn: Cell<u32>,
     /// The kernel has our silent entry for a connection that is on TCP again: what it tells of next, it tells the program (`ctl::restore`).
     pub(super) lingers: Cell<bool>,
-    /// What TCP had shown when the kernel got our silent entry, where the program had been told of all. Of what stands it tells at once,
-    /// and that is no edge.
-    pub(super) known: Cell<Option<sys::Shown>>,
-
     /// Changed under CONTROL and the list's lock: who holds the latter and finds it set has a registration that stays managed,
     /// and of which the kernel tells only us.
     pub(super) managed: Flag,
@@ -72,6 +68,9 @@ pub(super) struct Reg {
     pub(super) reported: Cell<u64>,
     /// When the kernel had it from us; it may have told of it for itself before, and nobody knows when it has.
     pub(super) ours_since: Cell<u64>,
+    /// What TCP had shown when the kernel got our silent entry, where the program had been told of all: of what stands it tells at once,
+    /// and that is no edge. Or what was there at the last report, with the stream's end among it.
+    pub(super) known: Cell<Option<sys::Shown>>,
     /// What was there at the last report.
     pub(super) seen: Cell<ready::Seen>,
 }

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
 use super::active::{arm, hot, look, news, next, push, scan};
-use super::ctl::{end_lingering_of, move_to, restore_left};
-use super::regs::{BELL, CONTROL, Control, has_tags, index_and_turn, reg, untag};
+use super::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
+use super::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
 use super::{EDGE, Set, WAIT, has_lanes, is_inherited, own, ring};
 use crate::table::Conn;
 use crate::tls::{critical, thread};
@@ -304,8 +304,7 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
     let Some(reg) = reg(index).filter(|reg| reg.turn.get() == turn && reg.is_in(set)) else {
         return Told::Ours;
     };
-    // The first event of our entry is what stood when it was made.
-    let is_news = reg.known.take().is_none_or(|known| known.has_more(reg.fd.get()));
+    let is_news = is_news(reg, events) && is_asked_for(reg, events);
     if reg.managed.get() {
         reg.dirty.set(true);
         reg.edge.set(reg.edge.get() || is_news);
@@ -318,6 +317,40 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
     // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
     let fires = !reg.disarmed.replace(true);
     if fires { Told::Event(libc::epoll_event { events, u64: reg.data.get() }) } else { Told::Ours }
+}
+
+/// Whether what the kernel tells of our entry is more than the program has been told. The first event of an entry is what stood when it was
+/// made. Of the stream's end the kernel tells twice (tcp_fin, then tcp_data_ready, net/ipv4/tcp_input.c), to whoever asks in between,
+/// and a look of ours may have come before both.
+fn is_news(reg: &Reg, events: u32) -> bool {
+    let Some(known) = reg.known.take() else { return true };
+    if known.has_more(reg.fd.get()) {
+        return true;
+    }
+    if !known.is_over() {
+        return false;
+    }
+    reg.known.set(Some(known));
+    // Errors and notices come one after the other, and room is an edge each time that a call has found none.
+    let is_error = events & (libc::EPOLLERR | libc::EPOLLPRI) as u32 != 0;
+    is_error || reg.conn.get().is_none_or(|conn| is_in_want(reg, conn))
+}
+
+/// Whether news of our entry, which asks for all, are some of the program's. Bytes alone are not for who asks for room only, unless
+/// TCP may have had none; ends and errors are for everybody.
+fn is_asked_for(reg: &Reg, events: u32) -> bool {
+    let are_bytes = events & !(ready::IN | ready::OUT) == 0;
+    let may_be_room = |conn: Conn| {
+        let is_on_tcp = conn.block.tx.mode.load(Ordering::Acquire) != mode::LANE;
+        // Off its lanes nobody counts the calls that find no room.
+        reg.lingers.get() || is_on_tcp && (is_in_want(reg, conn) || !has_had_room(reg))
+    };
+    !are_bytes || reg.events.get() & ready::IN != 0 || reg.conn.get().is_none_or(may_be_room)
+}
+
+/// Whether a call has found no room since the program was told of some.
+fn is_in_want(reg: &Reg, conn: Conn) -> bool {
+    reg.seen.get() != reg.seen.get().with_room(conn.block)
 }
 
 /// Arms everything, declares the sleep, looks once more, and waits in the kernel.

@@ -1,0 +1,157 @@
+//! What a set tells of a connection on lanes, by a real socket in a real set.
+
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Once;
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::{Arena, Block};
+use shunpike_shm::pages::CQS;
+
+use super::regs::{CONTROL, find, tag};
+use super::{EDGE, SETS_AT, Set, ctl, manage, wait};
+use crate::conn::phase;
+use crate::table::{self, Conn, Entry};
+use crate::{link, process, session, sys};
+
+const ALL: u32 = EDGE | (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
+
+struct Watched {
+    set: &'static Set,
+    epoll: OwnedFd,
+    socket: TcpStream,
+    peer: TcpStream,
+    block: &'static Block,
+}
+
+impl Watched {
+    /// A connection that waits for `events`, in the set of this place, and has come on a lane there.
+    fn new(place: u32, events: u32) -> Self {
+        static TABLE: Once = Once::new();
+        TABLE.call_once(|| assert!(table::init(), "a table of descriptors"));
+        let set = &SETS_AT[SETS_AT.len() - 1 - place as usize];
+        // SAFETY: a fresh descriptor.
+        let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        set.epfd.store(epoll.as_raw_fd(), Ordering::Relaxed);
+        set.pid.store(process::pid(), Ordering::Relaxed);
+        // The doorbell is there.
+        set.cq.store(1, Ordering::Relaxed);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listening socket");
+        let socket = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let (peer, fd) = (listener.accept().expect("its other end").0, socket.as_raw_fd());
+        let arena = Box::leak(Box::new(Arena::create(1).expect("an arena")));
+        let block = arena.allocate().expect("a block");
+        {
+            let _session = session::lock();
+            let link = link::enter(u32::MAX, 1 + place, 0, 0, [-1; CQS]).expect("a link");
+            link::join(link, block, 3);
+        }
+        table::set(epoll.as_raw_fd(), Entry::Set(set));
+        table::set(fd, Entry::Conn(Conn::new(block)));
+        let event = libc::epoll_event { events, u64: 7 };
+        ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, Some(event)).expect("ours").expect("EPOLL_CTL_ADD");
+        manage(Conn::new(block), fd);
+        let watched = Self { set, epoll, socket, peer, block };
+        watched.told();
+        assert_eq!(watched.told(), None, "what stood at first is told once");
+        watched
+    }
+
+    /// The events that a wait tells of now.
+    fn told(&self) -> Option<u32> {
+        let mut out = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let n = wait(self.set, self.epoll.as_raw_fd(), &mut out, Some(0), core::ptr::null()).expect("waited");
+        assert!(n <= 1, "one connection is told of once");
+        (n == 1).then_some(out[0].events)
+    }
+
+    /// The kernel tells of our entry, whatever is new.
+    fn wake(&self) {
+        let (index, reg) = {
+            let _control = CONTROL.lock();
+            find(self.set, self.socket.as_raw_fd()).expect("it is there")
+        };
+        let mut event = libc::epoll_event { events: ALL, u64: tag(index, reg.turn.get()) };
+        let fd = self.socket.as_raw_fd();
+        sys::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_MOD, fd, Some(&mut event)).expect("changed");
+    }
+
+    fn end(&self) {
+        self.peer.shutdown(Shutdown::Write).expect("shut down");
+        while sys::poll_now(self.socket.as_raw_fd(), libc::POLLRDHUP) == 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        super::forget(self.socket.as_raw_fd());
+        table::set(self.socket.as_raw_fd(), Entry::None);
+        table::set(self.epoll.as_raw_fd(), Entry::None);
+        let _session = session::lock();
+        link::part(self.block);
+        self.set.cq.store(0, Ordering::Relaxed);
+    }
+}
+
+const IN_OUT_RDHUP: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP) as u32;
+
+/// tcp_fin() and tcp_data_ready() both wake who waits, and a wait may come in between (net/ipv4/tcp_input.c).
+#[test]
+fn the_end_that_the_kernel_tells_of_twice_is_told_once() {
+    let watched = Watched::new(1, IN_OUT_RDHUP | EDGE);
+    watched.end();
+    assert_eq!(watched.told().expect("the end") & IN_OUT_RDHUP, IN_OUT_RDHUP);
+    for _ in 0..2 {
+        watched.wake();
+        assert_eq!(watched.told(), None);
+    }
+}
+
+#[test]
+fn room_after_the_end_is_told_to_who_found_none() {
+    let watched = Watched::new(2, IN_OUT_RDHUP | EDGE);
+    watched.end();
+    watched.told().expect("the end");
+    watched.block.starved.fetch_add(1, Ordering::Relaxed);
+    watched.wake();
+    assert_eq!(watched.told().expect("room") & IN_OUT_RDHUP, IN_OUT_RDHUP);
+}
+
+#[test]
+fn a_reset_after_the_end_is_told() {
+    let watched = Watched::new(3, IN_OUT_RDHUP | EDGE);
+    watched.end();
+    watched.told().expect("the end");
+    watched.socket.shutdown(Shutdown::Write).expect("shut down");
+    assert_ne!(watched.told().expect("both directions are shut") & libc::EPOLLHUP as u32, 0);
+}
+
+#[test]
+fn bytes_are_no_edge_for_who_asks_for_room_only() {
+    use std::io::Write;
+    let mut watched = Watched::new(4, libc::EPOLLOUT as u32 | EDGE);
+    watched.peer.write_all(b"a").expect("sent");
+    while sys::poll_now(watched.socket.as_raw_fd(), libc::POLLIN) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(watched.told(), None);
+    watched.block.starved.fetch_add(1, Ordering::Relaxed);
+    watched.wake();
+    watched.told().expect("room");
+    watched.end();
+    watched.told().expect("the end is told to everybody");
+}
+
+/// What stands is told by the kernel where it gets the program's own entry, as if it were new.
+#[test]
+fn a_handshake_that_fails_late_tells_of_nothing() {
+    let watched = Watched::new(5, IN_OUT_RDHUP | EDGE);
+    watched.block.phase.store(phase::SHAKING, Ordering::Relaxed);
+    super::restore(Conn::new(watched.block), || ());
+    assert_eq!(watched.told(), None);
+    watched.end();
+    assert_eq!(watched.told(), Some(IN_OUT_RDHUP));
+    assert_eq!(watched.told(), None);
+}
