@@ -123,7 +123,7 @@ Columns:
   FALL           connections that stayed on TCP so far
 Processes that share their connections with the one that forked them are counted there.
 
-Keys: c or Tab processes/connections, s next order, r reverse, p or space pause, arrows scroll, q leave.
+Keys: c or Tab processes/connections, s next order, r reverse, p or space pause, / filter, arrows scroll, h help, q leave.
 
 Examples:
   shunpike top -s tx

@@ -113,6 +113,9 @@ pub struct Top {
     /// The other way round
     #[arg(short, long)]
     pub reverse: bool,
+    /// Only rows that have TEXT in the process's name, its PID or the peer's address
+    #[arg(short, long, value_name = "TEXT")]
+    pub filter: Option<String>,
     /// Seconds between two looks
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub interval: f64,

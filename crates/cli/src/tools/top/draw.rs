@@ -1,7 +1,7 @@
 //! The screen of `top`, for 80 columns and more, and the same as plain text.
 
 use super::model::{Row, Totals, View, brief, short};
-use super::{State, Tab};
+use super::{Keys, State, Tab};
 use crate::error::Error;
 use crate::tools::table::{Table, print};
 use ratatui::Frame;
@@ -37,12 +37,34 @@ const CONNECTIONS: [Column; 7] = [
     ("CALL/s", 6, true, |row| short(row.calls)),
 ];
 
-fn rows(view: &View, tab: Tab) -> (&'static [Column], &[Row]) {
-    match tab {
+fn rows<'a>(view: &'a View, state: &State) -> (&'static [Column], Vec<&'a Row>) {
+    let (columns, rows): (&[Column], _) = match state.tab {
         Tab::Processes => (&PROCESSES, &view.processes),
         Tab::Connections => (&CONNECTIONS, &view.connections),
-    }
+    };
+    let has_filter = |row: &&Row| {
+        // Names, PIDs and addresses, and not rates, which are others in each picture.
+        let texts = [&row.command, &row.peer, &row.mode, &row.pid.to_string()];
+        texts.iter().any(|text| text.contains(&state.filter))
+    };
+    (columns, rows.iter().filter(has_filter).collect())
 }
+
+/// What the keys do, and what the columns are.
+const HELP: &str = "\
+Keys
+  c, Tab      processes, or connections        s   next order
+  p, space    stop the picture, go on          r   the other way round
+  /           filter: a name, PID or address   Esc in it: none; else leave
+  arrows, PgUp, PgDn, Home  scroll             q   leave
+
+Columns
+  CONN, LANE  connections, and those on lanes  FALL    stayed on TCP so far
+  TX/s, RX/s  bytes in a second                CALL/s  calls that moved them
+  SPIN/s      waits that a spin ended          SLEEP/s waits that slept
+  WAKE        99 of 100 sleepers ran within that time
+
+Any key: back";
 
 /// The lines above the tables.
 fn summary(totals: &Totals) -> [String; 3] {
@@ -77,10 +99,19 @@ pub fn screen(frame: &mut Frame, state: &State, view: &View) {
         Layout::vertical([Constraint::Length(4), Constraint::Min(2), Constraint::Length(1)])
             .areas(frame.area());
     let mut lines: Vec<Line> = summary(&view.totals).into_iter().map(Line::from).collect();
-    lines.push(Line::styled(state.trouble.clone(), Style::new().add_modifier(Modifier::BOLD)));
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    lines.push(match state.filter.as_str() {
+        filter if state.trouble.is_empty() && !filter.is_empty() => {
+            Line::styled(format!("only: {filter}"), bold)
+        }
+        _ => Line::styled(state.trouble.clone(), bold),
+    });
     frame.render_widget(Paragraph::new(lines), head);
 
-    let (columns, rows) = rows(view, state.tab);
+    if state.keys == Keys::Help {
+        return frame.render_widget(Paragraph::new(HELP), body);
+    }
+    let (columns, rows) = rows(view, state);
     let cell = |(_, _, is_number, text): &Column, row: &Row| {
         let line = Line::from(text(row));
         Cell::from(if *is_number { line.right_aligned() } else { line })
@@ -93,7 +124,11 @@ pub fn screen(frame: &mut Frame, state: &State, view: &View) {
     let first = state.scroll.min(rows.len().saturating_sub(visible));
     let shown = rows.iter().skip(first).take(visible);
     let shown = shown.map(|row| widgets::Row::new(columns.iter().map(|column| cell(column, row))));
-    let widths = columns.iter().map(|(_, width, ..)| Constraint::Length(*width));
+    // What is wider than 80 columns is for names and addresses.
+    let widths = columns.iter().map(|(_, width, is_number, _)| match is_number {
+        true => Constraint::Length(*width),
+        false => Constraint::Min(*width),
+    });
     let table = widgets::Table::new(shown, widths)
         .column_spacing(1)
         .header(widgets::Row::new(heading).style(Style::new().add_modifier(Modifier::REVERSED)));
@@ -102,14 +137,17 @@ pub fn screen(frame: &mut Frame, state: &State, view: &View) {
     let order = format!("{:?}", state.sort).to_lowercase();
     let reverse = if state.reverse { ", reversed" } else { "" };
     let paused = if state.paused { " PAUSED" } else { "" };
-    let keys = format!("q quit  c table  s sort: {order}{reverse}  r reverse  p pause{paused}  arrows");
+    let keys = match state.keys {
+        Keys::Filter => format!("filter: {}_   Enter: keep it, Esc: none", state.filter),
+        _ => format!("q quit  c table  s sort: {order}{reverse}  r reverse  p pause{paused}  h help"),
+    };
     frame.render_widget(Paragraph::new(keys).style(Style::new().add_modifier(Modifier::DIM)), foot);
 }
 
 /// The same for scripts: nothing cut off, no control characters.
-pub fn text(view: &View, tab: Tab) -> Result<(), Error> {
+pub fn text(view: &View, state: &State) -> Result<(), Error> {
     summary(&view.totals).iter().try_for_each(|line| print(line))?;
-    let (columns, rows) = rows(view, tab);
+    let (columns, rows) = rows(view, state);
     let mut table = Table::new(&columns.iter().map(|(name, ..)| *name).collect::<Vec<_>>());
     for row in rows {
         table.row(columns.iter().map(|(_, _, _, text)| text(row)));
@@ -126,15 +164,28 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     fn drawn(state: &State, view: &View) -> Vec<String> {
-        let mut terminal = Terminal::new(TestBackend::new(80, 12)).expect("a terminal");
+        drawn_on(80, 12, state, view)
+    }
+
+    fn drawn_on(width: u16, height: u16, state: &State, view: &View) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
         terminal.draw(|frame| screen(frame, state, view)).expect("drawn");
         let buffer = terminal.backend().buffer().clone();
-        let line = |y| (0..80).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>();
-        (0..12).map(line).collect()
+        let line = |y| (0..width).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>();
+        (0..height).map(line).collect()
     }
 
     fn state(tab: Tab) -> State {
-        State { tab, sort: Sort::Calls, reverse: false, paused: false, scroll: 0, trouble: String::new() }
+        State {
+            tab,
+            sort: Sort::Calls,
+            reverse: false,
+            paused: false,
+            scroll: 0,
+            filter: String::new(),
+            keys: Keys::Orders,
+            trouble: String::new(),
+        }
     }
 
     fn view() -> View {
@@ -198,7 +249,42 @@ mod tests {
     fn the_keys_fit_whatever_they_have_changed() {
         let state = State { sort: Sort::Fallbacks, reverse: true, paused: true, ..state(Tab::Processes) };
         let keys = &drawn(&state, &view())[11];
-        assert!(keys.contains("sort: fallbacks, reversed  r reverse  p pause PAUSED  arrows"), "{keys}");
+        assert!(keys.contains("sort: fallbacks, reversed  r reverse  p pause PAUSED  h help"), "{keys}");
+    }
+
+    #[test]
+    fn a_wider_terminal_is_used_to_its_edge() {
+        for tab in [Tab::Processes, Tab::Connections] {
+            let lines = drawn_on(140, 12, &state(tab), &view());
+            assert_eq!(lines[4].trim_end().len(), 140, "{lines:#?}");
+            assert!(lines[5].contains("redis-server"), "the name is whole: {lines:#?}");
+        }
+    }
+
+    #[test]
+    fn a_filter_leaves_the_rows_that_have_it() {
+        let mut view = view();
+        view.processes[3].command = "nginx".into();
+        view.processes[4].pid = 77;
+        for (filter, rows) in [("nginx", 1), ("77", 1), ("redis", 8), ("", 9), ("nobody", 0)] {
+            let state = State { filter: filter.into(), ..state(Tab::Processes) };
+            assert_eq!(super::rows(&view, &state).1.len(), rows, "{filter}");
+            assert_eq!(
+                drawn(&state, &view)[3].trim_end(),
+                if filter.is_empty() { String::new() } else { format!("only: {filter}") }
+            );
+        }
+    }
+
+    #[test]
+    fn the_help_fits_into_80_by_24() {
+        let lines = drawn_on(80, 24, &State { keys: Keys::Help, ..state(Tab::Processes) }, &view());
+        for line in HELP.lines() {
+            assert!(
+                line.len() <= 80 && lines.iter().any(|shown| shown.trim_end() == line),
+                "{line}: {lines:#?}"
+            );
+        }
     }
 
     #[test]

@@ -23,6 +23,17 @@ pub enum Tab {
     Connections,
 }
 
+/// What keys are for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// Each has its own meaning.
+    Orders,
+    /// They are the filter's text.
+    Filter,
+    /// The next one takes the help away.
+    Help,
+}
+
 /// What the keys have changed.
 pub struct State {
     tab: Tab,
@@ -30,6 +41,10 @@ pub struct State {
     reverse: bool,
     paused: bool,
     scroll: usize,
+    /// Only rows that have this in them are shown.
+    filter: String,
+    /// What keys are for.
+    keys: Keys,
     /// Why there is nothing new, for the status line.
     trouble: String,
 }
@@ -42,6 +57,8 @@ pub(super) fn run(broker: &Broker, args: &Top) -> Result<(), Error> {
         reverse: args.reverse,
         paused: false,
         scroll: 0,
+        filter: args.filter.clone().unwrap_or_default(),
+        keys: Keys::Orders,
         trouble: String::new(),
     };
     let interval = Duration::from_secs_f64(args.interval);
@@ -70,7 +87,7 @@ fn batch(broker: &Broker, state: &State, interval: Duration, times: u32) -> Resu
         if number > 0 {
             super::table::print("")?;
         }
-        draw::text(&View::between(&before, &now, state.sort, state.reverse), state.tab)?;
+        draw::text(&View::between(&before, &now, state.sort, state.reverse), state)?;
         before = now;
     }
     Ok(())
@@ -121,9 +138,22 @@ impl State {
     /// Does what a key asks for; false: leave.
     fn press(&mut self, key: KeyEvent) -> bool {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        if control && key.code == KeyCode::Char('c') {
+            return false;
+        }
+        match self.keys {
+            Keys::Orders => {}
+            Keys::Filter => {
+                self.type_filter(key.code);
+                return true;
+            }
+            Keys::Help => {
+                self.keys = Keys::Orders;
+                return true;
+            }
+        }
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
-            KeyCode::Char('c') if control => return false,
             KeyCode::Char('c') | KeyCode::Tab => {
                 self.tab = if self.tab == Tab::Processes { Tab::Connections } else { Tab::Processes };
                 self.scroll = 0;
@@ -136,8 +166,24 @@ impl State {
             KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(10),
             KeyCode::PageDown => self.scroll = self.scroll.saturating_add(10),
             KeyCode::Home => self.scroll = 0,
+            KeyCode::Char('/') => self.keys = Keys::Filter,
+            KeyCode::Char('h' | '?') => self.keys = Keys::Help,
             _ => {}
         }
         true
+    }
+
+    fn type_filter(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Enter => self.keys = Keys::Orders,
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.keys = Keys::Orders;
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(letter) => self.filter.push(letter),
+            _ => {}
+        }
+        self.scroll = 0;
     }
 }
