@@ -10,6 +10,8 @@ use std::sync::atomic::Ordering;
 
 /// The one device.
 const DEVICE: &str = "loopback-ism";
+/// ... as Linux 6.18's dibs calls it.
+const DIBS_NAME: &str = "lo";
 
 impl Server {
     /// The built-in values, and what the configuration puts over them.
@@ -37,7 +39,7 @@ impl Server {
     pub(crate) fn set_device(&mut self, asker: SessionId, arg: &str) -> Result<(), Failure> {
         let words: Vec<&str> = arg.split_whitespace().collect();
         let (key, value) = match words.as_slice() {
-            [DEVICE, key, value] | [key, value] => (*key, *value),
+            [DEVICE | DIBS_NAME, key, value] | [key, value] => (*key, *value),
             [device, _, _] => {
                 return Err(failure("no such device", device, "the one that there is: loopback-ism"));
             }

@@ -78,6 +78,11 @@ fn the_device_has_the_knobs_of_sysfs() {
     assert_eq!(get("dmb_copy"), "1\n");
     shown(&bed, &["device", "set", "dmb_copy", "off"]);
     assert_eq!((get("dmb_copy"), get("active")), ("0\n".into(), "1\n".into()));
+    // As dibs has them, under its name for the device.
+    shown(&bed, &["device", "set", "lo", "dmb_copy", "off"]);
+    assert_eq!(shown(&bed, &["device", "get", "lo", "fabric_id"]), "0xffff\n");
+    let gid = shown(&bed, &["device", "get", "gid"]);
+    assert!(shown(&bed, &["device"]).contains(gid.trim_end()) && gid.split('-').count() == 5, "{gid}");
     shown(&bed, &["device", "set", "dmb_type", "virtual"]);
     assert_eq!(get("dmb_type"), "virtual\n");
     assert_eq!((get("xfer_bytes"), get("dmbs_cnt")), ("0\n".into(), "0\n".into()));

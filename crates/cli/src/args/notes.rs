@@ -181,6 +181,7 @@ Keys, as loopback-ism's in sysfs:
   rmem        BYTES     ring size of new DMBs; the same as 'sysctl -w rmem=BYTES'
   xfer_bytes            bytes moved on lanes since the broker began; to read
   dmbs_cnt              DMBs registered; to read
+  gid, fabric_id        the identity as dibs (Linux 6.18) writes it in /sys/class/dibs/lo; to read. 'lo' is the device's name, too
 
 Examples:
   shunpike device set active off

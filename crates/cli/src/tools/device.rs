@@ -56,6 +56,23 @@ pub fn list(device: &Device) -> Result<(), Error> {
     table.print()
 }
 
+/// The name that Linux 6.18's dibs, where loopback-ism is now, has for it: /sys/class/dibs/lo.
+const DIBS_NAME: &str = "lo";
+
+/// A GID as dibs shows it in sysfs (`gid`): as a UUID.
+fn uuid(gid: &str) -> String {
+    let digits: Vec<char> = gid.chars().filter(char::is_ascii_hexdigit).collect();
+    let ends = [8, 12, 16, 20, 32];
+    let starts = [0, 8, 12, 16, 20];
+    let parts = starts.into_iter().zip(ends).filter_map(|(start, end)| digits.get(start..end));
+    parts.map(|part| part.iter().collect::<String>()).collect::<Vec<_>>().join("-")
+}
+
+/// A CHID as dibs shows it in sysfs (`fabric_id`).
+fn fabric_id(chid: &str) -> String {
+    format!("0x{}", chid.trim_start_matches("0x").to_lowercase())
+}
+
 /// One value, for scripts, as sysfs would print it.
 pub fn get(device: &Device, words: &[String]) -> Result<(), Error> {
     let (named, key) = match words {
@@ -64,7 +81,9 @@ pub fn get(device: &Device, words: &[String]) -> Result<(), Error> {
         _ => ("", ""),
     };
     let value = match key {
-        _ if named != device.name => None,
+        _ if ![device.name.as_str(), DIBS_NAME].contains(&named) => None,
+        "gid" => Some(uuid(&device.gid)),
+        "fabric_id" => Some(fabric_id(&device.chid)),
         "active" => Some(u64::from(device.active).to_string()),
         "dmb_copy" => Some(u64::from(device.dmb_copy).to_string()),
         "dmb_type" => Some(device.dmb_type.clone()),
@@ -76,7 +95,10 @@ pub fn get(device: &Device, words: &[String]) -> Result<(), Error> {
     let value = value.ok_or_else(|| Failure {
         what: "no such value of a device".into(),
         on: words.join(" "),
-        hint: format!("use: [{}] active, dmb_copy, dmb_type, rmem, xfer_bytes or dmbs_cnt", device.name),
+        hint: format!(
+            "use: [{}] active, dmb_copy, dmb_type, rmem, xfer_bytes, dmbs_cnt, gid or fabric_id",
+            device.name
+        ),
     });
     print(&value.map_err(Error::Refused)?)
 }
@@ -128,6 +150,8 @@ fn rows(table: &mut Table, device: &Device) {
     table.row(["Device", &device.name]);
     table.row(["GID", &device.gid]);
     table.row(["CHID", &device.chid]);
+    table.row(["dibs gid", &uuid(&device.gid)]);
+    table.row(["fabric_id", &fabric_id(&device.chid)]);
     table.row(["active", on(device.active)]);
     table.row(["dmb_copy", on(device.dmb_copy)]);
     table.row(["rmem (bytes)", &device.rmem.to_string()]);
@@ -135,4 +159,17 @@ fn rows(table: &mut Table, device: &Device) {
     table.row(["xfer_bytes", &device.xfer_bytes.to_string()]);
     table.row(["dmbs_cnt", &format!("{} of {}", device.dmbs_cnt, device.max_dmbs)]);
     table.row(["Link groups", &device.link_groups.to_string()]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// drivers/dibs/dibs_main.c: "%pUb" and "0x%04x".
+    #[test]
+    fn identities_are_written_as_dibs_does() {
+        assert_eq!(uuid("d25bb3dea1c44dec:b2b5e0fa8165df86"), "d25bb3de-a1c4-4dec-b2b5-e0fa8165df86");
+        assert_eq!(fabric_id("FFFF"), "0xffff");
+        assert_eq!(fabric_id("0xffff"), "0xffff");
+    }
 }
