@@ -90,10 +90,14 @@ static UNUSED uint64_t hash_more(uint64_t hash, const void *from, size_t count) 
     return hash;
 }
 
-static UNUSED int64_t now_ms(void) {
+static UNUSED int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+static UNUSED int64_t now_ms(void) {
+    return now_ns() / 1000000;
 }
 
 static UNUSED struct sockaddr_in bed_address(int port) {

@@ -423,9 +423,15 @@ static void elapsing_client(int fd) {
     say("epoll: %d", epoll_wait(set, &event, 1, 150));
     say("after its time: %d", now_ms() - begin >= 150 && now_ms() - begin < 2000);
     struct timespec brief = {0, 200000};
-    begin = now_ms();
-    say("brief: %d", epoll_pwait2(set, &event, 1, &brief, NULL));
-    say("at once: %d", now_ms() - begin < 1000);
+    int64_t quickest = INT64_MAX;
+    for (int i = 0; i < 50; i++) {
+        int64_t since = now_ns();
+        if (epoll_pwait2(set, &event, 1, &brief, NULL)) die("epoll_pwait2");
+        int64_t took = now_ns() - since;
+        if (took < quickest) quickest = took;
+    }
+    /* Not rounded to a millisecond; the quickest of many, as others may have the CPU. */
+    say("brief: %d %d", quickest >= 200000, quickest < 900000);
     struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
     sigaction(SIGUSR1, &action, NULL);
     pthread_t self = pthread_self(), other;

@@ -168,6 +168,14 @@ pub struct Waits {
     /// epoll_pwait(2)
     pub epoll_pwait:
         unsafe extern "C-unwind" fn(i32, *mut libc::epoll_event, i32, i32, *const libc::sigset_t) -> i32,
+    /// epoll_pwait2(2); fails with ENOSYS where libc or the kernel does not have it.
+    pub epoll_pwait2: unsafe extern "C-unwind" fn(
+        i32,
+        *mut libc::epoll_event,
+        i32,
+        *const libc::timespec,
+        *const libc::sigset_t,
+    ) -> i32,
 }
 
 static WAITS: std::sync::OnceLock<Waits> = std::sync::OnceLock::new();
@@ -196,20 +204,32 @@ pub(crate) fn sleep_in_poll(
     waited(unsafe { (waits.ppoll)(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) })
 }
 
-/// epoll_pwait(2) as a cancellation point, as `sleep_in_poll`; a call that does not sleep is none.
+/// epoll_pwait(2) as a cancellation point, as `sleep_in_poll`; a call that does not sleep is none. `timeout` in nanoseconds.
 pub(crate) fn sleep_in_epoll(
     fd: i32,
     events: &mut [libc::epoll_event],
-    timeout: i32,
+    timeout: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Res {
-    let Some(waits) = WAITS.get().filter(|_| timeout != 0) else {
-        return epoll_wait(fd, events, timeout, mask);
+    // Not before the program's time is over, where the kernel knows milliseconds only.
+    let ms = timeout.map_or(-1, |ns| i32::try_from(ns.div_ceil(NS_A_MS)).unwrap_or(i32::MAX));
+    let Some(waits) = WAITS.get().filter(|_| ms != 0) else {
+        return epoll_wait(fd, events, ms, mask);
     };
-    let room = i32::try_from(events.len()).unwrap_or(i32::MAX);
+    let (at, room) = (events.as_mut_ptr(), i32::try_from(events.len()).unwrap_or(i32::MAX));
+    if timeout.is_some_and(|ns| ns % NS_A_MS != 0) {
+        let ts = timespec(timeout);
+        // SAFETY: events and ts live through the call; mask is null or the program's.
+        match waited(unsafe { (waits.epoll_pwait2)(fd, at, room, &ts, mask) }) {
+            Err(Errno::NOSYS) => {}
+            slept => return slept,
+        }
+    }
     // SAFETY: events lives through the call; mask is null or the program's.
-    waited(unsafe { (waits.epoll_pwait)(fd, events.as_mut_ptr(), room, timeout, mask) })
+    waited(unsafe { (waits.epoll_pwait)(fd, at, room, ms, mask) })
 }
+
+const NS_A_MS: u64 = 1_000_000;
 
 /// Events that `fd` shows now, among `events`, POLLERR, POLLHUP and POLLNVAL.
 pub fn poll_now(fd: i32, events: i16) -> i16 {

@@ -74,7 +74,17 @@ pub fn waits() -> Waits {
         // SAFETY: the caller's.
         unsafe { covered::epoll_pwait(epfd, events, n, timeout, mask) }
     }
-    Waits { ppoll, epoll_pwait }
+    unsafe extern "C-unwind" fn epoll_pwait2(
+        epfd: c_int,
+        events: *mut epoll_event,
+        n: c_int,
+        timeout: *const timespec,
+        mask: *const sigset_t,
+    ) -> c_int {
+        // SAFETY: the caller's.
+        unsafe { covered::epoll_pwait2(epfd, events, n, timeout, mask) }
+    }
+    Waits { ppoll, epoll_pwait, epoll_pwait2 }
 }
 
 hooks! {

@@ -155,7 +155,7 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
     }
     drop(list);
     let of_kernel = |out: &mut [libc::epoll_event], control: Option<&Control>| {
-        kernel(set, epfd, out, 0, core::ptr::null(), control).unwrap_or(0)
+        kernel(set, epfd, out, Some(0), core::ptr::null(), control).unwrap_or(0)
     };
     let before = set.now();
     let mut n = 0;
@@ -209,7 +209,7 @@ fn kernel(
     set: &'static Set,
     epfd: i32,
     out: &mut [libc::epoll_event],
-    timeout: i32,
+    timeout: Option<u64>,
     mask: *const libc::sigset_t,
     control: Option<&Control>,
 ) -> Result<usize, Errno> {
@@ -228,7 +228,7 @@ fn kernel_by(
     set: &'static Set,
     epfd: i32,
     out: &mut [libc::epoll_event],
-    (mut timeout, mut mask): (i32, *const libc::sigset_t),
+    (mut timeout, mut mask): (Option<u64>, *const libc::sigset_t),
     control: Option<&Control>,
 ) -> Result<usize, Errno> {
     let mut n = 0;
@@ -255,7 +255,7 @@ fn kernel_by(
         if got < most && !has_more || n > 0 {
             break;
         }
-        (timeout, mask) = (0, core::ptr::null());
+        (timeout, mask) = (Some(0), core::ptr::null());
     }
     if n == out.len() {
         set.list.lock().kernel_filled = true;
@@ -420,10 +420,9 @@ fn sleep(
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
     };
-    let ms = shortest.map_or(-1, |ns| i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX));
     let result = match crate::eager::attention().filter(|_| left != Some(0)) {
         Some(session) => attentive(set, epfd, out, (shortest, session), mask),
-        None => kernel(set, epfd, out, ms, mask, None),
+        None => kernel(set, epfd, out, shortest, mask, None),
     };
     if let (Some(asleep), Some(cq)) = (asleep, set.cq.load(Ordering::Relaxed).checked_sub(1)) {
         asleep.end_on(cq as u8);
@@ -450,7 +449,7 @@ fn attentive(
     if fds[1].revents != 0 {
         session::pump();
     }
-    if fds[0].revents != 0 { kernel(set, epfd, out, 0, core::ptr::null(), None) } else { Ok(0) }
+    if fds[0].revents != 0 { kernel(set, epfd, out, Some(0), core::ptr::null(), None) } else { Ok(0) }
 }
 
 /// Connections whose lanes closed under a look go back to the kernel, now that no lock is held. Says whether there were
