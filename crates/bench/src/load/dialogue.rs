@@ -47,7 +47,7 @@ impl Latencies {
 }
 
 /// Nanoseconds, two digits of each, up to a minute.
-fn times() -> Histogram<u64> {
+pub(super) fn times() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("these bounds are allowed")
 }
 

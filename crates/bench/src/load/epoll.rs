@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 pub struct Set {
     fd: OwnedFd,
@@ -28,6 +29,17 @@ impl Set {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// Waits at most so long, and gives the data of those that are ready.
+    pub fn wait_for(&mut self, most: Duration) -> io::Result<impl Iterator<Item = usize> + '_> {
+        let room = self.events.len() as i32;
+        let most = libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
+        let (events, mask) = (self.events.as_mut_ptr(), std::ptr::null());
+        // SAFETY: the kernel writes at most `room` events, which is the vector's length; `most` lives during the call.
+        let n = unsafe { libc::epoll_pwait2(self.fd.as_raw_fd(), events, room, &most, mask) };
+        let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+        Ok(self.events[..n].iter().map(|event| event.u64 as usize))
     }
 
     /// Waits, and gives the data of those that are ready.

@@ -7,12 +7,14 @@ mod crowd;
 mod dialogue;
 mod endpoint;
 mod epoll;
+mod paced;
 mod pour;
 mod ring;
 mod short;
 mod stream;
 
 pub use dialogue::{Latencies, Pings};
+pub use paced::Paced;
 
 use clap::Subcommand;
 use endpoint::Endpoint;
@@ -72,6 +74,24 @@ pub enum Load {
         open: usize,
         /// The file that ends their use
         still: PathBuf,
+    },
+    /// Sends requests at fixed times, whatever the answers do
+    Paced {
+        /// tcp:PORT or unix:PATH
+        to: Endpoint,
+        /// Requests a second
+        rate: f64,
+        /// Connections that they are divided among
+        connections: usize,
+        /// How long
+        seconds: f64,
+        /// A request, with \r and \n for line ends
+        request: String,
+        /// Bytes of its answer
+        answer: usize,
+        /// A process of the server; its CPU time is taken
+        #[arg(long = "server", value_name = "PID")]
+        servers: Vec<u32>,
     },
     /// Reads one connection to its end
     Sink {
@@ -141,6 +161,12 @@ pub fn run(load: Load) -> io::Result<()> {
             print(&crowd::crowds(&to, [open, active], seconds, threads.max(1), message)?)
         }
         Load::Idle { to, open, still } => crowd::idle(&to, open, &still),
+        Load::Paced { to, rate, connections, seconds, request, answer, servers } => {
+            let request = request.replace("\\r", "\r").replace("\\n", "\n");
+            let request = request.as_bytes();
+            let plan = paced::Plan { request, answer, rate, connections, seconds, servers: &servers };
+            print(&paced::paced(&to, &plan)?)
+        }
         Load::Sink { at } => stream::sink(&at),
         Load::Source { to, size, seconds } => print(&stream::source(&to, size, seconds)?),
         Load::Drain { at } => pour::drain(&at),
