@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
+use crate::spin::spin;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::trace::Sleep;
@@ -103,13 +104,11 @@ fn poll_with(
         }
         // Who waits for notices alone waits for the receiver's copying: too long to spin.
         let wants = |one: &libc::pollfd| one.events != 0;
-        if lanes && fds.iter().any(wants) && wait::spin(|| any_changed(fds)) {
+        let left = || conn::remaining(deadline);
+        if lanes && fds.iter().any(wants) && spin(left().unwrap_or(Some(0)), || any_changed(fds)) {
             continue;
         }
-        let left = match conn::remaining(deadline) {
-            Ok(left) => left,
-            Err(_) => return Ok(0),
-        };
+        let Ok(left) = left() else { return Ok(0) };
         // Without one (no descriptor left, a filter of system calls) nobody can ring: look again now and then.
         let stays = if lanes { 0 } else { stays_plain(fds) };
         let rung = stays < STAYS_NS;

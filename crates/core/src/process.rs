@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd};
 use shunpike_shm::arena::{Arena, Block, Header, WAITS, Waits};
-use shunpike_shm::pages::{CQS, KnobPage};
+use shunpike_shm::pages::{CQS, KnobPage, profile};
 use shunpike_wire::Reason;
 
 use crate::mutex::Mutex;
+use crate::policy::Profile;
 use crate::table::{self, Entry};
 use crate::zerocopy::lending;
 use crate::{
@@ -56,6 +57,7 @@ static DEFAULTS: KnobPage = KnobPage {
     wmem: AtomicU32::new(0),
     max_cqs: AtomicU32::new(0),
     lend_bytes: AtomicU32::new(0),
+    profile: AtomicU32::new(profile::BALANCED),
 };
 
 /// What the environment asks for.
@@ -123,6 +125,15 @@ pub fn pid() -> u32 {
 /// Whether a spin can pay: the peer needs another CPU.
 pub fn may_spin() -> bool {
     knobs().cpus.load(Ordering::Relaxed).max(CPUS.load(Ordering::Relaxed)) > 1
+}
+
+/// Which waits of this process spin; `None`: none does.
+pub fn profile() -> Option<Profile> {
+    match knobs().profile.load(Ordering::Relaxed) {
+        profile::LATENCY => Some(Profile::Latency),
+        profile::EFFICIENCY => None,
+        _ => Some(Profile::Balanced),
+    }
 }
 
 /// The broker's knobs, or the defaults.

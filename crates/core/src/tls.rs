@@ -31,10 +31,10 @@ pub struct Thread {
     pub spins: AtomicU32,
     /// Signals kept back, as a mask; let through at the end of the outermost critical section.
     pub kept: AtomicU64,
-    /// Spin budget, in ticks, adapted by what spinning brought.
-    pub budget: AtomicU64,
-    /// How much longer than a spin in vain the rest from spinning was, last time.
-    pub rested: AtomicU32,
+    /// What it remembers of its waits ([`policy::Memory`](crate::policy::Memory)).
+    pub waits: AtomicU64,
+    /// Ticks that the wait under way has spun.
+    pub spun: AtomicU64,
     /// The thread has woken somebody since its last wait.
     pub woke: AtomicBool,
     /// Who last woke the thread did so on the CPU on which it runs now.
@@ -43,9 +43,7 @@ pub struct Thread {
     pub sleeps_long: AtomicBool,
     /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
     pub looked_in: AtomicU32,
-    /// Ticks until which spins do not yield, because one came back late.
-    pub keep_until: AtomicU64,
-    /// Ticks until which waits do not spin, because it did not pay.
+    /// Ticks until which waits do not spin, because somebody else computes here.
     pub rest_until: AtomicU64,
     /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it.
     pub patience: AtomicU64,

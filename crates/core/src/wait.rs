@@ -1,4 +1,4 @@
-//! Waiting: a bounded, adaptive spin, then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
+//! Waiting: a spin perhaps ([`spin`](crate::spin)), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
 //!
 //! A nap is a FUTEX_WAIT on the lane's own wait word: one system call on each side. It sees nothing of TCP, so it is
 //! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`new_doorbell`]) sits edge-triggered in an
@@ -15,7 +15,7 @@ use shunpike_shm::lane::{Side, Wait, Words};
 
 use crate::tls::{Thread, critical, thread};
 use crate::trace::{self, Sleep};
-use crate::{clock, conn, descriptors, link, process, rx, session, sys, tenants};
+use crate::{clock, conn, descriptors, link, process, rx, session, spin, sys, tenants};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -23,9 +23,6 @@ pub const SHARED_BOUND_NS: u64 = 20_000_000;
 
 /// Longest sleep without TCP in view, while the program leaves the kernel's notices unread.
 const UNREAD_NS: u64 = 1_000_000;
-
-/// Spins that a thread counts by itself before it touches the counter that all threads share.
-const SPINS_A_LINE: u32 = 1024;
 
 /// What a doorbell's count begins with: 290 years of a ring each nanosecond.
 const RINGS: u64 = 1 << 63;
@@ -170,6 +167,7 @@ impl Asleep {
     pub fn end(&self, rung: u64) {
         let slept = clock::ticks().wrapping_sub(self.since);
         let late = slept.checked_sub(rung.wrapping_sub(self.since));
+        spin::slept(slept - late.unwrap_or(0));
         if let (Some(late), Some(waits)) = (late, process::waits()) {
             waits.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
         }
@@ -199,138 +197,6 @@ pub fn declare(block: &Block, half: &Half, words: &Words, side: Side, cq: u8) {
         link.sleep_on(usize::from(block.side.load(Ordering::Relaxed) & 1), cq);
     }
     arm(half, words, side, cq);
-}
-
-/// Spins until `ready` or the budget is used up; says whether it became ready.
-///
-/// The budget halves when a spin brought nothing and grows when it did. While nobody wants the CPU, yields become
-/// seldom; where somebody does, a few yields are all. What is lost so must pay: after a spin in vain there is none for some
-/// time.
-pub fn spin(mut ready: impl FnMut() -> bool) -> bool {
-    let thread = thread();
-    let woke = thread.woke.load(Ordering::Relaxed);
-    thread.woke.store(false, Ordering::Relaxed);
-    if ready() {
-        count_spin(thread);
-        return true;
-    }
-    let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
-    let begin = clock::ticks();
-    if most == 0 || !process::may_spin() {
-        return false;
-    }
-    if begin < thread.rest_until.load(Ordering::Relaxed) {
-        return let_waker_finish(thread, ready);
-    }
-    let budget = match thread.budget.load(Ordering::Relaxed) {
-        0 => most,
-        budget => budget.min(most),
-    };
-    let yields = begin >= thread.keep_until.load(Ordering::Relaxed);
-    // Who was asleep answers a wake-up later.
-    let bound = if woke && yields { WAKE_UP * most } else { budget };
-    // Never at once: of two who yield to each other, one must find the other awake some time.
-    let mut next_yield = thread.patience.load(Ordering::Relaxed).max(clock::from_us(1));
-    let mut spent = 0;
-    while spent <= bound {
-        if yields && spent >= next_yield {
-            rustix::thread::sched_yield();
-            if clock::ticks() - begin - spent > clock::from_us(TAKEN_US) {
-                return yield_to_others(thread, begin, WAKE_UP * most, ready);
-            }
-            next_yield = (2 * spent).max(clock::from_us(2));
-            thread.patience.store(next_yield.min(clock::from_us(16)), Ordering::Relaxed);
-        }
-        for _ in 0..8 {
-            if ready() {
-                thread.budget.store((budget * 2).min(most), Ordering::Relaxed);
-                paid(thread);
-                return true;
-            }
-            core::hint::spin_loop();
-        }
-        spent = clock::ticks() - begin;
-    }
-    let less = (budget / 2).max(most / if yields { 4 } else { 16 });
-    thread.budget.store(less, Ordering::Relaxed);
-    // Where nobody wants the CPU a spin in vain costs nobody anything, but for a long one after a wake-up.
-    if bound > budget || !yields && less == budget {
-        in_vain(thread, spent);
-    }
-    ready()
-}
-
-/// A yield that takes longer than this has let somebody else run, microseconds.
-const TAKEN_US: u64 = 2;
-/// Yields to others in one wait.
-const YIELDS: u32 = 4;
-/// A wake-up may take so many times the longest spin.
-const WAKE_UP: u64 = 4;
-/// The rest after a spin in vain is so many times as long, doubled with each; none at first: somebody else may have had
-/// the CPU just then.
-const REST: (u32, u32) = (8, 256);
-/// Longest rest, microseconds: two that only wake each other must find each other awake some time.
-const REST_US: u64 = 1_000;
-/// Longest time without yields after one that came back late, microseconds.
-const KEEP_US: u64 = 200_000;
-
-/// The CPU was wanted, perhaps by our peer: a few yields more, each of which costs less than a wake-up. Says whether
-/// it became ready.
-#[cold]
-fn yield_to_others(thread: &Thread, begin: u64, longest: u64, mut ready: impl FnMut() -> bool) -> bool {
-    thread.patience.store(0, Ordering::Relaxed);
-    let mut yields = 1;
-    loop {
-        let (is_ready, lost) = (ready(), clock::ticks() - begin);
-        if lost > longest {
-            // A wake-up would have been faster.
-            let keep = (lost * u64::from(REST.1)).min(clock::from_us(KEEP_US));
-            thread.keep_until.store(clock::ticks() + keep, Ordering::Relaxed);
-        }
-        if is_ready && lost <= longest {
-            paid(thread);
-        } else if is_ready || lost > longest || yields == YIELDS {
-            in_vain(thread, lost);
-        } else {
-            rustix::thread::sched_yield();
-            yields += 1;
-            continue;
-        }
-        return is_ready;
-    }
-}
-
-/// In place of a spin, before a sleep. Who woke us on this CPU may have lost it to us in the midst of its work: it goes on, and
-/// what else it has for us comes without a wake-up, which would stop it again. Says whether something is ready.
-fn let_waker_finish(thread: &Thread, ready: impl FnOnce() -> bool) -> bool {
-    if !thread.in_place.swap(false, Ordering::Relaxed) {
-        return false;
-    }
-    rustix::thread::sched_yield();
-    ready()
-}
-
-fn paid(thread: &Thread) {
-    thread.rested.store(thread.rested.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
-    count_spin(thread);
-}
-
-#[cold]
-fn in_vain(thread: &Thread, lost: u64) {
-    let times = (thread.rested.load(Ordering::Relaxed) * 2).clamp(1, REST.1);
-    thread.rested.store(times, Ordering::Relaxed);
-    if times >= REST.0 {
-        let rest = (lost * u64::from(times)).min(clock::from_us(REST_US));
-        thread.rest_until.store(clock::ticks() + rest, Ordering::Relaxed);
-    }
-}
-
-fn count_spin(thread: &Thread) {
-    let spins = thread.spins.load(Ordering::Relaxed) + 1;
-    thread.spins.store(spins, Ordering::Relaxed);
-    if spins >= SPINS_A_LINE {
-        process::count_spins(thread);
-    }
 }
 
 /// CQ of the calling thread.

@@ -43,6 +43,18 @@ pub struct KnobPage {
     /// MSG_ZEROCOPY: buffers of so many bytes or more are lent, whatever it costs; 0: larger ones where that is measured to be
     /// no slower.
     pub lend_bytes: AtomicU32,
+    /// Which waits spin: see [`profile`]; 0 also of an older broker.
+    pub profile: AtomicU32,
+}
+
+/// Values of [`KnobPage::profile`].
+pub mod profile {
+    /// Waits that pay spin.
+    pub const BALANCED: u32 = 0;
+    /// All waits spin.
+    pub const LATENCY: u32 = 1;
+    /// None does.
+    pub const EFFICIENCY: u32 = 2;
 }
 
 /// News for one completion queue of one side, in a link page (models/cq.pml).

@@ -9,6 +9,7 @@ use super::active::{arm, hot, look, news, next, push, scan};
 use super::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
 use super::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
 use super::{EDGE, Set, WAIT, has_lanes, is_inherited, own, ring};
+use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
 use crate::trace::Sleep;
@@ -98,7 +99,7 @@ pub fn wait(
         let lanes = has_lanes(set);
         let complete = left == Some(0);
         let mut n = if lanes { turn(set, epfd, out, complete, complete || again) } else { 0 };
-        if lanes && n == 0 && !complete && wait::spin(|| hot(set)) {
+        if lanes && n == 0 && !complete && spin(left, || hot(set)) {
             n = turn(set, epfd, out, false, true);
         }
         if n == 0 && (!lanes || !complete) {

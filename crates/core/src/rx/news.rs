@@ -8,6 +8,7 @@ use shunpike_shm::lane::{Cursor, Side};
 
 use super::{DEBT_US, NEWS, asking, dmb, tcp_check_us};
 use crate::blocking::Blocking;
+use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
@@ -150,7 +151,7 @@ impl Wait {
         let on_lane = half.mode.load(Ordering::Relaxed) == mode::LANE;
         {
             let _critical = critical();
-            if on_lane && wait::spin(|| has_news(half)) {
+            if on_lane && spin(None, || has_news(half)) {
                 fall_behind(block);
                 return Ok(());
             }

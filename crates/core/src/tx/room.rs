@@ -10,6 +10,7 @@ use shunpike_wire::Reason;
 use super::{dmb, end, owes};
 use crate::blocking::Blocking;
 use crate::rx::writable_at;
+use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
@@ -134,7 +135,7 @@ impl Wait {
         }
         {
             let _critical = critical();
-            if !self.is_long && wait::spin(|| has_room(half)) {
+            if !self.is_long && spin(None, || has_room(half)) {
                 return Ok(());
             }
         }

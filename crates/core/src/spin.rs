@@ -1,0 +1,155 @@
+//! The spin before a sleep. [`policy`](crate::policy) says how long.
+
+use std::sync::atomic::Ordering;
+
+use crate::policy::{Bounds, Memory, Profile};
+use crate::tls::{Thread, thread};
+use crate::{clock, process};
+
+/// Spins that a thread counts by itself before it touches the counter that all threads share.
+const SPINS_A_LINE: u32 = 1024;
+
+/// A yield that takes longer than this has let somebody else run, microseconds.
+const TAKEN_US: u64 = 2;
+/// Yields to others in one wait.
+const YIELDS: u32 = 4;
+/// A wake-up may take so many times the longest spin.
+const WAKE_UP: u64 = 4;
+/// A sleep and a wake-up cost this part of the longest spin.
+const PAYS: u64 = 4;
+/// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair).
+/// So where the CPU was lost for longer than a wake-up takes, the thread neither spins nor yields for so many times as long,
+const REST: u64 = 256;
+/// and no longer than this, microseconds.
+const REST_US: u64 = 200_000;
+
+/// Spins until `ready`, as long as that pays and at most `left` nanoseconds; says whether it became ready.
+///
+/// While nobody wants the CPU, yields become seldom; where somebody does, a few yields are all.
+pub fn spin(left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
+    let thread = thread();
+    let woke = thread.woke.load(Ordering::Relaxed);
+    thread.woke.store(false, Ordering::Relaxed);
+    thread.spun.store(0, Ordering::Relaxed);
+    if ready() {
+        count_spin(thread);
+        return true;
+    }
+    let Some((profile, bounds)) = bounds() else { return false };
+    let begin = clock::ticks();
+    if begin < thread.rest_until.load(Ordering::Relaxed) {
+        return false;
+    }
+    let planned = change(thread, |memory| memory.plan(profile, bounds, woke));
+    if planned == 0 {
+        return let_waker_finish(thread, begin, bounds, ready);
+    }
+    let bound = planned.min(left.map_or(u64::MAX, |ns| clock::from_us(ns / 1000)));
+    // Never at once: of two who yield to each other, one must find the other awake some time.
+    let mut next_yield = thread.patience.load(Ordering::Relaxed).max(clock::from_us(1));
+    let mut spent = 0;
+    while spent <= bound {
+        if spent >= next_yield {
+            rustix::thread::sched_yield();
+            if clock::ticks() - begin - spent > clock::from_us(TAKEN_US) {
+                return yield_to_others(thread, begin, bounds, ready);
+            }
+            next_yield = (2 * spent).max(clock::from_us(2));
+            thread.patience.store(next_yield.min(clock::from_us(16)), Ordering::Relaxed);
+        }
+        for _ in 0..8 {
+            if ready() {
+                answered(thread, bounds, clock::ticks() - begin);
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+        spent = clock::ticks() - begin;
+    }
+    unanswered(thread, spent);
+    ready()
+}
+
+/// The CPU was wanted, perhaps by our peer: a few yields more, each of which costs less than a wake-up. Says whether
+/// it became ready.
+#[cold]
+fn yield_to_others(thread: &Thread, begin: u64, bounds: Bounds, mut ready: impl FnMut() -> bool) -> bool {
+    thread.patience.store(0, Ordering::Relaxed);
+    for _ in 0..YIELDS {
+        let (is_ready, lost) = (ready(), clock::ticks() - begin);
+        if rests(thread, bounds, lost) {
+            unanswered(thread, lost);
+            return is_ready;
+        }
+        if is_ready {
+            answered(thread, bounds, lost.min(bounds.pays));
+            return true;
+        }
+        rustix::thread::sched_yield();
+    }
+    unanswered(thread, clock::ticks() - begin);
+    ready()
+}
+
+/// In place of a spin, before a sleep. Who woke us on this CPU may have lost it to us in the midst of its work: it goes on, and
+/// what else it has for us comes without a wake-up, which would stop it again. Says whether something is ready.
+fn let_waker_finish(thread: &Thread, begin: u64, bounds: Bounds, ready: impl FnOnce() -> bool) -> bool {
+    if !thread.in_place.swap(false, Ordering::Relaxed) {
+        return false;
+    }
+    rustix::thread::sched_yield();
+    rests(thread, bounds, clock::ticks() - begin);
+    ready()
+}
+
+/// Whether the thread is to rest, having lost the CPU for so many ticks: somebody computes here.
+fn rests(thread: &Thread, bounds: Bounds, lost: u64) -> bool {
+    let rests = lost > bounds.wake_up;
+    if rests {
+        let rest = lost.saturating_mul(REST).min(clock::from_us(REST_US));
+        thread.rest_until.store(clock::ticks() + rest, Ordering::Relaxed);
+    }
+    rests
+}
+
+/// The wait after the last spin ended in a sleep, of so many ticks until somebody rang.
+pub fn slept(ticks: u64) {
+    if let Some((_, bounds)) = bounds() {
+        let thread = thread();
+        let waited = ticks.saturating_add(thread.spun.load(Ordering::Relaxed));
+        change(thread, |memory| memory.slept(bounds, waited));
+    }
+}
+
+/// How this process spins, and for how long; `None` where it does not.
+fn bounds() -> Option<(Profile, Bounds)> {
+    let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
+    let profile = process::profile().filter(|_| most > 0 && process::may_spin())?;
+    Some((profile, Bounds { pays: most / PAYS, most, wake_up: WAKE_UP * most }))
+}
+
+fn answered(thread: &Thread, bounds: Bounds, spent: u64) {
+    change(thread, |memory| memory.answered(bounds, spent));
+    count_spin(thread);
+}
+
+#[cold]
+fn unanswered(thread: &Thread, spent: u64) {
+    thread.spun.store(spent, Ordering::Relaxed);
+    change(thread, Memory::unanswered);
+}
+
+fn change<T>(thread: &Thread, change: impl FnOnce(&mut Memory) -> T) -> T {
+    let mut memory = Memory::unpack(thread.waits.load(Ordering::Relaxed));
+    let result = change(&mut memory);
+    thread.waits.store(memory.pack(), Ordering::Relaxed);
+    result
+}
+
+fn count_spin(thread: &Thread) {
+    let spins = thread.spins.load(Ordering::Relaxed) + 1;
+    thread.spins.store(spins, Ordering::Relaxed);
+    if spins >= SPINS_A_LINE {
+        process::count_spins(thread);
+    }
+}
