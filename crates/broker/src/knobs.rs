@@ -102,6 +102,7 @@ impl Server {
             Knob::LendBytes => &page.lend_bytes,
             Knob::NominateCalls => &page.nominate_calls,
             Knob::NominateBytes => &page.nominate_bytes,
+            Knob::Profile => &page.profile,
             Knob::SpinUs => &page.spin_us,
             Knob::GraceMs => &page.grace_ms,
         };

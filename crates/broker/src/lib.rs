@@ -41,6 +41,7 @@ pub use client::{QueryError, TapSession, query, what, who_serves};
 use policy::{Policy, Source};
 use rustix::fd::BorrowedFd;
 pub use server::Server;
+pub use settings::PROFILES;
 use settings::Setting;
 use shunpike_shm::RegionError;
 use shunpike_wire::{Eid, Gid};

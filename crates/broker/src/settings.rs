@@ -22,6 +22,8 @@ pub enum Knob {
     NominateCalls,
     /// Bytes before a nomination.
     NominateBytes,
+    /// Which waits spin.
+    Profile,
     /// Longest spin.
     SpinUs,
     /// How long a full ring is borne.
@@ -69,15 +71,19 @@ const ABSENT: [(&str, &str); 4] = [
     ("smcr_max_links_per_lgr", "it is SMC-R's; the two processes of a link group share one page of memory"),
 ];
 
+/// What `profile` takes, by its values (`shunpike_shm::pages::profile`).
+pub const PROFILES: [&str; 3] = ["balanced", "latency", "efficiency"];
+
 impl Knob {
     /// All of them, SMC's first.
-    pub const ALL: [Knob; 12] = [
+    pub const ALL: [Knob; 13] = [
         Knob::Wmem,
         Knob::Rmem,
         Knob::MaxConnsPerLgr,
         Knob::LimitSmcHs,
         Knob::NominateCalls,
         Knob::NominateBytes,
+        Knob::Profile,
         Knob::SpinUs,
         Knob::GraceMs,
         Knob::Active,
@@ -126,6 +132,13 @@ impl Knob {
                 1 << 30,
                 65536,
                 "nominate after this many bytes in either direction",
+            ),
+            Knob::Profile => form(
+                "profile",
+                0,
+                PROFILES.len() as u64 - 1,
+                0,
+                "which waits spin: 0 balanced, those that pay; 1 latency, all; 2 efficiency, none",
             ),
             Knob::SpinUs => {
                 form("spin_us", 0, 10_000, 30, "longest spin before a sleep, microseconds; 0: none")
@@ -195,11 +208,16 @@ impl Knob {
         let value = match text {
             "on" if max == 1 => Some(1),
             "off" if max == 1 => Some(0),
+            word if self == Knob::Profile && PROFILES.contains(&word) => {
+                PROFILES.iter().position(|profile| *profile == word).map(|at| at as u64)
+            }
             _ => number(text),
         };
         let on = format!("{name}={text}");
         let range = if max == 1 {
             format!("{name} takes 0 or 1 (off, on)")
+        } else if self == Knob::Profile {
+            format!("{name} takes {}", PROFILES.join(", "))
         } else {
             format!("{name} takes {min} to {max}")
         };
@@ -377,6 +395,8 @@ mod tests {
             (Knob::Active, "off", 0),
             (Knob::DmbCopy, "on", 1),
             (Knob::MaxConnsPerLgr, "255", 255),
+            (Knob::Profile, "latency", 1),
+            (Knob::Profile, "2", 2),
         ] {
             assert_eq!(knob.value(text), Ok(value), "{knob:?} {text}");
         }
@@ -385,6 +405,8 @@ mod tests {
             (Knob::MaxConnsPerLgr, "256", "16 to 255"),
             (Knob::MaxConnsPerLgr, "15", "16 to 255"),
             (Knob::LimitSmcHs, "2", "0 or 1"),
+            (Knob::Profile, "3", "balanced, latency, efficiency"),
+            (Knob::Profile, "fast", "balanced, latency, efficiency"),
             (Knob::SpinUs, "on", "0 to 10000"),
             (Knob::SpinUs, "-1", "0 to 10000"),
             (Knob::SpinUs, "+1", "0 to 10000"),

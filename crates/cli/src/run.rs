@@ -45,6 +45,9 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
             if args.eager {
                 environment.set("SHUNPIKE_EAGER", "1".into());
             }
+            if let Some(profile) = &args.profile {
+                environment.set("SHUNPIKE_PROFILE", profile.into());
+            }
         }
     }
     Err(exec(&args.command, environment))

@@ -142,18 +142,19 @@ fn the_environment_says_what_the_library_needs() {
     let bed = Bed::new();
     let library = bed.path("libshunpike.so").display().to_string();
     let mut command = bed.shunpike();
-    command.args(ALONE).args(["--eager", "--", "env"]);
+    command.args(ALONE).args(["--eager", "--profile", "latency", "--", "env"]);
     let output = text(&command.env("LD_PRELOAD", "libm.so.6").env("KEPT", "yes").output().expect("shunpike"));
     for line in [
         &format!("LD_PRELOAD={library}:libm.so.6"),
         "SHUNPIKE_SOCKET=/nonexistent/broker.sock",
         "SHUNPIKE_EAGER=1",
+        "SHUNPIKE_PROFILE=latency",
         "KEPT=yes",
     ] {
         assert!(output.lines().any(|have| have == line), "{line} in {output}");
     }
     let plain = text(&alone(&bed, &["env"]));
-    assert!(!plain.contains("SHUNPIKE_EAGER"), "{plain}");
+    assert!(!plain.contains("SHUNPIKE_EAGER") && !plain.contains("SHUNPIKE_PROFILE"), "{plain}");
 }
 
 #[test]

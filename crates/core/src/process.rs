@@ -65,6 +65,8 @@ static DEFAULTS: KnobPage = KnobPage {
 pub struct Options {
     /// Nominate at connect and accept, and let the first data call wait for its lane.
     pub eager: bool,
+    /// Which waits spin, in place of what the broker says: one of [`profile`].
+    pub profile: Option<u32>,
 }
 
 /// Start-up, once, before the program's first instruction where the loader allows it. In this order:
@@ -80,6 +82,7 @@ pub fn start(options: Options) {
     // 4. How readers without a lock are waited for.
     readers::start();
     EAGER.store(options.eager, Ordering::Relaxed);
+    OWN_PROFILE.store(options.profile.unwrap_or(BROKERS), Ordering::Relaxed);
     // 5. Room for descriptors of ours, before there are threads.
     descriptors::make_room();
     // 6. The table, last: before it every descriptor is libc's business.
@@ -127,9 +130,27 @@ pub fn may_spin() -> bool {
     knobs().cpus.load(Ordering::Relaxed).max(CPUS.load(Ordering::Relaxed)) > 1
 }
 
+/// Of a program that has none of its own.
+const BROKERS: u32 = u32::MAX;
+static OWN_PROFILE: AtomicU32 = AtomicU32::new(BROKERS);
+
+/// The profile of this name.
+pub fn profile_named(name: &[u8]) -> Option<u32> {
+    match name {
+        b"balanced" => Some(profile::BALANCED),
+        b"latency" => Some(profile::LATENCY),
+        b"efficiency" => Some(profile::EFFICIENCY),
+        _ => None,
+    }
+}
+
 /// Which waits of this process spin; `None`: none does.
 pub fn profile() -> Option<Profile> {
-    match knobs().profile.load(Ordering::Relaxed) {
+    let profile = match OWN_PROFILE.load(Ordering::Relaxed) {
+        BROKERS => knobs().profile.load(Ordering::Relaxed),
+        own => own,
+    };
+    match profile {
         profile::LATENCY => Some(Profile::Latency),
         profile::EFFICIENCY => None,
         _ => Some(Profile::Balanced),

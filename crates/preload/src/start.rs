@@ -43,7 +43,10 @@ extern "C" fn start() {
     // 7. What of its memory is there for good.
     memory::start();
     // 8. From here on connections are watched.
-    process::start(process::Options { eager: variable(c"SHUNPIKE_EAGER").is_some_and(|v| v == b"1") });
+    process::start(process::Options {
+        eager: variable(c"SHUNPIKE_EAGER").is_some_and(|v| v == b"1"),
+        profile: variable(c"SHUNPIKE_PROFILE").and_then(process::profile_named),
+    });
 }
 
 // SAFETY: glibc's functions have these signatures (stdlib.h).

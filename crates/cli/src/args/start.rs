@@ -13,6 +13,9 @@ pub struct Run {
     /// Ask for a lane at connect and accept, and let the first data call wait for it, a second or two at most
     #[arg(long)]
     pub eager: bool,
+    /// Which waits of CMD spin, in place of the broker's setting: those that pay (balanced), all (latency), none (efficiency)
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(shunpike_broker::PROFILES))]
+    pub profile: Option<String>,
     /// Whose broker CMD is to use: the system's where it serves, else a private one that CMD leaves for the system's once that
     /// serves (auto); the system's, or nothing is started (system); a private one, which it stays with (private)
     #[arg(long, value_name = "WHICH", value_enum, default_value_t = Whose::Auto)]
