@@ -8,6 +8,7 @@
 mod bed;
 mod broker;
 mod chart;
+mod curve;
 mod goal;
 pub mod load;
 mod machine;
@@ -28,7 +29,8 @@ use std::path::{Path, PathBuf};
 /// What to measure, and how to show it.
 #[derive(Args)]
 pub struct Options {
-    /// Workloads, by the names or beginnings of names that --list shows; all of them by default
+    /// Workloads, by the names or beginnings of names that --list shows; all of them by default. Or 'load', and echo, redis or nginx: CPU
+    /// time and latencies at shares of TCP's highest rate
     #[arg(value_name = "WORKLOAD")]
     pub workloads: Vec<String>,
     /// List the workloads, and what they need
@@ -65,6 +67,8 @@ pub struct Programs {
 pub enum Error {
     /// No workload has this name.
     Unknown(String),
+    /// `load` knows no server of this name, but these.
+    NoLoad(String, Vec<&'static str>),
     /// Something that all measurements need could not be set up.
     Setup(&'static str, io::Error),
     /// A file could not be written.
@@ -81,6 +85,7 @@ impl fmt::Display for Error {
             Error::Unknown(name) => {
                 write!(f, "no workload begins with '{name}'; 'shunpike bench --list' shows them")
             }
+            Error::NoLoad(name, known) => write!(f, "no load '{name}'; there are {}", known.join(", ")),
             Error::Setup(what, source) => write!(f, "cannot {what}: {source}"),
             Error::Write(path, source) => write!(f, "cannot write {}: {source}", path.display()),
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
@@ -95,6 +100,9 @@ impl std::error::Error for Error {}
 
 /// Measures, and shows what came of it.
 pub fn bench(options: &Options, programs: &Programs) -> Result<(), Error> {
+    if options.workloads.first().is_some_and(|word| word == curve::NAME) {
+        return curves(options, programs);
+    }
     let chosen = workloads::chosen(&options.workloads, options.quick).map_err(Error::Unknown)?;
     if options.list {
         return table::list(&chosen).map_err(Error::Output);
@@ -110,6 +118,20 @@ pub fn bench(options: &Options, programs: &Programs) -> Result<(), Error> {
         write(path, &chart::draw(&report))?;
     }
     if options.check { check(&report) } else { Ok(()) }
+}
+
+fn curves(options: &Options, programs: &Programs) -> Result<(), Error> {
+    let settings = round::Settings::of(options);
+    let curves = curve::measure(&options.workloads[1..], &settings, programs)?;
+    curve::table(&curves).map_err(Error::Output)?;
+    if let Some(path) = &options.json {
+        let text = serde_json::to_string_pretty(&curves).expect("names and numbers are JSON");
+        write(path, &(text + "\n"))?;
+    }
+    match &options.chart {
+        Some(path) => write(path, &curve::draw(&curves)),
+        None => Ok(()),
+    }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {

@@ -44,6 +44,11 @@ impl Machine {
         self.load_end = load();
     }
 
+    /// Whether others wanted it, too, when it was first looked at.
+    pub fn is_busy(&self) -> bool {
+        self.load_begin > self.cpus as f64 * 0.5
+    }
+
     /// One line.
     pub fn show(&self) -> String {
         let kind = if self.virtual_machine { "virtual machine" } else { "machine" };

@@ -14,6 +14,7 @@ use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// The seeds' number of requests is for runs of this length.
 const USUAL_SECONDS: u32 = 2;
@@ -43,6 +44,11 @@ impl Settings {
         }
     }
 
+    #[cfg(test)]
+    pub fn for_tests() -> Self {
+        Self { runs: 1, seconds: 1, quick: true, files: AtomicU32::new(0) }
+    }
+
     /// How much longer than usual a run is.
     pub fn share(&self) -> f64 {
         let share = f64::from(self.seconds) / f64::from(USUAL_SECONDS);
@@ -58,19 +64,30 @@ pub fn is_interrupted() -> bool {
     INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
+/// From here on SIGINT and SIGTERM end the rounds.
+pub fn end_at_signals() -> Result<(), Error> {
+    let flag = INTERRUPTED.get_or_init(Arc::default);
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, flag.clone())
+            .map_err(|error| Error::Setup("catch signals", error))?;
+    }
+    Ok(())
+}
+
+/// Where the programs of all measurements have theirs.
+pub fn directory() -> Result<TempDir, Error> {
+    let directory = tempfile::Builder::new().prefix("shunpike-bench-").tempdir();
+    directory.map_err(|error| Error::Setup("make a directory for the programs", error))
+}
+
 /// Measures all of `workloads`.
 pub fn all(
     workloads: &[&'static Workload],
     settings: &Settings,
     programs: &Programs,
 ) -> Result<Report, Error> {
-    let flag = INTERRUPTED.get_or_init(Arc::default);
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, flag.clone())
-            .map_err(|error| Error::Setup("catch signals", error))?;
-    }
-    let directory = tempfile::Builder::new().prefix("shunpike-bench-").tempdir();
-    let directory = directory.map_err(|error| Error::Setup("make a directory for the programs", error))?;
+    end_at_signals()?;
+    let directory = directory()?;
     let mut machine = Machine::look();
     let runnable: Vec<&Workload> =
         workloads.iter().copied().filter(|workload| workload.missing().is_empty()).collect();

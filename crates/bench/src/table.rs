@@ -17,8 +17,8 @@ pub fn show(report: &Report) -> io::Result<()> {
         out,
         "Medians (least-most) of {runs} runs of {seconds} s, the sides in turn. Ratio: no-copy to TCP, as what is to be reached,\nwhere no other measure is named.\n"
     )?;
-    if report.machine.load_begin > report.machine.cpus as f64 * 0.5 {
-        writeln!(out, "Others were using this machine: read the ratios, and not too closely.\n")?;
+    if report.machine.is_busy() {
+        writeln!(out, "{BUSY}\n")?;
     }
     let is_limit = |row: &&Row| row.sides.contains_key(&Side::Machine);
     let limits: Vec<&Row> = report.rows.iter().filter(is_limit).collect();
@@ -74,7 +74,11 @@ pub fn list(workloads: &[&Workload]) -> io::Result<()> {
     writeln!(io::stdout(), "{}", text(&table))
 }
 
-fn new(heading: &[&str]) -> Table {
+/// Above figures that a loaded machine made.
+pub const BUSY: &str = "Others were using this machine: read the ratios, and not too closely.";
+
+/// A table with these columns.
+pub fn new(heading: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(heading.iter().map(Cell::new));
@@ -91,7 +95,8 @@ fn right(text: String) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
-fn text(table: &Table) -> String {
+/// Its lines.
+pub fn text(table: &Table) -> String {
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 

@@ -79,7 +79,7 @@ pub enum Load {
     Paced {
         /// tcp:PORT or unix:PATH
         to: Endpoint,
-        /// Requests a second
+        /// Requests a second; 0: as many as are answered
         rate: f64,
         /// Connections that they are divided among
         connections: usize,

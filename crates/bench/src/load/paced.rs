@@ -19,7 +19,7 @@ pub struct Plan<'a> {
     pub request: &'a [u8],
     /// Bytes of its answer.
     pub answer: usize,
-    /// Requests a second, over all connections.
+    /// Requests a second, over all connections; 0: as many as are answered, a closed loop.
     pub rate: f64,
     pub connections: usize,
     pub seconds: f64,
@@ -40,7 +40,7 @@ pub struct Paced {
     pub server: f64,
     /// CPU time of the client, seconds.
     pub client: f64,
-    /// CPU time of the whole machine, seconds.
+    /// CPU time of all that ran on the machine, seconds.
     pub machine: f64,
     /// From when a request was due to its answer, nanoseconds: the 50th, 99th and 99.9th percentile.
     pub latencies: [u64; 3],
@@ -102,25 +102,30 @@ impl<'a> Run<'a> {
         Ok(Self { plan, set, connections, free, buffer: vec![0; 1 << 16] })
     }
 
-    /// Answers, and the seconds until the last of them.
+    /// Answers to what was due within so many seconds, and the seconds until the last of them. What is still due then, as the server is too
+    /// slow, is not sent.
     fn turn(&mut self, seconds: f64, latencies: &mut Histogram<u64>) -> io::Result<(u64, f64)> {
         let start = Instant::now();
-        let count = (seconds * self.plan.rate).ceil() as u64;
-        let due = |number: u64| start + Duration::from_secs_f64(number as f64 / self.plan.rate);
+        let end = start + Duration::from_secs_f64(seconds);
+        let step = if self.plan.rate > 0.0 { 1.0 / self.plan.rate } else { 0.0 };
+        let due = |number: u64| start + Duration::from_secs_f64(number as f64 * step);
         let (mut sent, mut answers) = (0, 0);
         let mut heard = start;
-        while answers < count {
+        loop {
             let mut now = Instant::now();
-            while sent < count && due(sent) <= now {
+            while now < end && due(sent) <= now {
                 let Some(number) = self.free.pop_front() else { break };
                 let connection = &mut self.connections[number];
-                connection.due = due(sent);
+                connection.due = if step > 0.0 { due(sent) } else { now };
                 // Less than any socket buffer, and nothing else is under way.
                 connection.stream.write_all(self.plan.request)?;
                 sent += 1;
                 now = Instant::now();
             }
-            let may_send = sent < count && !self.free.is_empty();
+            let may_send = now < end && due(sent) < end && !self.free.is_empty();
+            if !may_send && answers == sent {
+                break;
+            }
             let wait = if may_send { due(sent).saturating_duration_since(now) } else { LOST };
             let got = self.answers(wait, latencies)?;
             answers += got;
@@ -130,7 +135,8 @@ impl<'a> Run<'a> {
                 return Err(io::Error::other(format!("no answer for {} s", LOST.as_secs())));
             }
         }
-        Ok((answers, start.elapsed().as_secs_f64()))
+        // A rate of little has its last pause, too.
+        Ok((answers, start.elapsed().as_secs_f64().max(seconds)))
     }
 
     /// Waits so long for answers, and takes them.
@@ -183,13 +189,15 @@ fn of_process(pid: &str) -> io::Result<f64> {
     Ok(nanoseconds * 1e-9)
 }
 
-/// All but idle and waiting for disks: user, nice, system, interrupts.
+/// Of all CPUs, since some time: that they were not idle. Busy time itself the kernel only samples, each tick.
 fn of_machine() -> io::Result<f64> {
     let stat = fs::read_to_string("/proc/stat")?;
-    let mut words = stat.split_whitespace().skip(1).map(|word| word.parse::<f64>().unwrap_or(0.0));
-    let all: Vec<f64> = words.by_ref().take(7).collect();
+    let cpus = stat.lines().skip(1).take_while(|line| line.starts_with("cpu")).count();
+    let field = |at| stat.split_whitespace().nth(at).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
     // SAFETY: takes no pointer.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    let busy = [0, 1, 2, 5, 6].iter().filter_map(|at| all.get(*at)).sum::<f64>();
-    Ok(busy / ticks)
+    let uptime = fs::read_to_string("/proc/uptime")?;
+    let up = uptime.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+    // Idle, and idle with a disk at work.
+    Ok(up * cpus as f64 - (field(4) + field(5)) / ticks)
 }

@@ -139,6 +139,13 @@ fn requests(bed: &mut Bed, page: Page, threads: u32, connections: u32) -> Result
     Ok(Sample::new(vec![rate], bytes))
 }
 
+/// An nginx with one worker at `port`, which answers each request with a few words.
+pub fn one_worker(bed: &Bed, port: &str) -> Result<Command, Failed> {
+    let configuration = bed.directory.join("nginx.conf");
+    fs::write(&configuration, configure(bed, Page::Return, 1, port)?)?;
+    Ok(bed.command([&"nginx".into(), &"-c".into(), &configuration.into_os_string()].map(|word| word.clone())))
+}
+
 /// Requests a second on so many connections, of a server with so many workers.
 pub fn rate_of_workers(bed: &mut Bed, workers: u32, connections: u32) -> Result<f64, Failed> {
     rate(bed, Page::Return, workers, SEEDS, connections)

@@ -11,7 +11,9 @@ mod packaged;
 mod queues;
 mod zerocopy;
 
+pub use http::{NGINX, one_worker};
 pub use limits::{LINE, RING};
+pub use packaged::REDIS;
 
 use crate::bed::{Bed, Failed, Sample};
 use crate::goal::{Better, Goal};
@@ -147,7 +149,8 @@ impl Workload {
 }
 
 impl Program {
-    fn is_here(&self) -> bool {
+    /// Whether it is on the path.
+    pub fn is_here(&self) -> bool {
         let path = env::var_os("PATH").unwrap_or_default();
         let usual = ["/usr/sbin", "/sbin"].map(|dir| Path::new(dir).to_owned());
         env::split_paths(&path).chain(usual).any(|dir| dir.join(self.name).is_file())

@@ -8,7 +8,7 @@ use crate::unit::Unit;
 
 const SOCKPERF: &[Program] = &[Program { name: "sockperf", package: "sockperf" }];
 const IPERF: &[Program] = &[Program { name: "iperf3", package: "iperf3" }];
-const REDIS: &[Program] = &[
+pub const REDIS: &[Program] = &[
     Program { name: "redis-server", package: "redis-server" },
     Program { name: "redis-benchmark", package: "redis-tools" },
 ];
