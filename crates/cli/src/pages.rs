@@ -6,6 +6,7 @@ use crate::socket;
 use clap::CommandFactory;
 use clap_mangen::Man;
 use roff::{Inline, Roff, bold, roman};
+use shunpike_broker::settings::Knob;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -13,8 +14,33 @@ use std::path::Path;
 pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "shunpike", &mut script);
+    if shell == clap_complete::Shell::Bash {
+        let names: Vec<&str> = Knob::ALL.into_iter().map(Knob::name).collect();
+        script.extend(BASH.replace("SETTINGS", &names.join(" ")).into_bytes());
+    }
     io::stdout().write_all(&script).map_err(Error::Output)
 }
+
+/// What bash completes beside what is in the definitions: settings, and PIDs that `ss` shows.
+const BASH: &str = r#"
+_shunpike_more() {
+    _shunpike "$@"
+    local current="${COMP_WORDS[COMP_CWORD]}" words=""
+    [[ $current == -* ]] && return
+    case "${COMP_WORDS[1]}" in
+        sysctl) words="SETTINGS" ;;
+        explain|revoke)
+            words="$("${COMP_WORDS[0]}" ss 2>/dev/null | awk '
+                NR == 1 { for (i = 1; i <= NF; i++) if ($i == "PID") back = NF - i; next }
+                back && NF > back && $(NF - back) ~ /^[0-9]+$/ { print $(NF - back) }' | sort -nu)" ;;
+        *) return ;;
+    esac
+    local more
+    mapfile -t more < <(compgen -W "$words" -- "$current")
+    COMPREPLY+=("${more[@]}")
+}
+complete -F _shunpike_more -o bashdefault -o default shunpike
+"#;
 
 /// Writes shunpike.1 and a page for each subcommand into `directory`.
 pub fn man(directory: &Path) -> Result<(), Error> {

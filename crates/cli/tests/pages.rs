@@ -6,13 +6,15 @@ use bed::{Bed, errors, text};
 use shunpike_wire::Reason;
 use std::fs;
 
-const SUBCOMMANDS: [&str; 18] = [
+const SUBCOMMANDS: [&str; 20] = [
     "run",
     "broker",
     "cdi",
     "ss",
     "stats",
     "explain",
+    "events",
+    "policy",
     "revoke",
     "device",
     "info",
@@ -132,4 +134,19 @@ fn completions_are_scripts_that_know_the_subcommands() {
     fs::write(&script, text(&bed.output(&["completions", "bash"]))).expect("file");
     let check = bed.command("bash").arg("-n").arg(&script).status().expect("bash");
     assert!(check.success());
+    let completed = |words: &str, shown: &str| {
+        let line = format!(
+            "shunpike() {{ printf '%s\\n' {shown}; }}; . '{}'; COMP_WORDS=({words}); COMP_CWORD=2; \
+             _shunpike_more shunpike \"${{COMP_WORDS[2]}}\" \"${{COMP_WORDS[1]}}\"; echo \"${{COMPREPLY[@]}}\"",
+            script.display()
+        );
+        text(&bed.command("bash").args(["-c", &line]).output().expect("bash")).trim().to_owned()
+    };
+    assert_eq!(completed("shunpike sysctl spin", "''"), "spin_us");
+    let rows = "'State PID Command' 'ACTIVE 4711 redis' 'ACTIVE 4711 redis' 'ACTIVE 52 nginx'";
+    assert_eq!(completed("shunpike explain 4", rows), "4711");
+    assert_eq!(
+        completed("shunpike revoke ''", rows).split_whitespace().collect::<Vec<_>>().last(),
+        Some(&"4711")
+    );
 }
