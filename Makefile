@@ -69,8 +69,10 @@ lint:
 # Installs what is built already, so that `sudo make install` compiles nothing as root.
 install: | $(RELEASE)/shunpike
 	install -D -m 755 $(RELEASE)/shunpike $(DESTDIR)$(PREFIX)/bin/shunpike
-	# By a new name first: programs that start meanwhile, or run from it, have the old one or the new one whole.
+	# By a new name first: programs that start meanwhile, or run from it, have the old one or the new one whole; so they have after a
+	# power failure.
 	install -D -m 644 $(RELEASE)/libshunpike.so $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new
+	sync $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new
 	mv -f $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new $(DESTDIR)$(PREFIX)/lib/libshunpike.so
 	install -d $(SHARE)/man/man1
 	$(RELEASE)/shunpike man $(SHARE)/man/man1

@@ -106,6 +106,7 @@ CAUSES = {
         "core/rx.rs": ("a word that cannot be", "broke the protocol"),
         "core/tx.rs": ("the same, of the reader's", "broke the protocol"),
     },
+    "PortOff": {"core/upgrade/nomination.rs": ("a list has one of its ports off", "one of its ports off")},
     "PrivateDescriptors": {"preload/indirect.rs": ("unshare(CLONE_FILES) in a thread", "descriptors of their own")},
     "Revoked": {"core/upgrade.rs": ("`shunpike revoke`", "by the operator")},
     "SetUnseen": {"core/epoll/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},

@@ -65,6 +65,9 @@ fn advice(reason: Reason) -> &'static str {
         }
         Reason::VersionDiffers => "restart the program, or the broker: whichever runs the older version",
         Reason::Inactive => "the device was switched off: 'shunpike device set active on'",
+        Reason::PortOff => {
+            "change the line in /etc/shunpike/enabled, and restart the program; 'shunpike enable --all' checks the list"
+        }
         Reason::NotLocal => "nothing: the peer is on another host, which only TCP reaches",
         Reason::GidUnreachable => {
             "the ends use different brokers: let both use one socket (SHUNPIKE_SOCKET or --socket)"

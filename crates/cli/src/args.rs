@@ -6,7 +6,8 @@ mod start;
 mod tools;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
-pub use node::CdiAction;
+pub use node::{CdiAction, Enable};
+use node::{DISABLE_NOTES, ENABLE_NOTES};
 pub use notes::EXIT_STATUS;
 use notes::{
     BENCH_NOTES, BROKER_NOTES, CHK_NOTES, DBG_NOTES, DEVICE_NOTES, EVENTS_NOTES, EXAMPLES, OVERVIEW,
@@ -140,6 +141,12 @@ pub enum Command {
         #[command(subcommand)]
         load: shunpike_bench::load::Load,
     },
+    /// Have a service, or all programs of this machine, run under Shunpike from their next start on
+    #[command(after_help = ENABLE_NOTES)]
+    Enable(Enable),
+    /// Undo 'enable'
+    #[command(after_help = DISABLE_NOTES)]
+    Disable(Enable),
     /// Have container engines put programs under Shunpike, by a device (CDI)
     Cdi {
         /// What.

@@ -53,6 +53,9 @@ pub fn advice(reason: Reason) -> &'static str {
             "Run both ends as one user, or let the system-wide broker's policy join them: allow = \"any\" under [peers] in \
              /etc/shunpike/broker.toml, then 'shunpike policy reload' ('shunpike policy' shows what holds)."
         }
+        PortOff => {
+            "Change the line in /etc/shunpike/enabled ('shunpike enable --all' checks it), and restart the program."
+        }
         NotLocal => "Nothing: shared memory ends at the host; the connection stays TCP.",
         GidUnreachable | NoSmcDV2Device => {
             "Let both ends use one broker: 'shunpike device' shows the GID on either side."

@@ -78,6 +78,54 @@ pub enum Error {
     CdiName(PathBuf),
     /// A path that cannot stand in a specification.
     CdiPath(PathBuf),
+    /// No name of a service.
+    UnitName(String),
+    /// No such service.
+    NoUnit {
+        /// Its name.
+        name: String,
+        /// In which system.
+        root: PathBuf,
+    },
+    /// The service is masked.
+    MaskedUnit {
+        /// Its name.
+        name: String,
+        /// The link that masks it.
+        file: PathBuf,
+    },
+    /// A file could not be read.
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The list of what is on cannot be understood.
+    List {
+        /// The list.
+        path: PathBuf,
+        /// The line; 0: the whole.
+        line: usize,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// Others could change what is to be in every program.
+    UnsafeLibrary {
+        /// The library.
+        library: PathBuf,
+        /// What others could change.
+        path: PathBuf,
+        /// Why they could.
+        why: Unsafe,
+    },
+    /// A program did not start well with the library.
+    LibraryFails {
+        /// The library.
+        library: PathBuf,
+        /// What came of it.
+        why: String,
+    },
     /// `chk` cannot make an address of what it was given.
     Target {
         /// As given.
@@ -118,6 +166,24 @@ pub enum Error {
     Itself(io::Error),
     /// The broker could not arrange to be told to end.
     Signals(io::Error),
+}
+
+/// Why others than root could change a file.
+#[derive(Debug)]
+pub enum Unsafe {
+    /// It is this user's.
+    Owner(u32),
+    /// Others may write it.
+    Writable,
+}
+
+impl fmt::Display for Unsafe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unsafe::Owner(uid) => write!(f, "is of uid {uid}"),
+            Unsafe::Writable => f.write_str("may be written by others than root"),
+        }
+    }
 }
 
 impl Error {
@@ -225,6 +291,46 @@ impl fmt::Display for Error {
                 f,
                 "the path {} is not UTF-8, as JSON has to be; move what is there, or set SHUNPIKE_LIB or --socket to another path",
                 path.display()
+            ),
+            Error::UnitName(name) => {
+                write!(
+                    f,
+                    "'{name}' is no service of systemd; write its name, as redis-server or redis-server.service"
+                )
+            }
+            Error::NoUnit { name, root } => write!(
+                f,
+                "there is no unit {name} in the system at {}; 'systemctl list-unit-files --type=service' lists those that there are",
+                root.display()
+            ),
+            Error::MaskedUnit { name, file } => {
+                write!(f, "{name} is masked by {}; 'systemctl unmask {name}' first", file.display())
+            }
+            Error::Read { path, source } => write!(f, "cannot read {}: {source}", path.display()),
+            Error::List { path, line: 0, why } => {
+                write!(
+                    f,
+                    "cannot use the list {}: {why}; nothing was changed; correct it, or move it away",
+                    path.display()
+                )
+            }
+            Error::List { path, line, why } => {
+                write!(
+                    f,
+                    "cannot use the list {}: line {line}: {why}; nothing was changed; correct it",
+                    path.display()
+                )
+            }
+            Error::UnsafeLibrary { library, path, why } => write!(
+                f,
+                "{} cannot be in every program: {} {why}; install it where only root writes, as in /usr/lib",
+                library.display(),
+                path.display()
+            ),
+            Error::LibraryFails { library, why } => write!(
+                f,
+                "a program that loads {} does not start well ({why}); nothing was changed; is it built for this system?",
+                library.display()
             ),
             Error::Target { target, why } => {
                 write!(f, "cannot find '{target}': {why}; write HOST:PORT, as localhost:80 or [::1]:80")

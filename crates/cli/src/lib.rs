@@ -7,6 +7,7 @@ mod background;
 mod broker;
 mod cdi;
 mod codes;
+mod enable;
 mod error;
 mod names;
 mod pages;
@@ -53,6 +54,8 @@ fn dispatch(cli: Cli) -> Result<bool, Error> {
         Command::Explain(args) if args.codes => codes::print(&args.format),
         Command::Bench(options) => bench(&options),
         Command::BenchLoad { load } => shunpike_bench::load::run(load).map_err(Error::Load),
+        Command::Enable(args) => enable::enable(&args),
+        Command::Disable(args) => enable::disable(&args),
         Command::Cdi { action } => cdi::cdi(&action, socket),
         Command::Completions { shell } => pages::completions(shell),
         Command::Policy { action: Some(PolicyAction::Check { file, private }) } => {

@@ -126,7 +126,7 @@ const ENVIRONMENT: &[Item] = &[
     ),
     (
         "SHUNPIKE_LIB",
-        &["run", "bench", "cdi", "cdi-generate"],
+        &["run", "bench", "cdi", "cdi-generate", "enable"],
         "The library to preload, in place of the installed one.",
     ),
     ("LD_PRELOAD", &["run"], "What else is preloaded: it stays, behind the library."),
@@ -146,6 +146,17 @@ const FILES: &[Item] = &[
         "Policy and settings of the system-wide broker.",
     ),
     ("~/.config/shunpike/broker.toml", &["broker", "policy", "sysctl", "info"], "Those of a private broker."),
+    (
+        "/etc/systemd/system/UNIT.d/90-shunpike.conf",
+        &["enable", "disable"],
+        "The drop-in of a service that is enabled.",
+    ),
+    (
+        "/etc/ld.so.preload",
+        &["enable", "disable"],
+        "The loader's list of libraries that are in every program; 'enable --all' adds a line.",
+    ),
+    ("/etc/shunpike/enabled", &["enable", "disable"], "The list of what is on for 'enable --all'."),
     (
         "/etc/cdi/shunpike.json",
         &["cdi", "cdi-generate"],

@@ -44,6 +44,15 @@ fn write(beside: &Path, target: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
+/// Takes a file away. One that is not there is no error.
+pub fn remove(path: &Path) -> Result<bool, Error> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(Error::Write { path: path.to_owned(), source }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +79,7 @@ mod tests {
         fs::create_dir_all(occupied.join("full")).expect("directories");
         assert!(replace(&occupied, b"content").is_err());
         assert_eq!(fs::read_dir(dir.path()).expect("readable").count(), 1, "nothing is left beside it");
+        assert!(remove(&occupied).is_err());
+        assert!(!remove(&dir.path().join("missing")).expect("no error"));
     }
 }

@@ -9,6 +9,8 @@ use std::fs;
 const SUBCOMMANDS: [&str; 20] = [
     "run",
     "broker",
+    "enable",
+    "disable",
     "cdi",
     "ss",
     "stats",

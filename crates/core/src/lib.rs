@@ -12,6 +12,7 @@ pub mod cork;
 pub mod descriptors;
 pub mod device;
 pub mod eager;
+pub mod enabled;
 pub mod epoll;
 pub mod express;
 pub mod keepalive;

@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shunpike_core::{conn, process, session, sys, tls, user, wait};
+use shunpike_core::{conn, enabled, process, session, sys, tls, user, wait};
 
 use crate::{memory, readiness, signals};
 
@@ -11,13 +11,25 @@ use crate::{memory, readiness, signals};
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = start;
 
+/// The system-wide broker's socket, where a list says who is under Shunpike.
+const SYSTEM: &[u8] = b"/run/shunpike/broker.sock";
+
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// In this order; each line says why there.
 extern "C" fn start() {
-    // 1. Without a broker's path nothing is watched: the library was loaded by accident.
-    let Some(path) = variable(c"SHUNPIKE_SOCKET") else { return };
-    session::configure(path, variable(c"SHUNPIKE_PREFER").unwrap_or(b""));
+    // 1. Without a broker's path, and without a list that has this program on, nothing is watched: the library was loaded by accident.
+    // An empty path is a word against the list.
+    match variable(c"SHUNPIKE_SOCKET") {
+        Some(b"") => return,
+        Some(path) => session::configure(path, variable(c"SHUNPIKE_PREFER").unwrap_or(b"")),
+        None => {
+            if !enabled::by_list() {
+                return;
+            }
+            session::configure(SYSTEM, b"");
+        }
+    }
     // 2. Signals are kept back in critical sections before the first of them exists; faults of copies, from the
     // first copy on.
     tls::on_deferred(signals::deliver);

@@ -9,6 +9,7 @@
 
 pub mod cdc;
 pub mod clc;
+pub mod enabled;
 pub mod ids;
 pub mod reason;
 pub mod session;

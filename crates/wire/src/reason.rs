@@ -126,6 +126,7 @@ reasons! {
     GidUnreachable     = 0x0a02_0001, "gid_unreachable", "the peer's GID cannot be reached from this device";
     BypassedHooks      = 0x0a02_0002, "bypassed_hooks", "bytes go round the hooks (raw system calls, libc's aio, another process), or have: the kernel's counts differ";
     FastOpen           = 0x0a02_0003, "fast_open", "TCP Fast Open is in use";
+    PortOff            = 0x0a02_0004, "port_off", "the list of what is on (shunpike enable --all) has one of its ports off";
 
     // What the program did with the connection.
     Shared             = 0x0a03_0000, "shared", "several processes hold the connection (fork)";

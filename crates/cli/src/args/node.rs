@@ -1,6 +1,6 @@
 //! What switches Shunpike on for containers, services, or all of a machine.
 
-use clap::{Subcommand, ValueHint};
+use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
 
 const GENERATE_NOTES: &str = "\
@@ -26,4 +26,46 @@ pub enum CdiAction {
         #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         output: Option<PathBuf>,
     },
+}
+
+pub(super) const ENABLE_NOTES: &str = "\
+UNIT is a service of systemd, with or without '.service'. It gets a drop-in that preloads the library, before what the unit preloads \
+itself, and names the system-wide broker, which starts with it. The unit is under Shunpike from its next start on.
+
+--all puts the library into /etc/ld.so.preload, beside what others have there: it is in every program that starts from then on. The list \
+/etc/shunpike/enabled says which of them are on; without it, or with one that cannot be understood, none is. It has a line for each thing:
+  on program redis-server    a program by its name, its whole path, or * for any
+  off user 33                who starts it, by number
+  off port 5432              a port at either end of a connection; or 8000-8099
+What a line has off is off. Where lines have something of a kind on, nothing else of that kind is. A list that is not there is made, with \
+every program on. What is changed in it holds for programs that start later; 'enable --all' checks it.
+
+Programs under 'shunpike run' are on, whatever the list says; with an empty SHUNPIKE_SOCKET a program is off. setuid programs and the \
+first process of the machine are never on.
+
+Examples:
+  shunpike enable redis-server nginx
+  shunpike enable --all
+  shunpike disable --all";
+
+pub(super) const DISABLE_NOTES: &str = "\
+Takes away what 'enable' has put there, and nothing else. The list /etc/shunpike/enabled stays. Programs that run go on as they are; \
+'shunpike device set active off' moves their connections back to TCP.
+
+Examples:
+  shunpike disable redis-server
+  shunpike disable --all";
+
+/// `enable` and `disable`.
+#[derive(Args)]
+pub struct Enable {
+    /// Services
+    #[arg(value_name = "UNIT", required_unless_present = "all")]
+    pub units: Vec<String>,
+    /// All programs of this machine, but for those that the list has off
+    #[arg(long, conflicts_with = "units")]
+    pub all: bool,
+    /// The system below this directory, as for systemctl
+    #[arg(long, value_name = "DIR", default_value = "/", value_hint = ValueHint::DirPath)]
+    pub root: PathBuf,
 }

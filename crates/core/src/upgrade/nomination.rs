@@ -12,7 +12,7 @@ use super::{go_on, id_of};
 use crate::conn::{self, phase};
 use crate::session::{Session, borrowed};
 use crate::table::Conn;
-use crate::{clock, eager, epoll, process, rings, seen, sys, tenants, trace, user};
+use crate::{clock, eager, enabled, epoll, process, rings, seen, sys, tenants, trace, user};
 
 /// A connection that got no lane is nominated again after this long, doubled with each try.
 const BACKOFF_US: u64 = 50_000;
@@ -77,6 +77,9 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     };
     if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
         return stays(reason);
+    }
+    if enabled::bars(fd) {
+        return stays(Reason::PortOff);
     }
     // A peer that waits for the lane (`--eager`) hears of it by way of the match.
     let barred = conn::barred(fd);

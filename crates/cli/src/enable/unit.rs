@@ -1,0 +1,275 @@
+//! A service: a drop-in of its unit (systemd.unit(5)).
+
+use super::below;
+use crate::error::Error;
+use crate::{replace, socket};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where units are, the first of a name over the others.
+const PLACES: [&str; 7] = [
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+    "/run/systemd/generator",
+    "/run/systemd/generator.late",
+];
+
+/// Ours, among those of a unit. It comes late, as drop-ins are read by name.
+const DROP_IN: &str = "90-shunpike.conf";
+
+/// A service that there is, with what its files say.
+pub struct Unit {
+    name: String,
+    /// `KEY=VALUE` of the section Service, in the order in which they are read.
+    service: Vec<(String, String)>,
+}
+
+impl Unit {
+    /// The service called `name`, below `root`.
+    pub fn find(root: &Path, name: &str) -> Result<Self, Error> {
+        let name = full_name(name)?;
+        let template = template(&name);
+        let names: Vec<&str> =
+            [Some(&name), template.as_ref()].into_iter().flatten().map(String::as_str).collect();
+        let places = || PLACES.iter().map(|place| below(root, Path::new(place)));
+        let mut found = names.iter().flat_map(|name| places().map(move |place| place.join(name)));
+        let Some(file) = found.find(|file| fs::symlink_metadata(file).is_ok()) else {
+            return Err(Error::NoUnit { name, root: root.to_owned() });
+        };
+        // Links of units lead through the system below `root`.
+        let target = fs::read_link(&file)
+            .map(|to| if to.is_absolute() { below(root, &to) } else { file.with_file_name(to) });
+        if target.as_ref().is_ok_and(|target| *target == below(root, Path::new("/dev/null"))) {
+            return Err(Error::MaskedUnit { name, file });
+        }
+        let text = fs::read_to_string(target.as_ref().unwrap_or(&file))
+            .map_err(|source| Error::Read { path: file.clone(), source })?;
+        let mut service = assignments(&text);
+        for file in names.iter().rev().flat_map(|name| drop_ins(root, name)) {
+            service.extend(assignments(&fs::read_to_string(&file).unwrap_or_default()));
+        }
+        Ok(Self { name, service })
+    }
+
+    fn values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+        self.service.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    /// What the unit preloads itself, as its files write it.
+    fn preloads(&self) -> Option<String> {
+        let mut preloads = None;
+        for value in self.values("Environment") {
+            // An empty assignment takes back those before it.
+            if value.is_empty() {
+                preloads = None;
+            }
+            for word in words(value) {
+                if let Some(libraries) = word.strip_prefix("LD_PRELOAD=") {
+                    preloads = Some(libraries.to_owned());
+                }
+            }
+        }
+        preloads.filter(|libraries| !libraries.is_empty())
+    }
+
+    /// Puts it under Shunpike from its next start on; what to tell of it.
+    pub fn enable(&self, root: &Path, library: &Path) -> Result<String, Error> {
+        let library = library.display().to_string().replace('%', "%%");
+        let others = self.preloads().map(|others| format!(":{others}")).unwrap_or_default();
+        let (variable, socket) = (socket::VARIABLE, socket::SYSTEM);
+        let text = format!(
+            "# Made by 'shunpike enable {0}'; 'shunpike disable {0}' takes it away.\n\
+             [Unit]\n\
+             Wants=shunpike-broker.service\n\
+             After=shunpike-broker.service\n\
+             \n\
+             [Service]\n\
+             Environment=\"LD_PRELOAD={library}{others}\"\n\
+             Environment={variable}={socket}\n",
+            self.name
+        );
+        let file = drop_in(root, &self.name);
+        replace::replace(&file, text.as_bytes())?;
+        Ok(format!("{} is written; '{}' puts it under Shunpike", file.display(), restart(&self.name)))
+    }
+
+    /// What of the unit may keep it from lanes.
+    pub fn doubts(&self, root: &Path) -> Vec<String> {
+        let mut doubts = Vec::new();
+        let name = &self.name;
+        let families: Vec<&str> = self.values("RestrictAddressFamilies").collect();
+        let allows = |families: &&str| !families.starts_with('~') && !families.is_empty();
+        if families.iter().any(allows) && !families.iter().any(|some| some.contains("AF_UNIX")) {
+            doubts.push(format!(
+                "{name} may use no sockets but {}: the broker is not reached; add RestrictAddressFamilies=AF_UNIX ('systemctl edit {name}')",
+                families.join(" ")
+            ));
+        }
+        if let Some(key) =
+            ["RootDirectory", "RootImage"].iter().find(|key| self.values(key).any(|value| !value.is_empty()))
+        {
+            doubts.push(format!(
+                "{name} has a root of its own ({key}=): bind the library and /run/shunpike into it (BindReadOnlyPaths=, by 'systemctl edit {name}')"
+            ));
+        }
+        for file in self.values("EnvironmentFile").map(|file| file.trim_start_matches('-')) {
+            let text = fs::read_to_string(below(root, Path::new(file))).unwrap_or_default();
+            if text.lines().any(|line| line.trim_start().starts_with("LD_PRELOAD=")) {
+                doubts.push(format!(
+                    "{name} takes LD_PRELOAD from {file}, which is over the drop-in's: write the library into it, too"
+                ));
+            }
+        }
+        doubts
+    }
+}
+
+/// A service's whole name. Errors: it is of another kind, or no name of a unit.
+pub fn full_name(name: &str) -> Result<String, Error> {
+    const KINDS: [&str; 10] =
+        ["socket", "device", "mount", "automount", "swap", "target", "path", "timer", "slice", "scope"];
+    let is_of_names = |c: char| c.is_ascii_alphanumeric() || ":-_.\\@".contains(c);
+    let kind = name.rsplit_once('.').map(|(_, kind)| kind);
+    if name.is_empty()
+        || name.starts_with('.')
+        || !name.chars().all(is_of_names)
+        || kind.is_some_and(|kind| KINDS.contains(&kind))
+    {
+        return Err(Error::UnitName(name.to_owned()));
+    }
+    Ok(if kind == Some("service") { name.to_owned() } else { format!("{name}.service") })
+}
+
+/// `a@.service` of `a@b.service`.
+fn template(name: &str) -> Option<String> {
+    let (before, instance) = name.split_once('@')?;
+    (instance != ".service").then(|| format!("{before}@.service"))
+}
+
+fn drop_in(root: &Path, name: &str) -> PathBuf {
+    below(root, Path::new(PLACES[0])).join(format!("{name}.d")).join(DROP_IN)
+}
+
+/// The drop-ins of a unit, but for ours, in the order in which they are read.
+fn drop_ins(root: &Path, name: &str) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = Vec::new();
+    for place in PLACES {
+        let directory = below(root, Path::new(place)).join(format!("{name}.d"));
+        let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+        for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "conf")) {
+            let is_over = |other: &PathBuf| other.file_name() == file.file_name();
+            if file.file_name().is_some_and(|name| name != DROP_IN) && !found.iter().any(is_over) {
+                found.push(file);
+            }
+        }
+    }
+    found.sort_by(|one, other| one.file_name().cmp(&other.file_name()));
+    found
+}
+
+/// The assignments in the section Service.
+fn assignments(text: &str) -> Vec<(String, String)> {
+    let joined = text.replace("\\\n", " ");
+    let mut section = "";
+    let mut found = Vec::new();
+    for line in joined.lines().map(str::trim) {
+        if line.starts_with('[') {
+            section = line;
+        } else if section == "[Service]"
+            && !line.starts_with(['#', ';'])
+            && let Some((key, value)) = line.split_once('=')
+        {
+            found.push((key.trim().to_owned(), value.trim().to_owned()));
+        }
+    }
+    found
+}
+
+/// Words, as systemd quotes them.
+fn words(value: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let (mut word, mut quote, mut is_word) = (String::new(), None, false);
+    for c in value.chars() {
+        match quote {
+            Some(open) if c == open => quote = None,
+            None if c == '"' || c == '\'' => (quote, is_word) = (Some(c), true),
+            None if c.is_whitespace() => {
+                if is_word {
+                    words.push(std::mem::take(&mut word));
+                }
+                is_word = false;
+            }
+            _ => {
+                word.push(c);
+                is_word = true;
+            }
+        }
+    }
+    if is_word {
+        words.push(word);
+    }
+    words
+}
+
+/// Takes our drop-in away; what to tell of it.
+pub fn disable(root: &Path, name: &str) -> Result<String, Error> {
+    let file = drop_in(root, name);
+    if !replace::remove(&file)? {
+        return Ok(format!("{name} is not enabled: there is no {}", file.display()));
+    }
+    // Others' drop-ins may be there: then it stays.
+    let _ = file.parent().map(fs::remove_dir);
+    Ok(format!("{} is removed; '{}' takes it out of Shunpike", file.display(), restart(name)))
+}
+
+fn restart(name: &str) -> String {
+    format!("systemctl restart {name}")
+}
+
+/// Has the running systemd read its units again.
+pub fn reload(root: &Path) -> Result<(), Error> {
+    if root != Path::new("/") || !Path::new("/run/systemd/system").is_dir() {
+        return Ok(());
+    }
+    let told = Command::new("systemctl").arg("daemon-reload").status();
+    if !told.is_ok_and(|status| status.success()) {
+        eprintln!("shunpike: systemd could not be told of it; do so by hand: 'systemctl daemon-reload'");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_have_names() {
+        assert_eq!(full_name("redis").expect("a name"), "redis.service");
+        assert_eq!(full_name("a@b.service").expect("a name"), "a@b.service");
+        assert_eq!(full_name("php8.2-fpm").expect("a name"), "php8.2-fpm.service");
+        for wrong in ["", ".service", "a.socket", "../x", "a/b", "a b"] {
+            assert!(full_name(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(template("a@b.service").as_deref(), Some("a@.service"));
+        assert_eq!(template("a@.service"), None);
+    }
+
+    #[test]
+    fn what_a_unit_preloads_is_found_as_systemd_reads_it() {
+        for (text, preloads) in [
+            ("[Service]\nEnvironment=LD_PRELOAD=/a.so", Some("/a.so")),
+            ("[Service]\nEnvironment=A=1 \"LD_PRELOAD=/a.so /b.so\" B=2", Some("/a.so /b.so")),
+            ("[Service]\nEnvironment=A=1 \\\n  LD_PRELOAD=/a.so", Some("/a.so")),
+            ("[Service]\nEnvironment=LD_PRELOAD=/a.so\nEnvironment=", None),
+            ("[Service]\nEnvironment=LD_PRELOAD=/a.so\nEnvironment=LD_PRELOAD=/b.so", Some("/b.so")),
+            ("[Unit]\nEnvironment=LD_PRELOAD=/a.so\n[Service]\n#Environment=LD_PRELOAD=/a.so", None),
+        ] {
+            let unit = Unit { name: "x.service".into(), service: assignments(text) };
+            assert_eq!(unit.preloads().as_deref(), preloads, "{text}");
+        }
+    }
+}

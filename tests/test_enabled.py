@@ -1,0 +1,330 @@
+"""Switched on once: a service by a drop-in of its unit, a machine by /etc/ld.so.preload and a list. In a system of the test's own:
+this machine's files are not touched."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from harness import BINARY, LIBRARY
+from netns import needs_root
+from procs import free_port, until
+
+pytestmark = pytest.mark.operators
+
+OTHER = 61001
+# A system whose /etc, /opt and /run are the test's. What is below /opt only root can write, as where libraries are installed.
+SYSTEM = 'mount --bind "$0/opt" /opt && mount --bind "$0/run" /run && mount --bind "$0/etc" /etc && exec "$@"'
+
+
+class Machine:
+    """A system in a mount namespace: entered for each command, with the same directories."""
+
+    def __init__(self, world):
+        self.world, self.directory = world, world.directory / "machine"
+        for name in ("etc", "opt/bin", "opt/lib", "run/shunpike"):
+            (self.directory / name).mkdir(parents=True)
+        for name in ("passwd", "group", "ld.so.cache", "nsswitch.conf"):
+            shutil.copy(f"/etc/{name}", self.directory / "etc")
+        shutil.copy(BINARY, self.directory / "opt/bin/shunpike")
+        shutil.copy(LIBRARY, self.directory / "opt/lib/libshunpike.so")
+        self.preload, self.list = self.directory / "etc/ld.so.preload", self.directory / "etc/shunpike/enabled"
+
+    def inside(self, *argv, script=SYSTEM):
+        return ["unshare", "--mount", "sh", "-c", script, self.directory, *map(str, argv)]
+
+    def env(self):
+        return {key: value for key, value in self.world.env.items() if not key.startswith("SHUNPIKE_")}
+
+    def run(self, *argv, script=SYSTEM):
+        return subprocess.run(self.inside(*argv, script=script), env=self.env(), capture_output=True, text=True, timeout=60)
+
+    def shunpike(self, *arguments, **options):
+        return self.run("/opt/bin/shunpike", *arguments, **options)
+
+    def enable(self, text=None):
+        if text is not None:
+            self.list.parent.mkdir(exist_ok=True)
+            self.list.write_text(text)
+        ran = self.shunpike("enable", "--all")
+        assert ran.returncode == 0, ran.stderr
+
+
+@pytest.fixture
+def machine(world):
+    return Machine(world)
+
+
+@needs_root
+def test_others_lines_stay_and_ours_comes_and_goes(machine, bed):
+    own = machine.directory / "opt/lib/own.so"
+    shutil.copy(LIBRARY, own)
+    others = "# of others\n/opt/lib/own.so\n"
+    machine.preload.write_text(others)
+    machine.preload.chmod(0o640)
+    machine.enable()
+    assert machine.preload.read_text() == others + "/opt/lib/libshunpike.so\n"
+    machine.enable()
+    assert machine.preload.read_text() == others + "/opt/lib/libshunpike.so\n", "once"
+    assert machine.preload.stat().st_mode & 0o777 == 0o640
+    assert machine.list.read_text().endswith("on program *\n"), "a list is made"
+    machine.list.write_text("off program x\n")
+    ran = machine.shunpike("disable", "--all")
+    assert ran.returncode == 0 and "/etc/shunpike/enabled stays" in ran.stdout
+    assert machine.preload.read_text() == others and machine.list.read_text() == "off program x\n"
+    assert "no library" in machine.shunpike("disable", "--all").stdout
+    machine.preload.unlink()
+    machine.enable()
+    assert machine.shunpike("disable", "--all").returncode == 0 and not machine.preload.exists(), "as it was"
+
+
+def broker(machine):
+    """The system-wide broker of that system."""
+    world = machine.world
+    proc = world.start("broker", machine.inside("/opt/bin/shunpike", "broker"), env={"SHUNPIKE_SOCKET": ""})
+    until((machine.directory / "run/shunpike/broker.sock").exists, proc.describe)
+    return proc
+
+
+def watched(machine):
+    """How many connection ends programs have had under Shunpike, and how many of these on lanes."""
+    ends = json.loads(machine.shunpike("stats", "--json", "--absolute").stdout)["connections"]
+    return ends["handled"], ends["smc"], {entry["key"] for entry in ends["reasons"]}
+
+
+def talk(machine, program, port, *prefix):
+    env = {"BED_WARM_MS": "200"}
+    proc = machine.world.start("dialogue", machine.inside(*prefix, program, "both", port, 1, 2000), env=env)
+    proc.finish(seconds=60)
+
+
+@needs_root
+def test_the_list_says_who_is_on(machine, bed):
+    """Programs that are told nothing, by the environment or else."""
+    pingpong = machine.directory / "opt/bin/pingpong"
+    shutil.copy(bed / "pingpong", pingpong)
+    proc, port = broker(machine), free_port()
+    counts = [0]
+
+    def adds(text, *prefix):
+        machine.enable(text)
+        talk(machine, "/opt/bin/pingpong", port, *prefix)
+        before, counts[:] = counts[0], [until(lambda: watched(machine), "stats")[0]]
+        return counts[0] - before
+
+    assert adds("on program pingpong") == 2
+    until(lambda: watched(machine)[1] == 2, lambda: f"a lane: {watched(machine)}")
+    assert adds("on program /opt/bin/pingpong\noff user 1") == 2
+    assert adds("off program pingpong") == 0
+    assert adds("on program *\noff user 0") == 0
+    assert adds("on program *\non user 1") == 0
+    assert adds("on program *", "env", "SHUNPIKE_SOCKET=") == 0, "an empty path is a word against the list"
+    lanes = watched(machine)[1]
+    assert adds(f"off port {port}") == 2
+    until(lambda: "port_off" in watched(machine)[2], lambda: f"a reason: {watched(machine)}")
+    assert watched(machine)[1] == lanes, "and no lane"
+    machine.shunpike("disable", "--all")
+    talk(machine, "/opt/bin/pingpong", port)
+    assert watched(machine)[0] == counts[0]
+    proc.stop()
+
+
+@needs_root
+def test_setuid_programs_and_the_first_process_are_never_on(machine, bed):
+    """Nor is there anything of ours in them but the library."""
+    pingpong = machine.directory / "opt/bin/pingpong"
+    shutil.copy(bed / "pingpong", pingpong)
+    proc, port = broker(machine), free_port()
+    machine.enable("on program *")
+    as_other = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups"]
+    talk(machine, "/opt/bin/pingpong", port, *as_other)
+    assert watched(machine)[0] == 2, "without more rights it is"
+    pingpong.chmod(0o4755)
+    talk(machine, "/opt/bin/pingpong", port, *as_other)
+    assert watched(machine)[0] == 2
+    pingpong.chmod(0o755)
+    talk(machine, "/opt/bin/pingpong", port, "unshare", "--pid", "--fork")
+    assert watched(machine)[0] == 2
+    proc.stop()
+
+
+BROKEN = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_text(""),
+    "nonsense": lambda path: path.write_bytes(os.urandom(5000)),
+    "cut off": lambda path: path.write_text("on program *\noff prog"),
+    "too long": lambda path: path.write_text("on program *\n" + "#" * (1 << 20)),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a directory": lambda path: (path.unlink(), path.mkdir()),
+    "a loop": lambda path: (path.unlink(), path.symlink_to(path.name)),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("how", BROKEN)
+def test_with_a_broken_list_programs_start_and_stay_on_tcp(machine, bed, how):
+    shutil.copy(bed / "pingpong", machine.directory / "opt/bin/pingpong")
+    proc = broker(machine)
+    machine.enable()
+    BROKEN[how](machine.list)
+    ran = machine.run("sh", "-c", "cat /etc/ld.so.preload; exec 2>&1; ls /opt")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "/opt/lib/libshunpike.so\nbin\nlib\n", "")
+    talk(machine, "/opt/bin/pingpong", free_port())
+    assert watched(machine)[0] == 0
+    if how != "missing":
+        before = machine.preload.read_text()
+        ran = machine.shunpike("enable", "--all")
+        assert ran.returncode == 1 and "/etc/shunpike/enabled" in ran.stderr and machine.preload.read_text() == before, ran.stderr
+    proc.stop()
+
+
+@needs_root
+@pytest.mark.parametrize("library", ["missing", "empty", "nonsense"])
+def test_without_a_whole_library_programs_start(machine, library):
+    """The loader says that it ignores it, and that is all."""
+    machine.enable()
+    path = machine.directory / "opt/lib/libshunpike.so"
+    content = {"missing": None, "empty": b"", "nonsense": b"nonsense" * 1000}[library]
+    path.unlink() if content is None else path.write_bytes(content)
+    ran = machine.run("sh", "-c", "ls /opt")
+    assert (ran.returncode, ran.stdout) == (0, "bin\nlib\n")
+    assert "ignored" in ran.stderr
+    ran = machine.shunpike("enable", "--all")
+    assert ran.returncode != 0 and machine.preload.read_text() == "/opt/lib/libshunpike.so\n"
+    ran = machine.shunpike("disable", "--all")
+    assert ran.returncode == 0 and not machine.preload.exists(), "it can be taken away by what it was put there"
+
+
+@needs_root
+def test_a_full_disk_changes_nothing(machine):
+    """/etc on a disk of its own, on which nothing is left."""
+    script = """
+        mount --bind "$0/opt" /opt && mount -t tmpfs -o size=64k none "$0/run" && cp -a "$0/etc/." "$0/run" && mount --bind "$0/run" /etc
+        echo "# of others" >/etc/ld.so.preload
+        mkdir /etc/shunpike && echo "on program *" >/etc/shunpike/enabled
+        head -c 65536 /dev/zero >/etc/filler 2>/dev/null
+        "$@"; status=$?
+        cat /etc/ld.so.preload; ls -A /etc | grep -c new
+        exit $status"""
+    for name in ("ld.so.cache", "group", "nsswitch.conf"):
+        (machine.directory / "etc" / name).unlink()
+    ran = machine.shunpike("enable", "--all", script=script)
+    assert ran.returncode == 1 and "No space left" in ran.stderr and "/etc/ld.so.preload" in ran.stderr, ran.stderr
+    assert ran.stdout == "# of others\n0\n"
+
+
+@needs_root
+def test_what_others_could_write_is_in_no_program(machine):
+    for path, change in [("opt/lib", lambda at: at.chmod(0o777)), ("opt/lib/libshunpike.so", lambda at: os.chown(at, OTHER, 0))]:
+        at = machine.directory / path
+        before = at.stat()
+        change(at)
+        ran = machine.shunpike("enable", "--all")
+        assert ran.returncode == 1 and f"/{path}" in ran.stderr and "only root writes" in ran.stderr, ran.stderr
+        at.chmod(before.st_mode & 0o7777)
+        os.chown(at, 0, 0)
+        assert not machine.preload.exists()
+    (machine.directory / "opt/lib/libshunpike.so").write_bytes(b"nonsense")
+    ran = machine.shunpike("enable", "--all")
+    assert ran.returncode == 1 and "does not start well" in ran.stderr and "nothing was changed" in ran.stderr
+    assert not machine.preload.exists() and not machine.list.exists()
+
+
+@needs_root
+def test_a_program_that_is_off_pays_one_look_up(machine):
+    """Beside one that the environment has off, which makes no call at all for it."""
+    machine.enable("off program true")
+
+    def calls(*prefix):
+        ran = machine.run(*prefix, "strace", "-o", "/run/calls", "/bin/true")
+        assert ran.returncode == 0, ran.stderr
+        return [line.split("(")[0] for line in (machine.directory / "run/calls").read_text().splitlines()]
+
+    without, by_list = calls("env", "SHUNPIKE_SOCKET="), calls()
+    more = list(by_list)
+    for call in without:
+        more.remove(call)
+    assert sorted(more) == sorted(["getpid", "openat", "fstat", "read", "read", "close", "readlinkat", "geteuid"])
+    machine.list.unlink()
+    assert sorted(calls()) == sorted([*without, "getpid", "openat"])
+
+
+UNIT = "[Service]\nExecStart=/bin/true\n"
+
+
+@pytest.fixture
+def system(world):
+    """What is below a root of units, and the command with its library there."""
+    root = world.directory / "system"
+    for name in ("usr/lib/systemd/system", "etc/systemd/system"):
+        (root / name).mkdir(parents=True)
+    library = root / str(LIBRARY)[1:]
+    library.parent.mkdir(parents=True)
+    shutil.copy(LIBRARY, library)
+    return root
+
+
+def asked(world, system, word, *units):
+    return subprocess.run([BINARY, word, "--root", system, *units], env=world.env, capture_output=True, text=True, timeout=60)
+
+
+def write(system, name, text, place="usr/lib/systemd/system"):
+    path = system / place / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def verified(system, unit):
+    """What systemd has to say of a unit and its drop-ins, beside this machine's units."""
+    places = ":".join(str(system / place) for place in ("etc/systemd/system", "usr/lib/systemd/system"))
+    argv = ["systemd-analyze", "verify", "--man=no", unit]
+    return subprocess.run(argv, env=os.environ | {"SYSTEMD_UNIT_PATH": f"{places}:"}, capture_output=True, text=True, timeout=60).stderr
+
+
+def test_a_unit_is_enabled_and_disabled(world, system):
+    write(system, "cache.service", UNIT + 'Environment=A=1 "LD_PRELOAD=/a.so"\n')
+    write(system, "many@.service", UNIT)
+    ran = asked(world, system, "enable", "cache", "many@1.service")
+    assert ran.returncode == 0 and "systemctl restart cache.service" in ran.stdout, ran.stderr
+    drop_in = system / "etc/systemd/system/cache.service.d/90-shunpike.conf"
+    assert f'Environment="LD_PRELOAD={LIBRARY}:/a.so"\n' in drop_in.read_text(), "what the unit preloads stays"
+    assert (system / "etc/systemd/system/many@1.service.d/90-shunpike.conf").exists()
+    before = drop_in.read_text()
+    assert asked(world, system, "enable", "cache").returncode == 0 and drop_in.read_text() == before, "its own is no unit's"
+    assert not verified(system, "cache.service")
+    assert asked(world, system, "disable", "cache", "many@1").returncode == 0
+    assert not list((system / "etc/systemd/system").iterdir()), "nothing is left"
+    ran = asked(world, system, "disable", "cache")
+    assert ran.returncode == 0 and "is not enabled" in ran.stdout
+
+
+def test_a_broken_drop_in_would_be_seen(world, system):
+    """That `systemd-analyze verify` looks at drop-ins at all."""
+    write(system, "cache.service", UNIT)
+    write(system, "cache.service.d/90-shunpike.conf", "[Service]\nEnvironmnt=A\n", place="etc/systemd/system")
+    assert "90-shunpike.conf" in verified(system, "cache.service")
+
+
+def test_what_cannot_be_enabled_changes_nothing_and_says_what_to_do(world, system):
+    write(system, "cache.service", UNIT)
+    (system / "etc/systemd/system/masked.service").symlink_to("/dev/null")
+    for units, words in [(["cache", "nothing"], "list-unit-files"), (["cache", "a.socket"], "no service"), (["masked"], "unmask"), (["../x"], "no service")]:
+        ran = asked(world, system, "enable", *units)
+        assert ran.returncode == 1 and words in ran.stderr, (units, ran.stderr)
+    assert not list((system / "etc/systemd/system").glob("*.d"))
+
+
+def test_what_may_keep_a_unit_from_lanes_is_said(world, system):
+    write(system, "a.service", UNIT + "RestrictAddressFamilies=AF_INET AF_INET6\n")
+    write(system, "b.service", UNIT + "RestrictAddressFamilies=AF_INET AF_UNIX\n")
+    write(system, "c.service", UNIT + "RootDirectory=/srv\n")
+    write(system, "d.service", UNIT + "EnvironmentFile=-/etc/default/d\n")
+    write(system, "d", "LD_PRELOAD=/a.so\n", place="etc/default")
+    write(system, "e.service", UNIT)
+    write(system, "e.service.d/x.conf", "[Service]\nRootImage=/x\n", place="etc/systemd/system")
+    for unit, words in [("a", "AF_UNIX"), ("b", None), ("c", "BindReadOnlyPaths"), ("d", "/etc/default/d"), ("e", "RootImage")]:
+        ran = asked(world, system, "enable", unit)
+        assert ran.returncode == 0 and (words in ran.stderr if words else not ran.stderr), (unit, ran.stderr)
