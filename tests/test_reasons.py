@@ -146,7 +146,7 @@ def places():
             # Rows for the page and its tests set no code.
             if path.name == "tests.rs" or path.parts[-2:] == ("surface", "calls.rs"):
                 continue
-            text = "\n".join(line.split("//")[0] for line in path.read_text().split("#[cfg(test)]")[0].splitlines())
+            text = "\n".join(line.split("//")[0] for line in re.split(r"#\[cfg\(test\)\]\s*mod \w+ \{", path.read_text())[0].splitlines())
             for name in re.findall(r"\bReason::([A-Z]\w+)", text):
                 found[name].add(f"{crate}/{path.relative_to(root)}")
     return dict(found)
