@@ -374,16 +374,16 @@ pub fn threads() -> u64 {
     rustix::fs::stat(c"/proc/self/task").map_or(1, |stat| stat.st_nlink.saturating_sub(2).max(1))
 }
 
-// SAFETY: glibc's variable of this name and type (sys/single_threaded.h).
-unsafe extern "C" {
-    /// Not 0 while libc has made no second thread.
-    static __libc_single_threaded: core::sync::atomic::AtomicU8;
-}
-
-/// Whether this thread is the only one, as far as libc knows. One load.
+/// Whether this thread is the only one, as far as libc knows; no where it does not say (before glibc 2.32). Two loads.
 pub fn is_single_threaded() -> bool {
-    // SAFETY: a byte of libc's that is there as long as the process.
-    unsafe { &__libc_single_threaded }.load(core::sync::atomic::Ordering::Relaxed) != 0
+    let at: *const core::sync::atomic::AtomicU8;
+    // SAFETY: loads the address of glibc's variable of this name (sys/single_threaded.h), or null.
+    let told = unsafe {
+        asm!(".weak __libc_single_threaded", "mov {0}, qword ptr [rip + __libc_single_threaded@GOTPCREL]", out(reg) at,
+             options(pure, nomem, nostack, preserves_flags));
+        at.as_ref()
+    };
+    told.is_some_and(|alone| alone.load(core::sync::atomic::Ordering::Relaxed) != 0)
 }
 
 /// Numbers that the table of descriptors has room for, by /proc/self/status. `None` without /proc.

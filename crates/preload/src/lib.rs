@@ -16,6 +16,7 @@ mod bypass;
 mod data;
 mod exec;
 mod identity;
+mod imports;
 mod indirect;
 mod lifecycle;
 mod memory;
@@ -24,20 +25,34 @@ mod signals;
 mod start;
 mod syscall;
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
 use shunpike_core::conn::Outcome;
+use shunpike_core::libc_function;
 
-// SAFETY: glibc's pthread_testcancel has this signature (pthread.h).
-unsafe extern "C-unwind" {
-    fn pthread_testcancel();
-}
+type TestCancel = unsafe extern "C-unwind" fn();
+
+unsafe extern "C-unwind" fn not_to_be_cancelled() {}
+
+/// pthread_testcancel(3), from start-up on. Before glibc 2.34 a process without threads is without it, too.
+static TEST_CANCEL: AtomicPtr<c_void> = AtomicPtr::new(not_to_be_cancelled as *mut c_void);
 
 /// libc's calls act upon a cancellation also where they need not wait. A call that a lane answers does it here, with
 /// nothing held and nothing to be dropped: the frames of its hook are unwound.
 #[inline]
 fn cancellation_point() {
-    // SAFETY: no arguments.
-    unsafe { pthread_testcancel() };
+    // SAFETY: one of the two functions above, which have this type and no arguments.
+    unsafe {
+        let test: TestCancel = core::mem::transmute(TEST_CANCEL.load(Ordering::Relaxed));
+        test();
+    }
+}
+
+/// Finds what `cancellation_point` calls.
+fn can_be_cancelled() {
+    if let Some(test) = libc_function!("pthread_testcancel": TestCancel) {
+        TEST_CANCEL.store(test as *mut c_void, Ordering::Relaxed);
+    }
 }
 
 /// Sets errno.

@@ -3,6 +3,8 @@
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::imports;
+
 /// A libc function, looked up once, on first use: a constructor that runs before ours may call a hook.
 pub struct Real {
     name: &'static CStr,
@@ -24,14 +26,25 @@ impl Real {
 
     #[cold]
     fn resolve(&self) -> *mut c_void {
-        // SAFETY: a NUL-terminated name; RTLD_NEXT searches the objects after this one.
-        let mut at = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        if at.is_null() {
-            at = local(self.name).unwrap_or(missing as *mut c_void);
-        }
+        let at = imports::next(self.name)
+            .or_else(|| local(self.name))
+            .or_else(|| plainer(self.name))
+            .unwrap_or(imports::missing as *mut c_void);
         self.at.store(at, Ordering::Relaxed);
         at
     }
+}
+
+/// What a name of large files means: musl has such names no longer, but its loader gives old programs the plain ones.
+fn plainer(name: &CStr) -> Option<*mut c_void> {
+    let bytes = name.to_bytes();
+    let at = bytes.windows(2).position(|part| part == b"64")?;
+    let mut plain = [0; 32];
+    let rest = &bytes[at + 2..];
+    plain.get_mut(..at)?.copy_from_slice(&bytes[..at]);
+    // What follows is 0, and one at least is left.
+    plain.get_mut(at..at + rest.len() + 1)?[..rest.len()].copy_from_slice(rest);
+    imports::next(CStr::from_bytes_until_nul(&plain).ok()?)
 }
 
 /// The definition in a library that was loaded for somebody alone (RTLD_LOCAL), where the search does not lead: a plugin's
@@ -57,18 +70,9 @@ fn local(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the callback has that signature and gets `found`, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut found).cast()) };
     found.0.iter().take(found.1).find_map(|path| {
-        // SAFETY: a NUL-terminated name; nothing is loaded that is not there. The handle is kept, as the address is.
-        let at = unsafe {
-            let handle = libc::dlopen(path.as_ptr().cast(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
-            if handle.is_null() { handle } else { libc::dlsym(handle, name.as_ptr()) }
-        };
-        (!at.is_null()).then_some(at)
+        // SAFETY: a NUL-terminated name. The library is kept, as the address is.
+        unsafe { imports::definition_in(path.as_ptr().cast(), name) }
     })
-}
-
-extern "C" fn missing() -> isize {
-    crate::set_errno(libc::ENOSYS);
-    -1
 }
 
 /// Defines hooks: an exported function for each, and `real::NAME(args)` for what it covers.

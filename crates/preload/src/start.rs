@@ -1,9 +1,9 @@
 //! Start-up and the process's turns: constructor, fork, exit, thread end.
 
-use core::ffi::c_void;
+use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shunpike_core::{conn, enabled, process, session, sys, tls, user, wait};
+use shunpike_core::{conn, enabled, libc_function, process, session, sys, tls, user, wait};
 
 use crate::{memory, readiness, signals};
 
@@ -14,10 +14,14 @@ static CONSTRUCTOR: extern "C" fn() = start;
 /// The system-wide broker's socket, where a list says who is under Shunpike.
 const SYSTEM: &[u8] = b"/run/shunpike/broker.sock";
 
-static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+const NO_KEY: u32 = u32::MAX;
+
+static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
 
 /// In this order; each line says why there.
 extern "C" fn start() {
+    // 0. In musl, which has no such name, all hooks hand on: what a lane needs of libc is known of glibc only.
+    let Some(register_at_fork) = libc_function!("__register_atfork": RegisterAtFork) else { return };
     // 1. Without a broker's path, and without a list that has this program on, nothing is watched: the library was loaded by accident.
     // An empty path is a word against the list.
     match variable(c"SHUNPIKE_SOCKET") {
@@ -35,23 +39,23 @@ extern "C" fn start() {
     tls::on_deferred(signals::deliver);
     user::on_first_use(signals::guard);
     // 3. fork() must find the table and the locks in order.
+    let ours = (&raw const __dso_handle).cast_mut();
     // SAFETY: handlers that live as long as the process.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    unsafe { register_at_fork(Some(before_fork), Some(in_parent), Some(in_child), ours) };
     // 4. Threads give back their descriptors.
-    let mut key = 0;
-    // SAFETY: a destructor that lives as long as the process.
-    if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
-        KEY.store(key, Ordering::Release);
-        wait::on_first_sleep(mark_thread);
-    }
+    key();
+    wait::on_first_sleep(mark_thread);
     // 5. At exit, after the program's own handlers: registered first, run last.
     // SAFETY: as above.
     unsafe {
-        libc::atexit(exit_handler);
-        at_quick_exit(exit_handler);
+        __cxa_atexit(exit_handler, core::ptr::null_mut(), ours);
+        if let Some(at_quick_exit) = libc_function!("__cxa_at_quick_exit": AtQuickExit) {
+            at_quick_exit(exit_handler, ours);
+        }
     }
-    // 6. A thread that sleeps for a lane can be cancelled as in libc's own wait.
+    // 6. A thread that sleeps for a lane, or need not, can be cancelled as in libc's own wait.
     sys::sleep_by(readiness::waits());
+    crate::can_be_cancelled();
     // 7. What of its memory is there for good.
     memory::start();
     // 8. From here on connections are watched.
@@ -61,20 +65,36 @@ extern "C" fn start() {
     });
 }
 
-// SAFETY: glibc's functions have these signatures (stdlib.h).
+// SAFETY: the Itanium C++ ABI's function and variable.
 unsafe extern "C" {
-    /// secure_getenv(3)
-    fn secure_getenv(name: *const core::ffi::c_char) -> *const core::ffi::c_char;
-    /// at_quick_exit(3)
-    fn at_quick_exit(handler: extern "C" fn()) -> core::ffi::c_int;
+    /// atexit(3), which glibc has only in what is linked to a program.
+    fn __cxa_atexit(
+        handler: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+        library: *mut c_void,
+    ) -> c_int;
+    /// Names this library.
+    static __dso_handle: c_void;
 }
+
+type AtQuickExit = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+
+/// pthread_atfork(3), which glibc has only in what is linked to a program.
+type RegisterAtFork = unsafe extern "C" fn(
+    Option<extern "C" fn()>,
+    Option<extern "C" fn()>,
+    Option<extern "C" fn()>,
+    *mut c_void,
+) -> c_int;
 
 /// A variable of the environment, without std (whose lock and allocation are not ours to take here). None in a program that has more
 /// rights than who started it (setuid, setgid, file capabilities; the library is in it by /etc/ld.so.preload): the broker that it names
 /// would be its caller's choice.
 fn variable(name: &core::ffi::CStr) -> Option<&'static [u8]> {
     // SAFETY: at start-up no other thread changes the environment; the value is copied or compared at once.
-    let value = unsafe { secure_getenv(name.as_ptr()) };
+    let value = unsafe {
+        libc_function!("secure_getenv": unsafe extern "C" fn(*const c_char) -> *const c_char)?(name.as_ptr())
+    };
     // SAFETY: secure_getenv returns null or a NUL-terminated string.
     (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
 }
@@ -91,7 +111,7 @@ extern "C" fn in_child() {
     process::after_fork_in_child();
 }
 
-extern "C" fn exit_handler() {
+extern "C" fn exit_handler(_: *mut c_void) {
     at_exit();
 }
 
@@ -102,10 +122,38 @@ pub fn at_exit() {
     }
 }
 
+/// The key whose destructor gives back what a thread has. Before glibc 2.34 a process that has no such function has no threads.
+fn key() -> Option<u32> {
+    type Create = unsafe extern "C" fn(*mut u32, Option<extern "C" fn(*mut c_void)>) -> c_int;
+    type Delete = unsafe extern "C" fn(u32) -> c_int;
+    let known = KEY.load(Ordering::Acquire);
+    if known != NO_KEY {
+        return Some(known);
+    }
+    let create = libc_function!("pthread_key_create": Create)?;
+    let delete = libc_function!("pthread_key_delete": Delete)?;
+    let mut made = NO_KEY;
+    // SAFETY: a destructor that lives as long as the process.
+    if unsafe { create(&raw mut made, Some(thread_ends)) } != 0 {
+        return None;
+    }
+    match KEY.compare_exchange(NO_KEY, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(made),
+        Err(earlier) => {
+            // SAFETY: our own, which nobody uses.
+            unsafe { delete(made) };
+            Some(earlier)
+        }
+    }
+}
+
 /// A thread has something to give back: have its destructor run.
 fn mark_thread() {
-    // SAFETY: our key; any non-null value makes the destructor run.
-    unsafe { libc::pthread_setspecific(KEY.load(Ordering::Acquire), core::ptr::without_provenance(1)) };
+    type Set = unsafe extern "C" fn(u32, *const c_void) -> c_int;
+    if let (Some(key), Some(set)) = (key(), libc_function!("pthread_setspecific": Set)) {
+        // SAFETY: our key; any value that is not null makes the destructor run.
+        unsafe { set(key, core::ptr::without_provenance(1)) };
+    }
 }
 
 extern "C" fn thread_ends(_: *mut c_void) {

@@ -3,7 +3,7 @@
 use core::cell::Cell;
 use core::ffi::{c_int, c_long};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use shunpike_core::{clock, epoll, table, user};
+use shunpike_core::{clock, epoll, libc_function, table, user};
 
 use crate::readiness::{Selected, ctl_by, limit, milliseconds, poll_by, pselect_by, select_by, wait};
 use crate::real::Real;
@@ -45,9 +45,15 @@ unsafe fn real(call: &Call) -> c_long {
     unsafe { real(call.number, a, b, c, d, e, f) }
 }
 
-// SAFETY: libc's function has this signature (pthread.h).
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+/// pthread_setcancelstate(3): the state that it was.
+fn set_cancel_state(state: c_int) -> c_int {
+    type Function = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+    let mut before = 0;
+    if let Some(set) = libc_function!("pthread_setcancelstate": Function) {
+        // SAFETY: `before` lives through the call.
+        unsafe { set(state, &raw mut before) };
+    }
+    before
 }
 
 /// PTHREAD_CANCEL_DISABLE (pthread.h).
@@ -64,13 +70,11 @@ pub extern "C" fn wait_call(
     f: usize,
 ) -> c_long {
     let call = Call { number, arguments: [a, b, c, d, e, f] };
-    let mut before = 0;
-    // SAFETY: `before` lives through the call.
-    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    // Nothing unwinds in between, as nothing is cancelled.
+    let before = set_cancel_state(DISABLE);
     // SAFETY: the program's call.
     let result = unsafe { answer(&call) };
-    // SAFETY: the state that it was. Nothing unwinds in between, as nothing is cancelled.
-    unsafe { pthread_setcancelstate(before, core::ptr::null_mut()) };
+    set_cancel_state(before);
     result
 }
 

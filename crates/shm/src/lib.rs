@@ -17,6 +17,35 @@ pub mod region;
 pub mod short;
 pub mod tap;
 
+/// The function of libc of this name and type, if the process has it: `Option<TYPE>`. The library that is loaded into programs must not need
+/// a name that a libc may be without.
+#[cfg(not(miri))]
+#[macro_export]
+macro_rules! libc_function {
+    ($name:literal: $type:ty) => {{
+        let at: *const ();
+        // SAFETY: loads what the loader has put into the table of addresses: a function of this type, or null.
+        unsafe {
+            core::arch::asm!(
+                concat!(".weak ", $name),
+                concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"),
+                out(reg) at,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+            core::mem::transmute::<*const (), Option<$type>>(at)
+        }
+    }};
+}
+
+/// The interpreter knows no assembly, nor these functions.
+#[cfg(miri)]
+#[macro_export]
+macro_rules! libc_function {
+    ($name:literal: $type:ty) => {
+        None::<$type>
+    };
+}
+
 #[cfg(fuzzing)]
 pub use primitive::hostile;
 pub use region::{Region, RegionError};

@@ -10,12 +10,15 @@
 //! Where a thread's list begins is seen in a mutex of its own that it takes by glibc's call before its first lock; where that looks
 //! unlike what is known of glibc, or somebody else's list, all its locks are taken so.
 //!
+//! Before glibc 2.34 those calls are in a library that a program without threads does not load. The kernel is asked for the list then,
+//! and given one of our own where there is none.
+//!
 //! A lock is held for a memory copy or a non-blocking system call, never while waiting. Signal handlers do not enter while one is
 //! held: whoever takes it shows the [`Section`] that keeps them away, and the guard keeps that.
 
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
@@ -51,6 +54,12 @@ struct Entry {
     next: AtomicUsize,
 }
 
+/// Where its kind stands among glibc's words, and what PTHREAD_MUTEX_ROBUST and PTHREAD_PROCESS_SHARED make of it.
+#[cfg(not(miri))]
+const KIND: usize = 3;
+#[cfg(not(miri))]
+const ROBUST_AND_SHARED: u32 = 16 | 128;
+
 const WAITERS: u32 = libc::FUTEX_WAITERS;
 const DIED: u32 = libc::FUTEX_OWNER_DIED;
 const HOLDER: u32 = libc::FUTEX_TID_MASK;
@@ -67,8 +76,15 @@ const TO_WORD: isize =
 #[repr(C)]
 struct Head {
     first: AtomicUsize,
-    to_word: isize,
+    to_word: AtomicIsize,
     pending: AtomicUsize,
+}
+
+/// A list of our own, where libc has none for the thread: its head, behind the link back that each name has before it.
+#[repr(C)]
+struct OwnList {
+    prev: AtomicUsize,
+    head: Head,
 }
 
 /// What a thread knows of itself; all zero in a new one.
@@ -82,6 +98,8 @@ struct Thread {
     number: AtomicU32,
     /// Its list is not what we know of: 1.
     strange: AtomicU32,
+    /// Reached by the kernel, and by names, alone.
+    own: OwnList,
 }
 
 // As core's own (tls.rs): a single load to reach it.
@@ -92,15 +110,15 @@ core::arch::global_asm!(
     ".globl shunpike_holder",
     ".hidden shunpike_holder",
     ".type shunpike_holder, @object",
-    "shunpike_holder: .zero 24",
-    ".size shunpike_holder, 24",
+    "shunpike_holder: .zero 56",
+    ".size shunpike_holder, 56",
     ".popsection",
 );
 
 #[cfg(not(miri))]
 #[inline(always)]
 fn thread() -> &'static Thread {
-    const _: () = assert!(size_of::<Thread>() == 24);
+    const _: () = assert!(size_of::<Thread>() == 56);
     let at: *const Thread;
     // SAFETY: the initial-exec sequence of the x86-64 psABI (ELF Handling For Thread-Local Storage, 4.4.6); the storage
     // lives as long as its thread, and the reference does not leave it.
@@ -123,8 +141,56 @@ fn thread() -> &'static Thread {
         held: AtomicUsize::new(0),
         number: AtomicU32::new(0),
         strange: AtomicU32::new(1),
+        own: OwnList {
+            prev: AtomicUsize::new(0),
+            head: Head {
+                first: AtomicUsize::new(0),
+                to_word: AtomicIsize::new(0),
+                pending: AtomicUsize::new(0),
+            },
+        },
     };
     &STRANGER
+}
+
+/// libc's calls for such a mutex.
+macro_rules! calls {
+    ($($name:ident = $symbol:literal, $libc:ident, ($($arg:ty),*);)*) => {
+        struct Calls { $($name: unsafe extern "C" fn($($arg),*) -> i32,)* }
+
+        /// `None` in a process that has not loaded them.
+        #[cfg(not(miri))]
+        fn calls() -> Option<Calls> {
+            Some(Calls { $($name: crate::libc_function!($symbol: unsafe extern "C" fn($($arg),*) -> i32)?,)* })
+        }
+
+        #[cfg(miri)]
+        fn calls() -> Option<Calls> {
+            Some(Calls { $($name: libc::$libc,)* })
+        }
+    };
+}
+
+calls! {
+    mutex_destroy = "pthread_mutex_destroy", pthread_mutex_destroy, (*mut libc::pthread_mutex_t);
+    lock = "pthread_mutex_lock", pthread_mutex_lock, (*mut libc::pthread_mutex_t);
+    timedlock = "pthread_mutex_timedlock", pthread_mutex_timedlock, (*mut libc::pthread_mutex_t, *const libc::timespec);
+    trylock = "pthread_mutex_trylock", pthread_mutex_trylock, (*mut libc::pthread_mutex_t);
+    unlock = "pthread_mutex_unlock", pthread_mutex_unlock, (*mut libc::pthread_mutex_t);
+    consistent = "pthread_mutex_consistent", pthread_mutex_consistent, (*mut libc::pthread_mutex_t);
+}
+
+#[cfg(any(test, miri))]
+fn init_by_libc(mutex: *mut libc::pthread_mutex_t) {
+    // SAFETY: plain pthread initialisation of memory that we own; attr lives until destroyed.
+    unsafe {
+        let mut attr = core::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+        libc::pthread_mutexattr_init(attr.as_mut_ptr());
+        libc::pthread_mutexattr_setpshared(attr.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
+        libc::pthread_mutexattr_setrobust(attr.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
+        libc::pthread_mutex_init(mutex, attr.as_ptr());
+        libc::pthread_mutexattr_destroy(attr.as_mut_ptr());
+    }
 }
 
 /// In a forked child, before its first lock: its only thread has another number.
@@ -159,6 +225,8 @@ pub struct Guard<'a, S: Section> {
 #[derive(Copy, Clone)]
 enum By {
     Glibc,
+    /// By nothing but its word: should the holder die, nobody is told.
+    Word,
     /// With what `pending` was before.
     Pending(usize),
 }
@@ -166,23 +234,31 @@ enum By {
 impl RobustLock {
     /// Makes the mutex at this address. Not while anybody uses it.
     pub fn init(&self) {
-        // SAFETY: plain pthread initialisation of memory that we own; attr lives until destroyed.
-        unsafe {
-            let mut attr = core::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
-            libc::pthread_mutexattr_init(attr.as_mut_ptr());
-            libc::pthread_mutexattr_setpshared(attr.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
-            libc::pthread_mutexattr_setrobust(attr.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
-            libc::pthread_mutex_init(self.mutex.get().cast(), attr.as_ptr());
-            libc::pthread_mutexattr_destroy(attr.as_mut_ptr());
-        }
+        self.init_mutex();
         self.inherited.store(0, Ordering::Relaxed);
+    }
+
+    /// As pthread_mutex_init does for a robust mutex that processes share; a test compares them.
+    #[cfg(not(miri))]
+    fn init_mutex(&self) {
+        // SAFETY: memory that we own; all-zero bytes are valid.
+        let mutex = unsafe {
+            self.mutex.get().write_bytes(0, 1);
+            &mut (*self.mutex.get()).parts
+        };
+        mutex.of_glibc[KIND] = ROBUST_AND_SHARED;
+    }
+
+    #[cfg(miri)]
+    fn init_mutex(&self) {
+        init_by_libc(self.mutex.get().cast());
     }
 
     /// Waits for the lock. A dead holder's lock is taken over and marked consistent.
     #[inline(always)]
     pub fn lock<S: Section>(&self, section: S) -> Guard<'_, S> {
         let thread = thread();
-        let Some(head) = thread.head() else { return self.lock_by_glibc(section) };
+        let Some(head) = thread.head() else { return self.lock_unlisted(section) };
         let before = self.announce(thread, head);
         let number = thread.number.load(Ordering::Relaxed);
         // Acquire pairs with the Release in `drop`, and with the kernel's own exchange for a dead holder.
@@ -196,18 +272,25 @@ impl RobustLock {
     /// Takes the lock if nobody holds it.
     pub fn try_lock<S: Section>(&self, section: S) -> Option<Guard<'_, S>> {
         let thread = thread();
-        let Some(head) = thread.head() else { return self.try_lock_by_glibc(section) };
+        let Some(head) = thread.head() else { return self.try_lock_unlisted(section) };
         let before = self.announce(thread, head);
         let number = thread.number.load(Ordering::Relaxed);
-        let mut seen = self.word().load(Ordering::Relaxed);
-        while seen & HOLDER == 0 {
-            match self.take(seen, number, 0) {
-                Ok(()) => return Some(Guard { lock: self, by: By::Pending(before), _section: section }),
-                Err(now) => seen = now,
-            }
+        if self.take_if_free(number) {
+            return Some(Guard { lock: self, by: By::Pending(before), _section: section });
         }
         head.conclude(thread, before);
         None
+    }
+
+    fn take_if_free(&self, number: u32) -> bool {
+        let mut seen = self.word().load(Ordering::Relaxed);
+        while seen & HOLDER == 0 {
+            match self.take(seen, number, 0) {
+                Ok(()) => return true,
+                Err(now) => seen = now,
+            }
+        }
+        false
     }
 
     /// Names this lock to the kernel as the one that its thread takes: what the name was before.
@@ -266,8 +349,13 @@ impl RobustLock {
         Ok(())
     }
 
+    /// In a thread whose list is not known.
     #[cold]
-    fn lock_by_glibc<S: Section>(&self, section: S) -> Guard<'_, S> {
+    fn lock_unlisted<S: Section>(&self, section: S) -> Guard<'_, S> {
+        let Some(calls) = calls() else {
+            self.contend(number());
+            return Guard { lock: self, by: By::Word, _section: section };
+        };
         loop {
             let now = clock_gettime(ClockId::Realtime);
             let nanoseconds = now.tv_nsec + SLEEP_NS;
@@ -276,27 +364,42 @@ impl RobustLock {
                 tv_nsec: nanoseconds % 1_000_000_000,
             };
             // SAFETY: initialised by `init` before the block was handed out.
-            let rc = unsafe { libc::pthread_mutex_timedlock(self.mutex.get().cast(), &until) };
+            let rc = unsafe { (calls.timedlock)(self.mutex.get().cast(), &until) };
             if rc != libc::ETIMEDOUT {
-                return self.guard_of_glibc(rc, section);
+                return self.guard_of_glibc(&calls, rc, section);
             }
         }
     }
 
     #[cold]
-    fn try_lock_by_glibc<S: Section>(&self, section: S) -> Option<Guard<'_, S>> {
-        // SAFETY: as in `lock_by_glibc`.
-        let rc = unsafe { libc::pthread_mutex_trylock(self.mutex.get().cast()) };
-        (rc == 0 || rc == libc::EOWNERDEAD).then(|| self.guard_of_glibc(rc, section))
+    fn try_lock_unlisted<S: Section>(&self, section: S) -> Option<Guard<'_, S>> {
+        let Some(calls) = calls() else {
+            return self.take_if_free(number()).then_some(Guard {
+                lock: self,
+                by: By::Word,
+                _section: section,
+            });
+        };
+        // SAFETY: as in `lock_unlisted`.
+        let rc = unsafe { (calls.trylock)(self.mutex.get().cast()) };
+        (rc == 0 || rc == libc::EOWNERDEAD).then(|| self.guard_of_glibc(&calls, rc, section))
     }
 
-    fn guard_of_glibc<S: Section>(&self, rc: i32, section: S) -> Guard<'_, S> {
+    fn guard_of_glibc<S: Section>(&self, calls: &Calls, rc: i32, section: S) -> Guard<'_, S> {
         if rc == libc::EOWNERDEAD {
             self.inherited.store(1, Ordering::Relaxed);
             // SAFETY: we hold it, as EOWNERDEAD says.
-            unsafe { libc::pthread_mutex_consistent(self.mutex.get().cast()) };
+            unsafe { (calls.consistent)(self.mutex.get().cast()) };
         }
         Guard { lock: self, by: By::Glibc, _section: section }
+    }
+
+    #[inline(always)]
+    fn open(&self) {
+        // Release pairs with the Acquire in `lock` and `take`.
+        if self.word().swap(0, Ordering::Release) & WAITERS != 0 {
+            wake(self.word());
+        }
     }
 
     #[inline]
@@ -338,22 +441,26 @@ impl<S: Section> Guard<'_, S> {
 impl<S: Section> Drop for Guard<'_, S> {
     #[inline(always)]
     fn drop(&mut self) {
-        let By::Pending(before) = self.by else {
-            // SAFETY: a Guard exists only while its thread holds the mutex.
-            unsafe { libc::pthread_mutex_unlock(self.lock.mutex.get().cast()) };
-            return;
-        };
+        let By::Pending(before) = self.by else { return self.drop_unlisted() };
         let thread = thread();
         // A child that was forked meanwhile has forgotten: it let go of nothing.
         let Some(head) = thread.known() else { return };
         if self.lock.entry().next.load(Ordering::Relaxed) != 0 {
             head.unlink(thread, self.lock);
         }
-        // Release pairs with the Acquire in `lock` and `take`.
-        if self.lock.word().swap(0, Ordering::Release) & WAITERS != 0 {
-            wake(self.lock.word());
-        }
+        self.lock.open();
         head.conclude(thread, before);
+    }
+}
+
+impl<S: Section> Guard<'_, S> {
+    #[cold]
+    fn drop_unlisted(&self) {
+        match (self.by, calls()) {
+            // SAFETY: a Guard exists only while its thread holds the mutex.
+            (By::Glibc, Some(calls)) => drop(unsafe { (calls.unlock)(self.lock.mutex.get().cast()) }),
+            _ => self.lock.open(),
+        }
     }
 }
 
@@ -377,41 +484,93 @@ impl Thread {
 
     #[cold]
     fn find(&self) -> Option<&'static Head> {
-        if self.strange.load(Ordering::Relaxed) == 0 {
-            // SAFETY: all-zero bytes are valid; it is initialised before it is used.
-            let own: RobustLock = unsafe { core::mem::zeroed() };
-            own.init();
-            // SAFETY: just initialised, and nobody else's.
-            unsafe {
-                libc::pthread_mutex_lock(own.mutex.get().cast());
-                self.learn(&own);
-                libc::pthread_mutex_unlock(own.mutex.get().cast());
-                libc::pthread_mutex_destroy(own.mutex.get().cast());
-            }
+        if self.strange.load(Ordering::Relaxed) != 0 {
+            return self.known();
+        }
+        let Some(calls) = calls() else {
+            self.learn(self.head_by_kernel(), number());
+            return self.known();
+        };
+        // SAFETY: all-zero bytes are valid; it is initialised before it is used.
+        let own: RobustLock = unsafe { core::mem::zeroed() };
+        own.init();
+        // SAFETY: just initialised, and nobody else's.
+        unsafe {
+            (calls.lock)(own.mutex.get().cast());
+            self.learn(self.head_by_lock(&own), own.word().load(Ordering::Relaxed) & HOLDER);
+            (calls.unlock)(own.mutex.get().cast());
+            (calls.mutex_destroy)(own.mutex.get().cast());
         }
         self.known()
     }
 
-    /// Sees in a lock just taken by glibc's call where the thread's list begins, and what its number is.
-    fn learn(&self, lock: &RobustLock) {
+    fn learn(&self, head: Option<usize>, number: u32) {
+        match head.filter(|_| number != 0) {
+            Some(at) => {
+                self.number.store(number, Ordering::Relaxed);
+                self.head.store(core::ptr::with_exposed_provenance_mut(at), Ordering::Relaxed);
+            }
+            None => self.strange.store(1, Ordering::Relaxed),
+        }
+    }
+
+    /// Sees in a lock just taken by glibc's call where the thread's list begins.
+    fn head_by_lock(&self, lock: &RobustLock) -> Option<usize> {
         let at = lock.entry().prev.load(Ordering::Relaxed);
         // glibc's description of a thread begins where fs points; it is some 2,300 bytes long.
         let own = at.wrapping_sub(thread_pointer());
         let known = own < 4096 - size_of::<Head>() && at.is_multiple_of(align_of::<Head>()) && {
             // SAFETY: an address within the description of this thread.
             let head = unsafe { &*core::ptr::with_exposed_provenance::<Head>(at) };
-            head.first.load(Ordering::Relaxed) == lock.name()
-                && head.to_word == TO_WORD
-                && head.pending.load(Ordering::Relaxed) == 0
+            head.first.load(Ordering::Relaxed) == lock.name() && head.is_glibcs()
         };
-        let number = lock.word().load(Ordering::Relaxed) & HOLDER;
-        if known && number != 0 {
-            self.number.store(number, Ordering::Relaxed);
-            self.head.store(core::ptr::with_exposed_provenance_mut(at), Ordering::Relaxed);
-        } else {
-            self.strange.store(1, Ordering::Relaxed);
-        }
+        known.then_some(at)
     }
+
+    /// Asks the kernel, and gives it a list of ours where it has none. A library of threads that is loaded later takes its place: should
+    /// the first thread die under a lock after that, nobody is told.
+    #[cfg(not(miri))]
+    fn head_by_kernel(&self) -> Option<usize> {
+        let (mut at, mut size) = (0_usize, 0_usize);
+        // SAFETY: the kernel writes both words.
+        if unsafe { call(libc::SYS_get_robust_list, 0, (&raw mut at).addr(), (&raw mut size).addr()) } != 0 {
+            return None;
+        }
+        if at != 0 {
+            // SAFETY: what the kernel keeps for this thread is there as long as it.
+            let head = unsafe { &*core::ptr::with_exposed_provenance::<Head>(at) };
+            return (size == size_of::<Head>() && head.is_glibcs()).then_some(at);
+        }
+        let head = &self.own.head;
+        let at = core::ptr::from_ref(head).expose_provenance();
+        head.first.store(at, Ordering::Relaxed);
+        head.to_word.store(TO_WORD, Ordering::Relaxed);
+        head.pending.store(0, Ordering::Relaxed);
+        // SAFETY: the list lives as long as its thread.
+        (unsafe { call(libc::SYS_set_robust_list, at, size_of::<Head>(), 0) } == 0).then_some(at)
+    }
+
+    #[cfg(miri)]
+    fn head_by_kernel(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// A system call: libc's function for it is one of those that a process may be without, or that the library replaces.
+#[cfg(not(miri))]
+unsafe fn call(number: i64, a: usize, b: usize, c: usize) -> isize {
+    let result: isize;
+    // SAFETY: the x86-64 Linux calling convention; the caller answers for the arguments.
+    unsafe {
+        core::arch::asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b, in("rdx") c,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+/// The calling thread's number.
+fn number() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
 
 #[cfg(not(miri))]
@@ -428,6 +587,11 @@ fn thread_pointer() -> usize {
 }
 
 impl Head {
+    /// Whether it leads to locks as glibc's does, and names none yet.
+    fn is_glibcs(&self) -> bool {
+        self.to_word.load(Ordering::Relaxed) == TO_WORD && self.pending.load(Ordering::Relaxed) == 0
+    }
+
     /// The lock that `pending` named is held or released; `before` is named again.
     #[inline(always)]
     fn conclude(&self, thread: &Thread, before: usize) {
@@ -488,6 +652,51 @@ mod tests {
 
     // SAFETY: there are none.
     unsafe impl Section for NoHandlers {}
+
+    #[test]
+    fn it_begins_as_glibc_begins_it() {
+        // SAFETY: all-zero bytes are valid, and any may be read.
+        let bytes = |init: &dyn Fn(&RobustLock)| unsafe {
+            let lock: RobustLock = core::mem::zeroed();
+            init(&lock);
+            *lock.mutex.get().cast::<[u8; size_of::<libc::pthread_mutex_t>()]>()
+        };
+        assert_eq!(bytes(&RobustLock::init), bytes(&|lock| init_by_libc(lock.mutex.get().cast())));
+    }
+
+    #[test]
+    fn where_libc_has_no_such_calls_the_kernel_names_the_list() {
+        let [one, two] = [(); 2].map(|()| {
+            // SAFETY: all-zero bytes are an open mutex.
+            let lock: RobustLock = unsafe { core::mem::zeroed() };
+            Box::leak(Box::new(lock))
+        });
+        one.init();
+        two.init();
+        std::thread::scope(|scope| {
+            let (one, two) = (&*one, &*two);
+            scope.spawn(move || {
+                let thread = thread();
+                let own = core::ptr::from_ref(&thread.own.head).addr();
+                assert_ne!(thread.head_by_kernel().expect("glibc has registered one"), own);
+                // SAFETY: as in a process whose libc has registered none.
+                assert_eq!(unsafe { call(libc::SYS_set_robust_list, 0, size_of::<Head>(), 0) }, 0);
+                assert_eq!(thread.head_by_kernel(), Some(own));
+                thread.learn(Some(own), number());
+                let (first, second) = (one.lock(NoHandlers), two.lock(NoHandlers));
+                assert_eq!(thread.own.head.first.load(Ordering::Relaxed), one.name());
+                drop(first);
+                drop(second);
+                assert_eq!(thread.own.head.first.load(Ordering::Relaxed), own);
+                // It ends under both.
+                core::mem::forget(one.lock(NoHandlers));
+                core::mem::forget(two.lock(NoHandlers));
+            });
+        });
+        for lock in [one, two] {
+            assert!(lock.try_lock(NoHandlers).expect("the kernel has taken it away").inherited());
+        }
+    }
 
     #[test]
     fn after_its_first_lock_a_thread_knows_its_list() {

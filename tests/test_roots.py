@@ -1,0 +1,120 @@
+"""Programs of other systems: each starts with the library as without it, whatever libc it has, and says the same."""
+
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import roots
+from harness import LIBRARY, Accel
+from procs import finish_together, free_port
+
+# In a mount namespace of its own: the test's directory, the programs, and the root's own /proc.
+INSIDE = """root=$1 world=$2 programs=$3; shift 3
+mount --bind "$world" "$root/mnt" && mount --bind "$programs" "$root/t" && mount -t proc proc "$root/proc" || exit 99
+[ ! -e "$root/lib/ld-musl-x86_64.so.1" ] || mount --bind "$programs/ld-musl" "$root/lib/ld-musl-x86_64.so.1" || exit 99
+exec chroot "$root" /t/static env "$@"
+"""
+GLIBC, MUSL, STATIC = ("glibc", "threads"), ("musl", "musl-threads"), ("static", "musl-static")
+DEBIANS = list(roots.SUITES)
+# What runs where: a root of musl has no glibc, and one with nothing in it has what needs nothing.
+RUNS = {**{name: (*GLIBC, *MUSL, *STATIC) for name in DEBIANS}, "musl": (*MUSL, *STATIC), "nothing": STATIC}
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(roots.debian, DEBIANS))
+    target = tmp_path_factory.mktemp("kinds")
+    roots.compile_kinds(target)
+    return target
+
+
+@pytest.fixture(params=RUNS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def inside(world, compiled, name):
+    """The command that runs another one in the root, with variables of its own."""
+    root = roots.debian(name) if name in DEBIANS else roots.bare(name)
+    if "musl" in RUNS[name]:
+        (root / "lib/ld-musl-x86_64.so.1").touch()
+    (world.directory / "libshunpike.so").write_bytes(LIBRARY.read_bytes())
+    unshare = ["unshare", "--mount", "--propagation", "private", "sh", "-c", INSIDE, "sh", root, world.directory, compiled]
+    return lambda env, *argv: [*unshare, *(f"{key}={value}" for key, value in env.items()), *argv]
+
+
+UNDER = {"LD_PRELOAD": "/mnt/libshunpike.so", "SHUNPIKE_SOCKET": "/mnt/broker.sock", "SHUNPIKE_EAGER": "1"}
+
+
+def said(world, argv):
+    result = subprocess.run([str(word) for word in argv], env=world.env, capture_output=True, text=True, timeout=60)
+    assert result.returncode != 99, result.stderr
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_needs_no_library_no_version_and_no_name():
+    """A loader refuses what it cannot resolve: only weak references are left unresolved by all of them."""
+    read = lambda *options: subprocess.run(["readelf", "-W", *options, LIBRARY], capture_output=True, text=True, check=True).stdout
+    dynamic, symbols = read("-d"), read("--dyn-syms")
+    assert "STATIC_TLS" in dynamic, "the thread's own words are reached by initial-exec"
+    for unknown in ("NEEDED", "VERNEED", "VERDEF", "RELR", "TEXTREL"):
+        assert unknown not in dynamic
+    undefined = [line.split() for line in symbols.splitlines() if re.search(r" UND \S", line)]
+    assert len(undefined) > 20
+    assert {(binding, name.count("@")) for *_, binding, _, _, name in undefined} == {("WEAK", 0)}
+    # Each of its own loads by itself, and an old loader knows the kinds of all relocations.
+    kinds = set(re.findall(r"R_X86_64_\w+", read("-r")))
+    assert kinds <= {"R_X86_64_RELATIVE", "R_X86_64_GLOB_DAT", "R_X86_64_JUMP_SLOT", "R_X86_64_64", "R_X86_64_DTPMOD64", "R_X86_64_TPOFF64"}
+
+
+def test_programs_start_and_say_the_same(world, inside, name):
+    """Each kind alone, and as each other's child in each way; the shell, with children of all kinds, and `true` where there are any."""
+    Accel(world, "both")
+    kinds = RUNS[name]
+    plain = [kind for kind in kinds if "threads" not in kind]
+    lines = [(f"/t/{kind}", "hello") for kind in kinds]
+    lines += [(f"/t/{parent}", "run", f"/t/{child}", "hello") for parent in plain for child in plain]
+    if name in DEBIANS:
+        of_all = "; ".join(f"/t/{kind} hello; echo $?; (exec /t/{kind} hello) | cat" for kind in kinds)
+        lines += [("/bin/true",), ("/bin/sh", "-c", f"/bin/true && {of_all}; exit 5"), ("/bin/cat", "/none")]
+    for line in lines:
+        without, under = (said(world, inside(env, *line)) for env in ({}, UNDER))
+        assert line[-1] != "hello" or "hello\n" in without[1], f"{line} runs without: {without}"
+        assert under == without, f"{line} in {name}"
+
+
+def test_servers(world, inside, name):
+    """Each kind as server of its own and of another: lanes where both have a glibc, and TCP else."""
+    kinds = RUNS[name]
+    accel = Accel(world, "both")
+
+    def dialogue(served, asking):
+        """Bytes that went by lanes."""
+        port, before = free_port(), accel.broker.stats()
+        server = world.start("server", inside(UNDER, f"/t/{served}", "server", port, 2)).wait_listening(port)
+        client = world.start("client", inside(UNDER, f"/t/{asking}", "client", port, 2, 200))
+        assert finish_together(client, server, seconds=30) == ["200 rounds on 2 connections\n", "served 2\n"]
+        assert not client.err and not server.err
+        return accel.broker.stats().tx_bytes - before.tx_bytes
+
+    for pair in {*zip(kinds, kinds, strict=True), *zip(kinds, kinds[1:] + kinds[:1], strict=True)}:
+        if set(pair) <= set(GLIBC):
+            # A handshake can be declined for want of CPU time.
+            assert any(dialogue(*pair) > 2 << 20 for _ in range(5)), f"{pair} have no lane"
+        else:
+            assert dialogue(*pair) == 0, f"{pair}: lanes without a library"
+
+
+@pytest.mark.parametrize("name", ["musl"])
+def test_chk_says_why(world, inside, name):
+    accel, port = Accel(world, "both"), free_port()
+    server = world.start("server", inside(UNDER, "/t/musl", "server", port, 1)).wait_listening(port)
+    check = subprocess.run([world.binary, "chk", f"127.0.0.1:{port}"], env=world.env | {"SHUNPIKE_SOCKET": str(accel.broker.socket)},
+                           capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert re.search(r"has musl as its libc", check.stdout), check.stdout + check.stderr
+    client = world.start("client", inside(UNDER, "/t/musl", "client", port, 1, 1))
+    finish_together(client, server)
