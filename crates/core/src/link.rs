@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize,
 use shunpike_shm::arena::Block;
 use shunpike_shm::pages::{CQS, CqNews, LinkPage, SLOTS};
 
+use crate::tls::thread;
 use crate::{clock, process, wait};
 
 /// Link groups that a process can be part of at a time; connections beyond stay on TCP.
@@ -64,6 +65,7 @@ impl Link {
         for cq in each() {
             let (Some(sleep), Some(half)) = (asleep[cq], self.half(to, cq as u8)) else { continue };
             half.stamp(clock::stamp());
+            thread().woke.store(true, Ordering::Relaxed);
             // Ring first, clear then.
             self.ring(cq as u8);
             half.answered(sleep);
