@@ -23,6 +23,9 @@ const REST: u64 = 256;
 /// and no longer than this, microseconds.
 const REST_US: u64 = 200_000;
 
+/// What is left of a program's time counts up to an hour.
+const LEFT_US: u64 = 3_600_000_000;
+
 /// Spins until `ready`, as long as that pays and at most `left` nanoseconds; says whether it became ready.
 ///
 /// While nobody wants the CPU, yields become seldom; where somebody does, a few yields are all.
@@ -37,14 +40,16 @@ pub fn spin(left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
     }
     let Some((profile, bounds)) = bounds() else { return false };
     let begin = clock::ticks();
-    if begin < thread.rest_until.load(Ordering::Relaxed) {
+    // The clock may have been set back meanwhile, with the whole machine.
+    let rest = thread.rest_until.load(Ordering::Relaxed).saturating_sub(begin);
+    if (1..=clock::from_us(REST_US)).contains(&rest) {
         return false;
     }
     let planned = change(thread, |memory| memory.plan(profile, bounds, woke));
     if planned == 0 {
         return let_waker_finish(thread, begin, bounds, ready);
     }
-    let bound = planned.min(left.map_or(u64::MAX, |ns| clock::from_us(ns / 1000)));
+    let bound = planned.min(left.map_or(u64::MAX, |ns| clock::from_us((ns / 1000).min(LEFT_US))));
     // Never at once: of two who yield to each other, one must find the other awake some time.
     let mut next_yield = thread.patience.load(Ordering::Relaxed).max(clock::from_us(1));
     let mut spent = 0;

@@ -119,6 +119,26 @@ fn room_after_the_end_is_told_to_who_found_none() {
     assert_eq!(watched.told().expect("room") & IN_OUT_RDHUP, IN_OUT_RDHUP);
 }
 
+/// A server that has read to the end, and goes on to write what TCP does not take at once: nobody counts that any more.
+#[test]
+fn room_after_the_end_is_told_off_the_lanes_too() {
+    use std::io::Write;
+    let mut watched = Watched::new(6, IN_OUT_RDHUP | EDGE);
+    watched.end();
+    watched.told().expect("the end");
+    watched.block.phase.store(phase::OPEN, Ordering::Relaxed);
+    super::restore(Conn::new(watched.block), || ());
+    watched.socket.set_nonblocking(true).expect("nonblocking");
+    let lump = [0; 1 << 16];
+    while watched.socket.write(&lump).is_ok() {}
+    assert_eq!(watched.told(), None, "there is no room");
+    let mut sink = vec![0; 1 << 20];
+    while sys::poll_now(watched.socket.as_raw_fd(), libc::POLLOUT) == 0 {
+        std::io::Read::read(&mut watched.peer, &mut sink).expect("read");
+    }
+    assert_ne!(watched.told().expect("room") & libc::EPOLLOUT as u32, 0);
+}
+
 #[test]
 fn a_reset_after_the_end_is_told() {
     let watched = Watched::new(3, IN_OUT_RDHUP | EDGE);

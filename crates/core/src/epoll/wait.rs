@@ -107,6 +107,8 @@ pub fn wait(
             if conn::restarts_before().0 != signals {
                 return Err(Errno::INTR);
             }
+            // The look and the spin were part of the program's time.
+            let left = if lanes && !complete { conn::remaining(deadline).unwrap_or(Some(0)) } else { left };
             n = sleep(set, epfd, out, left, mask)?;
         }
         // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
@@ -325,7 +327,9 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
 /// and a look of ours may have come before both.
 fn is_news(reg: &Reg, events: u32) -> bool {
     let Some(known) = reg.known.take() else { return true };
-    if known.has_more(reg.fd.get()) {
+    // Off its lanes nobody counts the calls that find no room, and none of its edges may be lost.
+    let may_be_room = || reg.lingers.get() && (known.is_over() || !has_had_room(reg));
+    if known.has_more(reg.fd.get()) || may_be_room() {
         return true;
     }
     if !known.is_over() {
