@@ -116,12 +116,13 @@ impl Journal {
                 log.dropped = log.events.pop_front().map_or(0, |event| event.number);
             }
         }
-        if self.logs.len() > USERS {
+        while self.logs.len() > USERS {
             let last = |log: &Log| log.events.back().map_or(0, |event| event.number);
             // Root's stay, however many others there are.
             let others = self.logs.iter().filter(|(user, _)| **user != 0);
             let quiet = others.min_by_key(|(_, log)| last(log)).map(|(user, _)| *user);
-            quiet.and_then(|user| self.logs.remove(&user));
+            let Some(quiet) = quiet else { break };
+            self.logs.remove(&quiet);
         }
     }
 

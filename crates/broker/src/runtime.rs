@@ -96,8 +96,11 @@ impl Place {
     /// Gives the socket another mode and group.
     pub fn own(&self, mode: u32, group: u32) -> std::io::Result<()> {
         // As when it is made: nobody connects by a mode that is meant for another group.
+        let before = rustix::fs::stat(&self.socket)?.st_mode & 0o7777;
         rustix::fs::chmod(&self.socket, Mode::empty())?;
         let owned = std::os::unix::fs::chown(&self.socket, None, Some(group));
+        // One that may not have the group keeps its mode, too.
+        let mode = if owned.is_ok() { mode } else { before };
         rustix::fs::chmod(&self.socket, Mode::from_raw_mode(mode))?;
         owned
     }

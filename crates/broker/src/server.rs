@@ -339,6 +339,8 @@ impl Server {
                 }
             }
         }
+        // Of the sessions that ended by that.
+        self.note_news();
     }
 
     pub(crate) fn note(&mut self, id: SessionId, sent: Sent) {
