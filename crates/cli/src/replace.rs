@@ -16,7 +16,7 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
     let failed = |source| Error::Write { path: path.to_owned(), source };
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let directory = target.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(directory).map_err(failed)?;
+    make(directory).map_err(failed)?;
     let beside = beside(&target);
     let written = write(&beside, &target, content).and_then(|()| fs::rename(&beside, &target));
     if written.is_err() {
@@ -25,6 +25,16 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
     }
     // So that the new name is there after a power failure, too.
     written.and_then(|()| File::open(directory)?.sync_all()).map_err(failed)
+}
+
+/// Makes a directory, and those above it, which anybody may look into whatever the caller's umask is.
+fn make(directory: &Path) -> io::Result<()> {
+    if directory.as_os_str().is_empty() || directory.is_dir() {
+        return Ok(());
+    }
+    directory.parent().map_or(Ok(()), make)?;
+    fs::create_dir(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
 }
 
 /// A name in the same directory, which no reader of that directory takes for one of its files.

@@ -6,7 +6,7 @@ use bed::{Bed, errors, text};
 use shunpike_wire::Reason;
 use std::fs;
 
-const SUBCOMMANDS: [&str; 20] = [
+const SUBCOMMANDS: [&str; 22] = [
     "run",
     "broker",
     "enable",

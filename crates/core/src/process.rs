@@ -65,7 +65,7 @@ static DEFAULTS: KnobPage = KnobPage {
 pub struct Options {
     /// Nominate at connect and accept, and let the first data call wait for its lane.
     pub eager: bool,
-    /// Which waits spin, in place of what the broker says: one of [`profile`].
+    /// Which waits spin, in place of what the broker says: one of [`pages::profile`](shunpike_shm::pages::profile).
     pub profile: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Waiting: a spin perhaps ([`spin`](crate::spin)), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
+//! Waiting: a spin perhaps ([`spin`]), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
 //!
 //! A nap is a FUTEX_WAIT on the lane's own wait word: one system call on each side. It sees nothing of TCP, so it is
 //! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`new_doorbell`]) sits edge-triggered in an

@@ -34,6 +34,10 @@ unsafe extern "C" fn unwinder(name: *const c_char, slot: *const AtomicPtr<c_void
     extern "C" fn nothing() -> c_int {
         5
     }
+    /// No handler of exceptions in a frame, where somebody else's unwinder asks for one.
+    extern "C" fn none() -> usize {
+        0
+    }
     // SAFETY: the caller's word for both.
     let (name, slot) = unsafe { (CStr::from_ptr(name), &*slot) };
     match find(name, false) {
@@ -41,6 +45,7 @@ unsafe extern "C" fn unwinder(name: *const c_char, slot: *const AtomicPtr<c_void
             slot.store(at, Ordering::Relaxed);
             at
         }
+        None if name.to_bytes().starts_with(b"_Unwind_Get") => none as *mut c_void,
         None => nothing as *mut c_void,
     }
 }

@@ -533,7 +533,15 @@ impl Thread {
     fn head_by_kernel(&self) -> Option<usize> {
         let (mut at, mut size) = (0_usize, 0_usize);
         // SAFETY: the kernel writes both words.
-        if unsafe { call(libc::SYS_get_robust_list, 0, (&raw mut at).addr(), (&raw mut size).addr()) } != 0 {
+        if unsafe {
+            call(
+                libc::SYS_get_robust_list,
+                0,
+                (&raw mut at).expose_provenance(),
+                (&raw mut size).expose_provenance(),
+            )
+        } != 0
+        {
             return None;
         }
         if at != 0 {

@@ -68,6 +68,9 @@ const STEP: (f64, f64) = (470.0, 290.0);
 
 const SIDES: [(Side, &str); 3] = [(Side::Tcp, "#d64545"), (Side::Unix, "#9aa5b1"), (Side::NoCopy, "#0b69a3")];
 
+/// What of a point is drawn.
+type Value<'a> = &'a dyn Fn(&Point) -> f64;
+
 /// Draws CPU time and p99 of each subject over the share, as SVG.
 pub fn draw(curves: &Curves) -> String {
     let mut subjects: Vec<&str> = curves.points.iter().map(|point| point.subject).collect();
@@ -98,7 +101,7 @@ pub fn draw(curves: &Curves) -> String {
     let p99 = |point: &Point| point.latencies[1] * 1e6;
     for (row, subject) in subjects.iter().enumerate() {
         let y = TOP + STEP.1 * row as f64;
-        let panels: [(&str, &dyn Fn(&Point) -> f64); 2] =
+        let panels: [(&str, Value); 2] =
             [("CPU time of both ends for a request, µs", &cpu), ("p99, µs", &p99)];
         for (column, (title, of)) in panels.into_iter().enumerate() {
             let x = LEFT + STEP.0 * column as f64;
@@ -109,7 +112,7 @@ pub fn draw(curves: &Curves) -> String {
 }
 
 /// One panel, whose scale is logarithmic.
-fn panel(curves: &Curves, subject: &str, title: &str, at: (f64, f64), of: &dyn Fn(&Point) -> f64) -> Group {
+fn panel(curves: &Curves, subject: &str, title: &str, at: (f64, f64), of: Value) -> Group {
     let points: Vec<&Point> = curves.points.iter().filter(|point| point.subject == subject).collect();
     let values = || points.iter().map(|point| of(point).max(0.1).log10());
     let low = values().fold(f64::MAX, f64::min).floor();

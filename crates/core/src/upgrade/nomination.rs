@@ -78,9 +78,6 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
         return stays(reason);
     }
-    if enabled::bars(fd) {
-        return stays(Reason::PortOff);
-    }
     // A peer that waits for the lane (`--eager`) hears of it by way of the match.
     let barred = conn::barred(fd);
     if let Some(reason) = barred.filter(|_| !eager::is_possible(block)) {
@@ -102,6 +99,10 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         // Asked again later: should the counts ever be equal, that is the proof.
         Proof::Bypassed => return postpone(block, Reason::BypassedHooks),
         Proof::Refused => return postpone(block, Reason::Confined),
+    }
+    // It is established: before, it has no peer's port yet.
+    if enabled::bars(fd) {
+        return stays(Reason::PortOff);
     }
     let message = ToBroker::Nominate {
         conn: id,
