@@ -133,10 +133,11 @@ def seem_large(path, _page):
     return it, arena, asking
 
 
-def main(path, user):
+def main(path, user, *only):
     pages = [endless_page() for _ in range(32)]
     os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
     attacks = [hold_a_lock, hold_a_doorbell, leave_unread, expect_much, seem_large]
+    attacks = [attack for attack in attacks if not only or attack.__name__ in only]
     kept = []
     print("begins", flush=True)
     while True:
@@ -150,4 +151,4 @@ def main(path, user):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
