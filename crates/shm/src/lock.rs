@@ -683,7 +683,7 @@ mod tests {
         two.init();
         std::thread::scope(|scope| {
             let (one, two) = (&*one, &*two);
-            scope.spawn(move || {
+            let ending = scope.spawn(move || {
                 let thread = thread();
                 let own = core::ptr::from_ref(&thread.own.head).addr();
                 assert_ne!(thread.head_by_kernel().expect("glibc has registered one"), own);
@@ -700,6 +700,8 @@ mod tests {
                 core::mem::forget(one.lock(NoHandlers));
                 core::mem::forget(two.lock(NoHandlers));
             });
+            // The scope's own end comes before the thread's, at which the kernel looks at its list.
+            ending.join().expect("it ends");
         });
         for lock in [one, two] {
             assert!(lock.try_lock(NoHandlers).expect("the kernel has taken it away").inherited());
