@@ -31,7 +31,7 @@ static void die(const char *what) {
     exit(1);
 }
 
-static void run(const char *how, char **argv) {
+static void started(const char *how, char **argv) {
     int status;
     pid_t child;
     fflush(NULL);
@@ -152,7 +152,7 @@ int main(int argc, char **argv) {
         return 7;
     }
     if (!strcmp(what, "run") && argc > 2) {
-        run("fork", argv + 2), run("vfork", argv + 2), run("spawn", argv + 2);
+        started("fork", argv + 2), started("vfork", argv + 2), started("spawn", argv + 2);
         return 0;
     }
     if (!strcmp(what, "env")) {
