@@ -93,6 +93,8 @@ impl Model {
             _ if !own.open || own.waiting.is_some() => false,
             // TCP throws away what the peer has not read by then, a lane does not.
             call if peer.reset => matches!(call, Call::Finish(End::Close | End::RawClose)),
+            // What comes then TCP answers by a reset, a lane's end when its process makes its next call (COMPLIANCE.md).
+            Call::Send(..) | Call::Fork(Child::Sends) if peer.shut_rd && peer.shut_wr => false,
             Call::Send(_, n) => own.sent + n <= peer.got + ON_THE_WAY,
             Call::Recv(by, n) => {
                 let may_wait = matches!(by, RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice)
