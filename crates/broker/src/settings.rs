@@ -71,8 +71,8 @@ const ABSENT: [(&str, &str); 4] = [
     ("smcr_max_links_per_lgr", "it is SMC-R's; the two processes of a link group share one page of memory"),
 ];
 
-/// What `profile` takes, by its values (`shunpike_shm::pages::profile`).
-pub const PROFILES: [&str; 3] = ["balanced", "latency", "efficiency"];
+/// What `profile` takes, by its values.
+pub use shunpike_shm::pages::profile::NAMES as PROFILES;
 
 impl Knob {
     /// All of them, SMC's first.
@@ -208,8 +208,9 @@ impl Knob {
         let value = match text {
             "on" if max == 1 => Some(1),
             "off" if max == 1 => Some(0),
-            word if self == Knob::Profile && PROFILES.contains(&word) => {
-                PROFILES.iter().position(|profile| *profile == word).map(|at| at as u64)
+            _ if self == Knob::Profile => {
+                let named = PROFILES.iter().position(|profile| *profile == text);
+                named.map(|value| value as u64).or_else(|| number(text))
             }
             _ => number(text),
         };

@@ -136,12 +136,7 @@ static OWN_PROFILE: AtomicU32 = AtomicU32::new(BROKERS);
 
 /// The profile of this name.
 pub fn profile_named(name: &[u8]) -> Option<u32> {
-    match name {
-        b"balanced" => Some(profile::BALANCED),
-        b"latency" => Some(profile::LATENCY),
-        b"efficiency" => Some(profile::EFFICIENCY),
-        _ => None,
-    }
+    profile::NAMES.iter().position(|known| known.as_bytes() == name).map(|value| value as u32)
 }
 
 /// Which waits of this process spin; `None`: none does.

@@ -672,17 +672,20 @@ mod tests {
         assert_eq!(bytes(&RobustLock::init), bytes(&|lock| init_by_libc(lock.mutex.get().cast())));
     }
 
+    /// Nobody's, for good.
+    fn two_locks() -> [&'static RobustLock; 2] {
+        [(); 2].map(|()| {
+            // SAFETY: all-zero bytes are an open mutex.
+            let lock: &'static RobustLock = Box::leak(Box::new(unsafe { core::mem::zeroed() }));
+            lock.init();
+            lock
+        })
+    }
+
     #[test]
     fn where_libc_has_no_such_calls_the_kernel_names_the_list() {
-        let [one, two] = [(); 2].map(|()| {
-            // SAFETY: all-zero bytes are an open mutex.
-            let lock: RobustLock = unsafe { core::mem::zeroed() };
-            Box::leak(Box::new(lock))
-        });
-        one.init();
-        two.init();
+        let [one, two] = two_locks();
         std::thread::scope(|scope| {
-            let (one, two) = (&*one, &*two);
             let ending = scope.spawn(move || {
                 let thread = thread();
                 let own = core::ptr::from_ref(&thread.own.head).addr();
@@ -710,13 +713,7 @@ mod tests {
 
     #[test]
     fn after_its_first_lock_a_thread_knows_its_list() {
-        let [one, two] = [(); 2].map(|()| {
-            // SAFETY: all-zero bytes are an open mutex.
-            let lock: RobustLock = unsafe { core::mem::zeroed() };
-            Box::leak(Box::new(lock))
-        });
-        one.init();
-        two.init();
+        let [one, two] = two_locks();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert!(thread().known().is_none());

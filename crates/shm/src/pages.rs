@@ -49,6 +49,8 @@ pub struct KnobPage {
 
 /// Values of [`KnobPage::profile`].
 pub mod profile {
+    /// What they are called, by their values.
+    pub const NAMES: [&str; 3] = ["balanced", "latency", "efficiency"];
     /// Waits that pay spin.
     pub const BALANCED: u32 = 0;
     /// All waits spin.
