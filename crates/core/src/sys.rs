@@ -535,6 +535,8 @@ pub fn counts(fd: i32, opener: bool) -> Result<Counts, Errno> {
 pub struct Shown {
     /// Bytes that have come, read or not, and the stream's end.
     received: u64,
+    /// Bytes that were sent, acknowledged or not.
+    sent: u64,
     /// POLL* bits that stand.
     pub events: i16,
 }
@@ -544,7 +546,8 @@ impl Shown {
     pub fn now(fd: i32) -> Option<Self> {
         let info: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
         let events = libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP;
-        Some(Self { received: info.received, events: poll_now(fd, events) })
+        let unacked = queue(fd, SIOCOUTQ).ok()? as u64;
+        Some(Self { received: info.received, sent: info.acked + unacked, events: poll_now(fd, events) })
     }
 
     /// What a look has shown that found `events`, the stream's end among them: no more can come after it.
@@ -558,6 +561,11 @@ impl Shown {
         Self::now(fd).is_none_or(|now| {
             now.received != self.received || now.events & !self.events & !(libc::POLLIN | libc::POLLOUT) != 0
         })
+    }
+
+    /// Whether TCP was given bytes since: before that it cannot have come to lack room.
+    pub fn has_sent(self, fd: i32) -> bool {
+        Self::now(fd).is_none_or(|now| now.sent != self.sent)
     }
 
     /// Whether the stream's end is among it.

@@ -139,6 +139,18 @@ fn room_after_the_end_is_told_off_the_lanes_too() {
     assert_ne!(watched.told().expect("room") & libc::EPOLLOUT as u32, 0);
 }
 
+/// The kernel tells of the end twice there, too.
+#[test]
+fn the_end_is_told_once_off_the_lanes_too() {
+    let watched = Watched::new(7, IN_OUT_RDHUP | EDGE);
+    watched.end();
+    watched.told().expect("the end");
+    watched.block.phase.store(phase::OPEN, Ordering::Relaxed);
+    super::restore(Conn::new(watched.block), || ());
+    watched.wake();
+    assert_eq!(watched.told(), None);
+}
+
 #[test]
 fn a_reset_after_the_end_is_told() {
     let watched = Watched::new(3, IN_OUT_RDHUP | EDGE);

@@ -328,7 +328,7 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
 fn is_news(reg: &Reg, events: u32) -> bool {
     let Some(known) = reg.known.take() else { return true };
     // Off its lanes nobody counts the calls that find no room, and none of its edges may be lost.
-    let may_be_room = || reg.lingers.get() && (known.is_over() || !has_had_room(reg));
+    let may_be_room = || reg.lingers.get() && known.has_sent(reg.fd.get());
     if known.has_more(reg.fd.get()) || may_be_room() {
         return true;
     }
