@@ -7,6 +7,7 @@ import encodings.idna  # now: the user may not read the library
 import fcntl
 import os
 import random
+import select
 import socket
 import struct
 import sys
@@ -26,13 +27,18 @@ libc.send.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_i
 libc.epoll_wait.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
 
 
+FAULTS = {}
+
+
 def endless_page():
     """A page whose first access waits for ever."""
-    fd = libc.syscall(SYS_USERFAULTFD, 0o2000000)
+    # Non-blocking, or poll() tells of an error at once.
+    fd = libc.syscall(SYS_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
     assert fd >= 0, os.strerror(ctypes.get_errno())
     fcntl.ioctl(fd, UFFDIO_API, struct.pack("QQQ", 0xAA, 0, 0))
     address = libc.mmap(None, PAGE, 3, 0x22, -1, 0)
     fcntl.ioctl(fd, UFFDIO_REGISTER, struct.pack("QQQQ", address, PAGE, 1, 0))
+    FAULTS[address] = fd
     return address
 
 
@@ -84,7 +90,8 @@ def hold_a_lock(path, page):
     return it, client, _peer
 
 
-def hold_a_doorbell(path, page):
+def keep_a_doorbell(path, page):
+    """A session whose doorbell nobody but the broker has, in a set whose lock a page fault holds: whoever closes it waits."""
     bell, ready, many = os.eventfd(1, os.EFD_NONBLOCK), os.eventfd(1, os.EFD_NONBLOCK), libc.epoll_create1(0)
     for fd in (ready, bell):
         assert libc.epoll_ctl(many, 1, fd, struct.pack("IQ", 1, 0)) == 0
@@ -92,7 +99,14 @@ def hold_a_doorbell(path, page):
     it.recv(1024)
     os.close(bell)
     threading.Thread(target=libc.epoll_wait, args=(many, page, 8, -1), daemon=True).start()
-    it.close()
+    touched = select.poll()
+    touched.register(FAULTS[page], select.POLLIN)
+    touched.poll(1000)
+    return it
+
+
+def hold_a_doorbell(path, page):
+    keep_a_doorbell(path, page).close()
 
 
 def leave_unread(path, _page):
@@ -136,7 +150,7 @@ def seem_large(path, _page):
 def main(path, user, *only):
     pages = [endless_page() for _ in range(32)]
     os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
-    attacks = [hold_a_lock, hold_a_doorbell, leave_unread, expect_much, seem_large]
+    attacks = [hold_a_lock, keep_a_doorbell, hold_a_doorbell, leave_unread, expect_much, seem_large]
     attacks = [attack for attack in attacks if not only or attack.__name__ in only]
     kept = []
     print("begins", flush=True)
@@ -146,6 +160,7 @@ def main(path, user, *only):
             kept.append(attack(path, random.choice(pages)))
         except OSError:
             pass  # turned away, or ended for it
+        print(f"did {attack.__name__}", flush=True)
         if len(kept) > 24:
             del kept[random.randrange(len(kept))]
 

@@ -1,5 +1,6 @@
 """A system-wide broker that three users attack with all that they have (siege.py): it answers, and serves the others."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge import AGAIN, CONN, GONE, MATCHED, NOMINATE, WITHDRAW, Session
+from bridge import AGAIN, CONN, GONE, MATCHED, NOMINATE, WELCOME, WITHDRAW, Session
 from netns import needs_root
 from procs import PATIENCE, until
 from siege import lingering, nomination, say, session, tcp_pair
@@ -127,17 +128,29 @@ def test_more_users_than_helpers_are_all_served(world):
         it.close()
 
 
-def test_a_broker_that_was_killed_in_the_midst_of_an_attack_has_a_successor(world):
-    """Who waits for a client's lock is a helper, which does not hold the broker's. Not a doorbell's: one that is killed waits for
-    that at its end, and the test would wait with it (docs/threat-model.md)."""
+@pytest.mark.parametrize("attack", ["hold_a_lock", "keep_a_doorbell"])
+def test_a_broker_that_was_killed_in_the_midst_of_an_attack_has_a_successor(world, attack):
+    """Who waits for a client's lock is a helper, which does not hold the broker's; or the killed broker, when it has let go of all
+    that others wait for."""
     broker = world.broker()
+    bystander = Session(broker)
+    assert bystander.hear()[0] == WELCOME
     siege = Path(__file__).with_name("siege.py")
-    attacker = world.start("attacker", [sys.executable, siege, broker.socket, ATTACKERS[0], "hold_a_lock"])
-    until(lambda: "begins" in attacker.out, attacker.describe)
-    until(lambda: "helper is kept waiting" in broker.proc.err, broker.proc.describe, seconds=20)
-    broker.restart()
-    attacker.kill()
+    attacker = world.start("attacker", [sys.executable, siege, broker.socket, ATTACKERS[0], attack])
+    if attack == "hold_a_lock":
+        until(lambda: "helper is kept waiting" in broker.proc.err, broker.proc.describe, seconds=20)
+    else:
+        until(lambda: attacker.out.count(f"did {attack}") > 4, attacker.describe, seconds=20)
+    killed = broker.proc
+    # Not waited for: it may wait itself, as long as the attacker likes.
+    killed.signal(signal.SIGKILL)
+    bystander.socket.settimeout(5 * PATIENCE)
+    with contextlib.suppress(ConnectionError):
+        assert not bystander.socket.recv(1), "the session ends with its broker"
+    broker.start()
     assert json.loads(asked_by_hand(broker))["sessions"] >= 0
+    attacker.kill()
+    killed.kill()
 
 
 def test_descriptors_that_do_not_close_are_not_kept(world):

@@ -3,8 +3,8 @@
 //! The broker looks at a message before it takes it, and takes only those that nothing lies beside: a descriptor that it
 //! received would be one that it has to close. The others are taken by a helper.
 
-use crate::foreign::Shared;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use crate::foreign::{Given, Shared};
+use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::{Errno, IoSlice};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use shunpike_wire::session::{MAX, MAX_CQS};
@@ -100,7 +100,8 @@ pub fn end(socket: BorrowedFd<'_>) {
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[Rc<Shared>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
+    let given = fds.iter().map(|shared| shared.given()).collect::<Result<Vec<_>, _>>()?;
+    let borrowed: Vec<BorrowedFd<'_>> = given.iter().flat_map(Given::fds).collect();
     if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
         return Err(Errno::MSGSIZE);
     }
@@ -111,7 +112,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[Rc<Shared>]) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fd::OwnedFd;
+    use rustix::fd::{AsFd, OwnedFd};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     #[test]

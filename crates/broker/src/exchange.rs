@@ -77,7 +77,9 @@ struct Member {
     identity: Identity,
     /// Its process, if that and its peers may read each other's memory; else 0.
     reader: u32,
-    doorbells: Vec<Rc<Shared>>,
+    doorbells: Rc<Shared>,
+    /// How many.
+    queues: u8,
     /// The connection that last nominated from each block of the arena.
     blocks: HashMap<u32, ConnId>,
 }
@@ -154,10 +156,11 @@ impl Exchange {
         self.promises.expect_rings_of(ring);
     }
 
-    /// A session begins. Its peers are given `doorbells`.
-    pub fn begin_session(&mut self, session: SessionId, identity: Identity, doorbells: Vec<Shared>) {
-        let doorbells = doorbells.into_iter().map(Rc::new).collect();
-        self.members.insert(session, Member { identity, reader: 0, doorbells, blocks: HashMap::new() });
+    /// A session begins. Its peers are given `doorbells`, one for each of its `queues`.
+    pub fn begin_session(&mut self, session: SessionId, identity: Identity, doorbells: Shared, queues: u8) {
+        let doorbells = Rc::new(doorbells);
+        let member = Member { identity, reader: 0, doorbells, queues, blocks: HashMap::new() };
+        self.members.insert(session, member);
     }
 
     /// The session's process and its peers of the same user may try to read each other's memory.
@@ -496,7 +499,7 @@ impl Exchange {
 
     /// Completion queues of a session's process.
     pub fn cqs(&self, session: SessionId) -> usize {
-        self.members.get(&session).map_or(0, |member| member.doorbells.len())
+        self.members.get(&session).map_or(0, |member| member.queues.into())
     }
 
     /// The other end of a match.
@@ -575,19 +578,18 @@ impl Exchange {
     /// Tells both ends of their match, and each of the other's doorbells where it does not know them.
     fn introduce(&mut self, client: Party, server: Party, seat: Seat) {
         for (side, own, peer) in [(0, client, server), (1, server, client)] {
-            let doorbells = self.members.get(&peer.session).map_or(&[][..], |m| m.doorbells.as_slice());
-            let count = doorbells.len() as u8;
+            let peers = self.members.get(&peer.session);
             let page = self.links.introduce(seat.link, side);
             let first_contact = page.is_some();
-            let fds = page.into_iter().flat_map(|page| [page].into_iter().chain(doorbells.iter().cloned()));
-            let fds = fds.collect();
+            let doorbells = peers.filter(|_| first_contact).map(|member| Rc::clone(&member.doorbells));
+            let fds = page.into_iter().chain(doorbells).collect();
             let message = FromBroker::Matched {
                 conn: own.conn,
                 link: seat.link.0,
                 slot: seat.slot,
                 side,
                 first_contact,
-                doorbells: count,
+                doorbells: peers.map_or(0, |member| member.queues),
                 peer: self.readable(own, peer),
             };
             self.posts.push(Post { to: own.session, message, fds });

@@ -2,10 +2,16 @@
 //!
 //! Merely closing one can make the closer wait: for a socket's unsent bytes (SO_LINGER), for the answer of a file system that
 //! is a program (FUSE), for an epoll instance whose lock a page fault of the client's holds. So the broker itself is given
-//! none but memory and eventfds, which a helper has looked at, and it is never the last to close an eventfd.
+//! none but memory, which a helper has looked at. A client's doorbells it holds *in flight*: unread in a socket that a helper
+//! has made, from which it takes copies for the moment in which they are sent on. It is never the last to close one. That holds
+//! for a broker that is killed as well: the kernel closes a process's own descriptors first (its lock, its sessions), and what
+//! lay in a socket when that one is closed.
 
+use crate::helpers::channel;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use shunpike_shm::{arena, region};
 use std::cell::RefCell;
 use std::mem;
@@ -36,17 +42,42 @@ impl Graves {
     }
 }
 
-/// A descriptor that is passed on to clients. One of a client's own is closed by a helper.
+/// What is passed on to clients: a descriptor of ours, or those of a client's that are in flight, which a helper ends.
 #[derive(Debug)]
 pub struct Shared {
     fd: Option<OwnedFd>,
     of: Option<(u32, Graves)>,
 }
 
+/// The descriptors of a [`Shared`], for as long as they are sent.
+pub enum Given<'a> {
+    /// The one that is held.
+    Held(BorrowedFd<'a>),
+    /// Copies of those in flight.
+    Copies(Vec<OwnedFd>),
+}
+
 impl Shared {
-    /// A descriptor that came from a process of `user`.
-    pub fn of_client(fd: OwnedFd, user: u32, graves: &Graves) -> Self {
-        Self { fd: Some(fd), of: Some((user, graves.clone())) }
+    /// What came from a process of `user`, in flight: see [`put_in_flight`].
+    pub fn of_client(in_flight: OwnedFd, user: u32, graves: &Graves) -> Self {
+        Self { fd: Some(in_flight), of: Some((user, graves.clone())) }
+    }
+
+    /// What a client is given.
+    pub fn given(&self) -> Result<Given<'_>, Errno> {
+        let fd = self.fd.as_ref().expect("there until it is dropped").as_fd();
+        if self.of.is_some() { channel::copies(fd).map(Given::Copies) } else { Ok(Given::Held(fd)) }
+    }
+}
+
+impl Given<'_> {
+    /// All of them.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let (held, copies) = match self {
+            Given::Held(fd) => (Some(*fd), &[][..]),
+            Given::Copies(fds) => (None, fds.as_slice()),
+        };
+        held.into_iter().chain(copies.iter().map(AsFd::as_fd))
     }
 }
 
@@ -57,18 +88,22 @@ impl From<OwnedFd> for Shared {
     }
 }
 
-impl AsFd for Shared {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_ref().expect("there until it is dropped").as_fd()
-    }
-}
-
 impl Drop for Shared {
     fn drop(&mut self) {
         if let (Some(fd), Some((user, graves))) = (self.fd.take(), self.of.take()) {
             graves.enter(user, fd, Last::Close);
         }
     }
+}
+
+/// Leaves descriptors unread in a socket that nobody else can send to, and returns that.
+pub fn put_in_flight(fds: &[OwnedFd]) -> Result<OwnedFd, Errno> {
+    let (socket, sender) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let beside: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    // One byte: a message without any would be no message to whoever looks.
+    channel::send(sender.as_fd(), &0_u8, &beside)?;
+    Ok(socket)
 }
 
 /// Whether this is sealed memory of just this size. Asks for seals first: unlike fstat, that asks no file system.
@@ -108,10 +143,23 @@ mod tests {
     #[test]
     fn the_last_of_a_clients_is_left_to_be_closed() {
         let graves = Graves::default();
-        let one = Rc::new(Shared::of_client(eventfd(0, EventfdFlags::NONBLOCK).unwrap(), 7, &graves));
+        let bells = [0, 7].map(|value| eventfd(value, EventfdFlags::NONBLOCK).unwrap());
+        let one = Rc::new(Shared::of_client(put_in_flight(&bells).unwrap(), 7, &graves));
+        drop(bells);
         let other = Rc::clone(&one);
         drop(one);
         assert!(graves.take().is_empty());
+        // As often as there are peers, the same ones in the same order.
+        for value in [7_u64, 6] {
+            let given = other.given().unwrap();
+            let bells: Vec<BorrowedFd<'_>> = given.fds().collect();
+            let mut count = [0; 8];
+            assert_eq!(bells.len(), 2);
+            assert!(rustix::io::read(bells[0], &mut count).is_err(), "nobody has rung");
+            rustix::io::read(bells[1], &mut count).unwrap();
+            assert_eq!(u64::from_ne_bytes(count), value);
+            rustix::io::write(bells[1], &6_u64.to_ne_bytes()).unwrap();
+        }
         drop(other);
         assert!(matches!(graves.take()[..], [(7, _, Last::Close)]));
         drop(Shared::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap()));

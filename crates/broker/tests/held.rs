@@ -76,12 +76,12 @@ fn hold(socket: &TcpStream, page: &Page) -> JoinHandle<()> {
     thread
 }
 
-/// A socket whose last close waits for seconds. Who it is that closes last here may be the test: so it is not for long.
+/// A socket whose last close waits for a second. Who it is that closes last here may be the test: so it is not for long.
 fn lingering() -> (TcpStream, TcpStream) {
     let (mut socket, peer) = tcp_pair();
     socket.set_nonblocking(true).expect("mode");
     while socket.write(&[0; 65536]).is_ok() {}
-    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(3))).expect("option");
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(1))).expect("option");
     (socket, peer)
 }
 

@@ -73,8 +73,8 @@ fn posts_to(exchange: &mut Exchange, session: u64) -> Vec<FromBroker> {
 #[test]
 fn users_are_kept_apart() {
     let mut exchange = exchange();
-    exchange.begin_session(SessionId(1), Identity::of_user(1000), vec![bell().into()]);
-    exchange.begin_session(SessionId(2), Identity::of_user(1001), vec![bell().into()]);
+    exchange.begin_session(SessionId(1), Identity::of_user(1000), bell().into(), 1);
+    exchange.begin_session(SessionId(2), Identity::of_user(1001), bell().into(), 1);
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     let reason = Reason::NotPermitted.code();
     for session in [1, 2] {
@@ -86,8 +86,8 @@ fn users_are_kept_apart() {
 #[test]
 fn policy_decides_who_is_joined() {
     let mut exchange = exchange_with(|policy| policy.peers = Peers::Any);
-    exchange.begin_session(SessionId(1), Identity::of_user(1000), vec![bell().into()]);
-    exchange.begin_session(SessionId(2), Identity::of_user(1001), vec![bell().into()]);
+    exchange.begin_session(SessionId(1), Identity::of_user(1000), bell().into(), 1);
+    exchange.begin_session(SessionId(2), Identity::of_user(1001), bell().into(), 1);
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     assert_eq!(exchange.peer(party(1, 1)), Some(party(2, 1)));
 }
@@ -97,7 +97,7 @@ fn policy_decides_who_is_joined() {
 fn a_policy_that_forbids_what_was_matched_ends_it_on_both_sides() {
     let mut exchange = exchange_with(|policy| policy.peers = Peers::Any);
     for (session, uid) in [(1, 1000), (2, 1001), (3, 1000)] {
-        exchange.begin_session(SessionId(session), Identity::of_user(uid), vec![bell().into()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(uid), bell().into(), 1);
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     join(&mut exchange, party(1, 2), party(3, 1), 81);
@@ -132,7 +132,7 @@ fn register(exchange: &mut Exchange, session: u64, conn: u64) -> Option<Reason> 
 
 fn with_users(mut exchange: Exchange, users: [u32; 4]) -> Exchange {
     for (session, uid) in (1..).zip(users) {
-        exchange.begin_session(SessionId(session), Identity::of_user(uid), vec![bell().into()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(uid), bell().into(), 1);
     }
     exchange
 }
@@ -178,7 +178,7 @@ fn what_outlives_its_process_still_counts_for_its_user() {
     // User 1000 lets its other process hold what the ended one made, again and again.
     let mut kept = 0;
     for session in 10..20 {
-        exchange.begin_session(SessionId(session), Identity::of_user(1000), vec![bell().into()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(1000), bell().into(), 1);
         join(&mut exchange, party(session, 1), party(2, session), session as u16);
         if exchange.peer(party(session, 1)).is_none() {
             continue;
@@ -251,7 +251,7 @@ fn under_congestion_no_handshake_begins_if_so_wished() {
     let mut exchange =
         Exchange::new(Box::new(LoopbackIsm::new(Gid(7), 4096)), Policy::system_wide(8, 8192), false);
     for session in [1, 2] {
-        exchange.begin_session(SessionId(session), Identity::of_user(1000), vec![bell().into()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(1000), bell().into(), 1);
     }
     let mut next = 0;
     let mut refused = |exchange: &mut Exchange| {
@@ -280,7 +280,7 @@ fn under_congestion_no_handshake_begins_if_so_wished() {
 fn a_slot_is_free_when_both_ends_have_left() {
     let mut exchange = exchange();
     for session in [1, 2] {
-        exchange.begin_session(SessionId(session), Identity::of_user(0), vec![bell().into()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(0), bell().into(), 1);
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     let first = exchange.seat(party(1, 1)).expect("matched");
@@ -296,7 +296,7 @@ fn a_slot_is_free_when_both_ends_have_left() {
 fn a_block_used_anew_ends_what_it_was() {
     let mut exchange = exchange();
     for session in [1, 2] {
-        exchange.begin_session(SessionId(session), Identity::of_user(0), vec![bell().into()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(0), bell().into(), 1);
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     posts_to(&mut exchange, 2);
@@ -308,7 +308,7 @@ fn a_block_used_anew_ends_what_it_was() {
 fn a_new_nomination_ends_the_match() {
     let mut exchange = exchange();
     for session in [1, 2] {
-        exchange.begin_session(SessionId(session), Identity::of_user(0), vec![bell().into()]);
+        exchange.begin_session(SessionId(session), Identity::of_user(0), bell().into(), 1);
     }
     join(&mut exchange, party(1, 1), party(2, 1), 80);
     posts_to(&mut exchange, 2);
@@ -630,7 +630,7 @@ proptest! {
         // Who owns each token, and the peer that the owner had then.
         let mut tokens: Vec<(u64, Party)> = Vec::new();
         for session in 0..SESSIONS {
-            exchange.begin_session(SessionId(session), Identity::of_user(0), vec![bell().into()]);
+            exchange.begin_session(SessionId(session), Identity::of_user(0), bell().into(), 1);
         }
         let token_of = |tokens: &[(u64, Party)], n: usize| tokens.get(n).map_or(99, |(token, _)| *token);
         for event in events {

@@ -16,6 +16,9 @@ pub const MOST: usize = 253;
 /// It has no pointers: the same bytes are the same value in a forked process.
 pub unsafe trait Packet: Copy {}
 
+// SAFETY: a number.
+unsafe impl Packet for u8 {}
+
 /// Sends a value. Never waits where the socket does not.
 pub fn send<T: Packet>(socket: BorrowedFd<'_>, value: &T, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
@@ -48,6 +51,19 @@ pub fn receive<T: Packet>(socket: BorrowedFd<'_>) -> Result<Option<(T, Vec<Owned
 /// Takes a message of whatever kind, with room for all descriptors that there can be. Its credentials, if any, are passed over:
 /// rustix would have the process in them be one that we can see.
 pub fn take(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
+    receive_with(socket, bytes, 0)
+}
+
+/// Copies of the descriptors beside the next message, which stays where it is.
+pub fn copies(socket: BorrowedFd<'_>) -> Result<Vec<OwnedFd>, Errno> {
+    receive_with(socket, &mut [0], libc::MSG_PEEK | libc::MSG_DONTWAIT).map(|(_, fds)| fds)
+}
+
+fn receive_with(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    flags: libc::c_int,
+) -> Result<(usize, Vec<OwnedFd>), Errno> {
     // SAFETY: CMSG_SPACE computes.
     const SPACE: usize = unsafe {
         libc::CMSG_SPACE((MOST * size_of::<RawFd>()) as u32)
@@ -63,7 +79,8 @@ pub fn take(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<Owne
         header.msg_control = space.as_mut_ptr().cast();
         header.msg_controllen = SPACE as _;
         // SAFETY: the header names one buffer and an aligned control buffer, both ours, with their sizes.
-        let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+        let len =
+            unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags | libc::MSG_CMSG_CLOEXEC) };
         match usize::try_from(len) {
             Ok(len) => break len,
             Err(_) => match std::io::Error::last_os_error().raw_os_error() {

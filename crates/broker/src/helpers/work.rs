@@ -2,7 +2,7 @@
 
 use super::channel::{self, Packet};
 use crate::facts::{self, Counts, Proof};
-use crate::foreign::{is_arena, is_doorbell, is_memory};
+use crate::foreign::{is_arena, is_doorbell, is_memory, put_in_flight};
 use crate::sequence::SequenceReader;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use shunpike_shm::arena::{ArenaView, Block, Half};
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 /// What a helper is asked to do.
 #[derive(Copy, Clone, Debug)]
 pub enum Request {
-    /// With a session's socket: take its next message, a greeting, and return arena and doorbells, so many.
+    /// With a session's socket: take its next message, a greeting, and return its arena, and its doorbells, so many, in flight.
     Greeting(usize),
     /// With a session's socket: take its next message, and return the one sealed memory of this size that lies beside it.
     Memory(usize),
@@ -89,7 +89,11 @@ fn perform(request: Request, fds: Vec<OwnedFd>, sequences: Option<&SequenceReade
             let is_whole = greeting.len() == 1 + doorbells
                 && greeting.iter().take(1).all(|arena| is_arena(arena.as_fd()))
                 && greeting.iter().skip(1).all(|bell| is_doorbell(bell.as_fd()));
-            if is_whole { (Reply::Done, greeting) } else { (Reply::Wrong, Vec::new()) }
+            let mut fds = greeting.into_iter();
+            match (is_whole, fds.next(), put_in_flight(fds.as_slice())) {
+                (true, Some(arena), Ok(bells)) => (Reply::Done, vec![arena, bells]),
+                _ => (Reply::Wrong, Vec::new()),
+            }
         }
         Request::Memory(len) => match <[OwnedFd; 1]>::try_from(taken()) {
             Ok([memory]) if is_memory(memory.as_fd(), len) => (Reply::Done, vec![memory]),

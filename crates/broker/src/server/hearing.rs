@@ -345,11 +345,9 @@ impl Server {
         fds: Vec<OwnedFd>,
     ) -> Result<(), End> {
         let user = self.sessions.get(&id).map_or(u32::MAX, |session| session.peer.uid());
-        let mut fds = fds.into_iter();
-        let arena = fds.next();
-        let bells: Vec<Shared> = fds.map(|fd| Shared::of_client(fd, user, &self.graves)).collect();
-        let arena = arena.ok_or(End)?;
-        if !(1..=MAX_CQS).contains(&bells.len()) || bells.len() != usize::from(doorbells) {
+        let [arena, bells] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| End)?;
+        let bells = Shared::of_client(bells, user, &self.graves);
+        if !(1..=MAX_CQS).contains(&usize::from(doorbells)) {
             return Err(End);
         }
         let key = ArenaKey::of(arena.as_fd()).map_err(|_| End)?;
@@ -363,7 +361,7 @@ impl Server {
         tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
         self.ledger.begin(key, &view);
         session.kind = Kind::Program(Box::new(Program::new(view, key, comm, page)));
-        self.exchange.begin_session(id, session.peer.identity.clone(), bells);
+        self.exchange.begin_session(id, session.peer.identity.clone(), bells, doorbells);
         if runtime::may_read_others(session.peer.pid) {
             self.exchange.lets_read(id, session.peer.pid);
         }
