@@ -18,19 +18,19 @@ const FEW: u32 = 1024;
 const MOST_US: u64 = 3_000;
 
 /// A short text without memory of its own.
-struct Text {
+pub(crate) struct Text {
     bytes: [u8; 64],
     len: usize,
 }
 
 impl Text {
-    fn new(text: core::fmt::Arguments<'_>) -> Self {
+    pub(crate) fn new(text: core::fmt::Arguments<'_>) -> Self {
         let mut made = Self { bytes: [0; 64], len: 0 };
         let _ = made.write_fmt(text);
         made
     }
 
-    fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
