@@ -57,7 +57,8 @@ pub struct Broken {
 /// A program that starts.
 #[derive(Copy, Clone, Debug)]
 pub struct Program<'a> {
-    /// Its file, and the name by which it was called where that is another one (a script, a link).
+    /// Its file, empty where that is not known (no /proc), and the name by which it was called where that is another one (a script,
+    /// a link).
     pub paths: [&'a [u8]; 2],
     /// Its effective user id.
     pub user: u32,
@@ -69,7 +70,14 @@ impl Program<'_> {
             true => path == name,
             false => path.rsplit(|byte| *byte == b'/').next() == Some(name),
         };
-        name == b"*" || self.paths.into_iter().any(|path| !path.is_empty() && is(path))
+        // As the kernel shows a file whose name is another one's by now: after an upgrade, say.
+        let paths = self.paths.map(|path| path.strip_suffix(b" (deleted)").unwrap_or(path));
+        name == b"*" || paths.into_iter().any(|path| !path.is_empty() && is(path))
+    }
+
+    /// Whether it is called so, or may be.
+    fn may_be_called(&self, name: &[u8]) -> bool {
+        self.paths[0].is_empty() || self.is_called(name)
     }
 }
 
@@ -93,7 +101,8 @@ pub fn is_on(text: &[u8], program: &Program<'_>) -> Result<Option<AtPorts>, Brok
         let Line { on, what } = line?;
         seen += 1;
         match what {
-            What::Program(name) => programs.hear(on, program.is_called(name)),
+            What::Program(name) if on => programs.hear(on, program.is_called(name)),
+            What::Program(name) => programs.hear(on, program.may_be_called(name)),
             What::User(user) => users.hear(on, program.user == user),
             What::Ports(range) => {
                 let Some(place) = ports.lines.get_mut(named) else {
@@ -233,6 +242,15 @@ mod tests {
         assert!(is_on(b"on program python3", &script).unwrap().is_some());
         let nameless = Program { paths: [b"", b""], user: 0 };
         assert!(is_on(b"on program x", &nameless).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_program_whose_file_is_not_known_may_be_any_that_is_off() {
+        let nameless = Program { paths: [b"", b"/proc/self/fd/3"], user: 0 };
+        assert!(is_on(b"off program sshd", &nameless).unwrap().is_none());
+        assert!(is_on(b"on program *", &nameless).unwrap().is_some());
+        assert_eq!(on("off program sshd", "/usr/sbin/sshd (deleted)", 0), Ok(false));
+        assert_eq!(on("off program sshd", "/usr/sbin/sshd (deleted) (deleted)", 0), Ok(true));
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Unit {
     name: String,
     /// `KEY=VALUE` of the section Service, in the order in which they are read.
     service: Vec<(String, String)>,
+    /// Whether it starts when the system is up that far that a service can, as all do that do not say otherwise.
+    is_ordinary: bool,
 }
 
 impl Unit {
@@ -48,11 +50,20 @@ impl Unit {
         }
         let text = fs::read_to_string(target.as_ref().unwrap_or(&file))
             .map_err(|source| Error::Read { path: file.clone(), source })?;
-        let mut service = assignments(&text);
-        for file in names.iter().rev().flat_map(|name| drop_ins(root, name)) {
-            service.extend(assignments(&fs::read_to_string(&file).unwrap_or_default()));
-        }
-        Ok(Self { name, service })
+        let drop_ins = names.iter().rev().flat_map(|name| drop_ins(root, name));
+        let drop_ins = drop_ins.map(|file| fs::read_to_string(file).unwrap_or_default());
+        let texts: Vec<String> = [text].into_iter().chain(drop_ins).collect();
+        Ok(Self::read(name, &texts))
+    }
+
+    /// One whose files say this.
+    fn read(name: String, texts: &[String]) -> Self {
+        let all = |section| texts.iter().flat_map(move |text| assignments(text, section));
+        let says_no =
+            |value: String| ["0", "no", "n", "false", "f", "off"].contains(&value.to_lowercase().as_str());
+        let last = all("[Unit]").rfind(|(key, _)| key == "DefaultDependencies");
+        let is_ordinary = !last.is_some_and(|(_, value)| says_no(value));
+        Self { name, service: all("[Service]").collect(), is_ordinary }
     }
 
     fn values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
@@ -81,13 +92,12 @@ impl Unit {
         let library = library.display().to_string().replace('%', "%%");
         let others = self.preloads().map(|others| format!(":{others}")).unwrap_or_default();
         let (variable, socket) = (socket::VARIABLE, socket::SYSTEM);
+        // The broker comes after what an early service may come before: systemd would start one of the two without the other.
+        let order = "[Unit]\nWants=shunpike-broker.service\nAfter=shunpike-broker.service\n\n";
+        let order = if self.is_ordinary { order } else { "" };
         let text = format!(
             "# Made by 'shunpike enable {0}'; 'shunpike disable {0}' takes it away.\n\
-             [Unit]\n\
-             Wants=shunpike-broker.service\n\
-             After=shunpike-broker.service\n\
-             \n\
-             [Service]\n\
+             {order}[Service]\n\
              Environment=\"LD_PRELOAD={library}{others}\"\n\
              Environment={variable}={socket}\n",
             self.name
@@ -101,6 +111,11 @@ impl Unit {
     pub fn doubts(&self, root: &Path) -> Vec<String> {
         let mut doubts = Vec::new();
         let name = &self.name;
+        if !self.is_ordinary {
+            doubts.push(format!(
+                "{name} may start before the broker can (DefaultDependencies=no): it is on TCP until it finds the broker, which it looks for again"
+            ));
+        }
         let families: Vec<&str> = self.values("RestrictAddressFamilies").collect();
         let allows = |families: &&str| !families.starts_with('~') && !families.is_empty();
         if families.iter().any(allows) && !families.iter().any(|some| some.contains("AF_UNIX")) {
@@ -171,15 +186,15 @@ fn drop_ins(root: &Path, name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The assignments in the section Service.
-fn assignments(text: &str) -> Vec<(String, String)> {
+/// The assignments in a section, as `[Service]`.
+fn assignments(text: &str, wanted: &str) -> Vec<(String, String)> {
     let joined = text.replace("\\\n", " ");
     let mut section = "";
     let mut found = Vec::new();
     for line in joined.lines().map(str::trim) {
         if line.starts_with('[') {
             section = line;
-        } else if section == "[Service]"
+        } else if section == wanted
             && !line.starts_with(['#', ';'])
             && let Some((key, value)) = line.split_once('=')
         {
@@ -268,8 +283,26 @@ mod tests {
             ("[Service]\nEnvironment=LD_PRELOAD=/a.so\nEnvironment=LD_PRELOAD=/b.so", Some("/b.so")),
             ("[Unit]\nEnvironment=LD_PRELOAD=/a.so\n[Service]\n#Environment=LD_PRELOAD=/a.so", None),
         ] {
-            let unit = Unit { name: "x.service".into(), service: assignments(text) };
+            let unit = Unit::read("x.service".into(), &[text.into()]);
             assert_eq!(unit.preloads().as_deref(), preloads, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_early_service_does_not_wait_for_the_broker() {
+        for (texts, is_ordinary) in [
+            (&["[Service]\nDefaultDependencies=no"][..], true),
+            (&["[Unit]\nDefaultDependencies = No"], false),
+            (&["[Unit]\nDefaultDependencies=0", "[Unit]\nDefaultDependencies=yes"], true),
+        ] {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            let (unit, root) =
+                (Unit::read("x.service".into(), &texts), tempfile::tempdir().expect("a directory"));
+            unit.enable(root.path(), Path::new("/l.so")).expect("written");
+            let drop_in = fs::read_to_string(drop_in(root.path(), "x.service")).expect("there");
+            assert_eq!(drop_in.contains("After=shunpike-broker.service"), is_ordinary, "{texts:?}");
+            assert!(drop_in.contains("[Service]\nEnvironment=\"LD_PRELOAD=/l.so\"\n"), "{drop_in}");
+            assert_eq!(unit.doubts(root.path()).is_empty(), is_ordinary);
         }
     }
 }
