@@ -467,6 +467,7 @@ impl Exchange {
             .map(|(own, _)| *own)
             .collect();
         forbidden.iter().for_each(|party| self.revoke(*party));
+        self.drop_forbidden_parked();
         forbidden.len().div_ceil(2)
     }
 

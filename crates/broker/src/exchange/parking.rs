@@ -152,6 +152,20 @@ impl Exchange {
         }
     }
 
+    /// Lets go of what is kept for connections that policy does not permit any more.
+    pub(super) fn drop_forbidden_parked(&mut self) {
+        let identity = |session| self.members.get(&session).map(|member| &member.identity);
+        let permits = |one, other| {
+            identity(one).zip(identity(other)).is_some_and(|(one, other)| self.policy.permits(one, other))
+        };
+        let kept = self.parking.places.values();
+        let forbidden: Vec<DmbToken> = kept
+            .filter(|parked| !permits(parked.owner.session, parked.peer))
+            .map(|parked| parked.token)
+            .collect();
+        forbidden.into_iter().for_each(|token| self.drop_parked(token));
+    }
+
     /// Lets go of what has waited long enough.
     pub fn drop_stale(&mut self, now: Instant) {
         while let Some((_, parked)) = self.parking.places.first_key_value()

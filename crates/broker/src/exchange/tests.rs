@@ -121,6 +121,29 @@ fn a_policy_that_forbids_what_was_matched_ends_it_on_both_sides() {
     assert_eq!(exchange.set_policy(Policy { peers: Peers::Any, ..policy }), 0);
 }
 
+#[test]
+fn a_parked_dmb_goes_with_the_policy_that_permitted_its_pair() {
+    let mut exchange =
+        with_users(exchange_with(|policy| policy.peers = Peers::Any), [1000, 1001, 1000, 1000]);
+    let token = registered_and_attached(&mut exchange);
+    exchange.detach(SessionId(2), token, true);
+    exchange.park(SessionId(1), token, Instant::now());
+    exchange.posts.clear();
+    let policy = Policy { peers: Peers::Any, ..Policy::system_wide(8, 8) };
+    exchange.set_policy(policy.clone());
+    assert_eq!(
+        (exchange.device.dmb_count(), posts_to(&mut exchange, 1)),
+        (1, vec![]),
+        "it permits them, too"
+    );
+    exchange.set_policy(Policy { peers: Peers::SameUser, ..policy });
+    assert_eq!(
+        posts_to(&mut exchange, 1),
+        [FromBroker::Revoke { conn: ConnId(1) }, FromBroker::Dropped { token }]
+    );
+    assert_eq!((exchange.device.dmb_count(), exchange.audit()), (0, Ok(())));
+}
+
 /// Registers a DMB for connection `conn` of `session`; why not.
 fn register(exchange: &mut Exchange, session: u64, conn: u64) -> Option<Reason> {
     exchange.register(party(session, conn), 0, memory());
