@@ -161,6 +161,26 @@ def test_a_broker_that_was_killed_in_the_midst_of_an_attack_has_a_successor(worl
     killed.kill()
 
 
+def test_a_question_about_a_pid_does_not_tell_whether_it_has_a_session(world):
+    """`chk` says whether policy permits a lane, by the user that the tool names: of another user's program nothing else."""
+    query, check, user = 9, 13, ATTACKERS[0]
+    broker = world.broker()
+    its = Session(broker)
+    assert its.hear()[0] == WELCOME
+
+    def asked(pid):
+        question = f"{pid} {user}".encode()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as tool:
+            tool.connect(str(broker.socket))
+            tool.send(struct.pack("<HHH", query, check, len(question)) + question)
+            return json.loads(b"".join(iter(lambda: tool.recv(1 << 16), b"")))
+
+    assert asked(os.getpid())["session"], "root is told"
+    with_session, without = (as_user(user, lambda pid=pid: asked(pid)) for pid in (os.getpid(), 1))
+    assert with_session == without and without["permitted"] and not without["session"]
+    its.socket.close()
+
+
 def test_descriptors_that_do_not_close_are_not_kept(world):
     """Sixty-four of them, and every later one was left open for ever."""
     broker = world.broker()

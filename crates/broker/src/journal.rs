@@ -20,6 +20,8 @@ use std::time::{Duration, Instant, SystemTime};
 const OF_USER: usize = 1000;
 /// Users whose events are kept: of one more, those of whom nothing was heard for longest are forgotten.
 const USERS: usize = 64;
+/// Network namespaces of one user of which is known that they had events that are not kept.
+const NAMESPACES: usize = 64;
 /// Events in one answer. Who asks for more asks again.
 const ANSWER: usize = 1000;
 
@@ -47,16 +49,30 @@ impl Kind {
     }
 }
 
+/// Whose an end is: who sees it is told by that.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+struct Whose {
+    user: Option<u32>,
+    netns: Option<u64>,
+}
+
 /// An end of a connection, as it was when it had a session.
 #[derive(Clone, Debug)]
 struct End {
-    user: Option<u32>,
-    netns: Option<u64>,
+    whose: Whose,
     shown: EventEnd,
+}
+
+/// Whose events are asked for.
+#[derive(Copy, Clone, Debug)]
+enum Of {
+    Everybody,
+    User(u32),
 }
 
 #[derive(Debug)]
 struct Noted {
+    /// Among all events: it would tell a user how many others have.
     number: u64,
     at: SystemTime,
     kind: Kind,
@@ -81,9 +97,38 @@ struct Pair {
 /// Events of one user, in order.
 #[derive(Default)]
 struct Log {
-    events: VecDeque<Rc<Noted>>,
-    /// The last one that is not kept any more.
-    dropped: u64,
+    /// With their numbers among the user's.
+    events: VecDeque<(u64, Rc<Noted>)>,
+    /// The number of the last one.
+    last: u64,
+    /// The last ones that are not kept any more, of whom.
+    dropped: Vec<(u64, Whose)>,
+}
+
+impl Log {
+    fn push(&mut self, user: u32, event: &Rc<Noted>) {
+        self.last += 1;
+        self.events.push_back((self.last, Rc::clone(event)));
+        if self.events.len() <= OF_USER {
+            return;
+        }
+        let Some((number, event)) = self.events.pop_front() else { return };
+        for End { whose, .. } in event.ends.iter().filter(|end| end.shown.uid == user) {
+            self.dropped.retain(|(_, other)| other != whose);
+            self.dropped.push((number, *whose));
+        }
+        // As each comes last when it is heard of, those of which nothing was heard for longest.
+        self.dropped.drain(..self.dropped.len().saturating_sub(NAMESPACES));
+    }
+}
+
+/// Events, each with its number for who asks.
+struct Found {
+    events: Vec<(u64, Rc<Noted>)>,
+    /// The number of the last one that there is.
+    last: u64,
+    /// Whether others came before them that are not kept.
+    is_missing: bool,
 }
 
 /// All of it.
@@ -104,20 +149,19 @@ impl Journal {
         why: Option<(u32, Option<String>)>,
         ends: Vec<End>,
     ) {
+        let mut users: Vec<u32> = ends.iter().map(|end| end.shown.uid).collect();
+        users.dedup();
+        if users.is_empty() {
+            return;
+        }
         self.number += 1;
         let noted = Noted { number: self.number, at: SystemTime::now(), kind, after, why, ends };
         let event = Rc::new(noted);
-        let mut users: Vec<u32> = event.ends.iter().map(|end| end.shown.uid).collect();
-        users.dedup();
         for user in users {
-            let log = self.logs.entry(user).or_default();
-            log.events.push_back(Rc::clone(&event));
-            if log.events.len() > OF_USER {
-                log.dropped = log.events.pop_front().map_or(0, |event| event.number);
-            }
+            self.logs.entry(user).or_default().push(user, &event);
         }
         while self.logs.len() > USERS {
-            let last = |log: &Log| log.events.back().map_or(0, |event| event.number);
+            let last = |log: &Log| log.events.back().map_or(0, |(_, event)| event.number);
             // Root's stay, however many others there are.
             let others = self.logs.iter().filter(|(user, _)| **user != 0);
             let quiet = others.min_by_key(|(_, log)| last(log)).map(|(user, _)| *user);
@@ -126,22 +170,36 @@ impl Journal {
         }
     }
 
-    /// Those after `since`, in order, of which `is_wanted` is true of an end; the first [`ANSWER`] of them, or with `lately` the last ones.
-    /// And whether others came before them that are not kept.
-    fn after(&self, since: u64, lately: usize, is_wanted: impl Fn(&End) -> bool) -> (Vec<Rc<Noted>>, bool) {
-        let mut found = BTreeMap::new();
-        let mut is_missing = false;
-        for log in self.logs.values() {
-            let from = log.events.partition_point(|event| event.number <= since);
-            let wanted = log.events.range(from..).filter(|event| event.ends.iter().any(&is_wanted));
-            let before = found.len();
-            found.extend(wanted.map(|event| (event.number, Rc::clone(event))));
-            is_missing |= log.dropped > since && found.len() > before;
-        }
-        let mut events: Vec<Rc<Noted>> = found.into_values().collect();
-        events.drain(..events.len().saturating_sub(lately));
-        events.truncate(ANSWER);
-        (events, is_missing)
+    /// Those after number `since`, in order, of which `sees` is true of an end; the first [`ANSWER`] of them, or with `lately` the last
+    /// ones. A user's events have numbers of their own.
+    fn after(&self, of: Of, since: u64, lately: usize, sees: impl Fn(&Whose) -> bool) -> Found {
+        let is_wanted = |event: &Noted| event.ends.iter().any(|end| sees(&end.whose));
+        let mut found = match of {
+            Of::Everybody => {
+                let logs = self.logs.values().flat_map(|log| &log.events);
+                let later = logs.filter(|(_, event)| event.number > since);
+                let events: BTreeMap<u64, _> =
+                    later.map(|(_, event)| (event.number, Rc::clone(event))).collect();
+                let is_missing = (events.len() as u64) < self.number.saturating_sub(since);
+                Found { events: events.into_iter().collect(), last: self.number, is_missing }
+            }
+            Of::User(user) => match self.logs.get(&user) {
+                Some(log) => {
+                    // The user was forgotten meanwhile, and counts from the beginning.
+                    let is_forgotten = since > log.last;
+                    let since = if is_forgotten { 0 } else { since };
+                    let from = log.events.partition_point(|(number, _)| *number <= since);
+                    let was_later = |(number, whose): &(u64, Whose)| *number > since && sees(whose);
+                    let is_missing = is_forgotten || log.dropped.iter().any(was_later);
+                    Found { events: log.events.range(from..).cloned().collect(), last: log.last, is_missing }
+                }
+                None => Found { events: Vec::new(), last: 0, is_missing: since > 0 },
+            },
+        };
+        found.events.retain(|(_, event)| is_wanted(event));
+        found.events.drain(..found.events.len().saturating_sub(lately));
+        found.events.truncate(ANSWER);
+        found
     }
 }
 
@@ -255,7 +313,8 @@ impl Server {
             local: local.to_string(),
             remote: remote.to_string(),
         };
-        Some(End { user: session.peer.identity.user(), netns: session.peer.netns, shown })
+        let whose = Whose { user: session.peer.identity.user(), netns: session.peer.netns };
+        Some(End { whose, shown })
     }
 
     /// Answers `events`: `SINCE`, the number of the last event that is known, and `LATELY`, how many at most.
@@ -264,28 +323,33 @@ impl Server {
         let (since, lately) = arg.split_once(' ').ok_or_else(wrong)?;
         let since: u64 = since.parse().map_err(|_| wrong())?;
         let lately: usize = lately.parse().map_err(|_| wrong())?;
-        let sees = self.sees_ends(asker);
-        let (events, is_missing) = self.journal.after(since, lately, &sees);
+        let (of, sees) = self.sees_ends(asker);
+        let Found { events, last, is_missing } = match of {
+            Some(of) => self.journal.after(of, since, lately, &sees),
+            None => Found { events: Vec::new(), last: 0, is_missing: false },
+        };
         // Those that are not to be seen are not to be asked for again.
         let next = match events.last() {
-            Some(last) if events.len() == ANSWER => last.number,
-            _ => self.journal.number,
+            Some((number, _)) if events.len() == ANSWER => *number,
+            _ => last,
         };
-        let events = events.iter().map(|event| event.report(&sees)).collect();
+        let events = events.iter().map(|(number, event)| event.report(*number, &sees)).collect();
         Ok(json(&Events { events, next, is_missing, broker: self.life().to_owned() }))
     }
 
-    /// As [`Server::is_shown`], of ends whose sessions may have ended.
-    fn sees_ends(&self, asker: SessionId) -> impl Fn(&End) -> bool + use<> {
+    /// As [`Server::is_shown`], of ends whose sessions may have ended; and in whose events they are found.
+    fn sees_ends(&self, asker: SessionId) -> (Option<Of>, impl Fn(&Whose) -> bool + use<>) {
         let all = self.may_change(asker).is_ok();
         let private = self.config.private;
         let own = self.sessions.get(&asker).map(|session| (session.peer.identity.user(), session.peer.netns));
-        move |end| {
+        let of = if all { Some(Of::Everybody) } else { own.and_then(|(user, _)| user).map(Of::User) };
+        let sees = move |whose: &Whose| {
             let is_own = |(user, netns): (Option<u32>, Option<u64>)| {
-                user.is_some() && user == end.user && (private || netns.is_some() && netns == end.netns)
+                user.is_some() && user == whose.user && (private || netns.is_some() && netns == whose.netns)
             };
             all || own.is_some_and(is_own)
-        }
+        };
+        (of, sees)
     }
 }
 
@@ -300,16 +364,17 @@ impl Pair {
 }
 
 impl Noted {
-    fn report(&self, sees: impl Fn(&End) -> bool) -> Event {
+    /// `number`: what it is called for who asks.
+    fn report(&self, number: u64, sees: impl Fn(&Whose) -> bool) -> Event {
         let since = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Event {
-            number: self.number,
+            number,
             time_ms: since.as_millis() as u64,
             event: self.kind.name().to_owned(),
             after_us: self.after.map(|after| after.as_micros() as u64),
             reason: self.why.as_ref().map(|(code, _)| reason_text(*code)),
             by: self.why.as_ref().and_then(|(_, by)| by.clone()),
-            ends: self.ends.iter().filter(|end| sees(end)).map(|end| end.shown.clone()).collect(),
+            ends: self.ends.iter().filter(|end| sees(&end.whose)).map(|end| end.shown.clone()).collect(),
         }
     }
 }
@@ -327,7 +392,13 @@ mod tests {
             local: String::new(),
             remote: String::new(),
         };
-        End { user: Some(uid), netns: Some(1), shown }
+        End { whose: Whose { user: Some(uid), netns: Some(1) }, shown }
+    }
+
+    /// What a user is told of: numbers, and whether there are others.
+    fn told(journal: &Journal, user: u32, since: u64) -> (Vec<u64>, bool) {
+        let found = journal.after(Of::User(user), since, usize::MAX, |whose| *whose == end(user).whose);
+        (found.events.iter().map(|(number, _)| *number).collect(), found.is_missing)
     }
 
     #[test]
@@ -337,15 +408,47 @@ mod tests {
         for _ in 0..10 * OF_USER {
             journal.note(Kind::FellBack, None, None, vec![end(8)]);
         }
-        let of = |user: u32| move |end: &End| end.user == Some(user);
-        let (mine, is_missing) = journal.after(0, usize::MAX, of(7));
-        assert_eq!((mine.len(), mine[0].number, is_missing), (1, 1, false));
-        let (theirs, is_missing) = journal.after(0, usize::MAX, of(8));
-        assert_eq!((theirs.len(), theirs[0].number, is_missing), (OF_USER, 9002, true));
-        let (last, _) = journal.after(0, 3, of(8));
-        assert_eq!(last.iter().map(|event| event.number).collect::<Vec<_>>(), [9999, 10_000, 10_001]);
-        assert_eq!(journal.after(10_000, usize::MAX, of(8)).0.len(), 1);
-        assert!(journal.after(10_001, usize::MAX, of(8)).0.is_empty());
+        journal.note(Kind::Opened, None, None, vec![end(7)]);
+        assert_eq!(told(&journal, 7, 0), (vec![1, 2], false), "as if there were no others");
+        let (theirs, is_missing) = told(&journal, 8, 0);
+        assert_eq!((theirs.len(), theirs[0], is_missing), (OF_USER, 9001, true));
+        let last = journal.after(Of::User(8), 0, 3, |_| true).events;
+        assert_eq!(last.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [9998, 9999, 10_000]);
+        assert_eq!(told(&journal, 8, 9_999), (vec![10_000], false));
+        assert_eq!(told(&journal, 8, 10_000), (vec![], false));
+        assert_eq!(journal.after(Of::User(7), 0, usize::MAX, |_| true).last, 2);
+        assert_eq!(told(&journal, 9, 0), (vec![], false));
+    }
+
+    /// Which of the logs was looked at first used to decide.
+    #[test]
+    fn what_is_missing_is_what_the_asker_would_have_seen() {
+        for _ in 0..20 {
+            let mut journal = Journal::default();
+            for _ in 0..2 * OF_USER {
+                journal.note(Kind::FellBack, None, None, vec![end(8)]);
+            }
+            journal.note(Kind::Opened, None, None, vec![end(7), end(8)]);
+            assert_eq!(told(&journal, 7, 0), (vec![1], false));
+            assert!(told(&journal, 8, 0).1 && !told(&journal, 8, OF_USER as u64 + 1).1);
+            let all = |since| journal.after(Of::Everybody, since, usize::MAX, |_| true).is_missing;
+            assert!(all(0) && all(OF_USER as u64) && !all(OF_USER as u64 + 1));
+            // What went was of another namespace.
+            let elsewhere = |whose: &Whose| whose.netns == Some(2);
+            assert!(!journal.after(Of::User(8), 0, usize::MAX, elsewhere).is_missing);
+        }
+    }
+
+    #[test]
+    fn a_user_who_was_forgotten_is_told_so() {
+        let mut journal = Journal::default();
+        journal.note(Kind::Opened, None, None, vec![end(7)]);
+        for user in 100..200 {
+            journal.note(Kind::Opened, None, None, vec![end(user)]);
+        }
+        assert_eq!(told(&journal, 7, 1), (vec![], true));
+        journal.note(Kind::Opened, None, None, vec![end(7)]);
+        assert_eq!(told(&journal, 7, 5), (vec![1], true));
     }
 
     #[test]
@@ -366,10 +469,9 @@ mod tests {
         let mut journal = Journal::default();
         journal.note(Kind::Opened, None, None, vec![end(7), end(8)]);
         journal.note(Kind::Opened, None, None, vec![end(7), end(7)]);
-        assert_eq!(journal.after(0, usize::MAX, |_| true).0.len(), 2);
-        assert_eq!(journal.after(0, usize::MAX, |end| end.user == Some(8)).0.len(), 1);
-        let (seen, _) = journal.after(0, usize::MAX, |end| end.user == Some(8));
-        let report = seen[0].report(|end| end.user == Some(8));
+        assert_eq!(journal.after(Of::Everybody, 0, usize::MAX, |_| true).events.len(), 2);
+        assert_eq!(told(&journal, 8, 0), (vec![1], false));
+        let report = journal.logs[&8].events[0].1.report(1, |whose| whose.user == Some(8));
         assert_eq!(report.ends.len(), 1, "the other end is another user's");
     }
 }

@@ -234,25 +234,26 @@ impl Server {
     }
 
     /// Whether a lane between the asker and a process would be allowed. The user is the tool's word: it only
-    /// decides what the tool says.
+    /// decides what the tool says. A session that the asker may neither see nor have as a peer is as none.
     fn check(&self, asker: SessionId, arg: &str) -> Reply {
         let wrong = || failure("not a process", arg, "use: PID UID");
         let (pid, uid) = arg.split_once(' ').ok_or_else(wrong)?;
         let pid: u32 = pid.parse().map_err(|_| wrong())?;
         let uid: u32 = uid.parse().map_err(|_| wrong())?;
         let asking = self.sessions.get(&asker).map(|session| &session.peer.identity).ok_or_else(wrong)?;
-        let has = |session: &Session| session.is_programs() && session.peer.pid == pid;
-        let found = self.sessions.iter().find(|(_, session)| has(session));
-        let of_user = Identity::of_user(uid);
-        let other = found.map_or(&of_user, |(_, session)| &session.peer.identity);
         let policy = &self.config.policy;
-        let permitted = policy.permits(asking, other);
-        let may_know = permitted || found.is_some_and(|(id, _)| self.is_shown(asker)(self, *id));
+        let is_shown = self.is_shown(asker);
+        let known = self.sessions.iter().find(|(id, session)| {
+            let is_known = || is_shown(self, **id) || policy.permits(asking, &session.peer.identity);
+            session.is_programs() && session.peer.pid == pid && is_known()
+        });
+        let of_user = Identity::of_user(uid);
+        let permitted = policy.permits(asking, known.map_or(&of_user, |(_, session)| &session.peer.identity));
         let other_version = self.other_versions(|_, its| its == pid).first().map(|other| other.version);
         Ok(json(&Check {
             active: self.settings.get(Knob::Active) != 0,
-            session: may_know.then_some(found.is_some()),
-            other_version: other_version.filter(|_| may_know),
+            session: (permitted || known.is_some()).then_some(known.is_some()),
+            other_version: other_version.filter(|_| known.is_some()),
             permitted,
             peers: policy.report().peers,
             advice: if permitted { String::new() } else { policy.how_to_join() },

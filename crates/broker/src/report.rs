@@ -477,7 +477,7 @@ pub struct Events {
 /// What became of a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Event {
-    /// Rises; the broker's first event has 1.
+    /// Rises; the first event has 1: the broker's for the operator, and for others the first one of their user.
     pub number: u64,
     /// When, in milliseconds since 1970.
     pub time_ms: u64,
