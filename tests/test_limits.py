@@ -207,9 +207,12 @@ def test_address_space_of_connections(world, bed, load, connections):
     accel = Accel(world, "both", ["--eager"])
     programs = stopped(accel, bed, load)
     rings = [sum(size for size, _ in mappings(program.pid, "/memfd:shunpike-dmb")) for program in programs]
+    tables = [int(re.search(r"VmPTE:\s+(\d+) kB", Path(f"/proc/{program.pid}/status").read_text())[1]) << 10 for program in programs]
     assert accel.broker.stats().lanes >= connections * 3 // 4
     go_on(programs)
     assert all(0 < size <= connections * MIB for size in rings), f"bytes of address space: {rings}"
+    # Of 10,000 connections 40 MB.
+    assert all(size <= connections * 4_000 for size in tables), f"bytes of page tables: {tables}"
 
 
 def mappings(pid, name):

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 /// Connections of the idle row; each has two lanes, one in each direction.
 const IDLE: u64 = 1000;
+/// Bytes that go over each lane before: more than a ring for messages holds.
+const USED: u64 = 20_000;
+const MEMORY: Metric = Metric { unit: Unit::Bytes, better: Better::Less, ..RATE };
 
 pub const ROWS: &[Workload] = &[
     Workload {
@@ -52,6 +55,20 @@ pub const ROWS: &[Workload] = &[
                 better: Better::Less,
                 goals: &[Goal::Value(32.0 * 1024.0)],
                 ..RATE
+            },
+            // In a process of 10,000 connections 40 MB of page tables.
+            Metric { name: "shared", title: "shared memory for a connection", ..MEMORY },
+            Metric {
+                name: "tables",
+                title: "page tables for it in a process",
+                goals: &[Goal::Value(4_000.0)],
+                ..MEMORY
+            },
+            Metric {
+                name: "addresses",
+                title: "addresses for it",
+                goals: &[Goal::Value(1_048_576.0)],
+                ..MEMORY
             },
         ],
         measure: idle,
@@ -149,10 +166,10 @@ fn idle(bed: &mut Bed) -> Result<Sample, Failed> {
     let command = bed.command(bed.load(&words));
     let client = bed.start(command, None)?;
     let all = || match bed.broker().and_then(|broker| broker.carried()) {
-        Ok(carried) => (carried.lanes >= IDLE).then_some(Ok(())),
+        Ok(carried) => (carried.lanes >= IDLE && carried.bytes >= 2 * IDLE * USED).then_some(Ok(())),
         Err(failed) => Some(Err(failed)),
     };
-    wait_for(Duration::from_secs(30), all)
+    wait_for(Duration::from_secs(60), all)
         .ok_or_else(|| Failed::new("not all connections came to lanes"))??;
     fs::write(&still, "")?;
     // Lets the last spins and looks of all three pass.
@@ -165,13 +182,33 @@ fn idle(bed: &mut Bed) -> Result<Sample, Failed> {
     let after: f64 = three.iter().map(|pid| resident(*pid)).sum::<Result<f64, Failed>>()?;
     // The client's own memory is counted with its connections: it has hardly any before.
     let memory = (after - before).max(0.0) / (2.0 * IDLE as f64);
-    Ok(Sample::new(vec![percent, memory], 100.0 * IDLE as f64))
+    let shared: f64 = three.iter().map(|pid| Ok(mapped(*pid)?.0)).sum::<Result<f64, Failed>>()?;
+    let status = fs::read_to_string(format!("/proc/{server}/status"))?;
+    let tables = 1024.0 * super::number(&status, "\nVmPTE:")?;
+    let each = [shared, tables, mapped(server)?.1].map(|bytes| bytes / IDLE as f64);
+    Ok(Sample::new([[percent, memory].as_slice(), &each].concat(), 100.0 * IDLE as f64))
 }
 
 /// What a process has in memory, bytes; what it shares with others divided among them.
 fn resident(pid: u32) -> Result<f64, Failed> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     Ok(1024.0 * super::number(&text, "\nPss:")?)
+}
+
+/// Of a process's mappings of Shunpike's memory: bytes in memory, those that others have too divided among them, and bytes of addresses.
+fn mapped(pid: u32) -> Result<(f64, f64), Failed> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut is_ours, mut pss, mut size) = (false, 0.0, 0.0);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next().and_then(|word| word.parse::<f64>().ok())) {
+            (Some("Size:"), Some(kib)) if is_ours => size += 1024.0 * kib,
+            (Some("Pss:"), Some(kib)) if is_ours => pss += 1024.0 * kib,
+            (Some(first), _) if first.contains('-') => is_ours = line.contains("/memfd:shunpike-"),
+            _ => {}
+        }
+    }
+    Ok((pss, size))
 }
 
 /// CPU time of all threads of a process.
