@@ -168,6 +168,18 @@ static UNUSED void recv_all(int fd, void *to, size_t count) {
     expect(recv_upto(fd, to, count) == count, "the stream ends only where its sender ended it");
 }
 
+/* Answers messages of 100 bytes. The last one, which begins with an 'e', by the end of what it writes; then the other end closes. */
+static UNUSED void echo_to_the_end(int fd) {
+    char message[100];
+    do {
+        recv_all(fd, message, sizeof message);
+        if (message[0] != 'e') send_all(fd, message, sizeof message);
+    } while (message[0] != 'e');
+    shutdown(fd, SHUT_WR);
+    expect(recv(fd, message, 1, 0) == 0, "the client closes");
+    close(fd);
+}
+
 /* Whether a warm-up of `rounds` so far, begun at `began`, is over: when the file that BED_WARM_UNTIL names is there,
  * which tells that the lanes are; else after 200 rounds and BED_WARM_MS (60). */
 static UNUSED int is_warm(int rounds, int64_t began) {

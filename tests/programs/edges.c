@@ -163,16 +163,6 @@ static void dialogue(int fd, int rounds) {
     close(other);
 }
 
-static void echo(int fd) {
-    do {
-        recv_all(fd, data, 100);
-        if (data[0] != 'e') send_all(fd, data, 100);
-    } while (data[0] != 'e');
-    shutdown(fd, SHUT_WR);
-    expect(recv(fd, data, 1, 0) == 0, "the client closes");
-    close(fd);
-}
-
 int main(int argc, char **argv) {
     expect(argc == 5, "usage: server|client PORT ROUNDS TIMES");
     int is_server = !strcmp(argv[1], "server"), port = atoi(argv[2]), rounds = atoi(argv[3]), times = atoi(argv[4]);
@@ -181,7 +171,7 @@ int main(int argc, char **argv) {
         for (int time = 0; time < times; time++) {
             int fd = is_server ? accept_one(listener) : connect_to(port);
             if (is_server == time % 2) dialogue(fd, rounds);
-            else echo(fd);
+            else echo_to_the_end(fd);
         }
     return 0;
 }

@@ -35,16 +35,6 @@ static void say_nothing(const char *when, int set) {
     say_next(when, set, 5);
 }
 
-/* Answers each message; the last one by the end of what it writes. */
-static void echo(int fd) {
-    do {
-        recv_all(fd, data, 100);
-        if (data[0] != 'e') send_all(fd, data, 100);
-    } while (data[0] != 'e');
-    shutdown(fd, SHUT_WR);
-    expect(recv(fd, data, 1, 0) == 0, "the client closes");
-}
-
 /* Message by message, through the lane's beginning and its end, and the end of what the peer writes: mio's write_shutdown. */
 static void dialogue(int fd, int rounds) {
     fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -69,11 +59,7 @@ static void dialogue(int fd, int rounds) {
 
 static void serve(int port, int clients) {
     int listener = listen_on(port);
-    for (int client = 0; client < clients; client++) {
-        int fd = accept_one(listener);
-        echo(fd);
-        close(fd);
-    }
+    for (int client = 0; client < clients; client++) echo_to_the_end(accept_one(listener));
 }
 
 int main(int argc, char **argv) {
