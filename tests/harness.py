@@ -73,6 +73,10 @@ class Broker:
     def restart(self):
         """Another one at the same socket, while programs are there that come back to it."""
         self.kill()
+        self.succeed()
+
+    def succeed(self):
+        """Another one at the socket of one that is killed, whether or not that has ended."""
         self.proc = self.world.start(self.name, self.proc.argv, netns=self.netns)
         until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
 

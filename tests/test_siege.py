@@ -155,7 +155,8 @@ def test_a_broker_that_was_killed_in_the_midst_of_an_attack_has_a_successor(worl
     bystander.socket.settimeout(5 * PATIENCE)
     with contextlib.suppress(ConnectionError):
         assert not bystander.socket.recv(1), "the session ends with its broker"
-    broker.start()
+    # The attacker goes on there.
+    broker.succeed()
     assert json.loads(asked_by_hand(broker))["sessions"] >= 0
     attacker.kill()
     killed.kill()
