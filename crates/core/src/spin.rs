@@ -1,6 +1,6 @@
 //! The spin before a sleep. [`policy`](crate::policy) says how long.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::policy::{Bounds, Memory, Profile};
 use crate::tls::{Thread, thread};
@@ -18,10 +18,14 @@ const WAKE_UP: u64 = 4;
 /// A sleep and a wake-up cost this part of the longest spin.
 const PAYS: u64 = 4;
 /// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair).
-/// So where the CPU was lost for longer than a wake-up takes, the thread neither spins nor yields for so many times as long,
+/// So where the CPU was lost for longer than a wake-up takes, the process neither spins nor yields for so many times as long,
 const REST: u64 = 256;
-/// and no longer than this, microseconds.
+/// and no longer than this, microseconds;
 const REST_US: u64 = 200_000;
+/// twice as long as the last time where the CPU is lost again at once, up to this.
+const LONGEST_REST_US: u64 = 10_000_000;
+/// So many yields that cost nothing show that nobody computes here any more.
+const QUIET: u32 = 16;
 
 /// What is left of a program's time counts up to an hour.
 const LEFT_US: u64 = 3_600_000_000;
@@ -41,8 +45,8 @@ pub fn spin(left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
     let Some((profile, bounds)) = bounds() else { return false };
     let begin = clock::ticks();
     // The clock may have been set back meanwhile, with the whole machine.
-    let rest = thread.rest_until.load(Ordering::Relaxed).saturating_sub(begin);
-    if (1..=clock::from_us(REST_US)).contains(&rest) {
+    let rest = REST_UNTIL.load(Ordering::Relaxed).saturating_sub(begin);
+    if (1..=clock::from_us(LONGEST_REST_US)).contains(&rest) {
         return false;
     }
     let planned = change(thread, |memory| memory.plan(profile, bounds, woke));
@@ -59,6 +63,7 @@ pub fn spin(left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
             if clock::ticks() - begin - spent > clock::from_us(TAKEN_US) {
                 return yield_to_others(thread, begin, bounds, ready);
             }
+            count_yield(thread);
             next_yield = (2 * spent).max(clock::from_us(2));
             thread.patience.store(next_yield.min(clock::from_us(16)), Ordering::Relaxed);
         }
@@ -107,14 +112,29 @@ fn let_waker_finish(thread: &Thread, begin: u64, bounds: Bounds, ready: impl FnO
     ready()
 }
 
-/// Whether the thread is to rest, having lost the CPU for so many ticks: somebody computes here.
+/// Ticks until which no thread of this process spins or yields, because somebody else computes here; and how long that rest is. Written
+/// only when a rest begins.
+static REST_UNTIL: AtomicU64 = AtomicU64::new(0);
+static LAST_REST: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the process is to rest, having lost the CPU for so many ticks: somebody computes here.
 fn rests(thread: &Thread, bounds: Bounds, lost: u64) -> bool {
     let rests = lost > bounds.wake_up;
     if rests {
-        let rest = lost.saturating_mul(REST).min(clock::from_us(REST_US));
-        thread.rest_until.store(clock::ticks() + rest, Ordering::Relaxed);
+        let is_again = thread.in_time.swap(0, Ordering::Relaxed) < QUIET;
+        let again = if is_again { 2 * LAST_REST.load(Ordering::Relaxed) } else { 0 };
+        let rest = lost.saturating_mul(REST).min(clock::from_us(REST_US)).max(again);
+        let rest = rest.min(clock::from_us(LONGEST_REST_US));
+        LAST_REST.store(rest, Ordering::Relaxed);
+        REST_UNTIL.store(clock::ticks() + rest, Ordering::Relaxed);
+    } else {
+        count_yield(thread);
     }
     rests
+}
+
+fn count_yield(thread: &Thread) {
+    thread.in_time.store(thread.in_time.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
 }
 
 /// The wait after the last spin ended in a sleep, of so many ticks until somebody rang.

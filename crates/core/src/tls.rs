@@ -43,8 +43,8 @@ pub struct Thread {
     pub sleeps_long: AtomicBool,
     /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
     pub looked_in: AtomicU32,
-    /// Ticks until which waits do not spin, because somebody else computes here.
-    pub rest_until: AtomicU64,
+    /// Yields that came back in time since the last one that did not.
+    pub in_time: AtomicU32,
     /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it.
     pub patience: AtomicU64,
     /// Stack pointer of the copy of the program's memory that is under way, for `user::answered`; 0 none.
