@@ -44,10 +44,14 @@ pub fn changes(half: &Half) -> bool {
         || dmb(half).is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
 }
 
-/// Whether the sender has left the lane: what it does next it does by TCP. Without the lock, inside a critical section.
+/// Whether the sender has left the lane, or the reader wants no more of it: what comes next comes by TCP. Without the lock, inside a
+/// critical section.
 pub fn is_ended(half: &Half) -> bool {
     half.mode.load(Ordering::Acquire) == mode::LANE
-        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::END))
+        && dmb(half).is_some_and(|dmb| {
+            let prod = dmb.words().prod();
+            prod.has(Cursor::END) || prod.has(Cursor::STOP)
+        })
 }
 
 /// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
