@@ -5,6 +5,7 @@
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
 # make fuzz       every fuzz target for ten minutes; FUZZ_SECONDS=, then ci/fuzz keep TARGET
 # make differential  random programs on TCP and on lanes, compared call by call; DIFFERENTIAL_SECONDS=, DIFFERENTIAL_SEED=
+# make mutants  faults put into the library, each of which the differential tester must find; MUTANT_SECONDS=600 each: an hour
 # make sanitize   the C programs of the tests with a library that the thread and address sanitizers watch; SANITIZE_TESTS=
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
@@ -12,7 +13,7 @@
 # make bench      measures lanes beside TCP and UNIX sockets, a quarter of an hour; BENCH="--quick" or names of workloads
 # make lint       formatting, clippy, rustdoc, a reason for every unsafe block, and the dependencies (ci/deny)
 # make install    PREFIX=/usr/local DESTDIR=
-# make deb        a Debian package of what is built, in OUT=target/; make tarball: an archive to unpack anywhere
+# make deb        a package of what is built, in OUT=target/; also rpm, apk, and tarball: an archive to unpack anywhere
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -21,7 +22,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz differential sanitize crash soak stress suites bench lint install uninstall deb tarball clean
+.PHONY: build demo test hostile fuzz differential mutants sanitize crash soak stress suites bench lint install uninstall deb rpm apk tarball clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -43,6 +44,9 @@ fuzz:
 
 differential: build
 	ci/differential
+
+mutants:
+	ci/mutants
 
 sanitize: build
 	SANITIZE_TESTS="$(or $(SANITIZE_TESTS),both or earned or client or server)" ci/sanitize
@@ -117,11 +121,8 @@ uninstall:
 
 OUT ?= $(TARGET)
 
-deb: | $(RELEASE)/shunpike
-	dist/deb/build $(RELEASE) $(OUT)
-
-tarball: | $(RELEASE)/shunpike
-	dist/deb/build --tarball $(RELEASE) $(OUT)
+deb rpm apk tarball: | $(RELEASE)/shunpike
+	dist/packages/build $@ $(RELEASE) $(OUT)
 
 clean:
 	$(CARGO) clean

@@ -1,4 +1,4 @@
-"""The Debian package and the tarball: installed and removed in a root of their own, with nothing left."""
+"""The packages and the tarball: the Debian one installed, upgraded and removed in a root of its own, with nothing left."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 from harness import ROOT, TARGET
 from netns import needs_root
-from procs import until
+from procs import free_port, until
 
 pytestmark = pytest.mark.operators
 
@@ -102,6 +102,51 @@ def test_it_is_installed_and_removed_and_leaves_nothing(world, package, tmp_path
     assert root.files() - root.before == {"etc", "etc/shunpike", "etc/shunpike/broker.toml"}, "and over a removal"
     root.dpkg("--purge", "shunpike")
     assert root.files() - root.before <= {"etc"}, root.files()
+
+
+@needs_root
+def test_programs_that_run_survive_an_upgrade_and_a_purge(world, bed, package, tmp_path):
+    """Those that run have the library that they began with; lanes between it and the new one open as ever."""
+    root = Root(tmp_path)
+    root.dpkg("--install", str(package))
+    broker, port, rounds = world.broker(), free_port(), 10**7
+    world.env.pop("SHUNPIKE_LIB", None)
+    world.env["SHUNPIKE_SOCKET"] = str(broker.socket)
+    run = lambda name, *argv: world.start(name, [tmp_path / "usr/bin/shunpike", "run", "--eager", "--", bed / "pingpong", *argv])
+    server = run("server", "server", port, 2, rounds).wait_listening(port)
+    before = run("client", "client", port, 1, rounds)
+    until(lambda: broker.stats().lanes >= 1, lambda: f"a lane; have {broker.stats()}")
+    root.dpkg("--install", str(package))
+    after = run("client", "client", port, 1, rounds)
+    until(lambda: broker.stats().lanes >= 2, lambda: f"a lane of the new library; have {broker.stats()}")
+    root.dpkg("--purge", "shunpike")
+    moved = broker.stats().tx_bytes
+    until(lambda: broker.stats().tx_bytes > moved, lambda: f"more than {moved} bytes by lanes; have {broker.stats()}")
+    for proc in (before, after, server):
+        assert proc.popen.poll() is None, proc.describe()
+        proc.stop()
+
+
+def listed(package):
+    """Files and links of a package for another system."""
+    if package.suffix == ".rpm":
+        names = subprocess.run(["rpm", "--query", "--package", "--list", package], capture_output=True, text=True, check=True).stdout.split()
+        return {name.lstrip("/") for name in names}
+    # Three gzip streams, one after the other: signature or none, control, data.
+    with tarfile.open(package) as archive:
+        return {member.name for member in archive.getmembers() if not member.isdir() and not member.name.startswith(".")}
+
+
+@pytest.mark.parametrize("kind", ["rpm", "apk"])
+def test_other_systems_packages_hold_the_same(package, tmp_path, kind):
+    if not shutil.which("rpm") or not shutil.which("go"):
+        pytest.skip("rpm and go are not installed (ci/deps)")
+    there = listed(build(kind, tmp_path))
+    contents = subprocess.run(["dpkg-deb", "--contents", package], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[5].removeprefix("./") for line in contents.splitlines()]
+    elsewhere = {"usr/share/zsh/vendor-completions/_shunpike": "usr/share/zsh/site-functions/_shunpike"}
+    plain = {elsewhere.get(name, name.removesuffix(".gz")) for name in names if name and not name.endswith("/")}
+    assert there == plain - {"usr/share/doc/shunpike/changelog"}
 
 
 @needs_root
