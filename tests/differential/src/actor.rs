@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::calls::{self, Said};
+use crate::edges::Edges;
 use crate::op::{Call, Child, End, LookBy, Registered, WaitBy};
 use crate::state::Arena;
 
@@ -33,9 +34,23 @@ pub enum Order {
         nonblock: bool,
         nagle: bool,
     },
+    /// `cut`: between two marks, for who traces this process.
     Make {
         conn: u8,
         call: Call,
+        cut: bool,
+    },
+    /// The connection goes to the side's other process by a message, with what is known of it; it is closed when that one has it.
+    Give {
+        conn: u8,
+    },
+    Take {
+        conn: u8,
+        sent: u64,
+        serial: u64,
+    },
+    Forget {
+        conn: u8,
     },
     /// One side of an echo. The time is that of the slowest exchange.
     Echo {
@@ -54,7 +69,7 @@ pub enum Order {
         conn: u8,
         ms: u64,
     },
-    /// Closes everything.
+    /// Closes everything. Tells how many edges of code the library has, and those that were passed for the first time.
     Reset,
 }
 
@@ -64,14 +79,16 @@ pub struct Reply {
     /// Nothing where a wait has not ended.
     pub said: Option<Said>,
     pub ns: u64,
-    /// Descriptor of the connection, -1 none.
-    pub fd: RawFd,
+    /// CPU time of the thread that made the call.
+    pub cpu_ns: u64,
+    /// Calls on a connection, and how many of them with a half on a lane.
+    pub calls: [u64; 2],
     /// Where the connection stood before the call: its phase, and the modes of its receiving and sending half.
     pub state: Option<[u16; 3]>,
 }
 
 struct Waiting {
-    ended: mpsc::Receiver<(Said, u64)>,
+    ended: mpsc::Receiver<(Said, [u64; 2])>,
 }
 
 struct Connection {
@@ -83,16 +100,29 @@ struct Connection {
     waiting: Option<Waiting>,
 }
 
+impl Connection {
+    fn new(fd: RawFd, serial: u64) -> Self {
+        Self { fd, sent: 0, serial, registered: false, waiting: None }
+    }
+}
+
 struct Actor {
     listener: RawFd,
     set: RawFd,
     conns: HashMap<u8, Connection>,
     arena: Arena,
+    edges: Edges,
 }
 
 /// Serves until standard input ends.
 pub fn run() {
-    let mut actor = Actor { listener: -1, set: calls::new_set(), conns: HashMap::new(), arena: Arena::new() };
+    let mut actor = Actor {
+        listener: -1,
+        set: calls::new_set(),
+        conns: HashMap::new(),
+        arena: Arena::new(),
+        edges: Edges::new(),
+    };
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { return };
@@ -109,13 +139,17 @@ pub fn run() {
 impl Actor {
     fn obey(&mut self, order: Order) -> Reply {
         let conn = match order {
-            Order::Make { conn, .. } | Order::Echo { conn, .. } | Order::Begin { conn, .. } => Some(conn),
+            Order::Make { conn, .. }
+            | Order::Give { conn }
+            | Order::Echo { conn, .. }
+            | Order::Begin { conn, .. } => Some(conn),
             _ => None,
         };
         let fd = conn.and_then(|conn| self.conns.get(&conn)).map_or(-1, |conn| conn.fd);
         let state = if fd < 0 { None } else { self.arena.state(fd) };
-        let began = Instant::now();
-        let (said, ns) = match order {
+        let (began, cpu) = (Instant::now(), calls::cpu_ns());
+        let mut exchanges = None;
+        let (said, times) = match order {
             Order::Listen => {
                 let (fd, port) = calls::listen();
                 self.listener = fd;
@@ -129,17 +163,40 @@ impl Actor {
                 let fd = calls::accept(self.listener);
                 (Some(self.opened(conn, fd, serial, nonblock, nagle)), None)
             }
-            Order::Make { conn, call } => (Some(self.make(conn, call)), None),
+            Order::Make { conn, call, cut } => {
+                if cut {
+                    calls::mark();
+                }
+                let said = self.make(conn, call);
+                if cut {
+                    calls::mark();
+                }
+                (Some(said), None)
+            }
+            Order::Give { conn } => (Some(self.give(conn)), None),
+            Order::Take { conn, sent, serial } => {
+                let fd = calls::take(calls::JOINT);
+                self.conns.insert(conn, Connection { sent, ..Connection::new(fd, serial) });
+                (Some(Said::of(i64::from(fd >= 0))), None)
+            }
+            Order::Forget { conn } => {
+                if let Some(conn) = self.conns.remove(&conn) {
+                    calls::close(conn.fd);
+                }
+                (Some(Said::of(0)), None)
+            }
             Order::Echo { conn, rounds, size, asks } => {
-                let (said, slowest) = self.echo(conn, rounds, size, asks);
-                (Some(said), Some(slowest))
+                let (said, slowest, made) = self.echo(conn, rounds, size, asks);
+                exchanges = Some(made);
+                (Some(said), Some([slowest, calls::cpu_ns() - cpu]))
             }
             Order::Begin { conn, by } => {
                 let (tell, ended) = mpsc::channel();
                 std::thread::spawn(move || {
-                    let began = Instant::now();
-                    let said = calls::wait(fd, by);
-                    let _ = tell.send((said, began.elapsed().as_nanos() as u64));
+                    calls::hear_no_alarm();
+                    let (began, cpu) = (Instant::now(), calls::cpu_ns());
+                    let said = calls::wait(fd, by, calls::LONG_MS);
+                    let _ = tell.send((said, [began.elapsed().as_nanos() as u64, calls::cpu_ns() - cpu]));
                 });
                 if let Some(conn) = self.conns.get_mut(&conn) {
                     conn.waiting = Some(Waiting { ended });
@@ -153,15 +210,14 @@ impl Actor {
                 }
                 calls::close(self.set);
                 self.set = calls::new_set();
-                (Some(Said::of(0)), None)
+                let edges = self.edges.new_ones().into_iter().map(i64::from).collect();
+                (Some(Said { more: edges, ..Said::of(self.edges.all().into()) }), None)
             }
         };
-        let ns = ns.unwrap_or_else(|| began.elapsed().as_nanos() as u64);
-        let fd = match order_conn(&said, conn, &self.conns) {
-            Some(fd) => fd,
-            None => fd,
-        };
-        Reply { said, ns, fd, state }
+        let [ns, cpu_ns] =
+            times.unwrap_or_else(|| [began.elapsed().as_nanos() as u64, calls::cpu_ns() - cpu]);
+        let calls = exchanges.unwrap_or_else(|| [conn.is_some().into(), is_on_lane(state).into()]);
+        Reply { said, ns, cpu_ns, calls, state }
     }
 
     fn opened(&mut self, conn: u8, fd: RawFd, serial: u64, nonblock: bool, nagle: bool) -> Said {
@@ -169,17 +225,17 @@ impl Actor {
             return Said::failed();
         }
         calls::prepare(fd, nonblock, nagle);
-        self.conns.insert(conn, Connection { fd, sent: 0, serial, registered: false, waiting: None });
+        self.conns.insert(conn, Connection::new(fd, serial));
         Said { ret: 0, errno: 0, more: vec![fd.into()] }
     }
 
-    fn ended(&mut self, conn: u8, ms: u64) -> (Option<Said>, Option<u64>) {
+    fn ended(&mut self, conn: u8, ms: u64) -> (Option<Said>, Option<[u64; 2]>) {
         let Some(conn) = self.conns.get_mut(&conn) else { return (None, None) };
         let Some(waiting) = &conn.waiting else { return (None, None) };
         match waiting.ended.recv_timeout(Duration::from_millis(ms)) {
-            Ok((said, ns)) => {
+            Ok((said, times)) => {
                 conn.waiting = None;
-                (Some(said), Some(ns))
+                (Some(said), Some(times))
             }
             Err(_) => (None, None),
         }
@@ -194,28 +250,31 @@ impl Actor {
             .collect()
     }
 
-    fn echo(&mut self, index: u8, rounds: u16, size: usize, asks: bool) -> (Said, u64) {
-        let Some(conn) = self.conns.get_mut(&index) else { return (Said::of(-1), 0) };
-        let (mut slowest, mut hash) = (0, 0);
+    /// What came of it, how long the slowest exchange took, and calls as in [`Reply::calls`].
+    fn echo(&mut self, index: u8, rounds: u16, size: usize, asks: bool) -> (Said, u64, [u64; 2]) {
+        let Some(conn) = self.conns.get_mut(&index) else { return (Said::of(-1), 0, [0; 2]) };
+        let (mut slowest, mut hash, mut calls) = (0, 0, [0; 2]);
         for round in 0..rounds {
+            calls[0] += 2;
+            calls[1] += 2 * u64::from(is_on_lane(self.arena.state(conn.fd)));
             let began = Instant::now();
             let bytes = Self::bytes(conn, size);
             if asks && !calls::send_all(conn.fd, &bytes) {
-                return (Said { more: vec![round.into()], ..Said::failed() }, slowest);
+                return (Said { more: vec![round.into()], ..Said::failed() }, slowest, calls);
             }
             let Some(got) = calls::receive_all(conn.fd, size) else {
-                return (Said { more: vec![round.into()], ..Said::failed() }, slowest);
+                return (Said { more: vec![round.into()], ..Said::failed() }, slowest, calls);
             };
             hash = calls::hash(hash, &got);
             if !asks && !calls::send_all(conn.fd, &bytes) {
-                return (Said { more: vec![round.into()], ..Said::failed() }, slowest);
+                return (Said { more: vec![round.into()], ..Said::failed() }, slowest, calls);
             }
             // The other end may have been held up before our first exchange.
             if round > 0 || asks {
                 slowest = slowest.max(began.elapsed().as_nanos() as u64);
             }
         }
-        (Said { ret: 0, errno: 0, more: vec![hash as i64] }, slowest)
+        (Said { ret: 0, errno: 0, more: vec![hash as i64] }, slowest, calls)
     }
 
     fn make(&mut self, index: u8, call: Call) -> Said {
@@ -245,8 +304,14 @@ impl Actor {
                 }
                 said
             }
-            Call::Dup => {
-                let (said, other) = calls::dup(fd);
+            Call::Patience(by, ms) => calls::wait_at_most(fd, by, ms),
+            Call::Alarm(by) => calls::wait_for_alarm(fd, by),
+            Call::Dup | Call::Pass => {
+                let is_pass = call == Call::Pass;
+                if is_pass && conn.registered {
+                    calls::register(set, fd, 0, Registered::Removed, true);
+                }
+                let (said, other) = if is_pass { calls::pass(fd) } else { calls::dup(fd) };
                 if other >= 0 {
                     conn.fd = other;
                     // The kernel goes on to tell of a socket by its old number, but nobody can change that any more.
@@ -256,8 +321,21 @@ impl Actor {
             }
             Call::Fork(child) => self.fork(index, child),
             Call::Nonblock(on) => calls::nonblock(fd, on),
-            Call::Open { .. } | Call::Wait(_) | Call::Echo { .. } | Call::Meddle(_) => Said::of(-1),
+            Call::Open { .. } | Call::Wait(_) | Call::Echo { .. } | Call::Hand | Call::Meddle(_) => {
+                Said::of(-1)
+            }
         }
+    }
+
+    fn give(&mut self, index: u8) -> Said {
+        let set = self.set;
+        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
+        // What the set went on to tell of a closed number nobody could change any more.
+        if std::mem::take(&mut conn.registered) {
+            calls::register(set, conn.fd, 0, Registered::Removed, true);
+        }
+        let given = calls::give(calls::JOINT, conn.fd);
+        Said { ret: i64::from(given), errno: 0, more: vec![conn.sent as i64, conn.serial as i64] }
     }
 
     fn fork(&mut self, index: u8, child: Child) -> Said {
@@ -268,9 +346,6 @@ impl Actor {
     }
 }
 
-fn order_conn(said: &Option<Said>, conn: Option<u8>, conns: &HashMap<u8, Connection>) -> Option<RawFd> {
-    match conn {
-        Some(conn) => conns.get(&conn).map(|conn| conn.fd),
-        None => said.as_ref().and_then(|said| said.more.first()).map(|&fd| fd as RawFd),
-    }
+fn is_on_lane(state: Option<[u16; 3]>) -> bool {
+    state.is_some_and(|[_, rx, tx]| rx != 0 || tx != 0)
 }

@@ -70,6 +70,9 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         Call::Meddle(meddle) => return writeln!(text, "    /* here: {meddle:?} */"),
         _ => {}
     }
+    if let Some(steps) = op.cut {
+        writeln!(text, "    /* after {steps} instructions of the next call, the one behind it is made: */")?;
+    }
     let call = match op.call {
         Call::Send(_, n) => format!("sends({conn}, {n})"),
         Call::Recv(by, n) => {
@@ -103,6 +106,9 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             Opt::Timestamps(on) => format!("option({conn}, SOL_SOCKET, SO_TIMESTAMP, {})", u8::from(on)),
             Opt::KeepAlive(on) => format!("option({conn}, SOL_SOCKET, SO_KEEPALIVE, {})", u8::from(on)),
             Opt::QuickAck(on) => format!("option({conn}, IPPROTO_TCP, TCP_QUICKACK, {})", u8::from(on)),
+            Opt::RcvBuf(bytes) => format!("option({conn}, SOL_SOCKET, SO_RCVBUF, {bytes})"),
+            Opt::SndBuf(bytes) => format!("option({conn}, SOL_SOCKET, SO_SNDBUF, {bytes})"),
+            Opt::UserTimeout(ms) => format!("option({conn}, IPPROTO_TCP, TCP_USER_TIMEOUT, {ms})"),
             Opt::Linger(on) => {
                 format!(
                     "setsockopt(fds[{conn}], SOL_SOCKET, SO_LINGER, &(struct linger){{{}, 0}}, sizeof(struct linger))",
@@ -128,6 +134,10 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             End::Close => format!("close(fds[{conn}])"),
             End::RawClose => format!("syscall(SYS_close, fds[{conn}])"),
         },
+        Call::Patience(by, ms) => format!("waits_for({conn}, {ms}) /* {by:?} */"),
+        Call::Alarm(by) => format!("alarmed({conn}) /* {by:?} */"),
+        // Here both processes of a side are one.
+        Call::Pass | Call::Hand => format!("passes({conn})"),
         Call::Dup => format!(
             "{{ int other = dup(fds[{conn}]); close(fds[{conn}]); fds[{conn}] = other; registered[{conn}] = 0; }}"
         ),

@@ -1,13 +1,21 @@
 //! The calls themselves, each with all that a program can see of its result.
 
+mod moving;
+mod waits;
+
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use libc::{c_int, c_void, epoll_event, iovec, mmsghdr, msghdr, pollfd, sockaddr_in, socklen_t};
 use serde::{Deserialize, Serialize};
 
-use crate::op::{Child, End, LookBy, Opt, RecvBy, Registered, SendBy, WaitBy};
+use crate::op::{End, Opt, RecvBy, Registered, SendBy};
+
+pub use moving::{JOINT, dup, fork, give, pass, take};
+pub use waits::{
+    LONG_MS, cpu_ns, hear_no_alarm, look, look_at_set, mark, new_set, wait, wait_at_most, wait_for_alarm,
+};
 
 /// What a call said: its result, the error where it failed, and whatever else the program was given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -274,8 +282,6 @@ fn control_of(header: &msghdr) -> Vec<i64> {
     all
 }
 
-/// include/uapi/asm-generic/sockios.h
-const SIOCATMARK: libc::c_ulong = 0x8905;
 /// include/uapi/linux/tcp.h
 const TCP_INQ: c_int = 36;
 const TCP_CM_INQ: c_int = 36;
@@ -352,157 +358,6 @@ fn receive_once(fd: RawFd, by: RecvBy, to: &mut [u8], again: bool) -> (i64, Vec<
     }
 }
 
-fn raw(number: i64, a: i64, b: i64, c: i64, d: i64, e: i64, f: i64) -> i64 {
-    let result;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a wait, with memory that its caller keeps.
-    unsafe {
-        std::arch::asm!(
-            "syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
-            in("r9") f, out("rcx") _, out("r11") _, options(nostack)
-        );
-    }
-    result
-}
-
-pub fn new_set() -> RawFd {
-    // SAFETY: no memory is passed.
-    unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }
-}
-
-/// What a set says now, in the order of the data words: the kernel's own order is by arrival.
-pub fn look_at_set(set: RawFd) -> Said {
-    let mut events = [epoll_event { events: 0, u64: 0 }; 16];
-    // SAFETY: an array of ours.
-    let n = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), 16, 0) };
-    if n < 0 {
-        return Said::failed();
-    }
-    let mut all: Vec<[i64; 2]> =
-        events[..n as usize].iter().map(|one| [{ one.u64 } as i64, { one.events } as i64]).collect();
-    all.sort_unstable();
-    Said::of(n.into()).with(all.into_iter().flatten())
-}
-
-pub fn look(fd: RawFd, by: LookBy) -> Said {
-    match by {
-        LookBy::Fionread => {
-            let mut bytes = -1i32;
-            // SAFETY: an int of ours.
-            let rc = unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut bytes) };
-            Said::from(rc).with([bytes.into()])
-        }
-        LookBy::Poll => polled(fd, libc::POLLIN | libc::POLLOUT | libc::POLLPRI),
-        LookBy::PollRdhup => polled(fd, libc::POLLIN | libc::POLLRDHUP),
-        LookBy::Select => selected(fd, Some(0)),
-        LookBy::SoError => Said::of(get(fd, libc::SOL_SOCKET, libc::SO_ERROR)),
-        LookBy::Peek => {
-            let mut byte = 0u8;
-            // SAFETY: a byte of ours.
-            let n = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
-            Said::from(n as i64).with([byte.into()])
-        }
-        LookBy::RecvNothing => {
-            // SAFETY: nothing is written.
-            Said::from(unsafe { libc::recv(fd, null_mut(), 0, libc::MSG_DONTWAIT) } as i64)
-        }
-        LookBy::AtMark => {
-            let mut at = -1i32;
-            // SAFETY: an int of ours.
-            let rc = unsafe { libc::ioctl(fd, SIOCATMARK, &raw mut at) };
-            Said::from(rc).with([at.into()])
-        }
-        LookBy::Names => {
-            let options = [
-                libc::SO_TYPE,
-                libc::SO_DOMAIN,
-                libc::SO_PROTOCOL,
-                libc::SO_ACCEPTCONN,
-                libc::SO_KEEPALIVE,
-                libc::SO_RCVLOWAT,
-            ];
-            let socket = options.map(|name| get(fd, libc::SOL_SOCKET, name));
-            let tcp = [libc::TCP_NODELAY, libc::TCP_CORK, libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL]
-                .map(|name| get(fd, libc::IPPROTO_TCP, name));
-            Said::of(0).with(socket.into_iter().chain(tcp))
-        }
-        LookBy::Epoll => Said::of(-1),
-    }
-}
-
-fn polled(fd: RawFd, events: i16) -> Said {
-    let mut one = pollfd { fd, events, revents: 0 };
-    // SAFETY: one entry, ours.
-    let n = unsafe { libc::poll(&raw mut one, 1, 0) };
-    Said::from(n).with([one.revents.into()])
-}
-
-fn selected(fd: RawFd, seconds: Option<i64>) -> Said {
-    // SAFETY: all-zero bytes are empty sets; FD_SET stays inside, as these programs have few descriptors.
-    unsafe {
-        let mut sets: [libc::fd_set; 3] = MaybeUninit::zeroed().assume_init();
-        assert!((fd as usize) < libc::FD_SETSIZE, "few descriptors");
-        libc::FD_SET(fd, &raw mut sets[0]);
-        if seconds == Some(0) {
-            libc::FD_SET(fd, &raw mut sets[1]);
-            libc::FD_SET(fd, &raw mut sets[2]);
-        }
-        let mut most = libc::timeval { tv_sec: seconds.unwrap_or(0), tv_usec: 0 };
-        let limit = if seconds.is_some() { &raw mut most } else { null_mut() };
-        let [read, write, except] = &mut sets;
-        let n = libc::select(fd + 1, read, write, except, limit);
-        Said::from(n).with(sets.iter().map(|set| i64::from(libc::FD_ISSET(fd, set))))
-    }
-}
-
-/// Waits until the connection is readable, or has brought a byte; at most 5 s, so that a hang says so.
-pub fn wait(fd: RawFd, by: WaitBy) -> Said {
-    const MOST_MS: c_int = 5000;
-    let mut byte = 0u8;
-    let mut one = pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let most = libc::timespec { tv_sec: 5, tv_nsec: 0 };
-    // SAFETY: memory of ours, which outlives each call.
-    unsafe {
-        match by {
-            WaitBy::Recv => {
-                Said::from(libc::recv(fd, (&raw mut byte).cast(), 1, 0) as i64).with([byte.into()])
-            }
-            WaitBy::Read => Said::from(libc::read(fd, (&raw mut byte).cast(), 1) as i64).with([byte.into()]),
-            WaitBy::PeekAll => Said::from(libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) as i64)
-                .with([byte.into()]),
-            WaitBy::Poll => Said::from(libc::poll(&raw mut one, 1, MOST_MS)).with([one.revents.into()]),
-            WaitBy::Ppoll => {
-                Said::from(libc::ppoll(&raw mut one, 1, &raw const most, null())).with([one.revents.into()])
-            }
-            WaitBy::RawPoll => {
-                let n = raw(libc::SYS_poll, (&raw mut one) as i64, 1, MOST_MS.into(), 0, 0, 0);
-                Said::of(n).with([one.revents.into()])
-            }
-            WaitBy::Select => selected(fd, Some(5)),
-            WaitBy::Epoll | WaitBy::RawEpoll => {
-                let set = new_set();
-                let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 0x77 };
-                let mut told = epoll_event { events: 0, u64: 0 };
-                libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event);
-                let n = match by {
-                    WaitBy::Epoll => libc::epoll_wait(set, &raw mut told, 1, MOST_MS).into(),
-                    _ => raw(
-                        libc::SYS_epoll_pwait,
-                        set.into(),
-                        (&raw mut told) as i64,
-                        1,
-                        MOST_MS.into(),
-                        0,
-                        8,
-                    ),
-                };
-                libc::close(set);
-                Said::of(n).with([{ told.u64 } as i64, { told.events } as i64])
-            }
-        }
-    }
-}
-
 pub fn set_option(fd: RawFd, opt: Opt) -> Said {
     let (level, name, value) = match opt {
         Opt::NoDelay(on) => (libc::IPPROTO_TCP, libc::TCP_NODELAY, i32::from(on)),
@@ -512,6 +367,9 @@ pub fn set_option(fd: RawFd, opt: Opt) -> Said {
         Opt::Timestamps(on) => (libc::SOL_SOCKET, libc::SO_TIMESTAMP, i32::from(on)),
         Opt::KeepAlive(on) => (libc::SOL_SOCKET, libc::SO_KEEPALIVE, i32::from(on)),
         Opt::QuickAck(on) => (libc::IPPROTO_TCP, libc::TCP_QUICKACK, i32::from(on)),
+        Opt::RcvBuf(bytes) => (libc::SOL_SOCKET, libc::SO_RCVBUF, bytes),
+        Opt::SndBuf(bytes) => (libc::SOL_SOCKET, libc::SO_SNDBUF, bytes),
+        Opt::UserTimeout(ms) => (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms),
         Opt::Linger(on) => {
             let value = libc::linger { l_onoff: i32::from(on), l_linger: 0 };
             return Said::from(set(fd, libc::SOL_SOCKET, libc::SO_LINGER, value));
@@ -551,49 +409,4 @@ pub fn finish(fd: RawFd, end: End) -> Said {
             End::RawClose => libc::syscall(libc::SYS_close, fd) as c_int,
         }
     })
-}
-
-/// The descriptor under another number, and the first one closed.
-pub fn dup(fd: RawFd) -> (Said, RawFd) {
-    // SAFETY: no memory is passed.
-    let other = unsafe { libc::dup(fd) };
-    if other >= 0 {
-        close(fd);
-    }
-    (Said::of(i64::from(other >= 0)), other)
-}
-
-/// A child that does something with the connection `fd` and ends: its exit status.
-pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd]) -> Said {
-    // SAFETY: between fork and exit the child makes calls on memory that was there before, and allocates nothing.
-    unsafe {
-        let pid = libc::fork();
-        if pid == 0 {
-            let mut some = [0u8; 16];
-            let status = match child {
-                Child::Exits => 0,
-                Child::Closes => all.iter().map(|&one| libc::close(one)).sum(),
-                Child::Sends => libc::send(
-                    fd,
-                    bytes.as_ptr().cast(),
-                    bytes.len(),
-                    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-                ) as c_int,
-                Child::Receives => libc::recv(fd, some.as_mut_ptr().cast(), 10, libc::MSG_DONTWAIT) as c_int,
-                Child::ReceivesAndCloses => {
-                    let got = libc::recv(fd, some.as_mut_ptr().cast(), 10, libc::MSG_DONTWAIT) as c_int;
-                    libc::close(fd);
-                    got
-                }
-                Child::Execs => {
-                    libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null::<u8>());
-                    99
-                }
-            };
-            libc::_exit(status & 0xff);
-        }
-        let mut status = 0;
-        let waited = libc::waitpid(pid, &raw mut status, 0);
-        Said::of(i64::from(waited == pid)).with([status.into()])
-    }
 }

@@ -5,22 +5,56 @@ use std::fmt;
 use crate::op::{Call, Op};
 use crate::stage::{Outcome, Run, Trouble};
 
-/// A call that TCP answers at once takes no longer than this on lanes, beyond what TCP took. Shorter than the shortest of TCP's own
-/// timers (delayed ACK, 40 ms), longer than a busy machine's time slices.
-const LATE_NS: u64 = 30_000_000;
+/// A call may take so much longer on lanes than on TCP, and less where TCP's own slowest calls of this run show that the machine is quiet.
+/// Shorter than the shortest of TCP's own timers (delayed ACK, 40 ms), longer than a busy machine's time slices.
+pub const LATE_NS: u64 = 30_000_000;
+/// CPU time that a call may take beyond TCP's: some spins, no loop.
+const BURNT_NS: u64 = 8_000_000;
+/// How much earlier than on TCP a wait with a limit may end: how far clocks are apart.
+const EARLY_NS: u64 = 1_000_000;
 
 /// How a program failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    Said { at: usize, tcp: String, lane: String },
-    Late { at: usize, tcp_us: u64, lane_us: u64 },
-    Trouble { at: usize, trouble: Trouble },
+    Said {
+        at: usize,
+        tcp: String,
+        lane: String,
+    },
+    Late {
+        at: usize,
+        tcp_us: u64,
+        lane_us: u64,
+    },
+    /// A wait that nothing ended, before its time.
+    Early {
+        at: usize,
+        lane_us: u64,
+    },
+    Burnt {
+        at: usize,
+        tcp_us: u64,
+        lane_us: u64,
+    },
+    Trouble {
+        at: usize,
+        trouble: Trouble,
+    },
 }
 
 impl Difference {
+    /// Whether a busy machine alone can show it.
+    pub fn is_of_time(&self) -> bool {
+        matches!(self, Self::Late { .. } | Self::Early { .. } | Self::Burnt { .. })
+    }
+
     pub fn at(&self) -> usize {
         match self {
-            Self::Said { at, .. } | Self::Late { at, .. } | Self::Trouble { at, .. } => *at,
+            Self::Said { at, .. }
+            | Self::Late { at, .. }
+            | Self::Early { at, .. }
+            | Self::Burnt { at, .. }
+            | Self::Trouble { at, .. } => *at,
         }
     }
 }
@@ -32,6 +66,10 @@ impl fmt::Display for Difference {
             Self::Late { at, tcp_us, lane_us } => {
                 write!(f, "call {at} took {tcp_us} us on TCP, {lane_us} us on a lane")
             }
+            Self::Early { at, lane_us } => write!(f, "call {at} ended after {lane_us} us, before its time"),
+            Self::Burnt { at, tcp_us, lane_us } => {
+                write!(f, "call {at} took {tcp_us} us of CPU time on TCP, {lane_us} us on a lane")
+            }
             Self::Trouble { at, trouble: Trouble::Hangs } => write!(f, "call {at} hangs"),
             Self::Trouble { at, trouble: Trouble::Died(how) } => {
                 write!(f, "a program died at call {at}: {how}")
@@ -40,8 +78,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The first call in which two runs differ.
-pub fn difference(program: &[Op], tcp: &Run, lane: &Run) -> Option<Difference> {
+/// The first call in which two runs differ; `late_ns`: how much longer than on TCP is late.
+pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option<Difference> {
     for (at, op) in program.iter().enumerate() {
         let (Some(tcp), Some(lane)) = (&tcp[at], &lane[at]) else { continue };
         if told(op, tcp) != told(op, lane) {
@@ -51,8 +89,16 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run) -> Option<Difference> {
                 lane: format!("{:?}", lane.said),
             });
         }
-        if lane.ns > tcp.ns + LATE_NS {
+        if lane.ns > tcp.ns + late_ns {
             return Some(Difference::Late { at, tcp_us: tcp.ns / 1000, lane_us: lane.ns / 1000 });
+        }
+        if let Call::Patience(_, ms) = op.call
+            && lane.ns + EARLY_NS < tcp.ns.min(u64::from(ms) * 1_000_000)
+        {
+            return Some(Difference::Early { at, lane_us: lane.ns / 1000 });
+        }
+        if lane.cpu_ns > tcp.cpu_ns + BURNT_NS {
+            return Some(Difference::Burnt { at, tcp_us: tcp.cpu_ns / 1000, lane_us: lane.cpu_ns / 1000 });
         }
     }
     None
@@ -61,7 +107,7 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run) -> Option<Difference> {
 /// What of an outcome must be the same.
 fn told(op: &Op, outcome: &Outcome) -> Vec<crate::calls::Said> {
     let mut said = outcome.said.clone();
-    if matches!(op.call, Call::Dup | Call::Open { .. }) {
+    if matches!(op.call, Call::Dup | Call::Pass | Call::Open { .. }) {
         said.iter_mut().for_each(|said| said.more.clear());
     }
     said

@@ -7,11 +7,14 @@ mod actor;
 mod as_c;
 mod calls;
 mod compare;
+mod edges;
+mod lab;
 mod model;
 mod op;
 mod search;
 mod stage;
 mod state;
+mod stepper;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -50,7 +53,7 @@ pub struct Search {
     /// Where `shunpike` and `libshunpike.so` are.
     #[arg(long, default_value = "target/release")]
     built: PathBuf,
-    /// From which all else follows; a new one each time by default.
+    /// From which all else follows; by default a new one each time, and programs that reach something new are gone on from.
     #[arg(long)]
     seed: Option<u64>,
     /// Seconds.
@@ -65,6 +68,12 @@ pub struct Search {
     /// With waits by system calls that no hook sees: a program that does both is not served as on TCP (COMPLIANCE.md).
     #[arg(long)]
     raw: bool,
+    /// A list of pairs of call and state that the run must reach.
+    #[arg(long)]
+    reaches: Option<PathBuf>,
+    /// Where the pairs that it reached are written, and how often each.
+    #[arg(long)]
+    pairs: Option<PathBuf>,
     /// Where failing programs are written.
     #[arg(long)]
     keep: Option<PathBuf>,

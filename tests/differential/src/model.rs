@@ -2,7 +2,7 @@
 //! call answers: that is for TCP to say.
 
 use crate::calls::Said;
-use crate::op::{CONNS, Call, Child, End, ON_THE_WAY, Op, Opt, RecvBy, Side, WaitBy};
+use crate::op::{CONNS, Call, Child, End, Meddle, ON_THE_WAY, Op, Opt, RecvBy, Side, WaitBy};
 
 /// Whether a call makes sense now.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Model {
                 let enough = if by == RecvBy::WaitAll { n } else { own.low_water.max(1).min(n) };
                 !may_wait || self.bytes(side, conn) >= enough || self.is_over(side, conn)
             }
-            Call::Wait(by) => {
+            Call::Wait(by) | Call::Patience(by, _) | Call::Alarm(by) => {
                 // Below the mark TCP's own answer depends on how the segments came.
                 let between = own.low_water > 1 && (1..own.low_water).contains(&self.bytes(side, conn));
                 let peeks_on = own.peek_off && matches!(by, WaitBy::PeekAll);
@@ -114,7 +114,8 @@ impl Model {
                 };
                 sound(own) && sound(peer) && own.sent == peer.got && peer.sent == own.got
             }
-            // What a foreign program inherits unread its sender sends once more, when it makes its next call (COMPLIANCE.md).
+            // What another process, or this one by a message, is given unread its sender sends once more, when it makes its next call (COMPLIANCE.md).
+            Call::Pass | Call::Hand => self.bytes(side, conn) == 0,
             Call::Fork(Child::Execs) => (0..CONNS).all(|conn| self.bytes(side, conn) == 0),
             // A registration goes on under a number that is closed: what stands in the ring by then it does not tell of.
             Call::Dup => self.bytes(side, conn) == 0,
@@ -128,6 +129,33 @@ impl Model {
             | Call::Fork(_)
             | Call::Nonblock(_) => true,
         }
+    }
+
+    /// Whether `second` can be made between two instructions of `first`: neither waits, and each makes sense before the other one.
+    pub fn can_be_cut(&self, first: Op, second: Op) -> bool {
+        let is_short = |call| {
+            !matches!(
+                call,
+                Call::Open { .. }
+                    | Call::Echo { .. }
+                    | Call::Wait(_)
+                    | Call::Patience(..)
+                    | Call::Alarm(_)
+                    | Call::Hand
+                    | Call::Fork(_)
+                    | Call::Meddle(Meddle::Wait(_))
+            )
+        };
+        let is_meddling = matches!(second.call, Call::Meddle(_));
+        let moves = |call| matches!(call, Call::Dup | Call::Pass);
+        first.cut.is_some()
+            && is_short(first.call)
+            && is_short(second.call)
+            && !matches!(first.call, Call::Meddle(_))
+            && (is_meddling || !moves(first.call) && !moves(second.call))
+            && (is_meddling || second.side != first.side && second.conn == first.conn)
+            && self.makes_sense(first)
+            && self.makes_sense(second)
     }
 
     pub fn begins_to_wait(&mut self, op: Op, by: WaitBy) {
@@ -152,6 +180,11 @@ impl Model {
                 self.ends[conn as usize] = [fresh, fresh];
             }
             Call::Send(..) if ret > 0 => self.end_mut(side, conn).sent += ret as usize,
+            Call::Patience(WaitBy::Recv | WaitBy::Read, _) | Call::Alarm(WaitBy::Recv | WaitBy::Read)
+                if ret > 0 =>
+            {
+                self.end_mut(side, conn).got += ret as usize
+            }
             Call::Recv(by, _) if ret > 0 && by != RecvBy::Peek => {
                 self.end_mut(side, conn).got += ret as usize
             }

@@ -20,6 +20,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -115,6 +116,33 @@ static void begins(int at, int raw) {
     pthread_create(&w->thread, NULL, waits, w);
 }
 static void ends(int at) { void *result; pthread_join(waiting[side][at].thread, &result); tell("a wait", (long)result); line(); }
+
+static void waits_for(int at, int ms) { struct pollfd one = {.fd = fds[at], .events = POLLIN}; tell("poll", poll(&one, 1, ms)); printf(" %#x", one.revents); line(); }
+static void nothing(int signal) { (void)signal; }
+static void alarmed(int at) {
+    struct sigaction action = {.sa_handler = nothing};
+    struct itimerval soon = {.it_value.tv_usec = 5000, .it_interval.tv_usec = 5000}, never = {0};
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    waits_for(at, 5000);
+    setitimer(ITIMER_REAL, &never, NULL);
+    signal(SIGALRM, SIG_DFL), alarm(20);
+}
+static void passes(int at) {
+    int pair[2], other;
+    char byte = 0, control[CMSG_SPACE(sizeof other)] __attribute__((aligned(8))) = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *one = CMSG_FIRSTHDR(&header);
+    struct epoll_event none = {0};
+    if (registered[at]) epoll_ctl(set, EPOLL_CTL_DEL, fds[at], &none), registered[at] = 0;
+    one->cmsg_level = SOL_SOCKET, one->cmsg_type = SCM_RIGHTS, one->cmsg_len = CMSG_LEN(sizeof other);
+    memcpy(CMSG_DATA(one), &fds[at], sizeof other);
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) || sendmsg(pair[0], &header, 0) != 1 || recvmsg(pair[1], &header, 0) != 1) exit(70);
+    memcpy(&other, CMSG_DATA(CMSG_FIRSTHDR(&header)), sizeof other);
+    close(fds[at]), close(pair[0]), close(pair[1]);
+    fds[at] = other;
+}
 
 static void program(void);
 /* Only one process runs at a time. */

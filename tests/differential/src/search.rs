@@ -1,19 +1,21 @@
 //! The search: programs from a seed, a failure cut to its shortest, and what was reached.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
+use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde::{Deserialize, Serialize};
 
 use crate::Search;
 use crate::as_c::as_c;
-use crate::compare::{Difference, difference};
-use crate::op::{self, Call, Op};
-use crate::stage::{Run, Stage, Way, built};
+use crate::compare::Difference;
+use crate::lab::{Lab, name_of};
+use crate::op::{self, Op};
+use crate::stage::Way;
 
 /// A program that failed, as it is kept.
 #[derive(Serialize, Deserialize)]
@@ -25,96 +27,62 @@ struct Kept {
 
 /// Faults in one call and way that are cut short; further ones are only counted.
 const KNOWN: u64 = 3;
-/// How often a program is run before it counts as right, or as TCP's own business.
-const TRIES: u32 = 3;
-/// How often in a row it must be late: on a busy machine once in a while everything is.
-const LATE_TRIES: u32 = 6;
+/// How often a long run says how far it has come.
+const TELL: Duration = Duration::from_secs(30);
 
-/// The stages, and what was seen on them.
-struct Lab {
-    tcp: Stage,
-    ways: Vec<(Way, Stage)>,
-    /// Calls by state of the connection.
-    pairs: BTreeMap<(String, [u16; 3]), u64>,
-    calls: u64,
-    on_lanes: u64,
-    undecided: u64,
+/// Programs from a seed. Where the seed is a new one, those that reached a new pair of call and state, or a new edge of the library's code,
+/// are gone on from.
+struct Maker {
+    runner: TestRunner,
+    longest: usize,
+    raw: bool,
+    guided: bool,
+    reached: Vec<Vec<Op>>,
+    made: u64,
 }
 
-impl Lab {
-    fn new(directory: &Path, ways: &[Way]) -> Self {
-        let artefacts = built(directory);
-        let ways = ways.iter().map(|&way| (way, Stage::new(way, &artefacts))).collect();
+impl Maker {
+    fn new(arguments: &Search, seed: u64) -> Self {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
         Self {
-            tcp: Stage::new(Way::Tcp, &artefacts),
-            ways,
-            pairs: BTreeMap::new(),
-            calls: 0,
-            on_lanes: 0,
-            undecided: 0,
+            runner: TestRunner::new_with_rng(Config::default(), rng),
+            longest: arguments.longest,
+            raw: arguments.raw,
+            guided: arguments.seed.is_none(),
+            reached: Vec::new(),
+            made: 0,
         }
     }
 
-    /// The difference that a program shows in one of the ways. A difference in time must come each time; any other one once, but not
-    /// where TCP differs from itself.
-    ///
-    /// With `--eager` time is not compared: its calls wait for an end that is about to answer, and here that end is told to do nothing.
-    fn judge(&mut self, program: &[Op], way: usize) -> Option<Difference> {
-        let is_eager = self.ways[way].0 == Way::Eager;
-        let mut late = None;
-        for attempt in 0..LATE_TRIES {
-            if attempt == TRIES && late.is_none() {
-                return None;
-            }
-            let Ok(tcp) = self.tcp.run(program) else {
-                self.undecided += 1;
-                return None;
-            };
-            let found = match self.ways[way].1.run(program) {
-                Ok(run) => {
-                    self.note(program, &run);
-                    difference(program, &tcp, &run)
-                }
-                Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
-            };
-            match found? {
-                Difference::Late { .. } if is_eager => return None,
-                found @ Difference::Late { .. } => late = Some(found),
-                found => {
-                    let again = self.tcp.run(program);
-                    let same = again.is_ok_and(|again| difference(program, &tcp, &again).is_none());
-                    if same {
-                        return Some(found);
-                    }
-                    self.undecided += 1;
-                    if attempt + 1 == TRIES {
-                        return None;
-                    }
-                }
-            }
-        }
-        late
+    fn make<T: std::fmt::Debug>(&mut self, what: impl Strategy<Value = T>) -> T {
+        what.new_tree(&mut self.runner).expect("it always can").current()
     }
 
-    fn note(&mut self, program: &[Op], run: &Run) {
-        for (op, outcome) in program.iter().zip(run) {
-            let Some(outcome) = outcome else { continue };
-            self.calls += 1;
-            let Some(state) = outcome.state else { continue };
-            self.on_lanes += u64::from(state[1] != 0 || state[2] != 0);
-            *self.pairs.entry((name_of(op.call), state)).or_default() += 1;
+    fn next(&mut self) -> Vec<Op> {
+        self.made += 1;
+        if self.made % 8 == 7 {
+            return self.make(op::dialogue(12));
         }
+        if self.guided && !self.reached.is_empty() && self.made % 2 == 0 {
+            return self.gone_on();
+        }
+        let (longest, raw) = (self.longest, self.raw);
+        self.make(op::program(longest, raw))
     }
-}
 
-/// A call without its sizes.
-fn name_of(call: Call) -> String {
-    let text = format!("{call:?}");
-    text.split(|c: char| c.is_ascii_digit() || c == ',' || c == '{')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
+    /// A program that reached something, to a place within it, with other calls behind that, and mostly its rest.
+    fn gone_on(&mut self) -> Vec<Op> {
+        let old = self.make(prop::sample::select(self.reached.clone()));
+        let (at, keeps_rest) = self.make((1..=old.len(), prop::bool::weighted(0.7)));
+        let raw = self.raw;
+        let new = self.make(prop::collection::vec(op::part(raw), 1..8));
+        let rest = if keeps_rest { &old[at..] } else { &[] };
+        op::few_cuts(
+            old[..at].iter().copied().chain(new.into_iter().flatten()).chain(rest.iter().copied()).collect(),
+        )
+    }
 }
 
 pub fn search(arguments: &Search) -> ExitCode {
@@ -122,41 +90,45 @@ pub fn search(arguments: &Search) -> ExitCode {
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
     let seed = arguments.seed.unwrap_or(clock);
     println!("seed {seed}");
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    let (programs, dialogues) = (op::program(arguments.longest, arguments.raw), op::dialogue(12));
+    let mut maker = Maker::new(arguments, seed);
     let mut lab = Lab::new(&arguments.built, &arguments.ways);
     let (begin, most) = (Instant::now(), Duration::from_secs(arguments.seconds));
-    let (mut made, mut failed) = (0u64, 0u64);
+    let mut told = begin;
+    let mut failed = 0u64;
     let mut kinds = BTreeMap::new();
     // Where only one end runs under Shunpike there are no lanes: not so much can differ.
     let shares = |way: &Way| if matches!(way, Way::Client | Way::Server) { 1 } else { 4 };
-    let turns: Vec<usize> = (0..lab.ways.len()).flat_map(|way| vec![way; shares(&lab.ways[way].0)]).collect();
+    let turns: Vec<usize> =
+        arguments.ways.iter().enumerate().flat_map(|(number, way)| vec![number; shares(way)]).collect();
     while begin.elapsed() < most {
-        let way = turns[made as usize % turns.len()];
-        let is_dialogue = made % 8 == 7;
-        let mut tree = match is_dialogue {
-            true => Box::new(dialogues.new_tree(&mut runner).expect("a program"))
-                as Box<dyn ValueTree<Value = Vec<Op>>>,
-            false => Box::new(programs.new_tree(&mut runner).expect("a program")),
-        };
-        made += 1;
-        let Some(found) = lab.judge(&tree.current(), way) else { continue };
+        if told.elapsed() > TELL {
+            told = Instant::now();
+            report(&lab, maker.made, begin.elapsed());
+        }
+        let way = turns[maker.made as usize % turns.len()];
+        let program = maker.next();
+        let reached = lab.reached();
+        let found = lab.judge(&program, way);
+        // With Nagle's algorithm TCP holds back what a lane shows at once: what a dialogue reached is for dialogues.
+        if lab.reached() > reached && !op::is_dialogue(&program) {
+            maker.reached.push(program.clone());
+        }
+        let Some(found) = found else { continue };
+        let made = maker.made;
         failed += 1;
-        let name = lab.ways[way].0;
-        let times = kinds.entry(format!("{:?} {}", name, kind_of(&tree.current(), &found).1)).or_insert(0u64);
+        let name = lab.way(way);
+        let times = kinds.entry(format!("{:?} {}", name, kind_of(&program, &found).1)).or_insert(0u64);
         *times += 1;
         if *times > KNOWN {
             println!("program {made}, {name:?}, once more: {found}");
             continue;
         }
         println!("\nprogram {made}, {name:?}, after {:.0} s: {found}", begin.elapsed().as_secs_f64());
-        let (program, found) = shrink(&mut lab, &mut *tree, way, found);
+        let (program, found) = shrink(&mut lab, program, way, found);
         println!("shortest: {found}");
         for (at, op) in program.iter().enumerate() {
-            println!("  {at:3} {:?} {} {:?}", op.side, op.conn, op.call);
+            let cut = op.cut.map_or(String::new(), |steps| format!(", cut after {steps} instructions"));
+            println!("  {at:3} {:?} {} {:?}{cut}", op.side, op.conn, op.call);
         }
         if let Some(directory) = &arguments.keep {
             keep(directory, &program, &format!("{name:?}: {found}"), made);
@@ -165,22 +137,41 @@ pub fn search(arguments: &Search) -> ExitCode {
             break;
         }
     }
-    report(&lab, made, begin.elapsed());
-    println!("differential: {} passed, {failed} failed", made - failed);
-    ExitCode::from(u8::from(failed != 0))
+    report(&lab, maker.made, begin.elapsed());
+    let missing = arguments.reaches.as_deref().map_or(0, |list| not_reached(&lab, list));
+    if let Some(path) = &arguments.pairs {
+        write_pairs(&lab, path);
+    }
+    println!("differential: {} passed, {} failed", maker.made - failed, failed + missing);
+    ExitCode::from(u8::from(failed + missing != 0))
+}
+
+/// Pairs of call and state that a list names and the run did not come to.
+fn not_reached(lab: &Lab, list: &Path) -> u64 {
+    let reached: BTreeSet<String> = lab.pairs.keys().map(ToString::to_string).collect();
+    let text = std::fs::read_to_string(list).expect("a list of pairs");
+    let missing: Vec<&str> =
+        text.lines().filter(|line| !line.starts_with('#') && !reached.contains(*line)).collect();
+    for pair in &missing {
+        println!("not reached: {pair} (call, phase, mode of the receiving and of the sending half)");
+    }
+    missing.len() as u64
+}
+
+/// The pairs and how often each was reached, the rarest last.
+fn write_pairs(lab: &Lab, path: &Path) {
+    let mut all: Vec<_> = lab.pairs.iter().collect();
+    all.sort_by_key(|&(pair, &times)| (std::cmp::Reverse(times), pair));
+    let text: String = all.into_iter().map(|(pair, times)| format!("{times} {pair}\n")).collect();
+    std::fs::write(path, text).expect("the pairs can be written");
 }
 
 /// Cuts a failing program as long as what is left fails at all. A fault that shows now and then is given several chances.
-fn shrink(
-    lab: &mut Lab,
-    tree: &mut dyn ValueTree<Value = Vec<Op>>,
-    way: usize,
-    found: Difference,
-) -> (Vec<Op>, Difference) {
+fn shrink(lab: &mut Lab, program: Vec<Op>, way: usize, found: Difference) -> (Vec<Op>, Difference) {
     let (begin, most) = (Instant::now(), Duration::from_secs(60));
-    let mut best = (tree.current(), found);
-    // What comes after the failing call is not needed.
-    best.0.truncate(best.1.at() + 1);
+    let mut best = (program, found);
+    // What comes after the failing call is not needed, but for what is made meanwhile.
+    best.0.truncate(best.1.at() + 2);
     let kind = kind_of(&best.0, &best.1);
     let fails = |lab: &mut Lab, program: &[Op]| {
         (0..4).find_map(|_| lab.judge(program, way).filter(|found| kind_of(program, found) == kind))
@@ -196,7 +187,7 @@ fn shrink(
                 shorter.drain(at..at + size);
                 match fails(lab, &shorter) {
                     Some(found) => {
-                        shorter.truncate(found.at() + 1);
+                        shorter.truncate(found.at() + 2);
                         best = (shorter, found);
                         more = true;
                     }
@@ -231,9 +222,13 @@ fn keep(directory: &Path, program: &[Op], fault: &str, number: u64) {
 }
 
 fn report(lab: &Lab, made: u64, took: Duration) {
+    let edges = match lab.edges() {
+        (_, 0) => String::new(),
+        (passed, all) => format!("{passed} of {all} edges of code; "),
+    };
     let share = 100 * lab.on_lanes / lab.calls.max(1);
     println!(
-        "\n{made} programs in {:.0} s, {:.1} a second; {} calls under Shunpike, {share} % of them on lanes; {} pairs of call and state; \
+        "\n{made} programs in {:.0} s, {:.1} a second; {} calls under Shunpike, {share} % of them on lanes; {} pairs of call and state; {edges}\
          {} undecided, as TCP differs from itself",
         took.as_secs_f64(),
         made as f64 / took.as_secs_f64(),
@@ -250,12 +245,14 @@ pub fn replay(directory: &Path, times: u32, files: &[PathBuf]) -> ExitCode {
     for file in files {
         let text = std::fs::read_to_string(file).expect("a kept program");
         let kept: Kept = serde_json::from_str(&text).expect("a kept program");
-        let found =
-            (0..ways.len() * times as usize).find_map(|turn| lab.judge(&kept.program, turn % ways.len()));
+        let found = (0..ways.len() * times as usize).map(|turn| turn % ways.len()).find_map(|way| {
+            let found = lab.judge(&kept.program, way)?;
+            Some((ways[way], found))
+        });
         match found {
-            Some(found) => {
+            Some((way, found)) => {
                 failed += 1;
-                println!("{}: {found} (when it was found: {})", file.display(), kept.fault);
+                println!("{}: {way:?}: {found} (when it was found: {})", file.display(), kept.fault);
             }
             None => println!("{}: as on TCP", file.display()),
         }

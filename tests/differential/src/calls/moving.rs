@@ -1,0 +1,105 @@
+//! Calls by which a connection comes to another number or another process.
+
+use std::os::fd::RawFd;
+use std::ptr::null;
+
+use libc::c_int;
+
+use super::{Said, close, message, vector};
+use crate::op::Child;
+
+/// The descriptor under another number, and the first one closed.
+pub fn dup(fd: RawFd) -> (Said, RawFd) {
+    // SAFETY: no memory is passed.
+    let other = unsafe { libc::dup(fd) };
+    if other >= 0 {
+        close(fd);
+    }
+    (Said::of(i64::from(other >= 0)), other)
+}
+
+/// Where the two processes of a side have the socket that joins them.
+pub const JOINT: RawFd = 200;
+
+/// A message with the descriptor `fd`, over the UNIX socket `to`. Says whether.
+pub fn give(to: RawFd, fd: RawFd) -> bool {
+    let mut parts = vector(b"fd");
+    let mut control = [0u64; 4];
+    let mut header = message(&mut parts, &mut control);
+    // SAFETY: there is room for one descriptor in `control`, which outlives the call.
+    unsafe {
+        header.msg_controllen = libc::CMSG_SPACE(4) as _;
+        let one = libc::CMSG_FIRSTHDR(&raw const header);
+        (*one).cmsg_level = libc::SOL_SOCKET;
+        (*one).cmsg_type = libc::SCM_RIGHTS;
+        (*one).cmsg_len = libc::CMSG_LEN(4) as _;
+        libc::CMSG_DATA(one).cast::<c_int>().write_unaligned(fd);
+        libc::sendmsg(to, &raw const header, 0) == 2
+    }
+}
+
+/// The descriptor that such a message brings, -1 if none.
+pub fn take(from: RawFd) -> RawFd {
+    let mut bytes = [0; 2];
+    let mut parts = vector(&mut bytes);
+    let mut control = [0u64; 4];
+    let mut header = message(&mut parts, &mut control);
+    // SAFETY: as above; the kernel has filled the header's own buffer.
+    unsafe {
+        if libc::recvmsg(from, &raw mut header, 0) <= 0 {
+            return -1;
+        }
+        let one = libc::CMSG_FIRSTHDR(&raw const header);
+        if one.is_null() { -1 } else { libc::CMSG_DATA(one).cast::<c_int>().read_unaligned() }
+    }
+}
+
+/// The descriptor under another number, brought by a message of this process to itself, and the first one closed.
+pub fn pass(fd: RawFd) -> (Said, RawFd) {
+    let mut pair = [-1; 2];
+    // SAFETY: an array of ours.
+    unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, pair.as_mut_ptr()) };
+    let other = if give(pair[0], fd) { take(pair[1]) } else { -1 };
+    for end in pair {
+        close(end);
+    }
+    if other >= 0 {
+        close(fd);
+    }
+    (Said::of(i64::from(other >= 0)), other)
+}
+
+/// A child that does something with the connection `fd` and ends: its exit status.
+pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd]) -> Said {
+    // SAFETY: between fork and exit the child makes calls on memory that was there before, and allocates nothing.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            let mut some = [0u8; 16];
+            let status = match child {
+                Child::Exits => 0,
+                Child::Closes => all.iter().map(|&one| libc::close(one)).sum(),
+                Child::Sends => libc::send(
+                    fd,
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+                ) as c_int,
+                Child::Receives => libc::recv(fd, some.as_mut_ptr().cast(), 10, libc::MSG_DONTWAIT) as c_int,
+                Child::ReceivesAndCloses => {
+                    let got = libc::recv(fd, some.as_mut_ptr().cast(), 10, libc::MSG_DONTWAIT) as c_int;
+                    libc::close(fd);
+                    got
+                }
+                Child::Execs => {
+                    libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null::<u8>());
+                    99
+                }
+            };
+            libc::_exit(status & 0xff);
+        }
+        let mut status = 0;
+        let waited = libc::waitpid(pid, &raw mut status, 0);
+        Said::of(i64::from(waited == pid)).with([status.into()])
+    }
+}

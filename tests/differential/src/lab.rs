@@ -1,0 +1,155 @@
+//! Where programs are judged: a stage for TCP and one for each way, and what was seen on them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+
+use hdrhistogram::Histogram;
+
+use crate::compare::{Difference, LATE_NS, difference};
+use crate::op::{CUTS, Call, Op};
+use crate::stage::{Run, Stage, Trouble, Way, built};
+
+/// How often a program is run before it counts as right, or as TCP's own business.
+const TRIES: u32 = 3;
+/// How often in a row it must show what a busy machine alone can show.
+const TRIES_OF_TIME: u32 = 6;
+/// What is late at the least: half of TCP's delayed ACK.
+const LEAST_LATE_NS: u64 = 20_000_000;
+
+/// A call, without its sizes, in a state of its connection: phase, mode of the receiving half, mode of the sending half.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pair(String, [u16; 3]);
+
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [phase, rx, tx] = self.1;
+        write!(f, "{} {phase} {rx} {tx}", self.0)
+    }
+}
+
+/// The stages, and what was seen on them.
+pub struct Lab {
+    tcp: Stage,
+    ways: Vec<(Way, Stage)>,
+    /// How long TCP's calls took, nanoseconds.
+    times: Histogram<u64>,
+    pub pairs: BTreeMap<Pair, u64>,
+    /// Calls on connections of which one end at least is under Shunpike.
+    pub calls: u64,
+    pub on_lanes: u64,
+    /// Programs in which TCP differed from itself.
+    pub undecided: u64,
+}
+
+impl Lab {
+    pub fn new(directory: &Path, ways: &[Way]) -> Self {
+        let artefacts = built(directory);
+        Self {
+            tcp: Stage::new(Way::Tcp, &artefacts),
+            ways: ways.iter().map(|&way| (way, Stage::new(way, &artefacts))).collect(),
+            times: Histogram::new(2).expect("two digits"),
+            pairs: BTreeMap::new(),
+            calls: 0,
+            on_lanes: 0,
+            undecided: 0,
+        }
+    }
+
+    /// Edges of the library's code that some program passed, and all of them.
+    pub fn edges(&self) -> (usize, i64) {
+        let all = self.ways.iter().map(|(_, stage)| stage.all_edges).max().unwrap_or(0);
+        let passed: BTreeSet<u32> =
+            self.ways.iter().flat_map(|(_, stage)| stage.edges.iter().copied()).collect();
+        (passed.len(), all)
+    }
+
+    /// Pairs and edges that some program reached.
+    pub fn reached(&self) -> usize {
+        self.pairs.len() + self.edges().0
+    }
+
+    pub fn way(&self, number: usize) -> Way {
+        self.ways[number].0
+    }
+
+    /// What is late: more than all but a thousandth of TCP's own calls took in this run.
+    fn late_ns(&self) -> u64 {
+        (2 * self.times.value_at_quantile(0.999)).clamp(LEAST_LATE_NS, LATE_NS)
+    }
+
+    /// TCP's answers; where calls are made within others, in either order.
+    fn reference(&mut self, program: &[Op]) -> Result<Vec<Run>, (usize, Trouble)> {
+        let cuts = program.iter().filter(|op| op.cut.is_some()).count().min(CUTS);
+        let all: Vec<Run> =
+            (0..1 << cuts).map(|turns| self.tcp.run(program, turns)).collect::<Result<_, _>>()?;
+        for outcome in all[0].iter().flatten() {
+            self.times.saturating_record(outcome.ns.max(1));
+        }
+        Ok(all)
+    }
+
+    /// The difference that a program shows in one of the ways. One in time must come each time; any other one once, but not
+    /// where TCP differs from itself.
+    ///
+    /// With `--eager` time is not compared: its calls wait for an end that is about to answer, and here that end is told to do nothing.
+    pub fn judge(&mut self, program: &[Op], way: usize) -> Option<Difference> {
+        let is_eager = self.way(way) == Way::Eager;
+        let mut of_time = None;
+        for attempt in 0..TRIES_OF_TIME {
+            if attempt == TRIES && of_time.is_none() {
+                return None;
+            }
+            let Ok(tcp) = self.reference(program) else {
+                self.undecided += 1;
+                return None;
+            };
+            let late = self.late_ns();
+            let found = match self.ways[way].1.run(program, 0) {
+                Ok(run) => {
+                    self.note(program, &run);
+                    let all = tcp.iter().map(|tcp| difference(program, tcp, &run, late));
+                    // The order that fits best.
+                    all.min_by_key(|found| found.as_ref().map(|found| !found.is_of_time())).flatten()
+                }
+                Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
+            };
+            match found? {
+                found if found.is_of_time() => {
+                    if is_eager {
+                        return None;
+                    }
+                    of_time = Some(found);
+                }
+                found => {
+                    let again = self.tcp.run(program, 0);
+                    if again.is_ok_and(|again| difference(program, &tcp[0], &again, LATE_NS).is_none()) {
+                        return Some(found);
+                    }
+                    self.undecided += 1;
+                    if attempt + 1 == TRIES {
+                        return None;
+                    }
+                }
+            }
+        }
+        of_time
+    }
+
+    fn note(&mut self, program: &[Op], run: &Run) {
+        for (op, outcome) in program.iter().zip(run) {
+            let Some(outcome) = outcome else { continue };
+            self.calls += outcome.calls[0];
+            self.on_lanes += outcome.calls[1];
+            let Some(state) = outcome.state else { continue };
+            *self.pairs.entry(Pair(name_of(op.call), state)).or_default() += 1;
+        }
+    }
+}
+
+/// A call without its sizes.
+pub fn name_of(call: Call) -> String {
+    let text = format!("{call:?}");
+    let end = text.find(|c: char| c.is_ascii_digit() || c == ',' || c == '{').unwrap_or(text.len());
+    text[..end].replace(['(', ')', ' '], "")
+}
