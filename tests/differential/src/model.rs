@@ -2,7 +2,7 @@
 //! call answers: that is for TCP to say.
 
 use crate::calls::Said;
-use crate::op::{CONNS, Call, Child, End, Meddle, ON_THE_WAY, Op, Opt, RecvBy, Side, WaitBy};
+use crate::op::{CONNS, Call, Child, End, LookBy, Meddle, ON_THE_WAY, Op, Opt, RecvBy, Side, WaitBy};
 
 /// Whether a call makes sense now.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,12 @@ struct Half {
     /// It was closed with bytes unread: the other end hears of a reset, before or after what is still on its way.
     reset: bool,
     waiting: Option<WaitBy>,
+}
+
+impl Half {
+    fn is_half_closed(&self) -> bool {
+        self.open && self.shut_wr
+    }
 }
 
 pub struct Model {
@@ -122,6 +128,8 @@ impl Model {
             Call::Fork(Child::Sends) => own.sent + 5 <= peer.got + ON_THE_WAY,
             // For what stands in a ring by then these do not count (COMPLIANCE.md).
             Call::Set(Opt::PeekOff(_) | Opt::LowWater(_)) => self.bytes(side, conn) == 0,
+            // Of a connection that it has half closed, a set may be told of room once more (COMPLIANCE.md).
+            Call::Look(LookBy::Epoll) => (0..CONNS).all(|conn| !self.end(side, conn).is_half_closed()),
             Call::Look(_)
             | Call::Set(_)
             | Call::Register(_)
