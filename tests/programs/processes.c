@@ -223,7 +223,7 @@ static void passed_server(int fd) {
     }
     answers(fd, 100);
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    *header = (struct cmsghdr){CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS};
+    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(header), &fd, sizeof fd);
     if (sendmsg(pair[0], &message, 0) != 1) die("sendmsg");
     close(fd);

@@ -17,8 +17,6 @@ const SCRIPTS: usize = 5;
 pub enum Obstacle {
     /// It has no dynamic loader.
     Static,
-    /// It has another C library's loader, which could not load ours.
-    OtherLibc,
     /// It is of another architecture.
     OtherMachine,
     /// It runs with more rights than its caller, so the loader ignores LD_PRELOAD.
@@ -29,7 +27,6 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Obstacle::Static => "is statically linked",
-            Obstacle::OtherLibc => "uses another C library than glibc",
             Obstacle::OtherMachine => "is built for another architecture",
             Obstacle::Privileged => "runs with other rights than yours (setuid, setgid or capabilities)",
         })
@@ -57,11 +54,7 @@ pub fn obstacle(file: &Path) -> Option<Obstacle> {
     if (program.class, program.machine) != (ours.class, ours.machine) {
         return Some(Obstacle::OtherMachine);
     }
-    match program.loader {
-        None => Some(Obstacle::Static),
-        Some(loader) if loader.windows(4).any(|part| part == b"musl") => Some(Obstacle::OtherLibc),
-        Some(_) => None,
-    }
+    program.loader.is_none().then_some(Obstacle::Static)
 }
 
 /// Whether it is a Go program, by the section that Go's linker writes.
@@ -265,10 +258,7 @@ mod tests {
         let case = |bytes: Vec<u8>| obstacle(&executable(dir.path(), "program", &bytes, 0o755));
         assert_eq!(case(elf(ours.class, ours.machine, 3, b"/lib64/ld-linux-x86-64.so.2\0")), None);
         assert_eq!(case(elf(ours.class, ours.machine, 1, b"")), Some(Obstacle::Static));
-        assert_eq!(
-            case(elf(ours.class, ours.machine, 3, b"/lib/ld-musl-x86_64.so.1\0")),
-            Some(Obstacle::OtherLibc)
-        );
+        assert_eq!(case(elf(ours.class, ours.machine, 3, b"/lib/ld-musl-x86_64.so.1\0")), None);
         assert_eq!(case(elf(ours.class, ours.machine + 1, 3, b"/lib/ld\0")), Some(Obstacle::OtherMachine));
         assert_eq!(case(elf(1, 3, 3, b"/lib/ld\0")), Some(Obstacle::OtherMachine));
         assert_eq!(case(b"neither ELF nor script".to_vec()), None);

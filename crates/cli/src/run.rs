@@ -26,35 +26,26 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     let command = args.command.first().map(OsString::as_os_str).unwrap_or_default();
     let obstacle = program::find(command).as_deref().and_then(program::obstacle);
     let mut environment = Environment::inherited();
-    match obstacle {
-        Some(program::Obstacle::OtherLibc) => {
-            // Its loader would refuse to start it with our library.
-            warn(command, program::Obstacle::OtherLibc, "it");
-        }
-        preloadable => {
-            if let Some(obstacle) = preloadable {
-                warn(command, obstacle, "the programs that it starts may still be accelerated; it");
-            }
-            environment.preload(&library);
-            let brokers = brokers_for(socket, args)?;
-            environment.set(socket::VARIABLE, brokers.socket.into_os_string());
-            match brokers.preferred {
-                Some(path) => environment.set(socket::PREFERRED, path.into()),
-                None => environment.unset(socket::PREFERRED),
-            }
-            if args.eager {
-                environment.set("SHUNPIKE_EAGER", "1".into());
-            }
-            if let Some(profile) = &args.profile {
-                environment.set("SHUNPIKE_PROFILE", profile.into());
-            }
-        }
+    if let Some(obstacle) = obstacle {
+        let command = Path::new(command).display();
+        eprintln!(
+            "shunpike: {command} {obstacle}: the programs that it starts may still be accelerated; it stays on TCP"
+        );
+    }
+    environment.preload(&library);
+    let brokers = brokers_for(socket, args)?;
+    environment.set(socket::VARIABLE, brokers.socket.into_os_string());
+    match brokers.preferred {
+        Some(path) => environment.set(socket::PREFERRED, path.into()),
+        None => environment.unset(socket::PREFERRED),
+    }
+    if args.eager {
+        environment.set("SHUNPIKE_EAGER", "1".into());
+    }
+    if let Some(profile) = &args.profile {
+        environment.set("SHUNPIKE_PROFILE", profile.into());
     }
     Err(exec(&args.command, environment))
-}
-
-fn warn(command: &OsStr, obstacle: program::Obstacle, who: &str) {
-    eprintln!("shunpike: {} {obstacle}: {who} stays on TCP", Path::new(command).display());
 }
 
 /// The library to preload: SHUNPIKE_LIB, or beside this program, or in ../lib.

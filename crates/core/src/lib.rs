@@ -51,5 +51,5 @@ pub mod window;
 pub mod zerocopy;
 
 pub use rustix::io::Errno;
-pub use shunpike_shm::libc_function;
+pub use shunpike_shm::{libc_function, libc_is_musl};
 pub use shunpike_wire as wire;

@@ -73,6 +73,7 @@ pub struct Options {
 pub fn start(options: Options) {
     // 1. Who we are: fork is noticed by comparing.
     PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+    shunpike_shm::lock::start();
     // 2. The clock that bounds spins.
     clock::calibrate();
     // 3. How many CPUs this process may spin on.

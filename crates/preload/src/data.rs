@@ -9,7 +9,7 @@ use shunpike_core::rx::receive;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::{Source, send as transmit};
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, epoll, express, plain, sys, user, zerocopy};
+use shunpike_core::{Errno, epoll, express, libc_is_musl, plain, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
@@ -59,6 +59,17 @@ unsafe fn vector<'a>(iov: *const iovec, count: impl TryInto<usize>) -> Option<&'
         isize::try_from(one.iov_len).is_ok() && user::plausible(one.iov_base.cast(), one.iov_len)
     };
     bufs.iter().all(sound).then_some(bufs)
+}
+
+/// The program's header of a message. In musl two of its lengths are half as wide as in the kernel, and what stands behind them is anything.
+unsafe fn header(msg: *const msghdr) -> Option<msghdr> {
+    // SAFETY: a C struct of pointers and integers, which need not be there.
+    let mut header = unsafe { user::fetch(msg) }?;
+    if libc_is_musl() {
+        header.msg_iovlen = header.msg_iovlen as u32 as usize;
+        header.msg_controllen = header.msg_controllen as u32 as usize;
+    }
+    Some(header)
 }
 
 /// As `vector`, for a message: its name and its flags are looked at first, as the kernel does.
@@ -329,7 +340,7 @@ hooks! {
     /// recvmsg(2)
     fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
         let Some(conn) = ours(fd).filter(|_| flags & CMSG_COMPAT == 0) else { return covered::recvmsg(fd, msg, flags) };
-        let Some((mut header, bufs)) = user::fetch(msg).and_then(|header| Some((header, message(&header)?)))
+        let Some((mut header, bufs)) = header(msg).and_then(|header| Some((header, message(&header)?)))
         else {
             return covered::recvmsg(fd, msg, flags);
         };
@@ -420,7 +431,7 @@ hooks! {
             hand_over_rights(msg);
             return covered::sendmsg(fd, msg, flags);
         };
-        let Some((header, bufs)) = user::fetch(msg)
+        let Some((header, bufs)) = header(msg)
             .filter(|header| flags & libc::MSG_FASTOPEN == 0 && address_taken(header.msg_name, header.msg_namelen))
             .and_then(|header| Some((header, message(&header)?)))
         else {
@@ -550,30 +561,39 @@ unsafe fn hand_over_rights(msg: *const msghdr) {
     if !table::any() {
         return;
     }
-    // SAFETY: a C struct of pointers and integers.
-    let Some(header) = (unsafe { user::fetch(msg) }) else { return };
+    // SAFETY: the program's, which need not be there.
+    let Some(header) = (unsafe { header(msg) }) else { return };
     let size = header.msg_controllen;
     if header.msg_control.is_null() || size == 0 || !user::readable(header.msg_control.cast(), size) {
         return;
     }
-    // SAFETY: the program's control messages, which are there, walked as the CMSG macros of sys/socket.h do.
-    unsafe {
-        let mut cmsg = libc::CMSG_FIRSTHDR(&header);
-        while !cmsg.is_null() {
-            let at = cmsg as usize - header.msg_control as usize;
-            let bytes = (*cmsg).cmsg_len.min(size - at).saturating_sub(libc::CMSG_LEN(0) as usize);
-            if (*cmsg).cmsg_level == libc::SOL_SOCKET && (*cmsg).cmsg_type == libc::SCM_RIGHTS {
-                let fds = libc::CMSG_DATA(cmsg).cast::<c_int>();
-                for i in 0..bytes / size_of::<c_int>() {
-                    let fd = fds.add(i).read_unaligned();
-                    match table::look(fd) {
-                        Entry::Conn(conn) => conn::hand_over(conn, fd, Reason::HandedOver),
-                        Entry::Set(set) => epoll::watch(set),
-                        _ => {}
-                    }
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    let is_musl = libc_is_musl();
+    let mut at = 0;
+    while size - at >= HEADER {
+        // SAFETY: within the program's control messages, which are there.
+        let cmsg = unsafe { header.msg_control.byte_add(at).cast::<libc::cmsghdr>().read_unaligned() };
+        // As in the header.
+        let len = if is_musl { cmsg.cmsg_len as u32 as usize } else { cmsg.cmsg_len };
+        // The kernel refuses a shorter one, and whatever comes with it.
+        if len < HEADER {
+            return;
+        }
+        let len = len.min(size - at);
+        let bytes = len - HEADER;
+        if (cmsg.cmsg_level, cmsg.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            for i in 0..bytes / size_of::<c_int>() {
+                // SAFETY: as above; x86-64 aligns what follows a header by 8, as it does the header.
+                let fd = unsafe {
+                    header.msg_control.byte_add(at + HEADER).cast::<c_int>().add(i).read_unaligned()
+                };
+                match table::look(fd) {
+                    Entry::Conn(conn) => conn::hand_over(conn, fd, Reason::HandedOver),
+                    Entry::Set(set) => epoll::watch(set),
+                    _ => {}
                 }
             }
-            cmsg = libc::CMSG_NXTHDR(&header, cmsg);
         }
+        at = (at + len.next_multiple_of(align_of::<libc::cmsghdr>())).min(size);
     }
 }

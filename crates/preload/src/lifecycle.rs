@@ -388,6 +388,8 @@ hooks! {
     fn __fcntl(fd: c_int, command: c_int, arg: usize) -> c_int { fcntl(fd, command, arg) }
     /// ioctl(2)
     fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
+        // The kernel looks at 32 bits, and in musl's call there are no others: what is in the register besides is anything.
+        let request = c_ulong::from(request as u32);
         // Memory that another thread or process delivers page by page: a reader of it would wait.
         if request == UFFDIO_REGISTER { zerocopy::lending::close(); }
         let Some(conn) = table::conn(fd) else { return ioctl_elsewhere(fd, request, arg) };

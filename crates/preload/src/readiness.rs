@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunpike_core::table::{self, Entry};
-use shunpike_core::{clock, conn, epoll, poll as mixed, seen, user};
+use shunpike_core::{clock, conn, epoll, libc_is_musl, poll as mixed, seen, user};
 
 use shunpike_core::sys::Waits;
 
@@ -124,7 +124,10 @@ hooks! {
     fn select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
     ) -> c_int {
-        select_by((n, [read, write, except]), timeout, |n| covered::select(n, read, write, except, timeout))
+        // musl keeps the program's time as it is.
+        let mut copy = if libc_is_musl() && !timeout.is_null() { user::fetch(timeout) } else { None };
+        let time = copy.as_mut().map_or(timeout, core::ptr::from_mut);
+        select_by((n, [read, write, except]), time, |n| covered::select(n, read, write, except, timeout))
     }
     /// select(2), glibc's internal name
     fn __select(

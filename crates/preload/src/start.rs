@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shunpike_core::{conn, enabled, libc_function, process, session, sys, tls, user, wait};
+use shunpike_core::{conn, enabled, libc_function, libc_is_musl, process, session, sys, tls, user, wait};
 
 use crate::{memory, readiness, signals};
 
@@ -20,8 +20,8 @@ static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
 
 /// In this order; each line says why there.
 extern "C" fn start() {
-    // 0. In musl, which has no such name, all hooks hand on: what a lane needs of libc is known of glibc only.
-    let Some(register_at_fork) = libc_function!("__register_atfork": RegisterAtFork) else { return };
+    // 0. In a libc that is neither glibc nor musl all hooks hand on: what a lane needs of it is not known.
+    let Some(at_fork) = AtFork::of_libc() else { return };
     // 1. Without a broker's path, and without a list that has this program on, nothing is watched: the library was loaded by accident.
     // An empty path is a word against the list.
     match variable(c"SHUNPIKE_SOCKET") {
@@ -40,8 +40,7 @@ extern "C" fn start() {
     user::on_first_use(signals::guard);
     // 3. fork() must find the table and the locks in order.
     let ours = (&raw const __dso_handle).cast_mut();
-    // SAFETY: handlers that live as long as the process.
-    unsafe { register_at_fork(Some(before_fork), Some(in_parent), Some(in_child), ours) };
+    at_fork.register(ours);
     // 4. Threads give back their descriptors.
     key();
     wait::on_first_sleep(mark_thread);
@@ -49,8 +48,10 @@ extern "C" fn start() {
     // SAFETY: as above.
     unsafe {
         __cxa_atexit(exit_handler, core::ptr::null_mut(), ours);
-        if let Some(at_quick_exit) = libc_function!("__cxa_at_quick_exit": AtQuickExit) {
+        if let Some(at_quick_exit) = libc_function!("__cxa_at_quick_exit": CxaAtQuickExit) {
             at_quick_exit(exit_handler, ours);
+        } else if let Some(at_quick_exit) = libc_function!("at_quick_exit": AtQuickExit) {
+            at_quick_exit(quick_exit_handler);
         }
     }
     // 6. A thread that sleeps for a lane, or need not, can be cancelled as in libc's own wait.
@@ -77,15 +78,45 @@ unsafe extern "C" {
     static __dso_handle: c_void;
 }
 
-type AtQuickExit = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+/// at_quick_exit(3), which glibc has only in what is linked to a program: there it is this one.
+type CxaAtQuickExit = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+type AtQuickExit = unsafe extern "C" fn(extern "C" fn()) -> c_int;
 
-/// pthread_atfork(3), which glibc has only in what is linked to a program.
-type RegisterAtFork = unsafe extern "C" fn(
-    Option<extern "C" fn()>,
-    Option<extern "C" fn()>,
-    Option<extern "C" fn()>,
-    *mut c_void,
-) -> c_int;
+type Handler = Option<extern "C" fn()>;
+
+/// libc's function that registers handlers of fork.
+enum AtFork {
+    /// `__register_atfork`: glibc has pthread_atfork(3) only in what is linked to a program.
+    Glibc(unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int),
+    /// pthread_atfork(3)
+    Musl(unsafe extern "C" fn(Handler, Handler, Handler) -> c_int),
+}
+
+impl AtFork {
+    fn of_libc() -> Option<Self> {
+        // musl first: gcompat has glibc's name beside it.
+        if libc_is_musl() {
+            libc_function!("pthread_atfork": unsafe extern "C" fn(Handler, Handler, Handler) -> c_int)
+                .map(Self::Musl)
+        } else {
+            libc_function!("__register_atfork": unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int)
+                .map(Self::Glibc)
+        }
+    }
+
+    /// Registers ours, for the library that `library` names.
+    fn register(self, library: *mut c_void) {
+        let (before, parent, child): (Handler, Handler, Handler) =
+            (Some(before_fork), Some(in_parent), Some(in_child));
+        // SAFETY: handlers that live as long as the process.
+        unsafe {
+            match self {
+                Self::Glibc(register) => register(before, parent, child, library),
+                Self::Musl(register) => register(before, parent, child),
+            };
+        }
+    }
+}
 
 /// A variable of the environment, without std (whose lock and allocation are not ours to take here). None in a program that has more
 /// rights than who started it (setuid, setgid, file capabilities; the library is in it by /etc/ld.so.preload): the broker that it names
@@ -112,6 +143,10 @@ extern "C" fn in_child() {
 }
 
 extern "C" fn exit_handler(_: *mut c_void) {
+    at_exit();
+}
+
+extern "C" fn quick_exit_handler() {
     at_exit();
 }
 

@@ -46,6 +46,12 @@ macro_rules! libc_function {
     };
 }
 
+/// Whether the process's libc is musl: its dynamic loader's second stage has a name that no other libc has. (gcompat gives programs
+/// many of glibc's names beside.)
+pub fn libc_is_musl() -> bool {
+    cfg!(target_env = "musl") || libc_function!("__dls3": unsafe extern "C" fn()).is_some()
+}
+
 #[cfg(fuzzing)]
 pub use primitive::hostile;
 pub use region::{Region, RegionError};

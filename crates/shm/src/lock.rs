@@ -1,6 +1,6 @@
 //! A lock in memory shared by a process tree that survives the death of its holder.
 //!
-//! Its memory is glibc's robust process-shared mutex: a word with the holder's thread number, and an entry for the list of
+//! Its memory is libc's robust process-shared mutex: a word with the holder's thread number, and an entry for the list of
 //! held locks that each thread shows to the kernel, which hands on what a dying thread holds
 //! (Documentation/locking/robust-futexes.rst). The list is there for threads that hold many. The kernel looks at one entry
 //! besides, that of the lock which is being taken or released (`list_op_pending`), and it does not mind how long that takes. So
@@ -12,6 +12,10 @@
 //!
 //! Before glibc 2.34 those calls are in a library that a program without threads does not load. The kernel is asked for the list then,
 //! and given one of our own where there is none.
+//!
+//! musl shows the kernel a thread's list when it takes its first such mutex. We have it take one, and ask the kernel for the list then. It leads
+//! from an entry to a word 28 bytes before it, glibc's 32 bytes: so the word has another place in a process with musl. A lock is shared only by
+//! processes that fork made of one another, which have the same libc.
 //!
 //! A lock is held for a memory copy or a non-blocking system call, never while waiting. Signal handlers do not enter while one is
 //! held: whoever takes it shows the [`Section`] that keeps them away, and the guard keeps that.
@@ -31,7 +35,8 @@ pub struct RobustLock {
     inherited: AtomicU32,
 }
 
-/// What is known of glibc's pthread_mutex_t (sysdeps/nptl/bits/struct_mutex.h), which processes with different versions share.
+/// What is known of pthread_mutex_t: glibc's (sysdeps/nptl/bits/struct_mutex.h), which processes with different versions share, and
+/// musl's (src/internal/pthread_impl.h).
 #[repr(C)]
 union Mutex {
     whole: libc::pthread_mutex_t,
@@ -40,10 +45,30 @@ union Mutex {
 
 #[repr(C)]
 struct Parts {
-    /// 0, or the holder's thread number, with WAITERS where somebody sleeps; DIED once the kernel has taken it from a dead one.
-    word: AtomicU32,
-    of_glibc: [u32; 5],
+    /// Two of them are ours, [`IN_GLIBC`] or [`IN_MUSL`], and KIND: 0, or the holder's thread number, with WAITERS where somebody sleeps;
+    /// DIED once the kernel has taken it from a dead one.
+    words: [AtomicU32; 6],
     entry: Entry,
+}
+
+const IN_GLIBC: usize = 0;
+const IN_MUSL: usize = 1;
+
+/// Which of its words a lock is. It is read by each call and written at start-up alone, so it has a line of its own.
+#[repr(align(64))]
+struct Place(AtomicUsize);
+
+static PLACE: Place = Place(AtomicUsize::new(IN_GLIBC));
+
+/// At start-up, before the first lock is made.
+pub fn start() {
+    PLACE.0.store(if crate::libc_is_musl() { IN_MUSL } else { IN_GLIBC }, Ordering::Relaxed);
+}
+
+#[inline(always)]
+fn place() -> usize {
+    // Other values are not stored; said for the check of bounds, which goes.
+    PLACE.0.load(Ordering::Relaxed) & 1
 }
 
 /// An entry of a thread's list; its neighbours, and the kernel, name it by the address of `next`.
@@ -56,7 +81,7 @@ struct Entry {
 
 /// Where its kind stands among glibc's words, and what PTHREAD_MUTEX_ROBUST and PTHREAD_PROCESS_SHARED make of it.
 #[cfg(not(miri))]
-const KIND: usize = 3;
+const KIND: usize = 4;
 #[cfg(not(miri))]
 const ROBUST_AND_SHARED: u32 = 16 | 128;
 
@@ -69,10 +94,12 @@ const HOLDER: u32 = libc::FUTEX_TID_MASK;
 const SLEEP_NS: i64 = 100_000_000;
 
 /// From an entry's name to its lock's word.
-const TO_WORD: isize =
-    offset_of!(Parts, word) as isize - (offset_of!(Parts, entry) + offset_of!(Entry, next)) as isize;
+fn to_word() -> isize {
+    let word = offset_of!(Parts, words) + place() * size_of::<AtomicU32>();
+    word as isize - (offset_of!(Parts, entry) + offset_of!(Entry, next)) as isize
+}
 
-/// struct robust_list_head (include/uapi/linux/futex.h), in glibc's description of its thread, which nobody else writes.
+/// struct robust_list_head (include/uapi/linux/futex.h), in libc's description of its thread, which nobody else writes.
 #[repr(C)]
 struct Head {
     first: AtomicUsize,
@@ -158,9 +185,12 @@ macro_rules! calls {
     ($($name:ident = $symbol:literal, $libc:ident, ($($arg:ty),*);)*) => {
         struct Calls { $($name: unsafe extern "C" fn($($arg),*) -> i32,)* }
 
-        /// `None` in a process that has not loaded them.
+        /// `None` in a process that has not loaded them, or whose libc knows another mutex than these.
         #[cfg(not(miri))]
         fn calls() -> Option<Calls> {
+            if place() == IN_MUSL {
+                return None;
+            }
             Some(Calls { $($name: crate::libc_function!($symbol: unsafe extern "C" fn($($arg),*) -> i32)?,)* })
         }
 
@@ -246,7 +276,9 @@ impl RobustLock {
             self.mutex.get().write_bytes(0, 1);
             &mut (*self.mutex.get()).parts
         };
-        mutex.of_glibc[KIND] = ROBUST_AND_SHARED;
+        if place() == IN_GLIBC {
+            *mutex.words[KIND].get_mut() = ROBUST_AND_SHARED;
+        }
     }
 
     #[cfg(miri)]
@@ -404,13 +436,13 @@ impl RobustLock {
 
     #[inline]
     fn parts(&self) -> &Parts {
-        // SAFETY: any bytes are valid Parts, which only atomics read; the rest is glibc's.
+        // SAFETY: any bytes are valid Parts, which only atomics read; the rest is libc's.
         unsafe { &(*self.mutex.get()).parts }
     }
 
     #[inline]
     fn word(&self) -> &AtomicU32 {
-        &self.parts().word
+        &self.parts().words[place()]
     }
 
     #[inline]
@@ -522,7 +554,7 @@ impl Thread {
         let known = own < 4096 - size_of::<Head>() && at.is_multiple_of(align_of::<Head>()) && {
             // SAFETY: an address within the description of this thread.
             let head = unsafe { &*core::ptr::with_exposed_provenance::<Head>(at) };
-            head.first.load(Ordering::Relaxed) == lock.name() && head.is_glibcs()
+            head.first.load(Ordering::Relaxed) == lock.name() && head.is_known()
         };
         known.then_some(at)
     }
@@ -531,6 +563,9 @@ impl Thread {
     /// the first thread die under a lock after that, nobody is told.
     #[cfg(not(miri))]
     fn head_by_kernel(&self) -> Option<usize> {
+        if place() == IN_MUSL {
+            have_it_shown();
+        }
         let (mut at, mut size) = (0_usize, 0_usize);
         // SAFETY: the kernel writes both words.
         if unsafe {
@@ -547,12 +582,12 @@ impl Thread {
         if at != 0 {
             // SAFETY: what the kernel keeps for this thread is there as long as it.
             let head = unsafe { &*core::ptr::with_exposed_provenance::<Head>(at) };
-            return (size == size_of::<Head>() && head.is_glibcs()).then_some(at);
+            return (size == size_of::<Head>() && head.is_known()).then_some(at);
         }
         let head = &self.own.head;
         let at = core::ptr::from_ref(head).expose_provenance();
         head.first.store(at, Ordering::Relaxed);
-        head.to_word.store(TO_WORD, Ordering::Relaxed);
+        head.to_word.store(to_word(), Ordering::Relaxed);
         head.pending.store(0, Ordering::Relaxed);
         // SAFETY: the list lives as long as its thread.
         (unsafe { call(libc::SYS_set_robust_list, at, size_of::<Head>(), 0) } == 0).then_some(at)
@@ -576,6 +611,40 @@ unsafe fn call(number: i64, a: usize, b: usize, c: usize) -> isize {
     result
 }
 
+/// Has musl show the thread's list to the kernel: it takes and releases a mutex that may outlive its holder. Where it has no such mutex
+/// there is no list of its own either.
+#[cfg(not(miri))]
+fn have_it_shown() {
+    macro_rules! function {
+        ($name:literal($($arg:ty),*)) => {
+            match crate::libc_function!($name: unsafe extern "C" fn($($arg),*) -> i32) {
+                Some(function) => function,
+                None => return,
+            }
+        };
+    }
+    type Attr = *mut libc::pthread_mutexattr_t;
+    type Plain = *mut libc::pthread_mutex_t;
+    let init_attr = function!("pthread_mutexattr_init"(Attr));
+    let set_shared = function!("pthread_mutexattr_setpshared"(Attr, i32));
+    let set_robust = function!("pthread_mutexattr_setrobust"(Attr, i32));
+    let init = function!("pthread_mutex_init"(Plain, *const libc::pthread_mutexattr_t));
+    let lock = function!("pthread_mutex_lock"(Plain));
+    let unlock = function!("pthread_mutex_unlock"(Plain));
+    let mut attr = core::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+    let mut mutex = core::mem::MaybeUninit::<libc::pthread_mutex_t>::uninit();
+    // SAFETY: libc's functions of these names and types; both objects are initialised first and live through the calls.
+    unsafe {
+        init_attr(attr.as_mut_ptr());
+        set_shared(attr.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
+        set_robust(attr.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
+        init(mutex.as_mut_ptr(), attr.as_ptr());
+        if lock(mutex.as_mut_ptr()) == 0 {
+            unlock(mutex.as_mut_ptr());
+        }
+    }
+}
+
 /// The calling thread's number.
 fn number() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
@@ -595,9 +664,9 @@ fn thread_pointer() -> usize {
 }
 
 impl Head {
-    /// Whether it leads to locks as glibc's does, and names none yet.
-    fn is_glibcs(&self) -> bool {
-        self.to_word.load(Ordering::Relaxed) == TO_WORD && self.pending.load(Ordering::Relaxed) == 0
+    /// Whether it leads to locks as the one of our libc does, and names none yet.
+    fn is_known(&self) -> bool {
+        self.to_word.load(Ordering::Relaxed) == to_word() && self.pending.load(Ordering::Relaxed) == 0
     }
 
     /// The lock that `pending` named is held or released; `before` is named again.
@@ -614,11 +683,18 @@ impl Head {
         let first = self.first.load(Ordering::Relaxed);
         link_of(name).store(first, Ordering::Relaxed);
         prev_of(name).store(core::ptr::from_ref(self).expose_provenance(), Ordering::Relaxed);
-        prev_of(first).store(name, Ordering::Relaxed);
+        self.put_back_link(first, name);
         compiler_fence(Ordering::SeqCst);
         self.first.store(name, Ordering::Relaxed);
         // Only then may `pending` name another.
         compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The way back from an entry. The head has none: before musl's stands something else.
+    fn put_back_link(&self, from: usize, to: usize) {
+        if from != core::ptr::from_ref(self).addr() {
+            prev_of(from).store(to, Ordering::Relaxed);
+        }
     }
 
     /// Takes it away again, to be released, and named as such meanwhile.
@@ -633,7 +709,7 @@ impl Head {
         compiler_fence(Ordering::SeqCst);
         let [prev, next] = [&lock.entry().prev, &lock.entry().next].map(|link| link.load(Ordering::Relaxed));
         link_of(prev).store(next, Ordering::Relaxed);
-        prev_of(next).store(prev, Ordering::Relaxed);
+        self.put_back_link(next, prev);
         // The kernel gives up at a 0.
         compiler_fence(Ordering::SeqCst);
         lock.entry().next.store(0, Ordering::Relaxed);
@@ -646,7 +722,7 @@ fn link_of(name: usize) -> &'static AtomicUsize {
     unsafe { &*core::ptr::with_exposed_provenance::<AtomicUsize>(name & !1) }
 }
 
-/// The way back, which glibc keeps before each such word, the head's too.
+/// The way back, which libc keeps before each such word but the head's.
 fn prev_of(name: usize) -> &'static AtomicUsize {
     link_of((name & !1) - size_of::<usize>())
 }

@@ -1,12 +1,14 @@
 //! Robust locks between real processes: what a killed holder leaves behind, whatever it held and in whatever order.
 #![cfg(not(any(loom, miri)))]
 
+use std::cell::UnsafeCell;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
-use shunpike_shm::lock::{Guard, RobustLock, Section, after_fork_in_child};
+use shunpike_shm::libc_is_musl;
+use shunpike_shm::lock::{self, Guard, RobustLock, Section, after_fork_in_child};
 use shunpike_shm::region::{self, Region};
 
 /// These tests have no signal handlers.
@@ -19,17 +21,33 @@ unsafe impl Section for NoHandlers {}
 #[repr(C)]
 struct Shared {
     locks: [RobustLock; 2],
+    /// A program's own, made by libc.
+    mutexes: [UnsafeCell<libc::pthread_mutex_t>; 2],
     step: AtomicU32,
     inside: AtomicU32,
     count: AtomicU64,
 }
+
+// SAFETY: mutexes are made for that.
+unsafe impl Sync for Shared {}
 
 fn shared() -> &'static Shared {
     let fd = region::create("locks", 4096).expect("memfd");
     let region = Region::map(fd.as_fd(), 4096).expect("maps");
     // SAFETY: page-aligned zeroes, all of which are atomics or locks that are made now; the mapping stays.
     let shared = unsafe { &*region.base().cast::<Shared>() };
+    lock::start();
     shared.locks.iter().for_each(RobustLock::init);
+    for mutex in &shared.mutexes {
+        // SAFETY: plain pthread initialisation; attr lives until the mutex is made.
+        unsafe {
+            let mut attr = std::mem::zeroed();
+            libc::pthread_mutexattr_init(&raw mut attr);
+            libc::pthread_mutexattr_setpshared(&raw mut attr, libc::PTHREAD_PROCESS_SHARED);
+            libc::pthread_mutexattr_setrobust(&raw mut attr, libc::PTHREAD_MUTEX_ROBUST);
+            libc::pthread_mutex_init(mutex.get(), &raw const attr);
+        }
+    }
     shared
 }
 
@@ -129,6 +147,58 @@ fn the_first_lock_of_a_thread_is_robust_too() {
     assert!(shared.locks.iter().all(|lock| lock.lock(NoHandlers).inherited()));
 }
 
+/// One list of the kernel's has both.
+#[test]
+fn beside_mutexes_of_the_program() {
+    let lock = |mutex: &UnsafeCell<libc::pthread_mutex_t>| {
+        // SAFETY: made in `shared`.
+        unsafe { libc::pthread_mutex_lock(mutex.get()) }
+    };
+    let unlock = |mutex: &UnsafeCell<libc::pthread_mutex_t>| {
+        // SAFETY: as above; held by the caller.
+        assert_eq!(unsafe { libc::pthread_mutex_unlock(mutex.get()) }, 0);
+    };
+    for is_first in [true, false] {
+        let shared = shared();
+        let ([a, b], [m, n]) = (&shared.locks, &shared.mutexes);
+        reap(fork(|| {
+            if !is_first {
+                drop(a.lock(NoHandlers));
+            }
+            // The program's on the list before ours, and ours before the program's; each is taken away from between others.
+            lock(m);
+            let (first, second) = (a.lock(NoHandlers), b.lock(NoHandlers));
+            lock(n);
+            drop(first);
+            unlock(m);
+            let first = a.lock(NoHandlers);
+            drop(second);
+            core::mem::forget((first, b.lock(NoHandlers)));
+            killed()
+        }));
+        assert_eq!([m, n].map(lock), [0, libc::EOWNERDEAD]);
+        let left = [a, b].map(|lock| lock.try_lock(NoHandlers).map(|lock| was_left(&lock)));
+        assert_eq!(left, [Some(true); 2], "the list is known {}", if is_first { "late" } else { "early" });
+    }
+}
+
+/// What libc has before its list's head is none of ours.
+#[test]
+fn locks_leave_a_threads_keys_alone() {
+    let [a, b] = &shared().locks;
+    let (mut key, value) = (0, core::ptr::without_provenance(8));
+    // SAFETY: a key of our own, without a destructor.
+    unsafe {
+        assert_eq!(libc::pthread_key_create(&raw mut key, None), 0);
+        assert_eq!(libc::pthread_setspecific(key, value), 0);
+    }
+    let first = a.lock(NoHandlers);
+    drop(b.lock(NoHandlers));
+    drop(first);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::pthread_getspecific(key) }.cast_const(), value);
+}
+
 #[test]
 fn what_is_taken_within_a_threads_first_lock_is_robust_when_that_is_released() {
     let shared = shared();
@@ -147,8 +217,10 @@ fn what_is_taken_within_a_threads_first_lock_is_robust_when_that_is_released() {
 fn who_sleeps_while_the_wake_is_lost_comes_to_it() {
     for knows_its_list in [false, true] {
         let shared = shared();
-        // SAFETY: the mutex begins with its word, which is atomic.
-        let word = unsafe { &*core::ptr::from_ref(&shared.locks[0]).cast::<AtomicU32>() };
+        // SAFETY: the mutex begins with its words, which are atomic.
+        let word = unsafe {
+            &*core::ptr::from_ref(&shared.locks[0]).cast::<AtomicU32>().add(usize::from(libc_is_musl()))
+        };
         let releaser = fork(|| {
             drop(shared.locks[1].lock(NoHandlers));
             core::mem::forget(shared.locks[0].lock(NoHandlers));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 const GENERATE_NOTES: &str = "\
 A container with this device has the broker's directory, the library and this command, and its programs are under Shunpike. Neither its \
-image nor its command is changed, and it needs no rights. Static programs, and those of another C library than glibc, stay on TCP.
+image nor its command is changed, and it needs no rights. Static programs stay on TCP, and so do those of another C library than glibc, whose loaders do not read the file below.
 
 The library is preloaded by a file at /etc/ld.so.preload in the container, not by LD_PRELOAD: an engine would put a variable of the \
 specification in the place of the image's own. So what the image, or --env, preloads stays. An image's own /etc/ld.so.preload does not.

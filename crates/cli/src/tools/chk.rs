@@ -278,11 +278,6 @@ fn library(holders: &[(u32, String)]) -> Finding {
             "nothing to mend: it stays on TCP",
         );
     }
-    let only_hands_on = |pid| kernel::has_musl(pid) && kernel::has_library(pid) == Some(true);
-    if let Some((pid, name)) = holders.iter().find(|(pid, _)| only_hands_on(*pid)) {
-        let text = format!("{name} (PID {pid}) has musl as its libc, where libshunpike.so only hands on");
-        return finding(Some(false), text, "nothing to mend: it stays on TCP");
-    }
     let Some(without) = is_in(Some(false)) else {
         let text = match is_in(Some(true)) {
             Some(_) => "libshunpike.so is loaded in it",

@@ -105,11 +105,6 @@ pub fn has_library(pid: u32) -> Option<bool> {
     Some(maps.lines().any(|line| line.contains("libshunpike")))
 }
 
-/// Whether a process's libc is musl, where the library only hands on.
-pub fn has_musl(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/ld-musl-"))
-}
-
 /// The variables of a process that it was started with and that begin with `prefix`; `None` where we may not look.
 pub fn variables(pid: u32, prefix: &str) -> Option<Vec<(String, String)>> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
