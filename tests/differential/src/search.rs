@@ -65,7 +65,7 @@ impl Maker {
         if self.made % 8 == 7 {
             return self.make(op::dialogue(12));
         }
-        if self.guided && !self.reached.is_empty() && self.made % 2 == 0 {
+        if self.guided && !self.reached.is_empty() && self.made.is_multiple_of(2) {
             return self.gone_on();
         }
         let (longest, raw) = (self.longest, self.raw);

@@ -40,8 +40,8 @@ pub fn give(to: RawFd, fd: RawFd) -> bool {
 
 /// The descriptor that such a message brings, -1 if none.
 pub fn take(from: RawFd) -> RawFd {
-    let mut bytes = [0; 2];
-    let mut parts = vector(&mut bytes);
+    let mut bytes = [0u8; 2];
+    let mut parts = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
     let mut control = [0u64; 4];
     let mut header = message(&mut parts, &mut control);
     // SAFETY: as above; the kernel has filled the header's own buffer.
