@@ -349,13 +349,3 @@ fn a_child_leaves_its_parents_kicker_alone() {
     assert_eq!([watched.told(), watched.told()], [None; 2]);
     assert_ne!(sys::poll_now(epfd, libc::POLLIN), 0, "the kicker is there");
 }
-
-/// Bytes come before anybody has looked at what the kernel tells of our new entry, which is the room that stood when it was made.
-#[test]
-fn bytes_while_a_lane_opens_are_no_edge_for_who_asks_for_room_only() {
-    let mut watched = Watched::on_tcp(18, libc::EPOLLOUT as u32 | EDGE);
-    assert_ne!(watched.told().expect("room") & libc::EPOLLOUT as u32, 0);
-    manage(Conn::new(watched.block), watched.socket.as_raw_fd());
-    watched.byte();
-    assert_eq!([watched.told(), watched.told()], [None; 2]);
-}
