@@ -358,7 +358,9 @@ fn told_of_one(
     }
     let mut list = set.list.lock();
     let events = event.events & !MARKS;
-    let is_news = is_news(reg, events) && is_asked_for(reg, events);
+    // What asks for no bytes is woken by none, but by the stream's end, of which such an entry shows room only.
+    let asks_for_bytes = reg.entry.get().is_none_or(|(asked, _)| asked & ready::IN != 0);
+    let is_news = is_news(reg, events) && (!asks_for_bytes || is_asked_for(reg, events));
     if reg.managed.get() {
         reg.dirty.set(true);
         reg.edge.set(reg.edge.get() || is_news);
