@@ -18,19 +18,19 @@ const FEW: u32 = 1024;
 const MOST_US: u64 = 3_000;
 
 /// A short text without memory of its own.
-pub(crate) struct Text {
+struct Text {
     bytes: [u8; 64],
     len: usize,
 }
 
 impl Text {
-    pub(crate) fn new(text: core::fmt::Arguments<'_>) -> Self {
+    fn new(text: core::fmt::Arguments<'_>) -> Self {
         let mut made = Self { bytes: [0; 64], len: 0 };
         let _ = made.write_fmt(text);
         made
     }
 
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }

@@ -254,8 +254,7 @@ pub fn thread_sleeper() -> Result<i32, Errno> {
 const SLEEPER_US: u64 = 100_000;
 static SLEEPER_AT: AtomicU64 = AtomicU64::new(0);
 
-/// A private epoll instance with doorbell `cq`, whose word there is 0.
-pub fn new_sleeper(cq: u8) -> Result<i32, Errno> {
+fn new_sleeper(cq: u8) -> Result<i32, Errno> {
     let fd = descriptors::internal(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
     match add_doorbell(fd.as_raw_fd(), cq, 0) {
         Ok(()) => Ok(fd.into_raw_fd()),

@@ -305,10 +305,10 @@ pub unsafe fn wait(
     // The counter is not looked at where nothing hangs on it.
     let now = || if matches!(timeout, None | Some(0)) { 0 } else { clock::ticks() };
     let begin = now();
-    if let Some((kernels, within)) = epoll::kernels(set) {
+    if let Some(kernels) = epoll::kernels(set) {
         let told = covered();
-        drop(within);
-        if kernels.is_all(set, told, n) {
+        kernels.returned();
+        if kernels.is_all(told, n) {
             return told;
         }
         let out: &mut [epoll_event] = match told as usize {
@@ -317,7 +317,7 @@ pub unsafe fn wait(
             // SAFETY: of the program's array of n events, those that the kernel has written.
             told => unsafe { core::slice::from_raw_parts_mut(events, told) },
         };
-        if let Some(n) = kernels.end(set, out) {
+        if let Some(n) = kernels.end(out) {
             return n as c_int;
         }
     }

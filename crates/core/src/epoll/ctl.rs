@@ -7,30 +7,23 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
 use super::active::{List, pop, push};
-use super::entries::{self, MARKS};
 use super::regs::{
-    CONTROL, Changing, Control, Reg, allocate, find, glimpse, indices, kin, kin_of, reg, remove, unmanage,
+    CONTROL, Changing, Control, Reg, allocate, bell_tag, find, glimpse, indices, kin, kin_of, reg, remove,
+    tag, unmanage,
 };
-use super::{
-    EDGE, EXCLUSIVE, ONESHOT, Set, has_lanes, is_inherited, new_set, open_sets, outer, own, ring, watch,
-};
+use super::{EDGE, EXCLUSIVE, ONESHOT, Set, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::{conn, link, ready, sys, tenants};
+use crate::{conn, link, process, ready, sys, tenants, wait};
 
-/// In a process with no more registrations than this the kernel is asked whether a one-shot has fired.
-const FEW: u32 = 48;
+/// What a connection on a lane is registered for in the kernel: news of TCP, once each.
+const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
 
 /// How a change ended. Narrow, so that it stays in registers: programs make four changes for each message.
 type Done = Result<(), Errno>;
 
 /// epoll_ctl: done here for sockets that are or may come on a lane, by libc for the rest.
 pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Option<Done> {
-    if event.is_some_and(|event| event.events & (MARKS | outer::KICK) != 0)
-        && let Entry::Set(set) = table::look(epfd)
-    {
-        set.asks_marks.store(true, Ordering::Relaxed);
-    }
     let conn = match table::look(fd) {
         Entry::Conn(conn) => Some(conn),
         Entry::Socket => None,
@@ -44,7 +37,6 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         Entry::Set(set) => set,
         Entry::None => {
             let set = new_set(epfd)?;
-            set.is_others.store(true, Ordering::Relaxed);
             table::set(epfd, Entry::Set(set));
             set
         }
@@ -52,10 +44,8 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     };
     own(set);
     let result = change(set, epfd, op, fd, conn, event)?;
-    if let Some(conn) = conn.filter(|&conn| on_lane(conn))
-        && let Some(reason) = set_bars(set)
-    {
-        conn::revoke_for_good(conn, fd, reason);
+    if let Some(conn) = conn.filter(|&conn| set.watched.load(Ordering::SeqCst) && on_lane(conn)) {
+        conn::revoke_for_good(conn, fd, Reason::NestedSets);
     }
     Some(result)
 }
@@ -71,14 +61,14 @@ fn change(
     // One that is just becoming managed is found so under CONTROL, if not here.
     if has_lanes(set)
         && let Some(known) = managed(glimpse(set, fd))
-        && let Some(done) = change_managed(None, set, known, op, fd, event)
+        && let Some(done) = change_managed(set, known, op, fd, event)
     {
         return Some(done);
     }
     let mut control = CONTROL.lock();
     let known = find(set, fd);
     if let Some(known) = managed(known)
-        && let Some(done) = change_managed(Some(&control), set, known, op, fd, event)
+        && let Some(done) = change_managed(set, known, op, fd, event)
     {
         return Some(done);
     }
@@ -90,16 +80,14 @@ fn change(
             }
             let added = prepare(&mut control, set, fd, conn, event);
             // A one-shot is ours from the first: to change it when it has fired already would arm it twice.
-            let (events, is_ours) = added.map_or((event.events, false), |(_, reg)| entries::as_asked(reg));
-            event.events = events;
+            if let Some((index, reg)) = added.filter(|_| event.events & ONESHOT != 0) {
+                event = as_asked(reg, index);
+            }
             let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
             if done.is_ok() {
                 // One that we still know was closed behind our back.
                 if let Some((index, _)) = find(set, fd) {
                     remove(&mut control, index, fd);
-                }
-                if let Some((index, reg)) = added {
-                    entries::stands(&control, reg, index, events, is_ours);
                 }
                 add(&mut control, fd, conn, added);
             } else if let Some((index, _)) = added {
@@ -112,7 +100,7 @@ fn change(
             Some((index, reg)) => {
                 let before = (reg.events.get(), reg.data.get(), reg.disarmed.get());
                 reg.wish(event.events, event.u64, false);
-                let done = entries::restore(&control, reg, index);
+                let done = tell_kernel(reg, index, as_asked);
                 if done.is_err() {
                     let (events, data, disarmed) = before;
                     reg.wish(events, data, disarmed);
@@ -139,11 +127,10 @@ fn managed(known: Option<(u32, &'static Reg)>) -> Option<(u32, &'static Reg)> {
     known.filter(|(_, reg)| reg.managed.get())
 }
 
-/// What the program wants of a registration on a lane: in the kernel it stands as ever where it serves, only our side of it changes. Under
+/// What the program wants of a registration on a lane: in the kernel it stands as ever, only our side of it changes. Under
 /// the lock of the set's list alone, as programs may do it for every message. `None`: it is not managed, or has to be made
-/// anew, or the kernel must be told, for which `control` is needed.
+/// anew.
 fn change_managed(
-    control: Option<&Control>,
     set: &'static Set,
     (index, reg): (u32, &'static Reg),
     op: i32,
@@ -157,18 +144,14 @@ fn change_managed(
     }
     match (op, event) {
         (libc::EPOLL_CTL_ADD, Some(event)) if reg.parked.get() && event.events & EXCLUSIVE == 0 => {
-            rearm(control, &mut list, index, reg, event)?.ok()?;
             reg.parked.set(false);
+            rearm(&mut list, index, reg, event);
         }
         (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if reg.parked.get() => return Some(Err(Errno::NOENT)),
         (libc::EPOLL_CTL_MOD, Some(event)) if (event.events | reg.events.get()) & EXCLUSIVE != 0 => {
             return Some(Err(Errno::INVAL));
         }
-        (libc::EPOLL_CTL_MOD, Some(event)) => {
-            if let Err(errno) = rearm(control, &mut list, index, reg, event)? {
-                return Some(Err(errno));
-            }
-        }
+        (libc::EPOLL_CTL_MOD, Some(event)) => rearm(&mut list, index, reg, event),
         (libc::EPOLL_CTL_DEL, _) => {
             reg.parked.set(true);
             reg.disarmed.set(true);
@@ -185,27 +168,12 @@ fn change_managed(
     Some(Ok(()))
 }
 
-/// New wishes: what is there is news again. `None`: as `change_managed`.
-fn rearm(
-    control: Option<&Control>,
-    list: &mut List,
-    index: u32,
-    reg: &Reg,
-    event: libc::epoll_event,
-) -> Option<Done> {
-    let serves = entries::serves(reg, event);
-    let control = if serves { None } else { Some(control?) };
-    let before = (reg.events.get(), reg.data.get(), reg.disarmed.get());
+/// New wishes: what is there is news again.
+fn rearm(list: &mut List, index: u32, reg: &Reg, event: libc::epoll_event) {
     reg.wish(event.events, event.u64, false);
-    if let Some(Err(errno)) = control.map(|control| entries::silence(control, reg, index)) {
-        let (events, data, disarmed) = before;
-        reg.wish(events, data, disarmed);
-        return Some(Err(errno));
-    }
     reg.edge.set(true);
-    reg.dirty.set(reg.dirty.get() || !serves || event.events & EDGE != 0);
+    reg.dirty.set(reg.dirty.get() || event.events & EDGE != 0);
     push(list, index);
-    Some(Ok(()))
 }
 
 /// A registration that is not in the descriptor's list yet; `None` when there are more than we can keep.
@@ -263,10 +231,10 @@ fn leaving(conn: Conn, fd: i32) {
     // What stands in a parent's set is the parent's.
     let is_ours = |reg: &Reg| reg.set.get().is_some_and(|set| !is_inherited(set));
     if conn.block.dups.load(Ordering::Relaxed) != 0 || !tenants::alone(conn.block) {
-        let control = CONTROL.lock();
+        let _control = CONTROL.lock();
         for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
             if reg.lingers.get() && is_ours(reg) {
-                end_lingering_of(&control, reg, index);
+                end_lingering_of(reg, index);
             }
         }
     }
@@ -343,18 +311,21 @@ pub fn manage(conn: Conn, fd: i32) {
 fn take_over(control: &mut Control, index: u32, is_new: bool) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set.get() else { return };
+    // Before the doorbell, which is news of the set.
     let mut known = if reg.managed.get() { None } else { known(set, reg, is_new) };
     if let Some((_, is_told)) = &mut known {
         *is_told = *is_told && !is_queued_alone(set, reg);
     }
     if set.cq.load(Ordering::Relaxed) == 0 {
-        outer::make(set);
+        let cq = process::take_cq();
+        let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
+        if matches!(added, Ok(()) | Err(Errno::EXIST)) {
+            set.cq.store(u32::from(cq) + 1, Ordering::Release);
+        } else {
+            process::leave_cq(cq);
+        }
     }
-    if !reg.managed.get() && reg.events.get() & ONESHOT != 0 && !is_new && control.used <= FEW {
-        let epfd = set.epfd.load(Ordering::Relaxed);
-        reg.disarmed.set(reg.disarmed.get() || entries::has_fired(epfd, reg.fd.get()));
-    }
-    if !reg.managed.get() && entries::silence(control, reg, index).is_err() {
+    if !reg.managed.get() && tell_kernel(reg, index, silent).is_err() {
         // Closed behind our back, the kernel has it no more.
         let fd = reg.fd.get();
         return remove(control, index, fd);
@@ -387,14 +358,13 @@ fn take_over(control: &mut Control, index: u32, is_new: bool) {
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);
-    outer::kick(control, set, reg.data.get());
 }
 
 /// Before an edge-triggered registration becomes ours: what TCP shows, and whether the program has been told of it. Who waits by
 /// edges is told once, so a second time would be one too many, and none would be a hang. `None`: that cannot be known.
 ///
-/// A one-shot that is armed has told of nothing, also where another thread has its event from the kernel just now: it carries our mark, and
-/// is looked at under CONTROL, when the registration is managed.
+/// A one-shot that is armed has told of nothing, also where another thread has its event from the kernel just now: it carries our tag, and
+/// is void with the next turn.
 fn known(set: &Set, reg: &Reg, is_new: bool) -> Option<(sys::Shown, bool)> {
     if reg.events.get() & (EDGE | ONESHOT) != EDGE {
         return None;
@@ -442,6 +412,69 @@ pub(super) fn has_had_room(reg: &Reg) -> bool {
     most < room as u64 / 2
 }
 
+/// The set goes to queue `to`, which it has taken: pollers have come or gone. With no lock held.
+pub(super) fn move_to(set: &'static Set, to: u8) {
+    let control = CONTROL.lock();
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    let from = set.cq.load(Ordering::Relaxed);
+    // Another thread of the set may have been faster.
+    let is_there = from == u32::from(to) + 1;
+    if from == 0 || is_there || wait::add_doorbell(epfd, to, bell_tag()).is_err() {
+        return process::leave_cq(to);
+    }
+    set.cq.store(u32::from(to) + 1, Ordering::Release);
+    // Publishers know the old queue: each connection is looked at, and armed for the new one.
+    let mut list = set.list.lock();
+    for index in 1..=control.used {
+        if reg(index).is_some_and(|reg| reg.managed.get() && reg.is_in(set)) {
+            push(&mut list, index);
+        }
+    }
+    let wake = list.sleepers > 0;
+    drop(list);
+    if wake {
+        ring(set);
+    }
+    let from = (from - 1) as u8;
+    wait::remove_doorbell(epfd, from);
+    process::leave_cq(from);
+}
+
+/// What stands in the kernel for a registration on a lane.
+fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
+    libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn.get()) }
+}
+
+/// ... for one on TCP.
+///
+/// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
+/// a lane before the program has armed it again. Not in a set of which no wait through the hooks was seen: there the program may look for
+/// itself, and the connection gets no lane (`Reg::waited`).
+fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
+    let is_waited_for = reg.tagged.get() || reg.set.get().is_some_and(|set| set.waits() != 0);
+    reg.tagged.set(reg.events.get() & ONESHOT != 0 && is_waited_for);
+    match reg.events.get() {
+        events if !reg.tagged.get() => libc::epoll_event { events, u64: reg.data.get() },
+        _ if reg.disarmed.get() => libc::epoll_event { events: ONESHOT, u64: tag(index, reg.turn.get()) },
+        events => libc::epoll_event { events, u64: tag(index, reg.turn.get()) },
+    }
+}
+
+/// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)).
+fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) -> Done {
+    let Some(set) = reg.set.get() else { return Err(Errno::NOENT) };
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    reg.next_turn();
+    reg.lingers.set(false);
+    reg.known.set(None);
+    let mut event = what(reg, index);
+    if reg.events.get() & EXCLUSIVE == 0 {
+        return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd.get(), Some(&mut event));
+    }
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, reg.fd.get(), None)?;
+    sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, reg.fd.get(), Some(&mut event))
+}
+
 /// A connection is on TCP again: its registrations are the kernel's, as the program made them. `over` says so in the connection:
 /// under CONTROL, so that one that is added is either given back here or not taken over.
 pub fn restore(conn: Conn, over: impl FnOnce()) {
@@ -469,7 +502,7 @@ fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
         let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
         remove(control, index, fd);
     } else {
-        let _ = entries::restore(control, reg, index);
+        let _ = tell_kernel(reg, index, as_asked);
     }
 }
 
@@ -502,8 +535,8 @@ fn lingers(reg: &Reg) -> bool {
 
 /// The kernel has news for a registration of which our entry lingers: it gets the program's, and tells of them anew. Under CONTROL. Says
 /// whether it does.
-pub(super) fn end_lingering_of(control: &Control, reg: &Reg, index: u32) -> bool {
-    entries::restore(control, reg, index).is_ok()
+pub(super) fn end_lingering_of(reg: &Reg, index: u32) -> bool {
+    tell_kernel(reg, index, as_asked).is_ok()
 }
 
 /// Entries that linger in `set` are the program's again, as others than we are to hear of it.
@@ -511,7 +544,7 @@ pub fn end_lingering(set: &'static Set) {
     let control = CONTROL.lock();
     for index in 1..=control.used {
         if let Some(reg) = reg(index).filter(|reg| reg.lingers.get() && reg.is_in(set)) {
-            end_lingering_of(&control, reg, index);
+            end_lingering_of(reg, index);
         }
     }
 }
@@ -541,16 +574,7 @@ pub fn bars(fd: i32) -> Option<Reason> {
 /// ... or one that is to have it now, and that `manage` has been told of: its sets can have come into others since `bars`.
 pub fn bars_managed(conn: Conn) -> Option<Reason> {
     let _control = CONTROL.lock();
-    kin_of(conn).find_map(|index| set_bars(reg(index)?.set.get()?))
-}
-
-/// Why lanes must not be in the set.
-fn set_bars(set: &Set) -> Option<Reason> {
-    // SeqCst: pairs with `watch`, which looks for lanes in the set after it has said that it is watched.
-    if set.watched.load(Ordering::SeqCst) {
-        return Some(Reason::NestedSets);
-    }
-    (has_lanes(set) && (!outer::is_there(set) || outer::is_lost(set))).then_some(Reason::NoDescriptors)
+    kin_of(conn).any(is_in_watched).then_some(Reason::NestedSets)
 }
 
 /// Under CONTROL.
@@ -564,11 +588,8 @@ fn is_in_watched(index: u32) -> bool {
 /// /proc/self/fdinfo lists is the whole set: milliseconds where there are thousands.)
 fn kernel_knows(_control: &Control, set: &Set, fd: i32) -> bool {
     let epfd = set.epfd.load(Ordering::Relaxed);
-    // Told of nothing but its end, of which somebody else is told then.
-    if sys::poll_now(fd, 0) != 0 {
-        return entries::mask(epfd, fd).is_some();
-    }
-    let mut nothing = libc::epoll_event { events: ONESHOT, u64: 0 };
+    // Told of nothing, at most once; a sleeper takes this word for the doorbell's.
+    let mut nothing = libc::epoll_event { events: ONESHOT, u64: bell_tag() };
     match sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(&mut nothing)) {
         Ok(_) => {
             let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);

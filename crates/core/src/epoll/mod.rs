@@ -1,21 +1,18 @@
 //! The program's epoll sets.
 //!
-//! A set stays the kernel's own, and has nothing but the program's own words. While a connection is on a lane its registration there is
-//! edge-triggered (TCP then only tells of death and stray bytes) and bears a mark by which we know it; what the program registered is
-//! kept here and answered from the lane. Who waits for a set with lanes sleeps in an epoll instance of ours, with the set and our
-//! doorbell in it. Sets without lanes are untouched.
+//! A set stays the kernel's own. While a connection is on a lane its registration there is edge-triggered
+//! and carries a tag of ours (TCP then only tells of death and stray bytes), and the set has our doorbell;
+//! what the program registered is kept here and answered from the lane. Sets without lanes are untouched.
 //!
 //! A set keeps an *active list* of connections that it looks at itself. One that has been quiet is armed
 //! (its publisher posts to the set's CQ) and leaves the list: epoll_wait costs O(active), and a busy
 //! connection costs its peer no post at all (models/cq.pml).
 //!
-//! Here: a set's life. `regs`: the registrations in it; `entries`: what the kernel has of them; `ctl`: how they change, and those made
-//! behind our back; `active`: looks and reports; `wait`: epoll_wait; `outer`: where it sleeps.
+//! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `active`:
+//! looks and reports; `wait`: epoll_wait.
 
 mod active;
 mod ctl;
-mod entries;
-mod outer;
 mod regs;
 #[cfg(test)]
 mod tests;
@@ -30,13 +27,11 @@ use crate::table::{self, Conn, Entry};
 use crate::{conn, process};
 
 use self::active::List;
-use self::outer::Outer;
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 
 pub(crate) use self::active::enlist;
 pub use self::active::{shown, starved, touch};
 pub use self::ctl::{bars, bars_managed, closing, ctl, end_lingering, forget, manage, restore, watches};
-pub use self::outer::Within;
 pub use self::wait::{by_tcp, kernels, wait};
 
 /// A wait through the hooks, in `Set::waits`.
@@ -63,14 +58,9 @@ pub struct Set {
     /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
     /// answers for the whole of it.
     watched: AtomicBool,
-    /// Something in it was asked for with events by which we know entries of ours.
-    asks_marks: AtomicBool,
-    /// Others than this process may have made what is in it.
-    is_others: AtomicBool,
-    /// Beginnings and ends of waits through the hooks (upper half), and threads in the kernel's own wait, which a lane's bell does not reach
-    /// (lower half, `Within`).
+    /// Beginnings and ends of waits through the hooks (upper half), and threads in libc's own wait, which a lane's bell does not reach
+    /// (lower half). One that was cancelled there stays counted.
     waits: AtomicU64,
-    outer: Outer,
     /// Counts what a call must not tell of twice: reports, and registrations that came on lanes.
     clock: AtomicU64,
     /// When the last wait began in which the kernel told of all that it had.
@@ -92,10 +82,7 @@ impl Set {
             managed: AtomicU32::new(0),
             cq: AtomicU32::new(0),
             watched: AtomicBool::new(false),
-            asks_marks: AtomicBool::new(false),
-            is_others: AtomicBool::new(false),
             waits: AtomicU64::new(0),
-            outer: Outer::new(),
             clock: AtomicU64::new(0),
             told_all: AtomicU64::new(0),
             links: AtomicU32::new(0),
@@ -140,15 +127,7 @@ fn new_set(epfd: i32) -> Option<&'static Set> {
             set.managed.store(0, Ordering::Relaxed);
             set.cq.store(0, Ordering::Relaxed);
             set.watched.store(false, Ordering::Relaxed);
-            set.asks_marks.store(false, Ordering::Relaxed);
-            set.is_others.store(false, Ordering::Relaxed);
-            // Threads that wait for a set that was closed under them are counted there still.
-            set.waits.fetch_and(WAIT - 1, Ordering::SeqCst);
-            if outer::within(set) != 0 {
-                set.refs.store(0, Ordering::Release);
-                continue;
-            }
-            set.outer.reset();
+            set.waits.store(0, Ordering::Relaxed);
             set.told_all.store(0, Ordering::Relaxed);
             *set.list.lock() = List::new();
             return Some(set);
@@ -179,7 +158,6 @@ pub fn close(set: &'static Set, fd: i32) {
     {
         process::leave_cq(cq as u8);
     }
-    outer::close(set);
     let mut control = CONTROL.lock();
     for index in 1..=control.used {
         if let Some(reg) = reg(index)
@@ -200,8 +178,6 @@ fn is_inherited(set: &Set) -> bool {
 fn own(set: &'static Set) {
     if is_inherited(set) {
         set.pid.store(process::pid(), Ordering::Relaxed);
-        set.is_others.store(true, Ordering::Relaxed);
-        set.outer.leave_kick();
         watch(set);
     }
 }
@@ -214,11 +190,10 @@ pub fn watch(set: &'static Set) {
     end_lingering(set);
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
-        let Some((index, conn, fd)) = managed_after(set, after) else { break };
+        let Some((index, conn, fd)) = managed_after(set, after) else { return };
         conn::revoke_for_good(conn, fd, Reason::NestedSets);
         after = index;
     }
-    outer::lanes_left(set);
 }
 
 /// What is known of the waits for the sets that a connection is in.

@@ -4,13 +4,18 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 use super::active::pop;
-use super::{ONESHOT, Set, Waited, entries};
+use super::{ONESHOT, Set, Waited};
 use crate::mutex::Mutex;
 use crate::table::{self, Conn};
 use crate::{clock, link, ready, seen, sys};
 
 /// Registrations of a process (sets times connections); more are left to the kernel, on TCP.
 const REGS: usize = 1 << 18;
+/// Tag of the doorbell, in place of a registration's index.
+pub(super) const BELL: u32 = u32::MAX;
+const INDEX_BITS: u32 = 20;
+const TURNS: u32 = 1 << (32 - INDEX_BITS);
+const _: () = assert!(REGS < 1 << INDEX_BITS);
 
 /// One registration of a TCP socket in a set. Indices are plus one; 0 is none.
 ///
@@ -27,21 +32,17 @@ pub(super) struct Reg {
     /// The list of its connection's managed registrations: where it begins, and what follows.
     pub(super) kin: Cell<Option<&'static AtomicU32>>,
     pub(super) next_kin: Word,
-    /// A one-shot of whose firing we hear, as its entry in the kernel is marked.
-    pub(super) tracked: Cell<bool>,
+    /// A one-shot that carries our tag in the kernel, or did at its last change.
+    pub(super) tagged: Cell<bool>,
     /// `Set::waits` when it was made.
     pub(super) since: Cell<u32>,
-    /// Neighbours in the index of entries in the kernel that are ours (`entries`).
-    pub(super) next_alike: Cell<u32>,
-    pub(super) prev_alike: Cell<u32>,
+    /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
+    pub(super) turn: Cell<u32>,
     /// The kernel has our silent entry for a connection that is on TCP again: what it tells of next, it tells the program (`ctl::restore`).
     pub(super) lingers: Cell<bool>,
     /// Changed under CONTROL and the list's lock: who holds the latter and finds it set has a registration that stays managed,
     /// and of which the kernel tells only us.
     pub(super) managed: Flag,
-    /// What the kernel's entry asks for and its word, where it is one of ours. Changed under CONTROL, and under the list's lock too where
-    /// it is managed: read under either.
-    pub(super) entry: Cell<Option<(u32, u64)>>,
 
     // Of a managed registration under the list's lock, else under CONTROL.
     /// The program has deleted it. The kernel keeps it while the connection is on a lane: programs that delete
@@ -133,12 +134,10 @@ impl Reg {
         self.next.set(0);
         self.kin.set(None);
         self.next_kin.set(0);
-        self.tracked.set(false);
-        self.next_alike.set(0);
-        self.prev_alike.set(0);
-        self.entry.set(None);
+        self.tagged.set(false);
         self.since.set(set.waits());
         self.parked.set(false);
+        self.next_turn();
         self.lingers.set(false);
         self.known.set(None);
         self.managed.set(false);
@@ -174,7 +173,7 @@ impl Reg {
         match waits {
             0 => Waited::Never,
             // Nobody knows whether it has fired: not before it is armed again.
-            _ if self.events.get() & ONESHOT != 0 && !self.tracked.get() && !self.managed.get() => {
+            _ if self.events.get() & ONESHOT != 0 && !self.tagged.get() && !self.managed.get() => {
                 Waited::Never
             }
             // It says nothing of how the connection is read.
@@ -184,6 +183,11 @@ impl Reg {
             waits if waits != self.since.get() => Waited::Since,
             _ => Waited::Ever,
         }
+    }
+
+    /// Voids what the kernel has queued. Under CONTROL.
+    pub(super) fn next_turn(&self) {
+        self.turn.set((self.turn.get() + 1) % TURNS);
     }
 }
 
@@ -195,6 +199,8 @@ pub(super) struct Control {
 
 pub(super) static CONTROL: Mutex<Control> = Mutex::new(Control { free: 0, used: 0 });
 static POOL: AtomicPtr<Reg> = AtomicPtr::new(core::ptr::null_mut());
+/// See [`cookie`]; 0 before the first tag.
+static COOKIE: AtomicU32 = AtomicU32::new(0);
 
 /// A registration by index.
 pub(super) fn reg(index: u32) -> Option<&'static Reg> {
@@ -206,6 +212,46 @@ pub(super) fn reg(index: u32) -> Option<&'static Reg> {
     // SAFETY: inside the pool, which stays mapped for good and is valid from the first (zeros). Nobody has a
     // `&mut Reg`.
     Some(unsafe { &*pool.add(index as usize - 1) })
+}
+
+/// Our word in the kernel for a registration: cookie (32 bits) | turn (12) | index (20).
+pub(super) fn tag(index: u32, turn: u32) -> u64 {
+    u64::from(cookie()) << 32 | u64::from(turn << INDEX_BITS | index)
+}
+
+pub(super) fn bell_tag() -> u64 {
+    u64::from(cookie()) << 32 | u64::from(BELL)
+}
+
+/// Whether the kernel ever had a word of ours.
+pub(super) fn has_tags() -> bool {
+    COOKIE.load(Ordering::Relaxed) != 0
+}
+
+/// Index and turn, or the doorbell's word, of a tag of ours.
+pub(super) fn untag(data: u64) -> Option<u32> {
+    let cookie = COOKIE.load(Ordering::Relaxed);
+    (cookie != 0 && (data >> 32) as u32 == cookie).then_some(data as u32)
+}
+
+/// Index and turn of a word that [`untag`] returned, other than the doorbell's.
+pub(super) fn index_and_turn(word: u32) -> (u32, u32) {
+    (word & ((1 << INDEX_BITS) - 1), word >> INDEX_BITS)
+}
+
+/// Upper half of our tags: no pointer's and no small number's, positive or negative.
+fn cookie() -> u32 {
+    let cookie = COOKIE.load(Ordering::Relaxed);
+    if cookie != 0 {
+        return cookie;
+    }
+    let mut bytes = [0u8; 4];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
+    let fresh = (u32::from_ne_bytes(bytes) ^ clock::ticks() as u32) & 0xbfff_ffff | 0x8000_0000;
+    match COOKIE.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => fresh,
+        Err(other) => other,
+    }
 }
 
 pub(super) fn allocate(control: &mut Control) -> Option<u32> {
@@ -333,7 +379,6 @@ pub(super) fn remove(control: &mut Control, index: u32, fd: i32) {
         seen::note_set(conn.block);
     }
     unmanage(control, reg, index);
-    entries::drop_from_index(reg, index);
     reg.set.set(None);
     reg.conn.set(None);
     reg.next.set(control.free);

@@ -1,18 +1,20 @@
 //! What a set tells of a connection on lanes, by a real socket in a real set.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Arena, Block};
 use shunpike_shm::pages::CQS;
 
-use super::regs::{CONTROL, find};
-use super::{EDGE, ONESHOT, SETS_AT, Set, WAIT, ctl, kernels, manage, outer, own, wait};
+use super::regs::{CONTROL, find, tag};
+use super::{EDGE, SETS_AT, Set, ctl, manage, wait};
 use crate::conn::phase;
 use crate::table::{self, Conn, Entry};
 use crate::{link, process, session, sys};
+
+const ALL: u32 = EDGE | (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
 
 struct Watched {
     set: &'static Set,
@@ -25,15 +27,6 @@ struct Watched {
 impl Watched {
     /// A connection that waits for `events`, in the set of this place, and has come on a lane there.
     fn new(place: u32, events: u32) -> Self {
-        let watched = Self::on_tcp(place, events);
-        manage(Conn::new(watched.block), watched.socket.as_raw_fd());
-        watched.told();
-        assert_eq!(watched.told(), None, "what stood at first is told once");
-        watched
-    }
-
-    /// The same, before it comes on a lane.
-    fn on_tcp(place: u32, events: u32) -> Self {
         static TABLE: Once = Once::new();
         TABLE.call_once(|| assert!(table::init(), "a table of descriptors"));
         let set = &SETS_AT[SETS_AT.len() - 1 - place as usize];
@@ -43,8 +36,6 @@ impl Watched {
         set.pid.store(process::pid(), Ordering::Relaxed);
         // The doorbell is there.
         set.cq.store(1, Ordering::Relaxed);
-        // It has been waited for.
-        set.waits.fetch_add(WAIT, Ordering::Relaxed);
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listening socket");
         let socket = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
         let (peer, fd) = (listener.accept().expect("its other end").0, socket.as_raw_fd());
@@ -57,24 +48,13 @@ impl Watched {
         }
         table::set(epoll.as_raw_fd(), Entry::Set(set));
         table::set(fd, Entry::Conn(Conn::new(block)));
-        let watched = Self { set, epoll, socket, peer, block };
-        watched.change(libc::EPOLL_CTL_ADD, events);
-        watched
-    }
-
-    fn change(&self, op: i32, events: u32) {
         let event = libc::epoll_event { events, u64: 7 };
-        ctl(self.epoll.as_raw_fd(), op, self.socket.as_raw_fd(), Some(event))
-            .expect("ours")
-            .expect("changed");
-    }
-
-    /// A byte has come.
-    fn byte(&mut self) {
-        std::io::Write::write_all(&mut self.peer, b"b").expect("written");
-        while sys::poll_now(self.socket.as_raw_fd(), libc::POLLIN) == 0 {
-            std::thread::yield_now();
-        }
+        ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, Some(event)).expect("ours").expect("EPOLL_CTL_ADD");
+        manage(Conn::new(block), fd);
+        let watched = Self { set, epoll, socket, peer, block };
+        watched.told();
+        assert_eq!(watched.told(), None, "what stood at first is told once");
+        watched
     }
 
     /// The events that a wait tells of now.
@@ -87,12 +67,11 @@ impl Watched {
 
     /// The kernel tells of our entry, whatever is new.
     fn wake(&self) {
-        let (_, reg) = {
+        let (index, reg) = {
             let _control = CONTROL.lock();
             find(self.set, self.socket.as_raw_fd()).expect("it is there")
         };
-        let (events, u64) = reg.entry.get().expect("it is ours");
-        let mut event = libc::epoll_event { events, u64 };
+        let mut event = libc::epoll_event { events: ALL, u64: tag(index, reg.turn.get()) };
         let fd = self.socket.as_raw_fd();
         sys::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_MOD, fd, Some(&mut event)).expect("changed");
     }
@@ -207,145 +186,4 @@ fn a_handshake_that_fails_late_tells_of_nothing() {
     watched.end();
     assert_eq!(watched.told(), Some(IN_OUT_RDHUP));
     assert_eq!(watched.told(), None);
-}
-
-const IN_ONCE: u32 = libc::EPOLLIN as u32 | ONESHOT;
-
-/// A thread has the event of a one-shot from the kernel when another one brings the connection on a lane.
-#[test]
-fn a_oneshot_that_fires_as_its_lane_opens_is_told_once() {
-    let mut watched = Watched::on_tcp(8, IN_ONCE);
-    watched.byte();
-    let mut out = [libc::epoll_event { events: 0, u64: 0 }; 4];
-    let (wait, within) = kernels(watched.set).expect("no lane is in the set");
-    assert_eq!(sys::epoll_wait(watched.epoll.as_raw_fd(), &mut out, 0, core::ptr::null()), Ok(1));
-    drop(within);
-    manage(Conn::new(watched.block), watched.socket.as_raw_fd());
-    let told = wait.end(watched.set, &mut out[..1]).map_or_else(|| watched.told(), |_| Some(out[0].events));
-    assert_ne!(told.expect("the byte") & libc::EPOLLIN as u32, 0);
-    assert_eq!(watched.told(), None);
-}
-
-/// One that somebody was told of past the hooks before that is not told again.
-#[test]
-fn a_oneshot_that_has_fired_past_the_hooks_is_not_told() {
-    let mut watched = Watched::on_tcp(9, IN_ONCE);
-    watched.byte();
-    let mut out = [libc::epoll_event { events: 0, u64: 0 }; 4];
-    assert_eq!(sys::epoll_wait(watched.epoll.as_raw_fd(), &mut out, 0, core::ptr::null()), Ok(1));
-    manage(Conn::new(watched.block), watched.socket.as_raw_fd());
-    assert_eq!(watched.told(), None);
-    watched.change(libc::EPOLL_CTL_MOD, IN_ONCE);
-    assert_ne!(watched.told().expect("the byte") & libc::EPOLLIN as u32, 0);
-}
-
-/// Parent and child have the set, and each may arm what the other was told of.
-#[test]
-fn a_oneshot_that_another_process_arms_is_told() {
-    let mut watched = Watched::on_tcp(10, IN_ONCE);
-    watched.byte();
-    for _ in 0..2 {
-        assert_ne!(watched.told().expect("the byte") & libc::EPOLLIN as u32, 0);
-        assert_eq!(watched.told(), None);
-        watched.wake();
-    }
-}
-
-/// A child is told of what its parent has in the set since they parted.
-#[test]
-fn what_another_process_has_in_the_set_is_told() {
-    let mut watched = Watched::on_tcp(11, IN_ONCE);
-    watched.set.pid.store(1, Ordering::Relaxed);
-    own(watched.set);
-    super::forget(watched.socket.as_raw_fd());
-    watched.byte();
-    assert_ne!(watched.told().expect("the byte") & libc::EPOLLIN as u32, 0);
-}
-
-/// Who asks for room only is told of the end, by an edge: also where our entry asks for bytes, as the program did before.
-#[test]
-fn the_end_is_told_to_who_asks_for_room() {
-    let out = libc::EPOLLOUT as u32 | EDGE;
-    for (place, before) in [(12, out), (13, out | libc::EPOLLIN as u32)] {
-        let watched = Watched::new(place, before);
-        watched.change(libc::EPOLL_CTL_MOD, out);
-        assert_ne!(watched.told().expect("room") & libc::EPOLLOUT as u32, 0);
-        assert_eq!(watched.told(), None);
-        watched.end();
-        assert_ne!(watched.told().expect("the end") & libc::EPOLLOUT as u32, 0);
-        assert_eq!(watched.told(), None);
-    }
-}
-
-/// The kicker, made without the share of descriptors that is ours in a program.
-fn kicker() -> i32 {
-    static MADE: Once = Once::new();
-    MADE.call_once(|| {
-        let made = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
-        outer::KICKER.store(made.into_raw_fd(), Ordering::Relaxed);
-    });
-    outer::KICKER.load(Ordering::Relaxed)
-}
-
-/// The kicker waits for another thread, for as long as that takes. An array of one has it before, or behind, what else there is.
-#[test]
-fn a_look_does_not_wait_for_who_is_kicked() {
-    kicker();
-    let mut watched = Watched::on_tcp(14, libc::EPOLLIN as u32);
-    let (_, within) = kernels(watched.set).expect("no lane is in the set");
-    manage(Conn::new(watched.block), watched.socket.as_raw_fd());
-    let told = |watched: &Watched| {
-        let mut out = [libc::epoll_event { events: 0, u64: 0 }; 1];
-        wait(watched.set, watched.epoll.as_raw_fd(), &mut out, Some(0), core::ptr::null()).expect("waited")
-    };
-    assert_eq!([told(&watched), told(&watched)], [0, 0]);
-    watched.byte();
-    assert_eq!([told(&watched), told(&watched)], [1, 1]);
-    assert!(!outer::is_lost(watched.set), "it was not waited for");
-    drop(within);
-}
-
-/// Its lanes are about to go, as there were no descriptors, and nobody rings meanwhile.
-#[test]
-fn a_sleep_without_an_outer_instance_looks_again() {
-    let watched = Watched::new(15, libc::EPOLLOUT as u32 | EDGE);
-    std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| {
-            let mut out = [libc::epoll_event { events: 0, u64: 0 }; 4];
-            let most = Some(10_000_000_000);
-            let (begin, epfd) = (std::time::Instant::now(), watched.epoll.as_raw_fd());
-            let n = wait(watched.set, epfd, &mut out, most, core::ptr::null()).expect("waited");
-            (n, begin.elapsed())
-        });
-        while watched.set.list.lock().sleepers == 0 {
-            std::thread::yield_now();
-        }
-        watched.block.starved.fetch_add(1, Ordering::Relaxed);
-        super::touch(Conn::new(watched.block));
-        let (n, slept) = sleeper.join().expect("it has woken");
-        assert!(n == 1 && slept.as_secs() < 5, "told of {n} after {slept:?}");
-    });
-}
-
-#[test]
-fn a_oneshot_that_asks_for_errors_only_is_told_of_them() {
-    let watched = Watched::on_tcp(16, ONESHOT);
-    manage(Conn::new(watched.block), watched.socket.as_raw_fd());
-    assert_eq!(watched.told(), None);
-    watched.end();
-    watched.socket.shutdown(Shutdown::Write).expect("shut down");
-    assert_ne!(watched.told().expect("both directions are shut") & libc::EPOLLHUP as u32, 0);
-}
-
-/// A child that comes to use its parent's set does not end what the parent's threads have yet to hear of.
-#[test]
-fn a_child_leaves_its_parents_kicker_alone() {
-    let watched = Watched::on_tcp(17, libc::EPOLLIN as u32);
-    let event = &mut libc::epoll_event { events: outer::KICK, u64: 7 };
-    let epfd = watched.epoll.as_raw_fd();
-    sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, kicker(), Some(event)).expect("added");
-    watched.set.outer.kicked_at.store(1, Ordering::Relaxed);
-    watched.set.pid.store(1, Ordering::Relaxed);
-    assert_eq!([watched.told(), watched.told()], [None; 2]);
-    assert_ne!(sys::poll_now(epfd, libc::POLLIN), 0, "the kicker is there");
 }

@@ -6,11 +6,9 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
 use super::active::{arm, hot, look, news, next, push, scan};
-use super::ctl::{end_lingering_of, has_had_room, restore_left};
-use super::entries::{self, MARKS};
-use super::outer::{self, Within, move_to};
-use super::regs::{CONTROL, Control, Reg, reg};
-use super::{EDGE, Set, WAIT, has_lanes, is_inherited, own, ring, watch};
+use super::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
+use super::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
+use super::{EDGE, Set, WAIT, has_lanes, is_inherited, own, ring};
 use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
@@ -29,41 +27,50 @@ const FEW: usize = 8;
 
 /// A set's wait that libc's own call does, into the program's array.
 pub struct Kernels {
+    set: &'static Set,
     before: u64,
     began: u64,
 }
 
 /// Whether libc's own call does: there is no lane in the set, and nobody waits for the broker's word. [`Kernels::is_all`] follows
-/// it: a lane may come meanwhile, by another thread or a handler, and the kernel then tells of entries of ours.
-#[inline(always)]
-pub fn kernels(set: &'static Set) -> Option<(Kernels, Within)> {
+/// it: a lane may come meanwhile, by another thread or a handler, and the kernel then tells of tags of ours.
+#[inline]
+pub fn kernels(set: &'static Set) -> Option<Kernels> {
     let is_quiet =
         !has_lanes(set) && !is_inherited(set) && !session::has_news() && crate::eager::attention().is_none();
-    let within = if is_quiet { Within::enter(set)? } else { return None };
-    Some((Kernels { before: set.now(), began: clock::ticks() }, within))
+    is_quiet.then(|| {
+        set.waits.fetch_add(WAIT + 1, Ordering::Relaxed);
+        Kernels { set, before: set.now(), began: clock::ticks() }
+    })
 }
 
 impl Kernels {
+    /// libc's call has returned.
+    #[inline(always)]
+    pub fn returned(&self) {
+        self.set.waits.fetch_add(WAIT - 1, Ordering::Relaxed);
+    }
+
     /// Whether libc's call, which has told of `told` events and had room for so many, was all of it: no set of the process ever had a lane.
     #[inline]
-    pub fn is_all(&self, set: &Set, told: i32, room: i32) -> bool {
+    pub fn is_all(&self, told: i32, room: i32) -> bool {
         if (0..room).contains(&told) {
-            set.told_all.store(self.began, Ordering::Relaxed);
+            self.set.told_all.store(self.began, Ordering::Relaxed);
         }
-        told < 0 || !entries::are_ours()
+        told < 0 || !has_tags()
     }
 
     /// After a call for which it may not have been, with what it has told of in `out`: how many of these there are for the program,
     /// at the beginning of it. `None`: wait on, for what is left of the time.
     #[inline(never)]
-    pub fn end(&self, set: &'static Set, out: &mut [libc::epoll_event]) -> Option<usize> {
-        let n = sort_out(set, out, None).kept;
+    pub fn end(&self, out: &mut [libc::epoll_event]) -> Option<usize> {
+        let (n, _) = sort_out(self.set, out, None);
         if n == 0 {
-            return (out.is_empty() && !has_lanes(set)).then_some(0);
+            return (out.is_empty() && !has_lanes(self.set)).then_some(0);
         }
-        let n = n + of_lanes(set, out, n, self.before);
-        if has_lanes(set) {
-            wake_others(set);
+        let n = n + of_lanes(self.set, out, n, self.before);
+        if has_lanes(self.set) {
+            wake_others(self.set);
         }
         Some(n)
     }
@@ -90,9 +97,6 @@ pub fn wait(
             (_, Ok(left)) => left,
         };
         let lanes = has_lanes(set);
-        if lanes && outer::is_lost(set) {
-            watch(set);
-        }
         let complete = left == Some(0);
         let mut n = if lanes { turn(set, epfd, out, complete, complete || again) } else { 0 };
         if lanes && n == 0 && !complete && spin(left, || hot(set)) {
@@ -230,7 +234,7 @@ fn kernel_by(
     (mut timeout, mut mask): (Option<u64>, *const libc::sigset_t),
     control: Option<&Control>,
 ) -> Result<usize, Errno> {
-    let (mut n, mut kicks) = (0, 0);
+    let mut n = 0;
     while n < out.len() {
         let room = &mut out[n..];
         let (most, direct) = (room.len(), room.len() > batch.len());
@@ -244,15 +248,14 @@ fn kernel_by(
         if got < most {
             set.told_all.store(began, Ordering::Relaxed);
         }
-        let Sorted { kept, has_more, is_kicked } = sort_out(set, &mut into[..got], control);
+        let (kept, has_more) = sort_out(set, &mut into[..got], control);
         if !direct {
             room[..kept].copy_from_slice(&batch[..kept]);
         }
         n += kept;
-        kicks += u32::from(is_kicked);
-        // Entries of ours took the place of what the kernel may have for the program. Not where it had something: a
-        // second call would report what is level-triggered a second time. Nor where the kicker comes again, which stands behind all else.
-        if got < most && !has_more || n > 0 || kicks == 2 {
+        // Tags of ours took the place of what the kernel may have for the program. Not where it had something: a
+        // second call would report what is level-triggered a second time.
+        if got < most && !has_more || n > 0 {
             break;
         }
         (timeout, mask) = (Some(0), core::ptr::null());
@@ -263,7 +266,7 @@ fn kernel_by(
     Ok(n)
 }
 
-/// What an event of the kernel's comes to.
+/// What an event of the kernel's comes to that has our tag.
 enum Told {
     /// It is for the program.
     Event(libc::epoll_event),
@@ -271,130 +274,52 @@ enum Told {
     Again,
     /// Nothing, or a connection that is to be looked at.
     Ours,
-    /// There are lanes: who waits in the kernel must not go on.
-    Kick,
 }
 
-/// What is left of the kernel's events.
-struct Sorted {
-    /// So many are for the program.
-    kept: usize,
-    /// The kernel has something again.
-    has_more: bool,
-    /// The kicker is in the set.
-    is_kicked: bool,
-}
-
-/// Of what the kernel has told, keeps at the beginning what is for the program. Ours is looked at.
-fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option<&Control>) -> Sorted {
-    let mut sorted = Sorted { kept: 0, has_more: false, is_kicked: false };
+/// Of what the kernel has told, keeps at the beginning what is for the program, and says how much that is, and whether the kernel has
+/// something again. Ours is looked at.
+fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option<&Control>) -> (usize, bool) {
+    let (mut n, mut has_more) = (0, false);
     for at in 0..events.len() {
         let event = events[at];
-        let told = if entries::may_be_ours(event.events) {
-            match control {
-                Some(control) => told_of(control, set, event),
-                None => told_of(&CONTROL.lock(), set, event),
-            }
-        } else {
-            Told::Event(event)
+        let told = match untag(event.u64) {
+            None => Told::Event(event),
+            Some(BELL) => Told::Ours,
+            Some(word) => tcp_news(set, word, event.events, control),
         };
         match told {
             Told::Event(event) => {
-                events[sorted.kept] = event;
-                sorted.kept += 1;
+                events[n] = event;
+                n += 1;
             }
-            Told::Again => sorted.has_more = true,
+            Told::Again => has_more = true,
             Told::Ours => {}
-            Told::Kick => sorted.is_kicked = true,
         }
     }
-    sorted
+    (n, has_more)
 }
 
-/// The kernel tells of what may be an entry of ours. Programs may have given several the same word: then each is looked at, and what may
-/// be the program's is.
-fn told_of(control: &Control, set: &'static Set, event: libc::epoll_event) -> Told {
-    if outer::is_kick(control, set, event.events) {
-        return Told::Kick;
-    }
-    let is_marked = event.events & MARKS != 0;
-    let mut found = entries::alike(set, event.u64).peekable();
-    let Some(first) = found.next() else {
-        // Of an entry that is the program's again: the kernel has queued its like anew. Or one of another process, of which nobody knows here.
-        let may_be_others = set.asks_marks.load(Ordering::Relaxed) || set.is_others.load(Ordering::Relaxed);
-        let is_void = is_marked && !entries::is_foreign(event.events) && !may_be_others;
-        return if is_void { Told::Ours } else { Told::Event(event) };
-    };
-    if found.peek().is_none() {
-        return told_of_one(control, set, first, event, is_marked);
-    }
-    let mut told = Told::Ours;
-    for (index, reg) in core::iter::once(first).chain(found) {
-        let is_shown = sys::poll_now(reg.fd.get(), event.events as i16) != 0;
-        if reg.managed.get() || reg.lingers.get() {
-            let of_one = is_shown.then(|| told_of_one(control, set, (index, reg), event, is_marked));
-            if matches!((&of_one, &told), (Some(Told::Again), Told::Ours)) {
-                told = Told::Again;
-            }
-        } else if fires(reg, is_marked) {
-            // Whether it has fired is not known until it is armed again.
-            reg.tracked.set(false);
-            told = Told::Event(as_asked(reg, event));
-        }
-    }
-    told
-}
-
-/// ... of that one, if it is a marked event: of others, what TCP does not show is of something that is none of ours.
-fn told_of_one(
-    control: &Control,
-    set: &'static Set,
-    (index, reg): (u32, &'static Reg),
-    event: libc::epoll_event,
-    is_marked: bool,
-) -> Told {
-    if !is_marked && sys::poll_now(reg.fd.get(), event.events as i16) == 0 {
-        return Told::Event(event);
-    }
+/// The kernel reports the TCP socket of a registration that has our tag.
+fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>) -> Told {
+    let (index, turn) = index_and_turn(word);
+    let _control = control.is_none().then(|| CONTROL.lock());
     let mut list = set.list.lock();
-    let events = event.events & !MARKS;
-    // What asks for no bytes is woken by none, but by the stream's end, of which such an entry shows room only.
-    let asks_for_bytes = reg.entry.get().is_none_or(|(asked, _)| asked & ready::IN != 0);
-    let is_news = is_news(reg, events) && (!asks_for_bytes || is_asked_for(reg, events));
+    let Some(reg) = reg(index).filter(|reg| reg.turn.get() == turn && reg.is_in(set)) else {
+        return Told::Ours;
+    };
+    let is_news = is_news(reg, events) && is_asked_for(reg, events);
     if reg.managed.get() {
         reg.dirty.set(true);
         reg.edge.set(reg.edge.get() || is_news);
-        // A one-shot that had fired when it was taken over: to the calling thread, then, and the program has not been told.
-        if is_marked && !asks_marks(reg) && !reg.parked.get() {
-            reg.disarmed.set(false);
-        }
         push(&mut list, index);
         return Told::Ours;
     }
     if reg.lingers.get() {
-        drop(list);
-        return if is_news && end_lingering_of(control, reg, index) { Told::Again } else { Told::Ours };
+        return if is_news && end_lingering_of(reg, index) { Told::Again } else { Told::Ours };
     }
-    // A one-shot on TCP.
-    let fires = fires(reg, is_marked);
-    reg.disarmed.set(true);
-    if fires { Told::Event(as_asked(reg, event)) } else { Told::Ours }
-}
-
-/// Whether the program has yet to hear of what the kernel tells of a one-shot on TCP. One that has fired still has the kernel's EPOLLERR and
-/// EPOLLHUP when it was restored. Another process that has the set may have armed it again.
-fn fires(reg: &Reg, is_marked: bool) -> bool {
-    !reg.disarmed.get() || is_marked && asks_marks(reg)
-}
-
-/// Whether the kernel's entry has our marks: that of a one-shot which has fired has none.
-fn asks_marks(reg: &Reg) -> bool {
-    reg.entry.get().is_some_and(|(asked, _)| asked & MARKS != 0)
-}
-
-/// An event of an entry of ours for the program, with no mark that it has not asked for.
-fn as_asked(reg: &Reg, event: libc::epoll_event) -> libc::epoll_event {
-    libc::epoll_event { events: event.events & (!MARKS | reg.events.get()), ..event }
+    // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
+    let fires = !reg.disarmed.replace(true);
+    if fires { Told::Event(libc::epoll_event { events, u64: reg.data.get() }) } else { Told::Ours }
 }
 
 /// Whether what the kernel tells of our entry is more than the program has been told. The first event of an entry is what stood when it was
@@ -425,9 +350,7 @@ fn is_asked_for(reg: &Reg, events: u32) -> bool {
         // Off its lanes nobody counts the calls that find no room.
         reg.lingers.get() || is_on_tcp && (is_in_want(reg, conn) || !has_had_room(reg))
     };
-    // Of the end our entry may show bytes only.
-    let is_over = || sys::poll_now(reg.fd.get(), libc::POLLRDHUP) != 0;
-    !are_bytes || reg.events.get() & ready::IN != 0 || reg.conn.get().is_none_or(may_be_room) || is_over()
+    !are_bytes || reg.events.get() & ready::IN != 0 || reg.conn.get().is_none_or(may_be_room)
 }
 
 /// Whether a call has found no room since the program was told of some.
@@ -446,13 +369,6 @@ fn sleep(
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
     let (mut bound, mut asleep) = (None, None);
     let before = set.now();
-    let mut within = None;
-    if !lanes && left != Some(0) {
-        within = Within::enter(set);
-        if within.is_none() {
-            return Ok(0);
-        }
-    }
     if lanes && left != Some(0) {
         let cq = set.cq.load(Ordering::Acquire).checked_sub(1);
         if let Some(better) = cq.and_then(|cq| process::better_cq(cq as u8)) {
@@ -509,21 +425,10 @@ fn sleep(
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
     };
-    let outer = Some(set.outer.fd()).filter(|&outer| lanes && left != Some(0) && outer >= 0);
-    // No lane stays in a set without an outer instance, but nobody rings for who sleeps here until it has gone.
-    let shortest = if lanes && outer.is_none() {
-        Some(shortest.unwrap_or(u64::MAX).min(wait::SHARED_BOUND_NS))
-    } else {
-        shortest
-    };
-    let at = outer.unwrap_or(epfd);
     let result = match crate::eager::attention().filter(|_| left != Some(0)) {
-        Some(session) => attentive(set, (epfd, at), out, (shortest, session), mask),
-        None if at == epfd => kernel(set, epfd, out, shortest, mask, None),
-        None => in_outer(set, at, shortest, mask)
-            .and_then(|is_of_set| of_kernel_at_once(set, epfd, out, is_of_set)),
+        Some(session) => attentive(set, epfd, out, (shortest, session), mask),
+        None => kernel(set, epfd, out, shortest, mask, None),
     };
-    drop(within);
     if let (Some(asleep), Some(cq)) = (asleep, set.cq.load(Ordering::Relaxed).checked_sub(1)) {
         asleep.end_on(cq as u8);
     }
@@ -539,41 +444,17 @@ fn sleep(
 /// Sleeps as `kernel`, but also until the broker says something, which is attended to.
 fn attentive(
     set: &'static Set,
-    (epfd, at): (i32, i32),
+    epfd: i32,
     out: &mut [libc::epoll_event],
     (left, (session, most)): (Option<u64>, (libc::pollfd, u64)),
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    let mut fds = [libc::pollfd { fd: at, events: libc::POLLIN, revents: 0 }, session];
+    let mut fds = [libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 }, session];
     sys::sleep_in_poll(&mut fds, Some(left.map_or(most, |left| left.min(most))), mask)?;
     if fds[1].revents != 0 {
         session::pump();
     }
-    let is_of_set = fds[0].revents != 0 && (at == epfd || in_outer(set, at, Some(0), core::ptr::null())?);
-    of_kernel_at_once(set, epfd, out, is_of_set)
-}
-
-/// Sleeps in the outer instance of a set, and says whether the set itself has news.
-fn in_outer(set: &Set, outer: i32, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<bool, Errno> {
-    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];
-    match sys::sleep_in_epoll(outer, &mut events, timeout, mask) {
-        Ok(n) => Ok(outer::is_of_set(&events[..n])),
-        // The program has closed it behind our back.
-        Err(Errno::BADF | Errno::INVAL) => {
-            outer::lose(set);
-            Ok(true)
-        }
-        Err(errno) => Err(errno),
-    }
-}
-
-fn of_kernel_at_once(
-    set: &'static Set,
-    epfd: i32,
-    out: &mut [libc::epoll_event],
-    is_of_set: bool,
-) -> Result<usize, Errno> {
-    if is_of_set { kernel(set, epfd, out, Some(0), core::ptr::null(), None) } else { Ok(0) }
+    if fds[0].revents != 0 { kernel(set, epfd, out, Some(0), core::ptr::null(), None) } else { Ok(0) }
 }
 
 /// Connections whose lanes closed under a look go back to the kernel, now that no lock is held. Says whether there were
