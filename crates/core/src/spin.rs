@@ -117,20 +117,31 @@ fn let_waker_finish(thread: &Thread, begin: u64, bounds: Bounds, ready: impl FnO
 static REST_UNTIL: AtomicU64 = AtomicU64::new(0);
 static LAST_REST: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the process is to rest, having lost the CPU for so many ticks: somebody computes here.
+/// Whether the process is to rest, a wait of this thread having lost the CPU for so many ticks: somebody computes here.
 fn rests(thread: &Thread, bounds: Bounds, lost: u64) -> bool {
-    let rests = lost > bounds.wake_up;
-    if rests {
-        let is_again = thread.in_time.swap(0, Ordering::Relaxed) < QUIET;
-        let again = if is_again { 2 * LAST_REST.load(Ordering::Relaxed) } else { 0 };
-        let rest = lost.saturating_mul(REST).min(clock::from_us(REST_US)).max(again);
-        let rest = rest.min(clock::from_us(LONGEST_REST_US));
-        LAST_REST.store(rest, Ordering::Relaxed);
-        REST_UNTIL.store(clock::ticks() + rest, Ordering::Relaxed);
-    } else {
+    if lost <= bounds.wake_up {
         count_yield(thread);
+        return false;
     }
-    rests
+    let (now, is_quiet) = (clock::ticks(), thread.in_time.swap(0, Ordering::Relaxed) >= QUIET);
+    let (until, last) = (REST_UNTIL.load(Ordering::Relaxed), LAST_REST.load(Ordering::Relaxed));
+    if let Some(rest) = next_rest((until, last), now, lost, is_quiet) {
+        LAST_REST.store(rest, Ordering::Relaxed);
+        REST_UNTIL.store(now + rest, Ordering::Relaxed);
+    }
+    true
+}
+
+/// How long to rest from `now` on, ticks, where the last rest ended at `until` and took `last`. `None`: that one goes on, or began while this
+/// wait had the CPU lost already, as other threads' waits may have to the same program.
+fn next_rest((until, last): (u64, u64), now: u64, lost: u64, is_quiet: bool) -> Option<u64> {
+    if until > now.saturating_sub(lost) && until.saturating_sub(now) <= clock::from_us(LONGEST_REST_US) {
+        return None;
+    }
+    let rest = lost.saturating_mul(REST).min(clock::from_us(REST_US));
+    // At once: before as long a time as the rest has gone by.
+    let is_again = !is_quiet && now.saturating_sub(until) < last;
+    Some(if is_again { rest.max(2 * last).min(clock::from_us(LONGEST_REST_US)) } else { rest })
 }
 
 fn count_yield(thread: &Thread) {
@@ -176,5 +187,40 @@ fn count_spin(thread: &Thread) {
     thread.spins.store(spins, Ordering::Relaxed);
     if spins >= SPINS_A_LINE {
         process::count_spins(thread);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_loss_of_the_cpu_is_one_rest_however_many_threads_it_hit() {
+        clock::calibrate();
+        let us = clock::from_us;
+        let (now, lost) = (us(60_000_000), us(9_000));
+        let rest = next_rest((0, 0), now, lost, false);
+        assert_eq!(rest, Some(us(REST_US)));
+        // Others lost it by the same turn, and hear of that a little later.
+        let known = (now + us(REST_US), us(REST_US));
+        assert_eq!(next_rest(known, now + us(500), lost + us(500), false), None);
+    }
+
+    #[test]
+    fn a_rest_is_longer_where_the_cpu_is_lost_again_at_once() {
+        clock::calibrate();
+        let us = clock::from_us;
+        let (lost, mut last, mut now) = (us(9_000), us(REST_US), us(60_000_000));
+        for _ in 0..10 {
+            let until = now;
+            now = until + 2 * lost;
+            let rest = next_rest((until, last), now, lost, false).unwrap();
+            assert!(rest == (2 * last).min(us(LONGEST_REST_US)));
+            (last, now) = (rest, now + rest);
+        }
+        assert_eq!(last, us(LONGEST_REST_US));
+        // Not after many yields that cost nothing, nor where the last rest is long over.
+        assert_eq!(next_rest((now, last), now + 2 * lost, lost, true), Some(us(REST_US)));
+        assert_eq!(next_rest((now, us(REST_US)), now + us(1_000_000), lost, false), Some(us(REST_US)));
     }
 }
