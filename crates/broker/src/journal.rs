@@ -101,11 +101,21 @@ struct Log {
     events: VecDeque<(u64, Rc<Noted>)>,
     /// The number of the last one.
     last: u64,
+    /// The number before the first one that there was.
+    base: u64,
     /// The last ones that are not kept any more, of whom.
     dropped: Vec<(u64, Whose)>,
 }
 
 impl Log {
+    /// That of a user who may have been forgotten: its numbers are above all that a log of before can have had. They are the clock's, as the
+    /// number of all events would tell the user how many others have.
+    fn anew() -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let base = since.map_or(0, |since| since.as_micros() as u64);
+        Self { last: base, base, ..Self::default() }
+    }
+
     fn push(&mut self, user: u32, event: &Rc<Noted>) {
         self.last += 1;
         self.events.push_back((self.last, Rc::clone(event)));
@@ -137,6 +147,8 @@ pub struct Journal {
     /// Of the last event.
     number: u64,
     logs: HashMap<u32, Log>,
+    /// Whether a log was thrown away for the sake of others.
+    has_forgotten: bool,
     /// Matched connections, by either end.
     pairs: BTreeMap<Party, Rc<RefCell<Pair>>>,
 }
@@ -158,7 +170,8 @@ impl Journal {
         let noted = Noted { number: self.number, at: SystemTime::now(), kind, after, why, ends };
         let event = Rc::new(noted);
         for user in users {
-            self.logs.entry(user).or_default().push(user, &event);
+            let new = || if self.has_forgotten { Log::anew() } else { Log::default() };
+            self.logs.entry(user).or_insert_with(new).push(user, &event);
         }
         while self.logs.len() > USERS {
             let last = |log: &Log| log.events.back().map_or(0, |(_, event)| event.number);
@@ -167,6 +180,7 @@ impl Journal {
             let quiet = others.min_by_key(|(_, log)| last(log)).map(|(user, _)| *user);
             let Some(quiet) = quiet else { break };
             self.logs.remove(&quiet);
+            self.has_forgotten = true;
         }
     }
 
@@ -185,8 +199,8 @@ impl Journal {
             }
             Of::User(user) => match self.logs.get(&user) {
                 Some(log) => {
-                    // The user was forgotten meanwhile, and counts from the beginning.
-                    let is_forgotten = since > log.last;
+                    // The user was forgotten meanwhile; or the broker is another, or its clock was set back.
+                    let is_forgotten = since > log.last || (1..log.base).contains(&since);
                     let since = if is_forgotten { 0 } else { since };
                     let from = log.events.partition_point(|(number, _)| *number <= since);
                     let was_later = |(number, whose): &(u64, Whose)| *number > since && sees(whose);
@@ -447,8 +461,14 @@ mod tests {
             journal.note(Kind::Opened, None, None, vec![end(user)]);
         }
         assert_eq!(told(&journal, 7, 1), (vec![], true));
-        journal.note(Kind::Opened, None, None, vec![end(7)]);
-        assert_eq!(told(&journal, 7, 5), (vec![1], true));
+        // However many events there are by the next look.
+        for count in 1..=10 {
+            journal.note(Kind::Opened, None, None, vec![end(7)]);
+            let (numbers, is_missing) = told(&journal, 7, 5);
+            assert!(is_missing && numbers.len() == count, "{numbers:?}");
+        }
+        let (numbers, _) = told(&journal, 7, 0);
+        assert_eq!(told(&journal, 7, numbers[8]), (vec![numbers[9]], false));
     }
 
     #[test]

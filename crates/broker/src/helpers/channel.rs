@@ -51,19 +51,21 @@ pub fn receive<T: Packet>(socket: BorrowedFd<'_>) -> Result<Option<(T, Vec<Owned
 /// Takes a message of whatever kind, with room for all descriptors that there can be. Its credentials, if any, are passed over:
 /// rustix would have the process in them be one that we can see.
 pub fn take(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
-    receive_with(socket, bytes, 0)
+    receive_with(socket, bytes, 0).map(|(len, fds, _)| (len, fds))
 }
 
-/// Copies of the descriptors beside the next message, which stays where it is.
+/// Copies of the descriptors beside the next message, which stays where it is. Errors: EMFILE where this process has no room for all.
 pub fn copies(socket: BorrowedFd<'_>) -> Result<Vec<OwnedFd>, Errno> {
-    receive_with(socket, &mut [0], libc::MSG_PEEK | libc::MSG_DONTWAIT).map(|(_, fds)| fds)
+    let (_, fds, is_whole) = receive_with(socket, &mut [0], libc::MSG_PEEK | libc::MSG_DONTWAIT)?;
+    if is_whole { Ok(fds) } else { Err(Errno::MFILE) }
 }
 
+/// The message's length, its descriptors, and whether these are all.
 fn receive_with(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     flags: libc::c_int,
-) -> Result<(usize, Vec<OwnedFd>), Errno> {
+) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
     // SAFETY: CMSG_SPACE computes.
     const SPACE: usize = unsafe {
         libc::CMSG_SPACE((MOST * size_of::<RawFd>()) as u32)
@@ -103,5 +105,5 @@ fn receive_with(
             next = libc::CMSG_NXTHDR(&raw const header, next);
         }
     }
-    Ok((len, fds))
+    Ok((len, fds, header.msg_flags & libc::MSG_CTRUNC == 0))
 }

@@ -90,8 +90,8 @@ fn perform(request: Request, fds: Vec<OwnedFd>, sequences: Option<&SequenceReade
                 && greeting.iter().take(1).all(|arena| is_arena(arena.as_fd()))
                 && greeting.iter().skip(1).all(|bell| is_doorbell(bell.as_fd()));
             let mut fds = greeting.into_iter();
-            match (is_whole, fds.next(), put_in_flight(fds.as_slice())) {
-                (true, Some(arena), Ok(bells)) => (Reply::Done, vec![arena, bells]),
+            match fds.next().filter(|_| is_whole).map(|arena| (arena, put_in_flight(fds.as_slice()))) {
+                Some((arena, Ok(bells))) => (Reply::Done, vec![arena, bells]),
                 _ => (Reply::Wrong, Vec::new()),
             }
         }
