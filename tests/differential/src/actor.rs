@@ -1,4 +1,4 @@
-//! One of the two processes: makes the calls that it is told to by lines on its standard input, and says what came of them.
+//! One of the processes: makes the calls that it is told to by lines on its standard input, and says what came of them.
 //!
 //! It is run on TCP and under Shunpike. It uses libc's names for everything, so that the hooks see what they would see of
 //! any program, but for what is called raw.

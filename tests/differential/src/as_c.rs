@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::model::{Model, Verdict};
+use crate::model::Model;
 use crate::op::{Call, Child, End, LookBy, Meddle, Op, Opt, RecvBy, Registered, Side, WaitBy};
 
 const PREAMBLE: &str = include_str!("preamble.c");
@@ -13,7 +13,7 @@ pub fn as_c(program: &[Op], fault: &str) -> String {
         format!("/* {} */\n{PREAMBLE}\nstatic void program(void) {{\n", fault.replace("*/", "* /"));
     let mut model = Model::new();
     for &op in program {
-        if model.allows(op) == Verdict::No {
+        if !model.allows(op) {
             continue;
         }
         let waits = model.pending();

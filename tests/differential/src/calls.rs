@@ -101,7 +101,7 @@ pub fn accept(listener: RawFd) -> RawFd {
     unsafe { libc::accept(listener, null_mut(), null_mut()) }
 }
 
-/// A new connection as programs make them. A read that nobody ends does so by itself after 5 s: what hangs says EAGAIN.
+/// A new connection as programs make them.
 pub fn prepare(fd: RawFd, blocks_not: bool, nagle: bool) {
     set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, i32::from(!nagle));
     if blocks_not {

@@ -41,7 +41,7 @@ fn find() -> Option<&'static [AtomicU8]> {
     // The first mapping of the file is that of its beginning.
     let line = maps.lines().find(|line| line.contains("libshunpike"))?;
     let begin = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
-    let bytes = std::fs::read(line.split_whitespace().last()?).ok()?;
+    let bytes = std::fs::read(&line[line.find('/')?..]).ok()?;
     let file = object::File::parse(&*bytes).ok()?;
     let section = file.section_by_name(SECTION)?;
     let first = file.segments().map(|segment| segment.address()).min()?;

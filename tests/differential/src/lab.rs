@@ -10,7 +10,7 @@ use crate::compare::{Difference, LATE_NS, difference};
 use crate::op::{CUTS, Call, Op};
 use crate::stage::{Run, Stage, Trouble, Way, built};
 
-/// How often a program is run before it counts as right, or as TCP's own business.
+/// How often a program in which TCP differed from itself is run again.
 const TRIES: u32 = 3;
 /// How often in a row it must show what a busy machine alone can show.
 const TRIES_OF_TIME: u32 = 6;
@@ -38,7 +38,7 @@ pub struct Lab {
     /// Calls on connections of which one end at least is under Shunpike.
     pub calls: u64,
     pub on_lanes: u64,
-    /// Programs in which TCP differed from itself.
+    /// Runs in which TCP differed from itself.
     pub undecided: u64,
 }
 

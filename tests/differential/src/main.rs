@@ -42,7 +42,7 @@ enum Command {
         times: u32,
         files: Vec<PathBuf>,
     },
-    /// One of the two processes of a program.
+    /// One of the processes of a program.
     #[command(hide = true)]
     Actor,
 }

@@ -4,13 +4,6 @@
 use crate::calls::Said;
 use crate::op::{CONNS, Call, Child, End, LookBy, Meddle, ON_THE_WAY, Op, Opt, RecvBy, Side, WaitBy};
 
-/// Whether a call makes sense now.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Yes,
-    No,
-}
-
 /// One end of a connection.
 #[derive(Copy, Clone, Default)]
 struct Half {
@@ -85,11 +78,8 @@ impl Model {
         }
     }
 
-    pub fn allows(&self, op: Op) -> Verdict {
-        if self.makes_sense(op) { Verdict::Yes } else { Verdict::No }
-    }
-
-    fn makes_sense(&self, op: Op) -> bool {
+    /// Whether a call makes sense now.
+    pub fn allows(&self, op: Op) -> bool {
         let (side, conn) = (op.side, op.conn);
         let (own, peer) = (self.end(side, conn), self.end(side.other(), conn));
         match op.call {
@@ -162,8 +152,8 @@ impl Model {
             && !matches!(first.call, Call::Meddle(_))
             && (is_meddling || !moves(first.call) && !moves(second.call))
             && (is_meddling || second.side != first.side && second.conn == first.conn)
-            && self.makes_sense(first)
-            && self.makes_sense(second)
+            && self.allows(first)
+            && self.allows(second)
     }
 
     pub fn begins_to_wait(&mut self, op: Op, by: WaitBy) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::actor::{Order, Reply};
 use crate::calls::{JOINT, Said};
-use crate::model::{Model, Verdict};
+use crate::model::Model;
 use crate::op::{CONNS, Call, Meddle, Op, Side};
 use crate::stepper::Stepper;
 
@@ -111,6 +111,13 @@ pub struct Outcome {
     /// Calls on the connection, and how many of them with a half on a lane.
     pub calls: [u64; 2],
     pub state: Option<[u16; 3]>,
+}
+
+impl Outcome {
+    /// Of what is done to Shunpike.
+    fn nothing() -> Self {
+        Self { said: Vec::new(), ns: 0, cpu_ns: 0, calls: [0; 2], state: None }
+    }
 }
 
 impl From<Reply> for Outcome {
@@ -332,12 +339,12 @@ impl Stage {
 
     /// One call; nothing where it makes no sense.
     fn one(&mut self, op: Op, model: &mut Model) -> Result<Option<Outcome>, Trouble> {
-        if model.allows(op) == Verdict::No {
+        if !model.allows(op) {
             return Ok(None);
         }
         if let Call::Meddle(meddle) = op.call {
             self.meddle(op, meddle);
-            return Ok(Some(Outcome { said: Vec::new(), ns: 0, cpu_ns: 0, calls: [0; 2], state: None }));
+            return Ok(Some(Outcome::nothing()));
         }
         let mut outcome = self.make(op, model)?;
         model.happened(op, &outcome.said);
@@ -351,9 +358,10 @@ impl Stage {
         let (conn, steps) = (op.conn, op.cut.unwrap_or(0));
         let order = |op: Op, cut| Order::Make { conn: op.conn, call: op.call, cut };
         let actor = self.holder(op.side, conn);
-        let stepper = Stepper::seize(actor.child.id()).expect("a process of ours can be traced");
+        let stepper = Stepper::seize(actor.child.id())
+            .map_err(|error| Trouble::Died(format!("not traced: {error}")))?;
         actor.tell(&order(op, true));
-        let is_within = stepper.begin(steps);
+        let is_within = stepper.begin(steps, HANG)?;
         let mut other = None;
         if let Call::Meddle(meddle) = next.call {
             self.meddle(next, meddle);
@@ -363,7 +371,7 @@ impl Stage {
             other = peer.replies.recv_timeout(MOST).ok();
         }
         if is_within {
-            stepper.end();
+            stepper.end(HANG)?;
         }
         drop(stepper);
         let first = self.holder(op.side, conn).hear()?;

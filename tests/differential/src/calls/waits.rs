@@ -97,8 +97,9 @@ fn polled(fd: RawFd, events: i16) -> Said {
     Said::from(n).with([one.revents.into()])
 }
 
+// SAFETY: glibc 2.35's function, of this signature; the libc crate does not have it.
 unsafe extern "C" {
-    /// glibc 2.35's; the libc crate does not have it.
+    /// epoll_pwait2(2)
     fn epoll_pwait2(
         set: c_int,
         events: *mut epoll_event,
