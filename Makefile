@@ -13,7 +13,7 @@
 # make bench      measures lanes beside TCP and UNIX sockets, a quarter of an hour; BENCH="--quick" or names of workloads
 # make lint       formatting, clippy, rustdoc, a reason for every unsafe block, and the dependencies (ci/deny)
 # make install    PREFIX=/usr/local DESTDIR=
-# make deb        a package of what is built, in OUT=target/; also rpm, apk, and tarball: an archive to unpack anywhere
+# make deb        a package of what is built, in OUT=target/; also rpm, and tarball: an archive to unpack anywhere
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -22,7 +22,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz differential mutants sanitize crash soak stress suites bench lint install uninstall deb rpm apk tarball clean
+.PHONY: build demo test hostile fuzz differential mutants sanitize crash soak stress suites bench lint install uninstall deb rpm tarball clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -121,7 +121,7 @@ uninstall:
 
 OUT ?= $(TARGET)
 
-deb rpm apk tarball: | $(RELEASE)/shunpike
+deb rpm tarball: | $(RELEASE)/shunpike
 	dist/packages/build $@ $(RELEASE) $(OUT)
 
 clean:

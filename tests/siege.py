@@ -158,9 +158,9 @@ def main(path, user, *only):
         attack = random.choice(attacks)
         try:
             kept.append(attack(path, random.choice(pages)))
+            print(f"did {attack.__name__}", flush=True)
         except OSError:
             pass  # turned away, or ended for it
-        print(f"did {attack.__name__}", flush=True)
         if len(kept) > 24:
             del kept[random.randrange(len(kept))]
 
