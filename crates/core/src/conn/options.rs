@@ -53,9 +53,9 @@ pub fn unread(conn: Conn, fd: i32) -> Option<i32> {
         return None;
     }
     let bytes = readable_bytes(conn, fd) as i32;
-    // As tcp_inq_hint() has it: the end of the stream is worth a read.
-    let is_over = || sys::tcp_shows(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-    Some(if bytes == 0 && is_over() { 1 } else { bytes })
+    // As tcp_inq_hint() has it: the end of the stream is a byte more, and worth a read.
+    let is_over = sys::tcp_shows(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    Some(bytes + i32::from(is_over))
 }
 
 /// Why the connection at `fd` must not have a lane, by its socket's options.
