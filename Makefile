@@ -5,7 +5,7 @@
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
 # make fuzz       every fuzz target for ten minutes; FUZZ_SECONDS=, then ci/fuzz keep TARGET
 # make differential  random programs on TCP and on lanes, compared call by call; DIFFERENTIAL_SECONDS=, DIFFERENTIAL_SEED=
-# make mutants  faults put into the library, each of which the differential tester must find; MUTANT_SECONDS=600 each: an hour
+# make mutants    faults put into the library, each of which the differential tester must find; MUTANT_SECONDS=600 each: an hour
 # make sanitize   the C programs of the tests with a library that the thread and address sanitizers watch; SANITIZE_TESTS=
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=

@@ -61,7 +61,7 @@ class Others:
 
 
 def kept_from_running(*tasks):
-    """How long these wanted a CPU that others had, in seconds: 0 where the kernel does not count it."""
+    """How long these wanted a CPU that others had, in seconds."""
     return sum(int(Path(f"/proc/{task}/schedstat").read_text().split()[1]) for task in tasks) / 1e9
 
 

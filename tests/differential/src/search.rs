@@ -74,7 +74,8 @@ impl Maker {
 
     /// A program that reached something, to a place within it, with other calls behind that, and mostly its rest.
     fn gone_on(&mut self) -> Vec<Op> {
-        let old = self.make(prop::sample::select(self.reached.clone()));
+        let number = self.make(0..self.reached.len());
+        let old = self.reached[number].clone();
         let (at, keeps_rest) = self.make((1..=old.len(), prop::bool::weighted(0.7)));
         let raw = self.raw;
         let new = self.make(prop::collection::vec(op::part(raw), 1..8));

@@ -77,12 +77,12 @@ fn receive_with(
     let mut header: libc::msghdr = unsafe { zeroed() };
     header.msg_iov = &raw mut iov;
     header.msg_iovlen = 1;
+    let flags = flags | libc::MSG_CMSG_CLOEXEC;
     let len = loop {
         header.msg_control = space.as_mut_ptr().cast();
         header.msg_controllen = SPACE as _;
         // SAFETY: the header names one buffer and an aligned control buffer, both ours, with their sizes.
-        let len =
-            unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags | libc::MSG_CMSG_CLOEXEC) };
+        let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
         match usize::try_from(len) {
             Ok(len) => break len,
             Err(_) => match std::io::Error::last_os_error().raw_os_error() {

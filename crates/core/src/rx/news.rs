@@ -48,10 +48,7 @@ pub fn changes(half: &Half) -> bool {
 /// critical section.
 pub fn is_ended(half: &Half) -> bool {
     half.mode.load(Ordering::Acquire) == mode::LANE
-        && dmb(half).is_some_and(|dmb| {
-            let prod = dmb.words().prod();
-            prod.has(Cursor::END) || prod.has(Cursor::STOP)
-        })
+        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::END | Cursor::STOP))
 }
 
 /// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
