@@ -1,6 +1,7 @@
 """The library as an object: what it exports is what its lists of hooks say, and both ways to move bytes work."""
 
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -56,3 +57,31 @@ def test_what_syscall_hands_on(world, bed, mode):
     out, _ = finish_together(accel.client("client", [bed / "syscalls", "client", "traced", port], env=env), server)
     assert out == f"{512 * 3} calls\ndone\n"
     accel.verify()
+
+
+WAYS = ["execve", "execvpe", "execveat", "fexecve", "execv", "execvp", "execl", "execlp", "system", "popen", "posix_spawn", "posix_spawnp", "vfork"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_is_executed_after_the_library_was_removed_is_not_told_to_load_it(world, bed, way):
+    """The loader would complain in each child of a program that runs when the package is purged. What others preload stays."""
+    ours, others = world.directory / "libshunpike.so", world.directory / "others.so"
+    shutil.copy(LIBRARY, others)
+
+    def run(way, *preloads, file=None):
+        shutil.copy(LIBRARY, ours)
+        env = world.env | {"LD_PRELOAD": ":".join(map(str, preloads))}
+        ran = subprocess.run([bed / "executes", file or ours, way], env=env, capture_output=True, text=True, timeout=20)
+        assert ran.returncode == 0 and not ran.stderr, ran
+        return ran.stdout.strip()
+
+    assert run(way, ours) == "" and run(way, others, ours) == f"{others}:" + ":" * len(str(ours))
+    spare = world.directory / "spare"
+    spare.touch()
+    assert run(way, ours, file=spare) == str(ours), "while it is there, it is loaded"
+
+
+def test_an_environment_that_cannot_be_read_or_written_is_the_kernels_to_judge(world, bed):
+    env = world.env | {"LD_PRELOAD": shutil.copy(LIBRARY, world.directory)}
+    ran = subprocess.run([bed / "executes", env["LD_PRELOAD"], "bad"], env=env, capture_output=True, text=True, timeout=20)
+    assert ran.returncode == 0 and ran.stdout == "/x/libshunpike.so\n", ran

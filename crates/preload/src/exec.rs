@@ -1,5 +1,6 @@
 //! exec, spawn and fork: what another program gets, it gets as plain TCP. system() and popen() start their
-//! children inside libc; those inherit connections and never touch them.
+//! children inside libc; those inherit connections and never touch them. None is told to load a library that is gone
+//! ([`removed`]).
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -7,13 +8,33 @@ use shunpike_core::wire::Reason;
 use shunpike_core::{conn, process, table, tls};
 
 use crate::real::Arguments;
-use crate::start;
+use crate::{removed, start};
 
 /// Hands over what survives an exec.
-fn before_exec(_: Arguments) {
+fn before_exec() {
     if process::enabled() {
         conn::before_exec();
     }
+}
+
+/// ... with the environment of this program. (That of execle lies where a look does not see it.)
+fn before_exec_with_environ(_: Arguments) {
+    before_exec();
+    removed::before_exec_with_environ();
+}
+
+fn before_exec_with_third([_, _, environment, ..]: Arguments) {
+    before_exec();
+    removed::before_exec(core::ptr::with_exposed_provenance(environment));
+}
+
+fn before_exec_with_fourth([_, _, _, environment, ..]: Arguments) {
+    before_exec();
+    removed::before_exec(core::ptr::with_exposed_provenance(environment));
+}
+
+fn before_shell(_: Arguments) {
+    removed::before_exec_with_environ();
 }
 
 /// Before vfork(): the child runs on our memory, thread state included, until it execs.
@@ -27,8 +48,20 @@ stubs! { before_vfork:
     vfork,
 }
 
-stubs! { before_exec:
-    execve, execv, execvp, execvpe, execl, execlp, execle, fexecve, execveat,
+stubs! { before_exec_with_environ:
+    execv, execvp, execl, execlp, execle,
+}
+
+stubs! { before_exec_with_third:
+    execve, execvpe, fexecve,
+}
+
+stubs! { before_exec_with_fourth:
+    execveat,
+}
+
+stubs! { before_shell:
+    system, popen,
 }
 
 /// In both processes after a fork: the parent notes who the child is.
@@ -40,7 +73,12 @@ fn forked(pid: c_int) -> c_int {
 }
 
 /// posix_spawn() by `spawn`, to which the child's number matters: what the child inherits is its until it has let go of it.
-unsafe fn spawned(pid: *mut libc::pid_t, spawn: impl FnOnce(*mut libc::pid_t) -> c_int) -> c_int {
+unsafe fn spawned(
+    pid: *mut libc::pid_t,
+    environment: *const *mut c_char,
+    spawn: impl FnOnce(*mut libc::pid_t) -> c_int,
+) -> c_int {
+    removed::before_exec(environment.cast());
     if !process::enabled() {
         return spawn(pid);
     }
@@ -76,14 +114,14 @@ hooks! {
         pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const *mut c_char, envp: *const *mut c_char,
     ) -> c_int {
-        spawned(pid, |pid| covered::posix_spawn(pid, path, actions, attr, argv, envp))
+        spawned(pid, envp, |pid| covered::posix_spawn(pid, path, actions, attr, argv, envp))
     }
     /// posix_spawnp(3)
     fn posix_spawnp(
         pid: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const *mut c_char, envp: *const *mut c_char,
     ) -> c_int {
-        spawned(pid, |pid| covered::posix_spawnp(pid, file, actions, attr, argv, envp))
+        spawned(pid, envp, |pid| covered::posix_spawnp(pid, file, actions, attr, argv, envp))
     }
     /// posix_spawn_file_actions_adddup2(3): the program to be spawned gets this descriptor, close-on-exec or not
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {

@@ -21,6 +21,7 @@ mod indirect;
 mod lifecycle;
 mod memory;
 mod readiness;
+mod removed;
 mod signals;
 mod start;
 mod syscall;

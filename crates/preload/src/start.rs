@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use shunpike_core::{conn, enabled, libc_function, libc_is_musl, process, session, sys, tls, user, wait};
 
-use crate::{memory, readiness, signals};
+use crate::{memory, readiness, removed, signals};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -20,6 +20,10 @@ static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
 
 /// In this order; each line says why there.
 extern "C" fn start() {
+    // Before anything else: what a caller of fewer rights says of brokers goes to no child either.
+    forget_the_callers_words();
+    // Also where the program is off: what it executes is told to load us all the same.
+    removed::note(variable(c"LD_PRELOAD").unwrap_or(b""));
     // 0. In a libc that is neither glibc nor musl all hooks hand on: what a lane needs of it is not known.
     let Some(at_fork) = AtFork::of_libc() else { return };
     // 1. Without a broker's path, and without a list that has this program on, nothing is watched: the library was loaded by accident.
@@ -128,6 +132,19 @@ fn variable(name: &core::ffi::CStr) -> Option<&'static [u8]> {
     };
     // SAFETY: secure_getenv returns null or a NUL-terminated string.
     (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
+}
+
+/// Takes our variables away where the program has more rights than who started it, as the loader does with LD_PRELOAD there: a program
+/// that it starts with all of its rights does not know any more whose they were.
+fn forget_the_callers_words() {
+    // SAFETY: no pointers.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+        return;
+    }
+    for name in [c"SHUNPIKE_SOCKET", c"SHUNPIKE_PREFER", c"SHUNPIKE_EAGER", c"SHUNPIKE_PROFILE"] {
+        // SAFETY: a NUL-terminated name; at start-up no other thread uses the environment.
+        unsafe { libc::unsetenv(name.as_ptr()) };
+    }
 }
 
 extern "C" fn before_fork() {

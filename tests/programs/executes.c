@@ -1,0 +1,49 @@
+// Removes a file, and then executes printenv LD_PRELOAD in one of the ways that there are: executes FILE WAY
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+#define PROGRAM "/usr/bin/printenv"
+#define VARIABLE "LD_PRELOAD"
+
+int main(int argc, char **argv) {
+    char *child[] = {PROGRAM, VARIABLE, NULL};
+    const char *way = argc > 2 ? argv[2] : "";
+    if (argc < 3 || unlink(argv[1])) return 2;
+    // An environment of its own, as shells and interpreters make one, which it frees afterwards.
+    char *preload = strdup(getenv(VARIABLE) - sizeof VARIABLE), *own[] = {strdup("A=1"), preload, NULL};
+    int status = 0;
+    pid_t pid = 0;
+    if (!strcmp(way, "execve")) execve(PROGRAM, child, own);
+    if (!strcmp(way, "execvpe")) execvpe(PROGRAM, child, own);
+    if (!strcmp(way, "execveat")) execveat(AT_FDCWD, PROGRAM, child, own, 0);
+    if (!strcmp(way, "fexecve")) fexecve(open(PROGRAM, O_RDONLY | O_CLOEXEC), child, own);
+    if (!strcmp(way, "execv")) execv(PROGRAM, child);
+    if (!strcmp(way, "execvp")) execvp(PROGRAM, child);
+    if (!strcmp(way, "execl")) execl(PROGRAM, PROGRAM, VARIABLE, NULL);
+    if (!strcmp(way, "execlp")) execlp(PROGRAM, PROGRAM, VARIABLE, NULL);
+    if (!strcmp(way, "system")) return WEXITSTATUS(system(PROGRAM " " VARIABLE));
+    if (!strcmp(way, "popen")) return WEXITSTATUS(pclose(popen(PROGRAM " " VARIABLE, "w")));
+    if (!strcmp(way, "bad")) {
+        // A bad pointer is the kernel's to refuse; a string that nobody may write to stays.
+        char *fixed[] = {VARIABLE "=" "/x/libshunpike.so", NULL}, **volatile nowhere = (char **)8;
+        if (execve(PROGRAM, child, nowhere) != -1) return 3;
+        execve(PROGRAM, child, fixed);
+    }
+    if (!strcmp(way, "posix_spawn")) posix_spawn(&pid, PROGRAM, NULL, NULL, child, own);
+    if (!strcmp(way, "posix_spawnp")) posix_spawnp(&pid, PROGRAM, NULL, NULL, child, own);
+    if (!strcmp(way, "vfork") && !(pid = vfork())) {
+        execve(PROGRAM, child, own);
+        _exit(4);
+    }
+    if (pid <= 0 || waitpid(pid, &status, 0) != pid) return 5;
+    for (int i = 0; own[i]; i++) free(own[i]);
+    return WEXITSTATUS(status);
+}
