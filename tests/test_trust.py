@@ -111,6 +111,19 @@ def test_only_a_broker_that_may_have_it_is_told(world, bed, listen, owner, mode,
     assert listener.told[:1] == ([HELLO] if is_told else []), listener.told
 
 
+def test_a_link_that_anybody_could_make_leads_to_nobodys_broker(world, bed, listen):
+    """/tmp/shunpike-0, gone since: a link of somebody else's to what root has given to that one, as homes are."""
+    home, open_to_all = directory(world, OTHER), world.directory / "open"
+    listener = listen(home, OTHER)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o1777)
+    (open_to_all / "shunpike-0").symlink_to(home)
+    dialogue(world, bed, open_to_all / "shunpike-0").finish()
+    assert listener.told == []
+    dialogue(world, bed, home).finish()
+    assert listener.told[:1] == [HELLO], "by its own name it is"
+
+
 def test_a_later_connect_looks_again(world, bed, listen):
     """The broker is gone, and somebody else listens in its place when the program comes again."""
     at = directory(world, 0)
@@ -141,6 +154,18 @@ def test_another_users_runtime_directory_is_not_used(world):
     assert str(world.runtime) in looks(world.runtime)
 
 
+def preloaded(world):
+    """How to begin a program of another user's, in a mount namespace where /etc/ld.so.preload has the library in all; and the library."""
+    library = shutil.copy(LIBRARY, world.directory)
+    etc = world.directory / "etc"
+    etc.mkdir()
+    for name in ("passwd", "group", "ld.so.cache"):
+        shutil.copy(f"/etc/{name}", etc)
+    (etc / "ld.so.preload").write_text(f"{library}\n")
+    inside = f'mount --bind {etc} /etc && exec setpriv --reuid={OTHER} --regid={OTHER} --clear-groups "$@"'
+    return ["unshare", "--mount", "sh", "-c", inside, "sh"], library
+
+
 RIGHTS = {"nothing": None, "setuid": 0o4755, "setgid": 0o2755, "capability": "cap_net_raw+ep"}
 
 
@@ -148,7 +173,7 @@ RIGHTS = {"nothing": None, "setuid": 0o4755, "setgid": 0o2755, "capability": "ca
 def test_who_has_more_rights_than_its_caller_lets_it_name_no_broker(world, bed, listen, right):
     """By /etc/ld.so.preload (of a mount namespace of its own) the library is in such programs, too."""
     at, program = directory(world, 0), world.directory / "pingpong"
-    library = shutil.copy(LIBRARY, world.directory)
+    enter, library = preloaded(world)
     shutil.copy(bed / "pingpong", program)
     if right == "capability":
         if not shutil.which("setcap"):
@@ -156,16 +181,9 @@ def test_who_has_more_rights_than_its_caller_lets_it_name_no_broker(world, bed, 
         subprocess.run(["setcap", RIGHTS[right], program], check=True)
     elif RIGHTS[right]:
         program.chmod(RIGHTS[right])
-    etc = world.directory / "etc"
-    etc.mkdir()
-    for name in ("passwd", "group", "ld.so.cache"):
-        shutil.copy(f"/etc/{name}", etc)
-    (etc / "ld.so.preload").write_text(f"{library}\n")
     listener = listen(at, 0)
-    inside = f'mount --bind {etc} /etc && exec setpriv --reuid={OTHER} --regid={OTHER} --clear-groups "$@"'
     env = {"SHUNPIKE_SOCKET": str(at / "broker.sock")}
-    argv = ["unshare", "--mount", "sh", "-c", inside, "sh", program, "both", free_port(), 1, 10**7]
-    proc = world.start("dialogue", argv, env=env)
+    proc = world.start("dialogue", [*enter, program, "both", free_port(), 1, 10**7], env=env)
     loaded = lambda: library in (world.directory / f"/proc/{proc.pid}/maps").read_text() and b"pingpong" in (world.directory / f"/proc/{proc.pid}/cmdline").read_bytes()  # fmt: skip
     until(loaded, lambda: f"the library is in it: {proc.describe()}")
     if right == "nothing":
@@ -174,3 +192,29 @@ def test_who_has_more_rights_than_its_caller_lets_it_name_no_broker(world, bed, 
     until(lambda: int(open(f"/proc/{proc.pid}/stat").read().rsplit(") ")[1].split()[11]) >= 10, "it has been at work for a while")
     proc.stop()
     assert listener.told[:1] == ([HELLO] if right == "nothing" else [])
+
+
+def test_what_such_a_program_starts_does_not_hear_its_callers_words_either(world, bed, listen):
+    """A setuid program that becomes root wholly: what it starts has no more rights than it, and had its caller's environment."""
+    at, program = directory(world, OTHER), world.directory / "becomes_root"
+    enter, _ = preloaded(world)
+    shutil.copy(bed / "becomes_root", program)
+    program.chmod(0o4755)
+    listener = listen(at, OTHER)
+    env = {name: str(at / "broker.sock") for name in ("SHUNPIKE_SOCKET", "SHUNPIKE_PREFER")} | {"SHUNPIKE_EAGER": "1", "KEPT": "1"}
+    ran = subprocess.run([*enter, program, "/usr/bin/env"], env=world.env | env, capture_output=True, text=True, timeout=20)
+    assert "KEPT=1\n" in ran.stdout and "SHUNPIKE_SOCKET" not in ran.stdout and "SHUNPIKE_PREFER" not in ran.stdout, ran
+    world.start("dialogue", [*enter, program, bed / "pingpong", "both", free_port(), 1, 300], env=env).finish()
+    assert listener.told == []
+
+
+def test_a_broker_of_roots_looks_at_no_environment_of_others(world, bed):
+    """Where a program's environment is, is its own word: gigabytes, or pages that never come. A private broker looks for programs that name it
+    before it leaves: of its own user's there is no such doubt."""
+    for name, who in [("theirs", ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups"]), ("own", [])]:
+        proc = world.start(name, [*who, bed / "environs", 16384])
+        until(lambda proc=proc: "ready" in proc.out, proc.describe)
+    argv = [BINARY, "broker", "--private", "--idle-exit", 1, "--socket", world.directory / "b.sock"]
+    broker = world.start("broker", ["prlimit", f"--as={1 << 30}", *argv])
+    broker.finish(seconds=20)
+    assert "no program is left" in broker.err + broker.out, broker.describe()

@@ -3,6 +3,7 @@
 use crate::args::Broker;
 use crate::error::Error;
 use crate::socket;
+use crate::tools::kernel;
 use shunpike_broker::policy::{Policy, SYSTEM_FILE, Source};
 use shunpike_broker::report::Failure;
 use shunpike_broker::settings::{Knob, Origin, Setting};
@@ -176,9 +177,12 @@ fn taken(stop: &OwnedFd) -> Option<Told> {
 fn is_named_by_programs(socket: &Path) -> bool {
     let wanted = [socket::VARIABLE.as_bytes(), b"=", socket.as_os_str().as_bytes()].concat();
     let Ok(processes) = fs::read_dir("/proc") else { return false };
-    let ours = std::process::id().to_string();
-    processes.flatten().filter(|process| *process.file_name() != *ours).any(|process| {
-        let environment = fs::read(process.path().join("environ")).unwrap_or_default();
+    let pids = processes.flatten().filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let (own, user) = (std::process::id(), rustix::process::geteuid().as_raw());
+    // Root may look into others' programs, which are not served here, and could have the look take for ever: what lies where their
+    // environment was may be a file of theirs.
+    pids.filter(|pid| *pid != own && kernel::is_of(*pid, user)).any(|pid| {
+        let environment = kernel::environment(pid).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
     })
 }

@@ -160,7 +160,7 @@ pub fn missing(file: &Path) -> Option<Missing> {
 }
 
 /// Opens a file to look into it. What is no ordinary file cannot be executed either, and a pipe would have us wait for a writer.
-fn open_regular(file: &Path) -> io::Result<File> {
+pub fn open_regular(file: &Path) -> io::Result<File> {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(file)?;
     if opened.metadata()?.is_file() { Ok(opened) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }

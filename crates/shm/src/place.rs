@@ -48,7 +48,8 @@ fn is_closed(there: &Stat) -> bool {
     there.st_mode & libc::S_IFMT == libc::S_IFDIR && there.st_mode & WRITABLE == 0
 }
 
-/// Whether only root can have made a directory and given it to somebody: it lies in one of root's.
+/// Whether only root can have made a directory and given it to somebody, and only root can have its name lead there: a link in /tmp
+/// may lead to what root gave to somebody else.
 fn is_given(directory: &[u8]) -> bool {
     const UP: &[u8] = b"/..";
     let mut above = [0; LONGEST + UP.len()];
@@ -56,7 +57,37 @@ fn is_given(directory: &[u8]) -> bool {
     let Some(above) = above.get_mut(..all) else { return false };
     above[..len].copy_from_slice(directory);
     above[len..].copy_from_slice(UP);
-    rustix::fs::stat(&*above).is_ok_and(|above| is_closed(&above) && above.st_uid == ROOT)
+    let is_roots_alone = |above: Stat| is_closed(&above) && above.st_uid == ROOT;
+    is_named_by_root(directory) && rustix::fs::stat(&*above).is_ok_and(is_roots_alone)
+}
+
+/// Whether each part of a name is root's to say what it means.
+fn is_named_by_root(path: &[u8]) -> bool {
+    let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    path.starts_with(b"/")
+        && slashes.into_iter().all(|slash| {
+            let end = path
+                .iter()
+                .skip(slash + 1)
+                .position(|byte| *byte == b'/')
+                .map_or(path.len(), |n| slash + 1 + n);
+            let (above, part) = (path.get(..slash.max(1)), path.get(..end));
+            let stat = above.and_then(|above| rustix::fs::stat(above).ok());
+            stat.filter(|above| above.st_uid == ROOT).is_some_and(|above| {
+                is_closed(&above) || is_sticky(&above) && part.is_some_and(is_directory_of_root)
+            })
+        })
+}
+
+/// Whether nobody may rename or remove there what is not his own.
+fn is_sticky(there: &Stat) -> bool {
+    there.st_mode & libc::S_IFMT == libc::S_IFDIR && there.st_mode & libc::S_ISVTX != 0
+}
+
+/// Whether it is itself one, and not a link to one.
+fn is_directory_of_root(path: &[u8]) -> bool {
+    rustix::fs::lstat(path)
+        .is_ok_and(|there| there.st_mode & libc::S_IFMT == libc::S_IFDIR && there.st_uid == ROOT)
 }
 
 #[cfg(test)]
@@ -106,6 +137,38 @@ mod tests {
         mode(base.path(), 0o755);
         chown(base.path(), Some(1), Some(1)).unwrap();
         assert_eq!(of(&given), Err(Errno::PERM), "its owner can have made it");
+    }
+
+    #[test]
+    fn a_link_that_others_could_make_leads_to_nobody() {
+        if own() != ROOT {
+            return;
+        }
+        let base = tempfile::tempdir().unwrap();
+        mode(base.path(), 0o755);
+        let (given, open) = (base.path().join("given"), base.path().join("open"));
+        create_dir(&given).unwrap();
+        chown(&given, Some(1), Some(1)).unwrap();
+        create_dir(&open).unwrap();
+        for (link, to) in [
+            (base.path().join("link"), &*given),
+            (open.join("link"), &given),
+            (open.join("above"), base.path()),
+        ] {
+            std::os::unix::fs::symlink(to, link).unwrap();
+        }
+        assert!(of(&base.path().join("link")).unwrap().may_serve(1), "root's own link");
+        assert!(of(&open.join("above/given")).is_ok(), "root's directory as yet");
+        mode(&open, 0o1777);
+        assert_eq!(of(&open.join("link")), Err(Errno::PERM));
+        assert_eq!(of(&open.join("above/given")), Err(Errno::PERM));
+        mode(&open, 0o777);
+        create_dir(open.join("of-root")).unwrap();
+        create_dir(open.join("of-root/given")).unwrap();
+        chown(open.join("of-root/given"), Some(1), Some(1)).unwrap();
+        assert_eq!(of(&open.join("of-root/given")), Err(Errno::PERM), "anybody can put another one there");
+        mode(&open, 0o1777);
+        assert!(of(&open.join("of-root/given")).is_ok());
     }
 
     #[test]

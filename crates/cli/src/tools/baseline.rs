@@ -1,11 +1,12 @@
 //! What `stats reset` remembers: the counts of that moment, in a file of the caller's own. Nobody else's counts change.
 
 use crate::error::Error;
+use crate::program::open_regular;
 use shunpike_broker::report::{ConnectionCounts, RoleCounts, Stats, Traffic};
 use std::env;
 use std::fs::{self, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -38,9 +39,17 @@ pub fn remember(socket: &Path, stats: &Stats) -> Result<(), Error> {
     done.inspect_err(|_| drop(fs::remove_file(&new))).map_err(failed)
 }
 
+/// What `remember` wrote. The directory may be another user's, as root's HOME is after `su`: anything may lie there.
+fn read(path: &Path) -> io::Result<String> {
+    const MOST: u64 = 1 << 20;
+    let mut text = String::new();
+    open_regular(path)?.take(MOST).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 /// The counts since the caller's last reset; all of them if there was none in this broker's life.
 pub fn since(socket: &Path, stats: &mut Stats) {
-    let text = file(socket).and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let text = file(socket).and_then(|path| read(&path).ok()).unwrap_or_default();
     if let Ok(before) = serde_json::from_str::<Stats>(&text)
         && before.broker == stats.broker
     {
@@ -87,5 +96,21 @@ pub fn subtract(stats: &mut Stats, before: &Stats) {
         for (to, from) in histogram.iter_mut().zip(&from.histogram) {
             less(&mut to.calls, from.calls);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (fifo, file) = (dir.path().join("fifo"), dir.path().join("file"));
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).expect("a FIFO");
+        assert!(read(&fifo).is_err());
+        fs::write(&file, "text").expect("written");
+        assert_eq!(read(&file).expect("readable"), "text");
     }
 }

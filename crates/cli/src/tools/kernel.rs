@@ -1,7 +1,8 @@
 //! What /proc says of other processes and their sockets, as far as the caller may look.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A row of /proc/PID/net/tcp.
@@ -105,9 +106,28 @@ pub fn has_library(pid: u32) -> Option<bool> {
     Some(maps.lines().any(|line| line.contains("libshunpike")))
 }
 
+/// The most that is read of an environment. The kernel lets a program start with 6 MiB; but where it lies is the process's own word
+/// (PR_SET_MM), and any size.
+const ENVIRONMENT: u64 = 8 << 20;
+
+/// A process's environment as it was started with, each variable ended by a NUL; `None` where we may not look.
+pub fn environment(pid: u32) -> Option<Vec<u8>> {
+    let mut environment = Vec::new();
+    let file = File::open(format!("/proc/{pid}/environ")).ok()?;
+    file.take(ENVIRONMENT).read_to_end(&mut environment).ok()?;
+    Some(environment)
+}
+
+/// Whether a user is one that a process is (real, effective, saved), or may have files as.
+pub fn is_of(pid: u32, uid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    uids.is_some_and(|uids| uids.split_whitespace().any(|word| word.parse() == Ok(uid)))
+}
+
 /// The variables of a process that it was started with and that begin with `prefix`; `None` where we may not look.
 pub fn variables(pid: u32, prefix: &str) -> Option<Vec<(String, String)>> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let environment = environment(pid)?;
     let variables = environment.split(|byte| *byte == 0).filter_map(|variable| {
         let (name, value) = std::str::from_utf8(variable).ok()?.split_once('=')?;
         name.starts_with(prefix).then(|| (name.to_owned(), value.to_owned()))

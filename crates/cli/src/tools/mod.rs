@@ -8,7 +8,7 @@ mod device;
 mod events;
 mod explain;
 pub mod filter;
-mod kernel;
+pub mod kernel;
 pub mod policy;
 mod select;
 mod stats;
