@@ -79,11 +79,12 @@ install: | $(RELEASE)/shunpike
 	sync $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new
 	mv -f $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new $(DESTDIR)$(PREFIX)/lib/libshunpike.so
 	install -d $(SHARE)/man/man1
-	$(RELEASE)/shunpike man $(SHARE)/man/man1
+	# Everybody's to read, whatever umask root has.
+	umask 022 && $(RELEASE)/shunpike man $(SHARE)/man/man1
 	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
-	$(RELEASE)/shunpike completions bash > $(SHARE)/bash-completion/completions/shunpike
-	$(RELEASE)/shunpike completions zsh > $(SHARE)/zsh/site-functions/_shunpike
-	$(RELEASE)/shunpike completions fish > $(SHARE)/fish/vendor_completions.d/shunpike.fish
+	umask 022 && $(RELEASE)/shunpike completions bash > $(SHARE)/bash-completion/completions/shunpike
+	umask 022 && $(RELEASE)/shunpike completions zsh > $(SHARE)/zsh/site-functions/_shunpike
+	umask 022 && $(RELEASE)/shunpike completions fish > $(SHARE)/fish/vendor_completions.d/shunpike.fish
 
 	# For fingers that know smc-tools: put this directory into PATH.
 	install -d $(DESTDIR)$(PREFIX)/lib/shunpike/smc-tools
@@ -95,7 +96,7 @@ install: | $(RELEASE)/shunpike
 	# What containers preload (shunpike cdi generate).
 	install -m 644 dist/cdi/container.preload $(DESTDIR)$(PREFIX)/lib/shunpike/container.preload
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(SHARE)/doc/shunpike
-	sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
+	umask 022 && sed 's|/usr/local/|$(PREFIX)/|' dist/systemd/shunpike-broker.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/shunpike-broker.service
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/lib/,sysusers.d tmpfiles.d)
 	install -m 644 dist/systemd/shunpike.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/shunpike.conf
 	install -m 644 dist/systemd/shunpike.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/shunpike.conf
@@ -111,6 +112,9 @@ $(RELEASE)/shunpike:
 	$(CARGO) build --release --workspace
 
 uninstall:
+	# What `shunpike enable` has done goes first: the loader complains in each program that is to load a library that is not there.
+	[ ! -x $(DESTDIR)$(PREFIX)/bin/shunpike ] || \
+	    $(DESTDIR)$(PREFIX)/bin/shunpike disable --everything --root $(or $(DESTDIR),/)
 	rm -f $(DESTDIR)$(PREFIX)/bin/shunpike $(DESTDIR)$(PREFIX)/lib/libshunpike.so
 	rm -f $(SHARE)/man/man1/shunpike.1 $(SHARE)/man/man1/shunpike-*.1
 	rm -f $(SHARE)/bash-completion/completions/shunpike $(SHARE)/zsh/site-functions/_shunpike

@@ -233,6 +233,30 @@ def test_what_others_could_write_is_in_no_program(machine):
 
 
 @needs_root
+def test_a_link_to_the_library_is_as_safe_as_where_it_lies(machine):
+    """What the line in /etc/ld.so.preload names is read as each program starts."""
+    machine.directory.chmod(0o755)
+    (machine.directory / "opt/open").mkdir()
+    (machine.directory / "opt/open").chmod(0o777)
+    for name in ("open/libshunpike.so", "fine.so"):
+        (machine.directory / "opt" / name).symlink_to("/opt/lib/libshunpike.so")
+    by = lambda name: machine.run("env", f"SHUNPIKE_LIB=/opt/{name}", "/opt/bin/shunpike", "enable", "--all")
+    ran = by("open/libshunpike.so")
+    assert ran.returncode == 1 and "/opt/open" in ran.stderr and "only root writes" in ran.stderr, ran.stderr
+    assert not machine.preload.exists()
+    assert by("fine.so").returncode == 0 and machine.preload.read_text() == "/opt/fine.so\n"
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["a#b", "$LIB", 'a"b'])
+def test_a_name_that_the_loader_reads_otherwise_is_refused(machine, name):
+    (machine.directory / "opt" / name).mkdir()
+    shutil.copy(LIBRARY, machine.directory / "opt" / name)
+    ran = machine.run("env", f"SHUNPIKE_LIB=/opt/{name}/libshunpike.so", "/opt/bin/shunpike", "enable", "--all")
+    assert ran.returncode == 125 and "cannot preload" in ran.stderr and not machine.preload.exists(), ran
+
+
+@needs_root
 def test_a_program_that_is_off_pays_one_look_up(machine):
     """Beside one that the environment has off, which makes no call at all for it."""
     machine.enable("off program true")
@@ -328,3 +352,47 @@ def test_what_may_keep_a_unit_from_lanes_is_said(world, system):
     for unit, words in [("a", "AF_UNIX"), ("b", None), ("c", "BindReadOnlyPaths"), ("d", "/etc/default/d"), ("e", "RootImage")]:
         ran = asked(world, system, "enable", unit)
         assert ran.returncode == 0 and (words in ran.stderr if words else not ran.stderr), (unit, ran.stderr)
+
+
+def test_links_lead_nowhere_out_of_the_root(world, system):
+    """Those of a system that is no friend's, or only somebody else's: each means what it means to that system."""
+    outside = world.directory / "outside"
+    outside.mkdir()
+    (outside / "passwd").write_text("of the host\n")
+    write(system, "cache.service", UNIT)
+    (system / "etc/systemd/system/cache.service.d").symlink_to(outside)
+    (system / "etc/ld.so.preload").symlink_to(outside / "passwd")
+    assert asked(world, system, "enable", "cache").returncode == 0
+    asked(world, system, "enable", "--all")
+    asked(world, system, "disable", "--all")
+    assert [path.name for path in outside.iterdir()] == ["passwd"] and (outside / "passwd").read_text() == "of the host\n"
+    assert (system / str(outside)[1:] / "90-shunpike.conf").exists()
+
+
+@needs_root
+def test_nothing_of_another_system_is_executed(world, system):
+    """Its library is code of whoever made it."""
+    source = world.directory / "evil.c"
+    source.write_text(f'#include <fcntl.h>\n__attribute__((constructor)) static void start(void) {{ creat("{world.directory}/ran", 0644); }}\n')
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", system / str(LIBRARY)[1:], source], check=True)
+    ran = asked(world, system, "enable", "--all")
+    assert ran.returncode == 1 and "is not the same as" in ran.stderr and "chroot" in ran.stderr, ran.stderr
+    assert not (world.directory / "ran").exists() and not (system / "etc/ld.so.preload").exists()
+    shutil.copy(LIBRARY, system / str(LIBRARY)[1:])
+    ran = asked(world, system, "enable", "--all")
+    assert ran.returncode == 0 and (system / "etc/ld.so.preload").read_text() == f"{LIBRARY}\n", ran.stderr
+
+
+def test_everything_is_taken_away_before_the_library_is(world, system):
+    """And nothing of others': a drop-in of that name which somebody has written stays."""
+    for name in ("cache", "web"):
+        write(system, f"{name}.service", UNIT)
+    assert asked(world, system, "enable", "cache", "web").returncode == 0
+    (system / "usr/lib/systemd/system/web.service").unlink()
+    write(system, "ld.so.preload", f"/a.so\n{LIBRARY}\n", place="etc")
+    own = write(system, "other.service.d/90-shunpike.conf", "[Service]\nEnvironment=A=1\n", place="etc/systemd/system")
+    ran = asked(world, system, "disable", "--everything")
+    assert ran.returncode == 0 and "cache.service" in ran.stdout and "web.service" in ran.stdout, ran
+    assert (system / "etc/ld.so.preload").read_text() == "/a.so\n"
+    assert [path for path in (system / "etc/systemd/system").rglob("*") if path.is_file()] == [own]
+    assert asked(world, system, "disable", "--everything").returncode == 0

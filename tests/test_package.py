@@ -171,6 +171,45 @@ def test_a_systemctl_that_fails_fails_no_script(package, tmp_path, script, words
     assert (tmp_path / "called").read_text(), "it was asked"
 
 
+@needs_root
+def test_its_removal_undoes_what_enable_has_done(package, tmp_path):
+    """In a mount namespace whose /etc is the test's."""
+    subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
+    etc, tools = tmp_path / "etc", tmp_path / "tools"
+    drop_in = etc / "systemd/system/cache.service.d/90-shunpike.conf"
+    drop_in.parent.mkdir(parents=True)
+    tools.mkdir()
+    (tools / "shunpike").symlink_to(TARGET / "shunpike")
+    setup = f'mount --bind {etc} /etc && mount -t tmpfs none /run && exec "$@"'
+    for script, word in [(tmp_path / "control/prerm", "remove"), (ROOT / "dist/packages/removing", "0")]:
+        drop_in.parent.mkdir(exist_ok=True)
+        drop_in.write_text("# Made by 'shunpike enable cache.service'\n[Service]\nEnvironment=\"LD_PRELOAD=/usr/lib/libshunpike.so\"\n")
+        (etc / "ld.so.preload").write_text("/usr/lib/libshunpike.so\n")
+        # The one of rpm names its command by its place, where none is here.
+        text = script.read_text().replace("/usr/bin/shunpike disable", f"{tools}/shunpike disable")
+        env = {"PATH": f"{tools}:{os.environ['PATH']}"}
+        subprocess.run(["unshare", "--mount", "sh", "-c", setup, "sh", "sh", "-c", text, "sh", word], env=env, check=True)
+        assert not drop_in.exists() and not (etc / "ld.so.preload").exists(), script
+
+
+@needs_root
+def test_make_uninstall_undoes_it_too_and_whatever_umask_installs_for_everybody(tmp_path):
+    def make(target):
+        argv = ["make", "-s", "-C", ROOT, target, f"DESTDIR={tmp_path}", "PREFIX=/usr", f"CARGO_TARGET_DIR={TARGET.parent}"]
+        env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        ran = subprocess.run(argv, env=env, umask=0o077, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+    make("install")
+    installed = [path for path in (tmp_path / "usr").rglob("*") if not path.is_symlink()]
+    assert len(installed) > 50 and not [path for path in installed if path.stat().st_mode & 0o044 != 0o044]
+    (tmp_path / "etc").mkdir(exist_ok=True)
+    (tmp_path / "etc/ld.so.preload").write_text("/a.so\n/usr/lib/libshunpike.so\n")
+    make("uninstall")
+    assert (tmp_path / "etc/ld.so.preload").read_text() == "/a.so\n"
+    assert not [path for path in (tmp_path / "usr").rglob("*") if not path.is_dir()]
+
+
 def test_the_tarball_works_where_it_is_unpacked(world, tmp_path):
     archive = build("tarball", tmp_path)
     with tarfile.open(archive) as files:

@@ -6,7 +6,7 @@ mod start;
 mod tools;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
-pub use node::{CdiAction, Enable};
+pub use node::{CdiAction, Disable, Enable};
 use node::{DISABLE_NOTES, ENABLE_NOTES};
 pub use notes::EXIT_STATUS;
 use notes::{
@@ -146,7 +146,7 @@ pub enum Command {
     Enable(Enable),
     /// Undo 'enable'
     #[command(after_help = DISABLE_NOTES)]
-    Disable(Enable),
+    Disable(Disable),
     /// Have container engines put programs under Shunpike, by a device (CDI)
     Cdi {
         /// What.

@@ -126,6 +126,13 @@ pub enum Error {
         /// What came of it.
         why: String,
     },
+    /// What lies below another root is not this command's library, and so not tried.
+    LibraryDiffers {
+        /// The library there.
+        library: PathBuf,
+        /// This command's.
+        own: PathBuf,
+    },
     /// `chk` cannot make an address of what it was given.
     Target {
         /// As given.
@@ -259,8 +266,8 @@ impl fmt::Display for Error {
             }
             Error::LibraryPath(path) => write!(
                 f,
-                "cannot preload {}: LD_PRELOAD takes no path with a space or colon, or that is not absolute; \
-                 move it, or set SHUNPIKE_LIB to a copy",
+                "cannot preload {}: LD_PRELOAD takes no path with a space or colon, or that is not absolute, and 'enable' none with \
+                 a quote or one of # $ \\; move it, or set SHUNPIKE_LIB to a copy",
                 path.display()
             ),
             Error::Exec { command, missing: Some(missing), .. } => {
@@ -331,6 +338,13 @@ impl fmt::Display for Error {
                 f,
                 "a program that loads {} does not start well ({why}); nothing was changed; is it built for this system?",
                 library.display()
+            ),
+            Error::LibraryDiffers { library, own } => write!(
+                f,
+                "{} is not the same as {}, and what belongs to another system is not run here to see whether it loads; copy it there, \
+                 or run that system's own 'shunpike enable --all' in it (chroot)",
+                library.display(),
+                own.display()
             ),
             Error::Target { target, why } => {
                 write!(f, "cannot find '{target}': {why}; write HOST:PORT, as localhost:80 or [::1]:80")

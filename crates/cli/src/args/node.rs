@@ -49,14 +49,16 @@ Examples:
   shunpike disable --all";
 
 pub(super) const DISABLE_NOTES: &str = "\
-Takes away what 'enable' has put there, and nothing else. The list /etc/shunpike/enabled stays. Programs that run go on as they are; \
+Takes away what 'enable' has put there, and nothing else. The list /etc/shunpike/enabled stays. With --everything it takes away the \
+drop-ins of all services and the line of --all, as has to be done before the library is removed (packages and 'make uninstall' do it): \
+the loader complains in each program that is to load one that is not there. Programs that run go on as they are; \
 'shunpike device set active off' moves their connections back to TCP.
 
 Examples:
   shunpike disable redis-server
   shunpike disable --all";
 
-/// `enable` and `disable`.
+/// `enable`.
 #[derive(Args)]
 pub struct Enable {
     /// Services
@@ -65,6 +67,23 @@ pub struct Enable {
     /// All programs of this machine, but for those that the list has off
     #[arg(long, conflicts_with = "units")]
     pub all: bool,
+    /// The system below this directory, as for systemctl
+    #[arg(long, value_name = "DIR", default_value = "/", value_hint = ValueHint::DirPath)]
+    pub root: PathBuf,
+}
+
+/// `disable`.
+#[derive(Args)]
+pub struct Disable {
+    /// Services
+    #[arg(value_name = "UNIT", required_unless_present_any = ["all", "everything"])]
+    pub units: Vec<String>,
+    /// All programs of this machine
+    #[arg(long, conflicts_with = "units")]
+    pub all: bool,
+    /// All programs of this machine, and each service that is enabled
+    #[arg(long, conflicts_with_all = ["units", "all"])]
+    pub everything: bool,
     /// The system below this directory, as for systemctl
     #[arg(long, value_name = "DIR", default_value = "/", value_hint = ValueHint::DirPath)]
     pub root: PathBuf,

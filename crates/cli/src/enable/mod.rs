@@ -3,15 +3,22 @@
 mod preload;
 mod unit;
 
-use crate::args::Enable;
+use crate::args::{Disable, Enable};
 use crate::error::Error;
 use crate::run;
 use crate::tools::table::print;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// `enable`.
 pub fn enable(args: &Enable) -> Result<(), Error> {
     let library = run::library()?;
+    // They mean something in a unit, or to the loader.
+    if library.as_os_str().as_bytes().iter().any(|byte| b"#$\"'\\".contains(byte)) {
+        return Err(Error::LibraryPath(library));
+    }
     let there = below(&args.root, &library);
     if !there.is_file() {
         return Err(Error::NoLibrary { tried: vec![there] });
@@ -32,18 +39,81 @@ pub fn enable(args: &Enable) -> Result<(), Error> {
 }
 
 /// `disable`.
-pub fn disable(args: &Enable) -> Result<(), Error> {
-    if args.all {
-        return print(&preload::disable(&args.root)?);
+pub fn disable(args: &Disable) -> Result<(), Error> {
+    if args.all || args.everything {
+        print(&preload::disable(&args.root)?)?;
     }
-    let names: Vec<String> = args.units.iter().map(|name| unit::full_name(name)).collect::<Result<_, _>>()?;
+    let names: Vec<String> = if args.everything {
+        unit::enabled(&args.root)
+    } else {
+        args.units.iter().map(|name| unit::full_name(name)).collect::<Result<_, _>>()?
+    };
+    if names.is_empty() {
+        return Ok(());
+    }
     for name in &names {
         print(&unit::disable(&args.root, name)?)?;
     }
     unit::reload(&args.root)
 }
 
-/// Where `path` is in the system below `root`.
+/// As many links as the kernel follows on one way.
+const LINKS: usize = 40;
+
+/// Where `path` is in the system below `root`. Links lead where they lead the programs of that system: never out of it.
 fn below(root: &Path, path: &Path) -> PathBuf {
-    root.join(path.strip_prefix("/").unwrap_or(path))
+    let words =
+        |path: &Path| path.components().rev().map(|word| word.as_os_str().to_owned()).collect::<Vec<_>>();
+    let (mut found, mut ahead, mut links) = (PathBuf::new(), words(path), 0);
+    while let Some(word) = ahead.pop() {
+        if word == OsStr::new("/") {
+            found.clear();
+        } else if word == OsStr::new("..") {
+            found.pop();
+        } else {
+            let link = fs::read_link(root.join(&found).join(&word)).ok().filter(|_| links < LINKS);
+            match link {
+                Some(to) => {
+                    links += 1;
+                    ahead.extend(words(&to));
+                }
+                None => found.push(word),
+            }
+        }
+    }
+    root.join(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn no_link_leads_out_of_the_root() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("etc/real")).expect("directories");
+        for (link, to) in [
+            ("etc/absolute", "/etc/real"),
+            ("etc/relative", "real"),
+            ("etc/out", "../../../../outside"),
+            ("etc/outside", "/outside"),
+            ("etc/endless", "endless"),
+            ("up", ".."),
+        ] {
+            symlink(to, root.join(link)).expect("a link");
+        }
+        for (path, is_at) in [
+            ("/etc/real/x", "etc/real/x"),
+            ("/etc/absolute/x", "etc/real/x"),
+            ("/etc/relative/x", "etc/real/x"),
+            ("/etc/out", "outside"),
+            ("/etc/outside/x", "outside/x"),
+            ("/up/../etc/absolute", "etc/real"),
+            ("/etc/endless", "etc/endless"),
+        ] {
+            assert_eq!(below(&root, Path::new(path)), root.join(is_at), "{path}");
+        }
+    }
 }

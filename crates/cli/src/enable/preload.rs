@@ -33,7 +33,7 @@ pub fn enable(root: &Path, library: &Path) -> Result<String, Error> {
     let before = read(&preload)?;
     check_list(&list)?;
     check_owners(root, library)?;
-    check_loads(&below(root, library))?;
+    check_loads(root, library)?;
     if !list.exists() {
         replace::replace(&list, NEW_LIST.as_bytes())?;
     }
@@ -97,19 +97,28 @@ fn check_list(path: &Path) -> Result<(), Error> {
 fn check_owners(root: &Path, library: &Path) -> Result<(), Error> {
     let real = fs::canonicalize(below(root, library))
         .map_err(|source| Error::Read { path: below(root, library), source })?;
-    let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
-    for path in real.ancestors().take_while(|path| path.starts_with(&root)) {
-        let there = fs::metadata(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let around = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
+    // By its name, too: the name may be a link, in a directory where somebody can put another one.
+    let named = library.ancestors().map(|path| below(root, path));
+    for path in real.ancestors().take_while(|path| path.starts_with(&around)).map(Path::to_owned).chain(named)
+    {
+        let there = fs::metadata(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
         if there.uid() != 0 || there.permissions().mode() & 0o022 != 0 {
             let why = if there.uid() == 0 { Unsafe::Writable } else { Unsafe::Owner(there.uid()) };
-            return Err(Error::UnsafeLibrary { library: real.clone(), path: path.to_owned(), why });
+            return Err(Error::UnsafeLibrary { library: real.clone(), path, why });
         }
     }
     Ok(())
 }
 
-/// Has a program load the library, before all of them do. Nothing may come of it, not even a word of the loader's.
-fn check_loads(library: &Path) -> Result<(), Error> {
+/// Has a program load the library, before all of them do. Nothing may come of it, not even a word of the loader's. What lies below
+/// another root is somebody else's, perhaps, and not to be run here: it has to be the very library of this command, which is.
+fn check_loads(root: &Path, library: &Path) -> Result<(), Error> {
+    let there = below(root, library);
+    let read = |path: &Path| fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source });
+    if root != Path::new("/") && read(&there)? != read(library)? {
+        return Err(Error::LibraryDiffers { library: there, own: library.to_owned() });
+    }
     let tried = Command::new("/bin/sh").args(["-c", ":"]).env_clear().env("LD_PRELOAD", library).output();
     let why = match tried {
         Ok(output) if output.status.success() && output.stderr.is_empty() => return Ok(()),

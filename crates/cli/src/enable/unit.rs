@@ -21,6 +21,9 @@ const PLACES: [&str; 7] = [
 /// Ours, among those of a unit. It comes late, as drop-ins are read by name.
 const DROP_IN: &str = "90-shunpike.conf";
 
+/// How it begins.
+const MARK: &str = "# Made by 'shunpike enable";
+
 /// A service that there is, with what its files say.
 pub struct Unit {
     name: String,
@@ -37,21 +40,22 @@ impl Unit {
         let template = template(&name);
         let names: Vec<&str> =
             [Some(&name), template.as_ref()].into_iter().flatten().map(String::as_str).collect();
-        let places = || PLACES.iter().map(|place| below(root, Path::new(place)));
-        let mut found = names.iter().flat_map(|name| places().map(move |place| place.join(name)));
-        let Some(file) = found.find(|file| fs::symlink_metadata(file).is_ok()) else {
+        let mut all =
+            names.iter().flat_map(|name| PLACES.iter().map(move |place| Path::new(place).join(name)));
+        let is_there = |file: &PathBuf| {
+            let (Some(place), Some(name)) = (file.parent(), file.file_name()) else { return false };
+            fs::symlink_metadata(below(root, place).join(name)).is_ok()
+        };
+        let Some(file) = all.find(is_there) else {
             return Err(Error::NoUnit { name, root: root.to_owned() });
         };
-        // Links of units lead through the system below `root`.
-        let target = fs::read_link(&file)
-            .map(|to| if to.is_absolute() { below(root, &to) } else { file.with_file_name(to) });
-        if target.as_ref().is_ok_and(|target| *target == below(root, Path::new("/dev/null"))) {
-            return Err(Error::MaskedUnit { name, file });
+        let target = below(root, &file);
+        if target == root.join("dev/null") {
+            return Err(Error::MaskedUnit { name, file: root.join(file.strip_prefix("/").unwrap_or(&file)) });
         }
-        let text = fs::read_to_string(target.as_ref().unwrap_or(&file))
-            .map_err(|source| Error::Read { path: file.clone(), source })?;
+        let text = fs::read_to_string(&target).map_err(|source| Error::Read { path: target, source })?;
         let drop_ins = names.iter().rev().flat_map(|name| drop_ins(root, name));
-        let drop_ins = drop_ins.map(|file| fs::read_to_string(file).unwrap_or_default());
+        let drop_ins = drop_ins.map(|file| fs::read_to_string(below(root, &file)).unwrap_or_default());
         let texts: Vec<String> = [text].into_iter().chain(drop_ins).collect();
         Ok(Self::read(name, &texts))
     }
@@ -96,7 +100,7 @@ impl Unit {
         let order = "[Unit]\nWants=shunpike-broker.service\nAfter=shunpike-broker.service\n\n";
         let order = if self.is_ordinary { order } else { "" };
         let text = format!(
-            "# Made by 'shunpike enable {0}'; 'shunpike disable {0}' takes it away.\n\
+            "{MARK} {0}'; 'shunpike disable {0}' takes it away.\n\
              {order}[Service]\n\
              Environment=\"LD_PRELOAD={library}{others}\"\n\
              Environment={variable}={socket}\n",
@@ -166,15 +170,16 @@ fn template(name: &str) -> Option<String> {
 }
 
 fn drop_in(root: &Path, name: &str) -> PathBuf {
-    below(root, Path::new(PLACES[0])).join(format!("{name}.d")).join(DROP_IN)
+    below(root, &Path::new(PLACES[0]).join(format!("{name}.d")).join(DROP_IN))
 }
 
 /// The drop-ins of a unit, but for ours, in the order in which they are read.
 fn drop_ins(root: &Path, name: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for place in PLACES {
-        let directory = below(root, Path::new(place)).join(format!("{name}.d"));
-        let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+        let directory = Path::new(place).join(format!("{name}.d"));
+        let entries = fs::read_dir(below(root, &directory)).into_iter().flatten().flatten();
+        let files = entries.map(|entry| directory.join(entry.file_name()));
         for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "conf")) {
             let is_over = |other: &PathBuf| other.file_name() == file.file_name();
             if file.file_name().is_some_and(|name| name != DROP_IN) && !found.iter().any(is_over) {
@@ -228,6 +233,17 @@ fn words(value: &str) -> Vec<String> {
         words.push(word);
     }
     words
+}
+
+/// The services that are enabled below `root`, those included that are not there any more.
+pub fn enabled(root: &Path) -> Vec<String> {
+    let entries = fs::read_dir(below(root, Path::new(PLACES[0]))).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".d")?.to_owned()));
+    let is_ours =
+        |name: &String| fs::read_to_string(drop_in(root, name)).is_ok_and(|text| text.starts_with(MARK));
+    let mut names: Vec<String> = names.filter(is_ours).collect();
+    names.sort();
+    names
 }
 
 /// Takes our drop-in away; what to tell of it.
