@@ -51,7 +51,7 @@ pub struct Options {
     /// Draw the results, as SVG
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub chart: Option<PathBuf>,
-    /// Exit with status 1 if a floor is missed
+    /// Exit with status 1 if a minimum is missed
     #[arg(long)]
     pub check: bool,
 }
@@ -90,7 +90,7 @@ impl fmt::Display for Error {
             Error::Write(path, source) => write!(f, "cannot write {}: {source}", path.display()),
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
             Error::Missed(rows) => {
-                write!(f, "below the floor, or not measured: {}; is the machine busy?", rows.join(", "))
+                write!(f, "below the minimum, or not measured: {}; is the machine busy?", rows.join(", "))
             }
         }
     }
