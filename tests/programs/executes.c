@@ -1,10 +1,15 @@
 // Removes a file, and then executes printenv LD_PRELOAD in one of the ways that there are: executes FILE WAY
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <spawn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,6 +41,18 @@ int main(int argc, char **argv) {
         char *fixed[] = {VARIABLE "=" "/x/libshunpike.so", NULL}, **volatile nowhere = (char **)8;
         if (execve(PROGRAM, child, nowhere) != -1) return 3;
         execve(PROGRAM, child, fixed);
+    }
+    if (!strcmp(way, "filtered")) {
+        // As a sandbox that ends who makes a call that it does not know.
+        struct sock_filter lines[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 1, 0),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        };
+        struct sock_fprog filter = {sizeof lines / sizeof *lines, lines};
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) return 3;
+        execve(PROGRAM, child, own);
     }
     if (!strcmp(way, "posix_spawn")) posix_spawn(&pid, PROGRAM, NULL, NULL, child, own);
     if (!strcmp(way, "posix_spawnp")) posix_spawnp(&pid, PROGRAM, NULL, NULL, child, own);
