@@ -4,7 +4,7 @@
 # make stress     10 GB of checked bytes over lanes that come and go, ends stopped and killed: minutes (SEED=N repeats)
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
 # make fuzz       every fuzz target for ten minutes; FUZZ_SECONDS=, then ci/fuzz keep TARGET
-# make differential  random programs on TCP and on lanes, compared call by call; DIFFERENTIAL_SECONDS=, DIFFERENTIAL_SEED=
+# make differential  random programs on TCP and on lanes, compared call by call; DIFFERENTIAL_SECONDS=, _CALLS=, _SEED=
 # make mutants    faults put into the library, each of which the differential tester must find; MUTANT_SECONDS=600 each: an hour
 # make sanitize   the C programs of the tests with a library that the thread and address sanitizers watch; SANITIZE_TESTS=
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
@@ -45,7 +45,7 @@ fuzz:
 differential: build
 	ci/differential
 
-mutants:
+mutants: build
 	ci/mutants
 
 sanitize: build

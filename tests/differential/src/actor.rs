@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::calls::{self, Said};
 use crate::edges::Edges;
-use crate::op::{Call, Child, End, LookBy, Registered, WaitBy};
+use crate::op::{By, Call, Child, End, Handler, LookBy, RecvBy, Registered, WaitBy};
+use crate::op::{looks, reads};
 use crate::state::Arena;
 
 /// What an actor is told.
@@ -59,6 +60,20 @@ pub enum Order {
         size: usize,
         asks: bool,
     },
+    /// Two calls of this process on one connection: the second is made by another thread, or by a signal's handler.
+    Pair {
+        conn: u8,
+        calls: [Call; 2],
+        how: How,
+    },
+    /// One side of an exchange, as of an echo.
+    Exchange {
+        conn: u8,
+        by: By,
+        rounds: u16,
+        size: usize,
+        asks: bool,
+    },
     /// A thread begins to wait.
     Begin {
         conn: u8,
@@ -69,8 +84,19 @@ pub enum Order {
         conn: u8,
         ms: u64,
     },
+    /// Ends all waits, on TCP, by shutting their connections down.
+    EndWaits,
     /// Closes everything. Tells how many edges of code the library has, and those that were passed for the first time.
     Reset,
+}
+
+/// When the second call of a pair is made.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum How {
+    InOrder,
+    Swapped,
+    /// When who traces this process, and sees the first call between two marks, asks for it.
+    Traced,
 }
 
 /// What it says.
@@ -78,6 +104,8 @@ pub enum Order {
 pub struct Reply {
     /// Nothing where a wait has not ended.
     pub said: Option<Said>,
+    /// Of the second call of a pair.
+    pub also: Option<Said>,
     pub ns: u64,
     /// CPU time of the thread that made the call.
     pub cpu_ns: u64,
@@ -116,6 +144,7 @@ struct Actor {
 
 /// Serves until standard input ends.
 pub fn run() {
+    calls::heed();
     let mut actor = Actor {
         listener: -1,
         set: calls::new_set(),
@@ -142,13 +171,15 @@ impl Actor {
             Order::Make { conn, .. }
             | Order::Give { conn }
             | Order::Echo { conn, .. }
+            | Order::Pair { conn, .. }
+            | Order::Exchange { conn, .. }
             | Order::Begin { conn, .. } => Some(conn),
             _ => None,
         };
         let fd = conn.and_then(|conn| self.conns.get(&conn)).map_or(-1, |conn| conn.fd);
         let state = if fd < 0 { None } else { self.arena.state(fd) };
         let (began, cpu) = (Instant::now(), calls::cpu_ns());
-        let mut exchanges = None;
+        let (mut exchanges, mut also) = (None, None);
         let (said, times) = match order {
             Order::Listen => {
                 let (fd, port) = calls::listen();
@@ -190,10 +221,29 @@ impl Actor {
                 exchanges = Some(made);
                 (Some(said), Some([slowest, calls::cpu_ns() - cpu]))
             }
+            Order::Pair { conn, calls, how } => {
+                let [said, second] = self.pair(conn, calls, how);
+                also = Some(second);
+                (Some(said), None)
+            }
+            Order::Exchange { conn, by, rounds, size, asks } => {
+                let (said, slowest, made) = self.exchange(conn, by, rounds, size, asks);
+                exchanges = Some(made);
+                (Some(said), Some([slowest, calls::cpu_ns() - cpu]))
+            }
+            Order::EndWaits => {
+                for conn in self.conns.values_mut() {
+                    if let Some(waiting) = conn.waiting.take() {
+                        calls::finish(conn.fd, End::ShutBoth);
+                        let _ = waiting.ended.recv();
+                    }
+                }
+                (Some(Said::of(0)), None)
+            }
             Order::Begin { conn, by } => {
                 let (tell, ended) = mpsc::channel();
                 std::thread::spawn(move || {
-                    calls::hear_no_alarm();
+                    calls::hear_no_signals();
                     let (began, cpu) = (Instant::now(), calls::cpu_ns());
                     let said = calls::wait(fd, by, calls::LONG_MS);
                     let _ = tell.send((said, [began.elapsed().as_nanos() as u64, calls::cpu_ns() - cpu]));
@@ -210,6 +260,7 @@ impl Actor {
                 }
                 calls::close(self.set);
                 self.set = calls::new_set();
+                calls::begin();
                 let edges = self.edges.new_ones().into_iter().map(i64::from).collect();
                 (Some(Said { more: edges, ..Said::of(self.edges.all().into()) }), None)
             }
@@ -217,7 +268,7 @@ impl Actor {
         let [ns, cpu_ns] =
             times.unwrap_or_else(|| [began.elapsed().as_nanos() as u64, calls::cpu_ns() - cpu]);
         let calls = exchanges.unwrap_or_else(|| [conn.is_some().into(), is_on_lane(state).into()]);
-        Reply { said, ns, cpu_ns, calls, state }
+        Reply { said, also, ns, cpu_ns, calls, state }
     }
 
     fn opened(&mut self, conn: u8, fd: RawFd, serial: u64, nonblock: bool, nagle: bool) -> Said {
@@ -252,22 +303,48 @@ impl Actor {
 
     /// What came of it, how long the slowest exchange took, and calls as in [`Reply::calls`].
     fn echo(&mut self, index: u8, rounds: u16, size: usize, asks: bool) -> (Said, u64, [u64; 2]) {
+        let send = calls::send_all;
+        self.turns(index, [rounds as usize, size], asks, send, |fd| move |n| calls::receive_all(fd, n))
+    }
+
+    /// The same, with messages of two parts, and reads as `by` says.
+    fn exchange(&mut self, index: u8, by: By, rounds: u16, size: usize, asks: bool) -> (Said, u64, [u64; 2]) {
+        let send = |fd, bytes: &[u8]| {
+            let (header, body) = bytes.split_at((size / 8).max(1));
+            calls::send_all(fd, header) && calls::send_all(fd, body)
+        };
+        self.turns(index, [rounds as usize, size], asks, send, |fd| {
+            let mut reader = calls::Reader::new(fd, by);
+            move |n| reader.read(n)
+        })
+    }
+
+    fn turns<R: FnMut(usize) -> Option<Vec<u8>>>(
+        &mut self,
+        index: u8,
+        [rounds, size]: [usize; 2],
+        asks: bool,
+        send: impl Fn(RawFd, &[u8]) -> bool,
+        reader: impl Fn(RawFd) -> R,
+    ) -> (Said, u64, [u64; 2]) {
         let Some(conn) = self.conns.get_mut(&index) else { return (Said::of(-1), 0, [0; 2]) };
         let (mut slowest, mut hash, mut calls) = (0, 0, [0; 2]);
+        let failed = |round: usize, slowest, calls| {
+            (Said { more: vec![round as i64], ..Said::failed() }, slowest, calls)
+        };
+        let mut receive = reader(conn.fd);
         for round in 0..rounds {
             calls[0] += 2;
             calls[1] += 2 * u64::from(is_on_lane(self.arena.state(conn.fd)));
             let began = Instant::now();
             let bytes = Self::bytes(conn, size);
-            if asks && !calls::send_all(conn.fd, &bytes) {
-                return (Said { more: vec![round.into()], ..Said::failed() }, slowest, calls);
+            if asks && !send(conn.fd, &bytes) {
+                return failed(round, slowest, calls);
             }
-            let Some(got) = calls::receive_all(conn.fd, size) else {
-                return (Said { more: vec![round.into()], ..Said::failed() }, slowest, calls);
-            };
+            let Some(got) = receive(size) else { return failed(round, slowest, calls) };
             hash = calls::hash(hash, &got);
-            if !asks && !calls::send_all(conn.fd, &bytes) {
-                return (Said { more: vec![round.into()], ..Said::failed() }, slowest, calls);
+            if !asks && !send(conn.fd, &bytes) {
+                return failed(round, slowest, calls);
             }
             // The other end may have been held up before our first exchange.
             if round > 0 || asks {
@@ -275,6 +352,83 @@ impl Actor {
             }
         }
         (Said { ret: 0, errno: 0, more: vec![hash as i64] }, slowest, calls)
+    }
+
+    /// Two calls of this process. Of two that read, how they shared the bytes is nobody's to say, nor is what a look says while another call
+    /// reads.
+    fn pair(&mut self, index: u8, calls: [Call; 2], how: How) -> [Said; 2] {
+        let (set, all) = (self.set, self.conns.values().map(|conn| conn.fd).collect::<Vec<_>>());
+        let Some(conn) = self.conns.get_mut(&index) else { return [Said::of(-1), Said::of(-1)] };
+        let bytes = calls.map(|call| match call {
+            Call::Send(_, n) | Call::Signal(Handler::Sends(n)) => Self::bytes(conn, n),
+            Call::Fork(Child::Sends) => Self::bytes(conn, 5),
+            _ => Vec::new(),
+        });
+        let (fd, is_there) = (conn.fd, conn.registered);
+        let one = |at: usize| match calls[at] {
+            Call::Send(by, _) => (calls::send(fd, by, &bytes[at]), Vec::new()),
+            Call::Recv(by, n) => calls::receive_bytes(fd, by, n),
+            Call::Look(LookBy::Epoll) => (calls::look_at_set(set), Vec::new()),
+            Call::Look(by) => (calls::look(fd, by), Vec::new()),
+            Call::Set(opt) => (calls::set_option(fd, opt), Vec::new()),
+            Call::Register(how) => {
+                (calls::register(set, fd, u64::from(index) + 0x5000, how, is_there), Vec::new())
+            }
+            Call::Finish(end) => (calls::finish(fd, end), Vec::new()),
+            Call::Nonblock(on) => (calls::nonblock(fd, on), Vec::new()),
+            Call::Fork(child) => (calls::fork(fd, child, &bytes[at], &all), Vec::new()),
+            _ => (Said::of(-1), Vec::new()),
+        };
+        let handler = if let Call::Signal(what) = calls[1] { Some(what) } else { None };
+        if let Some(what) = handler {
+            calls::arm(fd, what, &bytes[1]);
+        }
+        let second = || if handler.is_some() { calls::ran() } else { one(1) };
+        let [first, second] = match how {
+            How::InOrder => [one(0), second()],
+            How::Swapped => {
+                let second = second();
+                [one(0), second]
+            }
+            How::Traced if handler.is_some() => {
+                calls::mark();
+                let first = one(0);
+                calls::mark();
+                [first, second()]
+            }
+            How::Traced => std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    calls::hear_no_signals();
+                    calls::await_go();
+                    let second = one(1);
+                    calls::say_done();
+                    second
+                });
+                calls::mark();
+                let first = one(0);
+                calls::mark();
+                [first, other.join().expect("it does not panic")]
+            }),
+        };
+        for (call, (said, _)) in calls.iter().zip([&first, &second]) {
+            if let Call::Register(how) = call
+                && said.ret == 0
+            {
+                conn.registered = *how != Registered::Removed;
+            }
+        }
+        match calls.map(reads) {
+            [true, true] => {
+                let read = |said: &Said| said.ret.max(0);
+                let is_thrown_away = calls.iter().any(|call| matches!(call, Call::Recv(RecvBy::Trunc, _)));
+                let mixed = calls::mixed(&first.1).wrapping_add(calls::mixed(&second.1));
+                let more = if is_thrown_away { Vec::new() } else { vec![mixed] };
+                [Said { ret: read(&first.0) + read(&second.0), errno: 0, more }, Said::of(0)]
+            }
+            [true, false] if looks(calls[1]) => [first.0.and_bytes(&first.1), Said::of(0)],
+            [false, true] if looks(calls[0]) => [Said::of(0), second.0.and_bytes(&second.1)],
+            _ => [first, second].map(|(said, bytes)| said.and_bytes(&bytes)),
+        }
     }
 
     fn make(&mut self, index: u8, call: Call) -> Said {
@@ -321,9 +475,24 @@ impl Actor {
             }
             Call::Fork(child) => self.fork(index, child),
             Call::Nonblock(on) => calls::nonblock(fd, on),
-            Call::Open { .. } | Call::Wait(_) | Call::Echo { .. } | Call::Hand | Call::Meddle(_) => {
-                Said::of(-1)
+            Call::Signal(what) => {
+                let n = if let Handler::Sends(n) = what { n } else { 0 };
+                let bytes = Self::bytes(conn, n);
+                calls::arm(fd, what, &bytes);
+                let (said, bytes) = calls::ran();
+                said.and_bytes(&bytes)
             }
+            // These are not for one process alone.
+            Call::Open { .. }
+            | Call::Wait(_)
+            | Call::Echo { .. }
+            | Call::Pour { .. }
+            | Call::Exchange { .. }
+            | Call::Hand
+            | Call::Kill
+            | Call::Stop
+            | Call::Continue
+            | Call::Meddle(_) => Said::of(-1),
         }
     }
 

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use crate::model::Model;
-use crate::op::{Call, Child, End, LookBy, Meddle, Op, Opt, RecvBy, Registered, Side, WaitBy};
+use crate::op::{
+    By, Call, Child, End, Handler, LookBy, Meddle, Op, Opt, RecvBy, Registered, SendBy, Side, WaitBy,
+};
 
 const PREAMBLE: &str = include_str!("preamble.c");
 
@@ -64,6 +66,30 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         Call::Echo { rounds, size } => {
             return writeln!(text, "    turn({who}); echo({conn}, {rounds}, {size}, side == {who});");
         }
+        Call::Pour { rounds, size } => {
+            let other = name(op.side.other());
+            return writeln!(
+                text,
+                "    for (int i = 0; i < {rounds}; i++) {{ turn({who}); if (side == {who}) all_out(fds[{conn}], {size}); turn({other}); \
+                 if (side == {other}) all_in(fds[{conn}], {size}); }}"
+            );
+        }
+        Call::Exchange { by, rounds, size } => {
+            let raw = u8::from(by != By::Edge);
+            return writeln!(
+                text,
+                "    turn({who}); exchange({conn}, {rounds}, {size}, side == {who}, {raw}); /* {by:?} */"
+            );
+        }
+        Call::Kill | Call::Stop | Call::Continue => {
+            let signal = match op.call {
+                Call::Kill => "SIGKILL",
+                Call::Stop => "SIGSTOP",
+                _ => "SIGCONT",
+            };
+            let other = name(op.side.other());
+            return writeln!(text, "    turn({other}); if (side == {other}) signals({signal});");
+        }
         Call::Meddle(Meddle::Wait(ms)) => {
             return writeln!(text, "    turn({who}); if (side == {who}) usleep({ms} * 1000);");
         }
@@ -74,12 +100,23 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         writeln!(text, "    /* after {steps} instructions of the next call, the one behind it is made: */")?;
     }
     let call = match op.call {
-        Call::Send(_, n) => format!("sends({conn}, {n})"),
+        Call::Send(SendBy::Oob, n) => format!("sends({conn}, {n}, MSG_OOB)"),
+        Call::Send(_, n) => format!("sends({conn}, {n}, 0)"),
+        Call::Signal(what) => {
+            let call = match what {
+                Handler::Nothing => "(void)0".to_owned(),
+                Handler::Sends(n) => format!("sends({conn}, {n}, 0)"),
+                Handler::Receives(n) => format!("receives({conn}, {n}, MSG_DONTWAIT)"),
+                Handler::Fionread => format!("readable({conn})"),
+            };
+            format!("{call} /* by a signal's handler */")
+        }
         Call::Recv(by, n) => {
             let flags = match by {
                 RecvBy::Peek => "MSG_DONTWAIT | MSG_PEEK",
                 RecvBy::Trunc => "MSG_DONTWAIT | MSG_TRUNC",
                 RecvBy::WaitAll => "MSG_WAITALL",
+                RecvBy::Oob => "MSG_DONTWAIT | MSG_OOB",
                 RecvBy::Read | RecvBy::Readv | RecvBy::Splice => "0",
                 RecvBy::Recv | RecvBy::Recvfrom | RecvBy::Recvmsg | RecvBy::Recvmmsg => "MSG_DONTWAIT",
             };
@@ -91,7 +128,7 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         Call::Look(LookBy::Poll | LookBy::Select) => format!("polls({conn}, POLLIN | POLLOUT | POLLPRI)"),
         Call::Look(LookBy::Peek) => format!("receives({conn}, 1, MSG_DONTWAIT | MSG_PEEK)"),
         Call::Look(LookBy::RecvNothing) => format!("receives({conn}, 0, MSG_DONTWAIT)"),
-        Call::Look(by @ (LookBy::SoError | LookBy::AtMark | LookBy::Names)) => {
+        Call::Look(by @ (LookBy::SoError | LookBy::AtMark | LookBy::Names | LookBy::Urgents)) => {
             format!("(void)0 /* {by:?} */")
         }
         Call::Wait(by) => format!(
@@ -109,6 +146,8 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             Opt::RcvBuf(bytes) => format!("option({conn}, SOL_SOCKET, SO_RCVBUF, {bytes})"),
             Opt::SndBuf(bytes) => format!("option({conn}, SOL_SOCKET, SO_SNDBUF, {bytes})"),
             Opt::UserTimeout(ms) => format!("option({conn}, IPPROTO_TCP, TCP_USER_TIMEOUT, {ms})"),
+            Opt::OobInline(on) => format!("option({conn}, SOL_SOCKET, SO_OOBINLINE, {})", u8::from(on)),
+            Opt::Owner => format!("fcntl(fds[{conn}], F_SETOWN, getpid())"),
             Opt::Linger(on) => {
                 format!(
                     "setsockopt(fds[{conn}], SOL_SOCKET, SO_LINGER, &(struct linger){{{}, 0}}, sizeof(struct linger))",
@@ -118,8 +157,8 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         },
         Call::Register(how) => {
             let events = match how {
-                Registered::Level => "EPOLLIN | EPOLLOUT | EPOLLRDHUP",
-                Registered::Edge => "EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET",
+                Registered::Level => "EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI",
+                Registered::Edge => "EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET",
                 Registered::OneShot => "EPOLLIN | EPOLLONESHOT",
                 Registered::EdgeIn => "EPOLLIN | EPOLLET",
                 Registered::LevelIn => "EPOLLIN",
@@ -159,7 +198,14 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             format!("{{ if (!fork()) {what}; int status; wait(&status); tell(\"child\", status); line(); }}")
         }
         Call::Nonblock(on) => format!("fcntl(fds[{conn}], F_SETFL, {})", if on { "O_NONBLOCK" } else { "0" }),
-        Call::Open { .. } | Call::Echo { .. } | Call::Meddle(_) => return Ok(()),
+        Call::Open { .. }
+        | Call::Echo { .. }
+        | Call::Pour { .. }
+        | Call::Exchange { .. }
+        | Call::Kill
+        | Call::Stop
+        | Call::Continue
+        | Call::Meddle(_) => return Ok(()),
     };
     writeln!(text, "    turn({who}); if (side == {who}) {call};")
 }

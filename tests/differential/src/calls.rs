@@ -1,5 +1,7 @@
 //! The calls themselves, each with all that a program can see of its result.
 
+mod exchange;
+mod handlers;
 mod moving;
 mod waits;
 
@@ -12,9 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::op::{End, Opt, RecvBy, Registered, SendBy};
 
+pub use exchange::Reader;
+pub use handlers::{arm, begin, heed, ran, urgents};
 pub use moving::{JOINT, dup, fork, give, pass, take};
 pub use waits::{
-    LONG_MS, cpu_ns, hear_no_alarm, look, look_at_set, mark, new_set, wait, wait_at_most, wait_for_alarm,
+    GO, LONG_MS, await_go, cpu_ns, hear_no_signals, look, look_at_set, mark, new_set, say_done, wait,
+    wait_at_most, wait_for_alarm,
 };
 
 /// What a call said: its result, the error where it failed, and whatever else the program was given.
@@ -37,6 +42,11 @@ impl Said {
     fn from(ret: impl Into<i64>) -> Self {
         let ret = ret.into();
         if ret < 0 { Self::failed() } else { Self::of(ret) }
+    }
+
+    /// With the bytes that came.
+    pub fn and_bytes(self, bytes: &[u8]) -> Self {
+        self.with([hashed(bytes)])
     }
 
     fn with(mut self, more: impl IntoIterator<Item = i64>) -> Self {
@@ -161,6 +171,11 @@ pub fn send_all(fd: RawFd, mut bytes: &[u8]) -> bool {
     true
 }
 
+/// What bytes are, whatever their order.
+pub fn mixed(bytes: &[u8]) -> i64 {
+    bytes.iter().fold(0, |sum: u64, &byte| sum.wrapping_add(hash(0, &[byte]))) as i64
+}
+
 /// Receives `n` bytes, waiting for them; `None` at the stream's end or after 5 s without any.
 pub fn receive_all(fd: RawFd, n: usize) -> Option<Vec<u8>> {
     let mut all = vec![0; n];
@@ -219,6 +234,7 @@ fn send_once(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
     unsafe {
         match by {
             SendBy::Send => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS) as i64,
+            SendBy::Oob => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS | libc::MSG_OOB) as i64,
             SendBy::Write => libc::write(fd, bytes.as_ptr().cast(), bytes.len()) as i64,
             SendBy::Writev => libc::writev(fd, parts.as_ptr(), 2) as i64,
             SendBy::Sendmsg => {
@@ -289,8 +305,14 @@ const TCP_CM_INQ: c_int = 36;
 /// Receives up to `n` bytes: what is read is read on until there is nothing more, as how a stream is cut into reads is nobody's business;
 /// what is peeked at or thrown away is one call.
 pub fn receive(fd: RawFd, by: RecvBy, n: usize) -> Said {
+    let (said, bytes) = receive_bytes(fd, by, n);
+    said.and_bytes(&bytes)
+}
+
+/// The same, with the bytes themselves; none of those that were thrown away.
+pub fn receive_bytes(fd: RawFd, by: RecvBy, n: usize) -> (Said, Vec<u8>) {
     let mut to = vec![0u8; n];
-    let once = matches!(by, RecvBy::Peek | RecvBy::Trunc);
+    let once = matches!(by, RecvBy::Peek | RecvBy::Trunc | RecvBy::Oob);
     let (mut have, mut more) = (0, Vec::new());
     loop {
         let (got, control) = receive_once(fd, by, &mut to[have..], have > 0);
@@ -299,12 +321,13 @@ pub fn receive(fd: RawFd, by: RecvBy, n: usize) -> Said {
         }
         if got <= 0 {
             let said = if have > 0 { Said::of(have as i64) } else { Said::from(got) };
-            return said.with(more).with([hashed(&to[..have])]);
+            to.truncate(have);
+            return (said.with(more), to);
         }
         have += got as usize;
         if once || have >= n {
-            let seen = if by == RecvBy::Trunc { 0 } else { have };
-            return Said::of(have as i64).with(more).with([hashed(&to[..seen])]);
+            to.truncate(if by == RecvBy::Trunc { 0 } else { have });
+            return (Said::of(have as i64).with(more), to);
         }
     }
 }
@@ -327,6 +350,7 @@ fn receive_once(fd: RawFd, by: RecvBy, to: &mut [u8], again: bool) -> (i64, Vec<
             RecvBy::Readv => none(libc::readv(fd, parts.as_ptr(), 2)),
             RecvBy::Recvfrom => none(libc::recvfrom(fd, at, n, DONTWAIT, null_mut(), null_mut())),
             RecvBy::Peek => none(libc::recv(fd, at, n, DONTWAIT | libc::MSG_PEEK)),
+            RecvBy::Oob => none(libc::recv(fd, at, n, DONTWAIT | libc::MSG_OOB)),
             RecvBy::Trunc => none(libc::recv(fd, at, n, DONTWAIT | libc::MSG_TRUNC)),
             RecvBy::WaitAll => none(libc::recv(fd, at, n, libc::MSG_WAITALL)),
             RecvBy::Recvmsg => {
@@ -370,6 +394,9 @@ pub fn set_option(fd: RawFd, opt: Opt) -> Said {
         Opt::RcvBuf(bytes) => (libc::SOL_SOCKET, libc::SO_RCVBUF, bytes),
         Opt::SndBuf(bytes) => (libc::SOL_SOCKET, libc::SO_SNDBUF, bytes),
         Opt::UserTimeout(ms) => (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms),
+        Opt::OobInline(on) => (libc::SOL_SOCKET, libc::SO_OOBINLINE, i32::from(on)),
+        // SAFETY: no memory is passed.
+        Opt::Owner => return Said::from(unsafe { libc::fcntl(fd, libc::F_SETOWN, libc::getpid()) }),
         Opt::Linger(on) => {
             let value = libc::linger { l_onoff: i32::from(on), l_linger: 0 };
             return Said::from(set(fd, libc::SOL_SOCKET, libc::SO_LINGER, value));
@@ -379,7 +406,7 @@ pub fn set_option(fd: RawFd, opt: Opt) -> Said {
 }
 
 pub fn register(set: RawFd, fd: RawFd, data: u64, how: Registered, is_there: bool) -> Said {
-    let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP;
+    let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI;
     let events = match how {
         Registered::Level => all,
         Registered::Edge => all | libc::EPOLLET,

@@ -8,7 +8,8 @@ use hdrhistogram::Histogram;
 
 use crate::compare::{Difference, LATE_NS, difference};
 use crate::op::{CUTS, Call, Op};
-use crate::stage::{Run, Stage, Trouble, Way, built};
+use crate::stage::{Run, Stage, Way, built};
+use crate::team::Trouble;
 
 /// How often a program in which TCP differed from itself is run again.
 const TRIES: u32 = 3;
@@ -28,18 +29,50 @@ impl fmt::Display for Pair {
     }
 }
 
+/// What was seen.
+pub struct Seen {
+    pub pairs: BTreeMap<Pair, u64>,
+    /// Edges of the library's code that some program passed, and how many there are.
+    edges: BTreeSet<u32>,
+    all_edges: i64,
+    undecided: u64,
+}
+
+impl Seen {
+    /// What two jobs saw.
+    pub fn and(mut self, other: Self) -> Self {
+        for (pair, times) in other.pairs {
+            *self.pairs.entry(pair).or_default() += times;
+        }
+        self.edges.extend(other.edges);
+        self.all_edges = self.all_edges.max(other.all_edges);
+        self.undecided += other.undecided;
+        self
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pairs of call and state; ", self.pairs.len())?;
+        if self.all_edges > 0 {
+            write!(f, "{} of {} edges of code; ", self.edges.len(), self.all_edges)?;
+        }
+        write!(f, "{} undecided, as TCP differs from itself", self.undecided)
+    }
+}
+
 /// The stages, and what was seen on them.
 pub struct Lab {
     tcp: Stage,
     ways: Vec<(Way, Stage)>,
     /// How long TCP's calls took, nanoseconds.
     times: Histogram<u64>,
-    pub pairs: BTreeMap<Pair, u64>,
+    pairs: BTreeMap<Pair, u64>,
     /// Calls on connections of which one end at least is under Shunpike.
     pub calls: u64,
     pub on_lanes: u64,
     /// Runs in which TCP differed from itself.
-    pub undecided: u64,
+    undecided: u64,
 }
 
 impl Lab {
@@ -56,12 +89,13 @@ impl Lab {
         }
     }
 
-    /// Edges of the library's code that some program passed, and all of them.
-    pub fn edges(&self) -> (usize, i64) {
-        let all = self.ways.iter().map(|(_, stage)| stage.all_edges).max().unwrap_or(0);
-        let passed: BTreeSet<u32> =
-            self.ways.iter().flat_map(|(_, stage)| stage.edges.iter().copied()).collect();
-        (passed.len(), all)
+    pub fn seen(&self) -> Seen {
+        Seen {
+            pairs: self.pairs.clone(),
+            edges: self.ways.iter().flat_map(|(_, stage)| stage.edges.iter().copied()).collect(),
+            all_edges: self.ways.iter().map(|(_, stage)| stage.all_edges).max().unwrap_or(0),
+            undecided: self.undecided,
+        }
     }
 
     /// Pairs that were reached, and edges in each way: it grows with what is new.
@@ -82,7 +116,7 @@ impl Lab {
     fn reference(&mut self, program: &[Op]) -> Result<Vec<Run>, (usize, Trouble)> {
         let cuts = program.iter().filter(|op| op.cut.is_some()).count().min(CUTS);
         let all: Vec<Run> =
-            (0..1 << cuts).map(|turns| self.tcp.run(program, turns)).collect::<Result<_, _>>()?;
+            (0..1 << cuts).map(|turns| self.tcp.run(program, Some(turns))).collect::<Result<_, _>>()?;
         for outcome in all[0].iter().flatten() {
             self.times.saturating_record(outcome.ns.max(1));
         }
@@ -93,11 +127,12 @@ impl Lab {
     /// where TCP differs from itself.
     ///
     /// With `--eager` time is not compared: its calls wait for an end that is about to answer, and here that end is told to do nothing.
+    /// Nor is it of TCP with itself: that tells of the machine only.
     pub fn judge(&mut self, program: &[Op], way: usize) -> Option<Difference> {
-        let is_eager = self.way(way) == Way::Eager;
+        let has_no_time = matches!(self.way(way), Way::Eager | Way::Tcp);
         let mut of_time = None;
         for attempt in 0..TRIES_OF_TIME {
-            if attempt == TRIES && of_time.is_none() {
+            if attempt >= TRIES && of_time.is_none() {
                 return None;
             }
             let Ok(tcp) = self.reference(program) else {
@@ -105,7 +140,7 @@ impl Lab {
                 return None;
             };
             let late = self.late_ns();
-            let found = match self.ways[way].1.run(program, 0) {
+            let found = match self.ways[way].1.run(program, None) {
                 Ok(run) => {
                     self.note(program, &run);
                     let all = tcp.iter().map(|tcp| difference(program, tcp, &run, late));
@@ -116,13 +151,15 @@ impl Lab {
             };
             match found? {
                 found if found.is_of_time() => {
-                    if is_eager {
+                    if has_no_time {
                         return None;
                     }
                     of_time = Some(found);
                 }
+                // Where nothing but the machine can be slow, only what never ends hangs.
+                found if self.way(way) == Way::Tcp && found.is_hang() && attempt + 1 < TRIES => {}
                 found => {
-                    let again = self.tcp.run(program, 0);
+                    let again = self.tcp.run(program, Some(0));
                     if again.is_ok_and(|again| difference(program, &tcp[0], &again, LATE_NS).is_none()) {
                         return Some(found);
                     }
@@ -149,6 +186,9 @@ impl Lab {
 
 /// A call without its sizes.
 pub fn name_of(call: Call) -> String {
+    if let Call::Exchange { by, .. } = call {
+        return format!("Exchange{by:?}");
+    }
     let text = format!("{call:?}");
     let end = text.find(|c: char| c.is_ascii_digit() || c == ',' || c == '{').unwrap_or(text.len());
     text[..end].replace(['(', ')', ' '], "")

@@ -8,13 +8,16 @@ mod as_c;
 mod calls;
 mod compare;
 mod edges;
+mod generate;
 mod lab;
+mod maker;
 mod model;
 mod op;
 mod search;
 mod stage;
 mod state;
 mod stepper;
+mod team;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,6 +43,8 @@ enum Command {
         /// Times that each is run in each way.
         #[arg(long, default_value_t = 3)]
         times: u32,
+        #[arg(long, value_delimiter = ',', default_value = "earned,eager,copy,client,server")]
+        ways: Vec<stage::Way>,
         files: Vec<PathBuf>,
     },
     /// One of the processes of a program.
@@ -56,9 +61,18 @@ pub struct Search {
     /// From which all else follows; by default a new one each time, and programs that reach something new are gone on from.
     #[arg(long)]
     seed: Option<u64>,
-    /// Seconds.
-    #[arg(long, default_value_t = 60)]
-    seconds: u64,
+    /// Ends after so many seconds; without any of the three bounds, after 60.
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Ends after so many programs.
+    #[arg(long)]
+    programs: Option<u64>,
+    /// Ends after so many calls on lanes.
+    #[arg(long)]
+    calls: Option<u64>,
+    /// Searches that go on at the same time, each with a seed of its own: the seed and the numbers behind it.
+    #[arg(long, default_value_t = 1)]
+    jobs: u64,
     /// Ways to run, besides TCP. `tcp` itself: TCP against TCP, which checks the tester.
     #[arg(long, value_delimiter = ',', default_value = "earned,eager,copy,client,server")]
     ways: Vec<stage::Way>,
@@ -84,8 +98,13 @@ pub struct Search {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Run(search) => search::search(&search),
-        Command::Replay { built, times, files } => search::replay(&built, times, &files),
+        Command::Run(mut search) => {
+            if search.programs.or(search.calls).is_none() {
+                search.seconds.get_or_insert(60);
+            }
+            search::search(&search)
+        }
+        Command::Replay { built, times, ways, files } => search::replay(&built, times, &ways, &files),
         Command::Actor => {
             actor::run();
             ExitCode::SUCCESS

@@ -2,7 +2,10 @@
 //! call answers: that is for TCP to say.
 
 use crate::calls::Said;
-use crate::op::{CONNS, Call, Child, End, LookBy, Meddle, ON_THE_WAY, Op, Opt, RecvBy, Side, WaitBy};
+use crate::op::{
+    CONNS, Call, Child, End, Handler, LookBy, Meddle, ON_THE_WAY, Op, Opt, RecvBy, SendBy, Side, WaitBy,
+    reads,
+};
 
 /// One end of a connection.
 #[derive(Copy, Clone, Default)]
@@ -19,6 +22,10 @@ struct Half {
     lingers_not: bool,
     /// It was closed with bytes unread: the other end hears of a reset, before or after what is still on its way.
     reset: bool,
+    /// It has sent urgent data: at most once, as a second one changes what became of the first.
+    urgent: bool,
+    /// SO_OOBINLINE: the urgent byte is one of the stream.
+    in_line: bool,
     waiting: Option<WaitBy>,
 }
 
@@ -28,13 +35,16 @@ impl Half {
     }
 }
 
+#[derive(Clone)]
 pub struct Model {
     ends: [[Half; 2]; CONNS as usize],
+    stopped: [bool; 2],
+    dead: [bool; 2],
 }
 
 impl Model {
     pub fn new() -> Self {
-        Self { ends: Default::default() }
+        Self { ends: Default::default(), stopped: [false; 2], dead: [false; 2] }
     }
 
     fn end(&self, side: Side, conn: u8) -> &Half {
@@ -66,12 +76,37 @@ impl Model {
         all.filter(|&(side, conn)| self.end(side, conn).waiting.is_some()).collect()
     }
 
+    pub fn is_stopped(&self, side: Side) -> bool {
+        self.stopped[side as usize]
+    }
+
+    pub fn is_dead(&self, side: Side) -> bool {
+        self.dead[side as usize]
+    }
+
+    /// Whether a kill would reset a connection for whose end the other side waits.
+    fn may_reset(&self, side: Side) -> bool {
+        (0..CONNS)
+            .any(|conn| self.end(side, conn).lingers_not && self.end(side.other(), conn).waiting.is_some())
+    }
+
+    /// Whether nothing is left to be read by a side, of any connection: of what is, a killed process's end of a lane tells nobody (COMPLIANCE.md).
+    fn has_read_all(&self, side: Side) -> bool {
+        (0..CONNS).all(|conn| {
+            !self.end(side, conn).open || self.bytes(side, conn) == 0 && !self.end(side.other(), conn).urgent
+        })
+    }
+
     /// Whether the wait must end now.
     pub fn wakes(&self, side: Side, conn: u8) -> bool {
         let end = self.end(side, conn);
         match end.waiting {
             Some(WaitBy::Recv | WaitBy::Read | WaitBy::PeekAll) => {
                 self.bytes(side, conn) > 0 || self.is_over(side, conn) || end.nonblock
+            }
+            // A hang-up ends it, too.
+            Some(WaitBy::Urgent) => {
+                self.end(side.other(), conn).urgent || end.shut_wr && self.is_over(side, conn)
             }
             Some(_) => self.readable(side, conn),
             None => false,
@@ -83,28 +118,55 @@ impl Model {
         let (side, conn) = (op.side, op.conn);
         let (own, peer) = (self.end(side, conn), self.end(side.other(), conn));
         match op.call {
-            Call::Open { .. } => !own.open && !peer.open,
             Call::Meddle(_) => true,
-            // One who waits in a thread is not disturbed by its own process.
-            _ if !own.open || own.waiting.is_some() => false,
+            Call::Continue => self.is_stopped(side),
+            Call::Kill => !self.is_dead(side) && self.has_read_all(side) && !self.may_reset(side),
+            _ if self.is_dead(side) || self.is_stopped(side) => false,
+            call if call.is_of_both() && (self.is_dead(side.other()) || self.is_stopped(side.other())) => {
+                false
+            }
+            Call::Open { .. } => !own.open && !peer.open,
+            // After a stop, epoll's waits end with EINTR.
+            Call::Stop => self.pending().into_iter().all(|(who, conn)| {
+                let by = self.end(who, conn).waiting;
+                use WaitBy::{PeekAll, Poll, Read, Recv, Select};
+                who != side || matches!(by, Some(Recv | Read | PeekAll | Poll | Select))
+            }),
+            _ if !own.open => false,
+            // What is sent to one that has closed is answered by a reset, which ends the wait, but not at once.
+            Call::Send(..) | Call::Signal(Handler::Sends(_))
+                if own.waiting == Some(WaitBy::Urgent) && !peer.open =>
+            {
+                false
+            }
+            // While a thread waits to read, others do not.
+            call if own.waiting.is_some() && !self.goes_with_a_wait(call) => false,
             // TCP throws away what the peer has not read by then, a lane does not.
             call if peer.reset => matches!(call, Call::Finish(End::Close | End::RawClose)),
-            // What comes then TCP answers by a reset, a lane's end when its process makes its next call (COMPLIANCE.md).
-            Call::Send(..) | Call::Fork(Child::Sends) if peer.shut_rd && peer.shut_wr => false,
-            Call::Send(_, n) => own.sent + n <= peer.got + ON_THE_WAY,
+            // What comes then TCP answers by a reset, a lane's end when its process makes its next call, and
+            // a killed one's when the sender looks or waits (COMPLIANCE.md).
+            Call::Send(..) | Call::Fork(Child::Sends) | Call::Signal(Handler::Sends(_))
+                if peer.shut_rd && peer.shut_wr || self.is_dead(side.other()) =>
+            {
+                false
+            }
+            Call::Send(SendBy::Oob, _) if own.urgent || peer.low_water > 1 => false,
+            Call::Send(_, n) | Call::Signal(Handler::Sends(n)) => own.sent + n <= peer.got + ON_THE_WAY,
             Call::Recv(by, n) => {
-                let may_wait = matches!(by, RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice)
-                    && !own.nonblock;
+                let may_wait = may_wait(by) && !own.nonblock;
                 let enough = if by == RecvBy::WaitAll { n } else { own.low_water.max(1).min(n) };
                 !may_wait || self.bytes(side, conn) >= enough || self.is_over(side, conn)
             }
+            Call::Wait(WaitBy::Urgent) => !peer.urgent && !self.is_over(side, conn),
+            // A signal's handler with SA_RESTART ends some of them early.
+            Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) if peer.urgent => false,
             Call::Wait(by) | Call::Patience(by, _) | Call::Alarm(by) => {
                 // Below the mark TCP's own answer depends on how the segments came.
                 let between = own.low_water > 1 && (1..own.low_water).contains(&self.bytes(side, conn));
                 let peeks_on = own.peek_off && matches!(by, WaitBy::PeekAll);
                 !between && !peeks_on
             }
-            Call::Echo { .. } => {
+            Call::Echo { .. } | Call::Exchange { .. } | Call::Pour { .. } => {
                 let sound = |end: &Half| {
                     end.open && !end.shut_rd && !end.shut_wr && end.waiting.is_none() && end.low_water <= 1
                 };
@@ -117,10 +179,16 @@ impl Model {
             Call::Dup => self.bytes(side, conn) == 0,
             Call::Fork(Child::Sends) => own.sent + 5 <= peer.got + ON_THE_WAY,
             // For what stands in a ring by then these do not count (COMPLIANCE.md).
-            Call::Set(Opt::PeekOff(_) | Opt::LowWater(_)) => self.bytes(side, conn) == 0,
+            Call::Set(Opt::PeekOff(_) | Opt::LowWater(_)) => self.bytes(side, conn) == 0 && !peer.urgent,
+            Call::Set(Opt::OobInline(_)) => !peer.urgent,
             // Of a connection that it has half closed, a set may be told of room once more (COMPLIANCE.md).
             Call::Look(LookBy::Epoll) => (0..CONNS).all(|conn| !self.end(side, conn).is_half_closed()),
+            // The kernel's poll looks at a socket without its lock: of a reset just then it may see the error alone.
+            Call::Finish(End::Close | End::RawClose) if peer.waiting.is_some() => {
+                self.bytes(side, conn) == 0 && !peer.urgent && !own.lingers_not
+            }
             Call::Look(_)
+            | Call::Signal(_)
             | Call::Set(_)
             | Call::Register(_)
             | Call::Finish(_)
@@ -129,31 +197,85 @@ impl Model {
         }
     }
 
+    /// Whether a call disturbs no thread of its process that waits to read.
+    fn goes_with_a_wait(&self, call: Call) -> bool {
+        match call {
+            Call::Send(..) | Call::Finish(End::ShutWr | End::ShutRd | End::ShutBoth) | Call::Register(_) => {
+                true
+            }
+            Call::Signal(what) => !matches!(what, Handler::Receives(_)),
+            Call::Look(by) => !matches!(by, LookBy::RecvNothing),
+            Call::Set(opt) => {
+                !matches!(opt, Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_) | Opt::Owner)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether `second` can be made between two instructions of `first`: neither waits, and each makes sense before the other one.
     pub fn can_be_cut(&self, first: Op, second: Op) -> bool {
-        let is_short = |call| {
-            !matches!(
-                call,
-                Call::Open { .. }
-                    | Call::Echo { .. }
-                    | Call::Wait(_)
-                    | Call::Patience(..)
-                    | Call::Alarm(_)
-                    | Call::Hand
-                    | Call::Fork(_)
-                    | Call::Meddle(Meddle::Wait(_))
-            )
+        let is_short = |call: Call| {
+            !call.is_of_both()
+                && !call.is_of_driver()
+                && !matches!(call, Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) | Call::Hand)
         };
-        let is_meddling = matches!(second.call, Call::Meddle(_));
         let moves = |call| matches!(call, Call::Dup | Call::Pass);
+        let is_kill = second.call == Call::Kill;
+        let is_fit = match second.call {
+            Call::Meddle(Meddle::Wait(_)) => false,
+            Call::Meddle(_) => true,
+            // What has come of the first one then only the other side can tell.
+            Call::Kill => {
+                second.side == first.side && !matches!(first.call, Call::Fork(_) | Call::Set(Opt::Linger(_)))
+            }
+            call if !is_short(call) || moves(call) || moves(first.call) => false,
+            Call::Signal(_) if second.side != first.side => false,
+            _ if second.conn != first.conn => false,
+            _ if second.side != first.side => true,
+            _ => self.go_together(first, second),
+        };
+        // Which of the two a wait saw the end of would be anybody's guess.
+        let is_waited_for = |side| self.end(side, first.conn).waiting.is_some();
+        let is_meddling = matches!(second.call, Call::Meddle(_));
         first.cut.is_some()
-            && is_short(first.call)
-            && is_short(second.call)
-            && !matches!(first.call, Call::Meddle(_))
-            && (is_meddling || !moves(first.call) && !moves(second.call))
-            && (is_meddling || second.side != first.side && second.conn == first.conn)
+            && !is_waited_for(first.side)
+            && (is_meddling || !is_waited_for(first.side.other()))
+            && (is_short(first.call) && !matches!(first.call, Call::Signal(_)))
+            && is_fit
             && self.allows(first)
+            && (is_kill || !self.is_stopped(first.side) && !self.is_stopped(second.side))
             && self.allows(second)
+            && (is_kill || self.with_end_of(first).allows(second) && self.with_end_of(second).allows(first))
+    }
+
+    /// As it is after the call, where that ends a stream.
+    fn with_end_of(&self, op: Op) -> Self {
+        let mut after = self.clone();
+        if let Call::Finish(_) = op.call {
+            after.happened(op, &[Said::of(0)]);
+        }
+        after
+    }
+
+    /// Whether two threads of a process can make two calls at once, or a signal's handler one within another.
+    fn go_together(&self, first: Op, second: Op) -> bool {
+        let (own, peer) = (self.end(first.side, first.conn), self.end(first.side.other(), first.conn));
+        let fits = |call: Call| match call {
+            Call::Recv(by, _) => own.nonblock || !may_wait(by),
+            Call::Finish(end) => !matches!(end, End::Close | End::RawClose),
+            Call::Fork(child) => matches!(child, Child::Exits | Child::Closes | Child::Execs),
+            Call::Set(Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_)) | Call::Nonblock(_) => false,
+            _ => true,
+        };
+        let both = |what: fn(Call) -> bool| what(first.call) && what(second.call);
+        let is_fork = |call| matches!(call, Call::Fork(_));
+        fits(first.call)
+            && fits(second.call)
+            && !is_fork(second.call)
+            && (!is_fork(first.call) || matches!(second.call, Call::Send(..) | Call::Signal(_)))
+            && !both(|call| matches!(call, Call::Register(_)))
+            // A mark in the stream, or bytes that peeks pass over, would show who came first.
+            && !((reads(first.call) || reads(second.call)) && (own.peek_off || peer.urgent))
     }
 
     pub fn begins_to_wait(&mut self, op: Op, by: WaitBy) {
@@ -177,16 +299,43 @@ impl Model {
                 let fresh = Half { open: true, nonblock, ..Half::default() };
                 self.ends[conn as usize] = [fresh, fresh];
             }
-            Call::Send(..) if ret > 0 => self.end_mut(side, conn).sent += ret as usize,
+            Call::Send(SendBy::Oob, _) if ret > 0 => {
+                let in_line = self.end(side.other(), conn).in_line;
+                let half = self.end_mut(side, conn);
+                half.urgent = true;
+                half.sent += ret as usize - usize::from(!in_line);
+            }
+            Call::Send(..) | Call::Signal(Handler::Sends(_)) if ret > 0 => {
+                self.end_mut(side, conn).sent += ret as usize
+            }
+            Call::Signal(Handler::Receives(_)) if ret > 0 => self.end_mut(side, conn).got += ret as usize,
+            Call::Kill => {
+                self.dead[side as usize] = true;
+                self.stopped[side as usize] = false;
+                for conn in 0..CONNS {
+                    let half = self.end_mut(side, conn);
+                    half.reset |= half.open && half.lingers_not;
+                    half.open = false;
+                    half.waiting = None;
+                }
+            }
+            Call::Stop => self.stopped[side as usize] = true,
+            Call::Continue => self.stopped[side as usize] = false,
+            Call::Set(Opt::OobInline(on)) if ret == 0 => self.end_mut(side, conn).in_line = on,
+            Call::Pour { rounds, size } => {
+                let all = usize::from(rounds) * size;
+                self.end_mut(side, conn).sent += all;
+                self.end_mut(side.other(), conn).got += all;
+            }
             Call::Patience(WaitBy::Recv | WaitBy::Read, _) | Call::Alarm(WaitBy::Recv | WaitBy::Read)
                 if ret > 0 =>
             {
                 self.end_mut(side, conn).got += ret as usize
             }
-            Call::Recv(by, _) if ret > 0 && by != RecvBy::Peek => {
+            Call::Recv(by, _) if ret > 0 && !matches!(by, RecvBy::Peek | RecvBy::Oob) => {
                 self.end_mut(side, conn).got += ret as usize
             }
-            Call::Echo { rounds, size } => {
+            Call::Echo { rounds, size } | Call::Exchange { rounds, size, .. } => {
                 for side in Side::BOTH {
                     let end = self.end_mut(side, conn);
                     end.sent += usize::from(rounds) * size;
@@ -198,7 +347,7 @@ impl Model {
             }
             Call::Set(Opt::PeekOff(at)) if ret == 0 => self.end_mut(side, conn).peek_off = at >= 0,
             Call::Finish(end) => {
-                let unread = self.bytes(side, conn) > 0;
+                let unread = self.bytes(side, conn) > 0 || self.end(side.other(), conn).urgent;
                 let half = self.end_mut(side, conn);
                 half.reset |= matches!(end, End::Close | End::RawClose) && (unread || half.lingers_not);
                 half.shut_wr |= matches!(end, End::ShutWr | End::ShutBoth);
@@ -225,4 +374,9 @@ impl Model {
             _ => {}
         }
     }
+}
+
+/// Whether a call waits where there are no bytes, on a socket that blocks.
+fn may_wait(by: RecvBy) -> bool {
+    matches!(by, RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice)
 }

@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use proptest::prelude::prop;
-use proptest::strategy::{Strategy, ValueTree};
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde::{Deserialize, Serialize};
 
 use crate::Search;
 use crate::as_c::as_c;
 use crate::compare::Difference;
-use crate::lab::{Lab, name_of};
-use crate::op::{self, Op};
+use crate::lab::{Lab, Seen, name_of};
+use crate::maker::Maker;
+use crate::op::Op;
 use crate::stage::Way;
 
 /// A program that failed, as it is kept.
@@ -30,59 +30,37 @@ const KNOWN: u64 = 3;
 /// How often a long run says how far it has come.
 const TELL: Duration = Duration::from_secs(30);
 
-/// Programs from a seed. Where the seed is a new one, those that reached a new pair of call and state, or a new edge of the library's code,
-/// are gone on from.
-struct Maker {
-    runner: TestRunner,
-    longest: usize,
-    raw: bool,
-    guided: bool,
-    reached: Vec<Vec<Op>>,
-    made: u64,
+/// How far all jobs have come.
+struct Progress {
+    begin: Instant,
+    made: AtomicU64,
+    failed: AtomicU64,
+    calls: AtomicU64,
+    on_lanes: AtomicU64,
+    /// Failures of each way and kind.
+    kinds: Mutex<BTreeMap<String, u64>>,
 }
 
-impl Maker {
-    fn new(arguments: &Search, seed: u64) -> Self {
-        let mut bytes = [0; 32];
-        bytes[..8].copy_from_slice(&seed.to_le_bytes());
-        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-        Self {
-            runner: TestRunner::new_with_rng(Config::default(), rng),
-            longest: arguments.longest,
-            raw: arguments.raw,
-            guided: arguments.seed.is_none(),
-            reached: Vec::new(),
-            made: 0,
-        }
+impl Progress {
+    fn is_over(&self, arguments: &Search) -> bool {
+        let is_enough = |most: Option<u64>, so_far: &AtomicU64| {
+            most.is_some_and(|most| so_far.load(Ordering::Relaxed) >= most)
+        };
+        is_enough(arguments.programs, &self.made)
+            || is_enough(arguments.calls, &self.on_lanes)
+            || arguments.seconds.is_some_and(|most| self.begin.elapsed().as_secs() >= most)
+            || !arguments.go_on && self.failed.load(Ordering::Relaxed) > 0
     }
 
-    fn make<T: std::fmt::Debug>(&mut self, what: impl Strategy<Value = T>) -> T {
-        what.new_tree(&mut self.runner).expect("it always can").current()
-    }
-
-    fn next(&mut self) -> Vec<Op> {
-        self.made += 1;
-        if self.made % 8 == 7 {
-            return self.make(op::dialogue(12));
-        }
-        if self.guided && !self.reached.is_empty() && self.made.is_multiple_of(2) {
-            return self.gone_on();
-        }
-        let (longest, raw) = (self.longest, self.raw);
-        self.make(op::program(longest, raw))
-    }
-
-    /// A program that reached something, to a place within it, with other calls behind that, and mostly its rest.
-    fn gone_on(&mut self) -> Vec<Op> {
-        let number = self.make(0..self.reached.len());
-        let old = self.reached[number].clone();
-        let (at, keeps_rest) = self.make((1..=old.len(), prop::bool::weighted(0.7)));
-        let raw = self.raw;
-        let new = self.make(prop::collection::vec(op::part(raw), 1..8));
-        let rest = if keeps_rest { &old[at..] } else { &[] };
-        op::few_cuts(
-            old[..at].iter().copied().chain(new.into_iter().flatten()).chain(rest.iter().copied()).collect(),
-        )
+    fn report(&self, seen: &str) {
+        let [made, failed, calls, on_lanes] =
+            [&self.made, &self.failed, &self.calls, &self.on_lanes].map(|one| one.load(Ordering::Relaxed));
+        let seconds = self.begin.elapsed().as_secs_f64();
+        println!(
+            "\n{made} programs in {seconds:.0} s, {:.1} a second, {failed} failed; {calls} calls under Shunpike, {on_lanes} ({} %) on lanes; {seen}",
+            made as f64 / seconds,
+            100 * on_lanes / calls.max(1),
+        );
     }
 }
 
@@ -91,65 +69,97 @@ pub fn search(arguments: &Search) -> ExitCode {
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
     let seed = arguments.seed.unwrap_or(clock);
     println!("seed {seed}");
+    let progress = Progress {
+        begin: Instant::now(),
+        made: AtomicU64::new(0),
+        failed: AtomicU64::new(0),
+        calls: AtomicU64::new(0),
+        on_lanes: AtomicU64::new(0),
+        kinds: Mutex::new(BTreeMap::new()),
+    };
+    let seen = std::thread::scope(|scope| {
+        let jobs: Vec<_> = (0..arguments.jobs)
+            .map(|job| (job, &progress))
+            .map(|(job, progress)| scope.spawn(move || search_alone(arguments, seed + job, job, progress)))
+            .collect();
+        let all = jobs.into_iter().map(|job| job.join().expect("a job ends"));
+        all.reduce(Seen::and).expect("a job")
+    });
+    progress.report(&seen.to_string());
+    let missing = arguments.reaches.as_deref().map_or(0, |list| not_reached(&seen, list));
+    if let Some(path) = &arguments.pairs {
+        write_pairs(&seen, path);
+    }
+    let [made, failed] = [&progress.made, &progress.failed].map(|one| one.load(Ordering::Relaxed));
+    println!("differential: {} passed, {} failed", made - failed, failed + missing);
+    ExitCode::from(u8::from(failed + missing != 0))
+}
+
+/// One job's search, with actors and programs of its own.
+fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) -> Seen {
     let mut maker = Maker::new(arguments, seed);
     let mut lab = Lab::new(&arguments.built, &arguments.ways);
-    let (begin, most) = (Instant::now(), Duration::from_secs(arguments.seconds));
-    let mut told = begin;
-    let mut failed = 0u64;
-    let mut kinds = BTreeMap::new();
+    let mut told = Instant::now();
     // Where only one end runs under Shunpike there are no lanes: not so much can differ.
     let shares = |way: &Way| if matches!(way, Way::Client | Way::Server) { 1 } else { 4 };
     let turns: Vec<usize> =
         arguments.ways.iter().enumerate().flat_map(|(number, way)| vec![number; shares(way)]).collect();
-    while begin.elapsed() < most {
-        if told.elapsed() > TELL {
+    while !progress.is_over(arguments) {
+        if job == 0 && told.elapsed() > TELL {
             told = Instant::now();
-            report(&lab, maker.made, begin.elapsed());
+            progress.report(&lab.seen().to_string());
         }
         let way = turns[maker.made as usize % turns.len()];
         let program = maker.next();
-        let reached = lab.reached();
+        let (reached, calls, on_lanes) = (lab.reached(), lab.calls, lab.on_lanes);
         let found = lab.judge(&program, way);
-        // With Nagle's algorithm TCP holds back what a lane shows at once: what a dialogue reached is for dialogues.
-        if lab.reached() > reached && !op::is_dialogue(&program) {
-            maker.reached.push(program.clone());
+        progress.made.fetch_add(1, Ordering::Relaxed);
+        progress.calls.fetch_add(lab.calls - calls, Ordering::Relaxed);
+        progress.on_lanes.fetch_add(lab.on_lanes - on_lanes, Ordering::Relaxed);
+        if lab.reached() > reached {
+            maker.keep(&program);
         }
         let Some(found) = found else { continue };
-        let made = maker.made;
-        failed += 1;
-        let name = lab.way(way);
-        let times = kinds.entry(format!("{:?} {}", name, kind_of(&program, &found).1)).or_insert(0u64);
+        progress.failed.fetch_add(1, Ordering::Relaxed);
+        failed(arguments, &mut lab, program, way, found, &format!("{job}-{}", maker.made), progress);
+    }
+    lab.seen()
+}
+
+/// Cuts a failure to its shortest and tells of it, once for each kind and a few times more.
+fn failed(
+    arguments: &Search,
+    lab: &mut Lab,
+    program: Vec<Op>,
+    way: usize,
+    found: Difference,
+    number: &str,
+    progress: &Progress,
+) {
+    let name = lab.way(way);
+    let times = {
+        let mut kinds = progress.kinds.lock().expect("whoever holds it does not panic");
+        let times = kinds.entry(format!("{name:?} {}", kind_of(&program, &found).1)).or_insert(0);
         *times += 1;
-        if *times > KNOWN {
-            println!("program {made}, {name:?}, once more: {found}");
-            continue;
-        }
-        println!("\nprogram {made}, {name:?}, after {:.0} s: {found}", begin.elapsed().as_secs_f64());
-        let (program, found) = shrink(&mut lab, program, way, found);
-        println!("shortest: {found}");
-        for (at, op) in program.iter().enumerate() {
-            let cut = op.cut.map_or(String::new(), |steps| format!(", cut after {steps} instructions"));
-            println!("  {at:3} {:?} {} {:?}{cut}", op.side, op.conn, op.call);
-        }
-        if let Some(directory) = &arguments.keep {
-            keep(directory, &program, &format!("{name:?}: {found}"), made);
-        }
-        if !arguments.go_on {
-            break;
-        }
+        *times
+    };
+    if times > KNOWN {
+        println!("program {number}, {name:?}, once more: {found}");
+        return;
     }
-    report(&lab, maker.made, begin.elapsed());
-    let missing = arguments.reaches.as_deref().map_or(0, |list| not_reached(&lab, list));
-    if let Some(path) = &arguments.pairs {
-        write_pairs(&lab, path);
+    println!("\nprogram {number}, {name:?}, after {:.0} s: {found}", progress.begin.elapsed().as_secs_f64());
+    let (program, found) = shrink(lab, program, way, found);
+    // In one piece, as other jobs tell of theirs meanwhile.
+    let lines: String = program.iter().enumerate().map(|(at, op)| format!("  {at:3} {op}\n")).collect();
+    println!("shortest of program {number}: {found}\n{lines}");
+    if let Some(directory) = &arguments.keep {
+        keep(directory, &program, &format!("{name:?}: {found}"), number);
     }
-    println!("differential: {} passed, {} failed", maker.made - failed, failed + missing);
-    ExitCode::from(u8::from(failed + missing != 0))
 }
 
 /// Pairs of call and state that a list names and the run did not come to.
-fn not_reached(lab: &Lab, list: &Path) -> u64 {
-    let reached: BTreeSet<String> = lab.pairs.keys().map(ToString::to_string).collect();
+fn not_reached(seen: &Seen, list: &Path) -> u64 {
+    let reached: BTreeSet<String> = seen.pairs.keys().map(ToString::to_string).collect();
     let text = std::fs::read_to_string(list).expect("a list of pairs");
     let missing: Vec<&str> =
         text.lines().filter(|line| !line.starts_with('#') && !reached.contains(*line)).collect();
@@ -160,8 +170,8 @@ fn not_reached(lab: &Lab, list: &Path) -> u64 {
 }
 
 /// The pairs and how often each was reached, the rarest last.
-fn write_pairs(lab: &Lab, path: &Path) {
-    let mut all: Vec<_> = lab.pairs.iter().collect();
+fn write_pairs(seen: &Seen, path: &Path) {
+    let mut all: Vec<_> = seen.pairs.iter().collect();
     all.sort_by_key(|&(pair, &times)| (std::cmp::Reverse(times), pair));
     let text: String = all.into_iter().map(|(pair, times)| format!("{times} {pair}\n")).collect();
     std::fs::write(path, text).expect("the pairs can be written");
@@ -206,7 +216,7 @@ fn kind_of(program: &[Op], found: &Difference) -> (std::mem::Discriminant<Differ
     (std::mem::discriminant(found), name_of(program[found.at()].call))
 }
 
-fn keep(directory: &Path, program: &[Op], fault: &str, number: u64) {
+fn keep(directory: &Path, program: &[Op], fault: &str, number: &str) {
     let kept = Kept { fault: fault.to_owned(), program: program.to_vec() };
     let path = directory.join(format!("found-{number}.json"));
     let text = serde_json::to_string_pretty(&kept).expect("a program");
@@ -222,26 +232,8 @@ fn keep(directory: &Path, program: &[Op], fault: &str, number: u64) {
     }
 }
 
-fn report(lab: &Lab, made: u64, took: Duration) {
-    let edges = match lab.edges() {
-        (_, 0) => String::new(),
-        (passed, all) => format!("{passed} of {all} edges of code; "),
-    };
-    let share = 100 * lab.on_lanes / lab.calls.max(1);
-    println!(
-        "\n{made} programs in {:.0} s, {:.1} a second; {} calls under Shunpike, {share} % of them on lanes; {} pairs of call and state; {edges}\
-         {} undecided, as TCP differs from itself",
-        took.as_secs_f64(),
-        made as f64 / took.as_secs_f64(),
-        lab.calls,
-        lab.pairs.len(),
-        lab.undecided,
-    );
-}
-
-pub fn replay(directory: &Path, times: u32, files: &[PathBuf]) -> ExitCode {
-    let ways = [Way::Earned, Way::Eager, Way::Copy, Way::Client, Way::Server];
-    let mut lab = Lab::new(directory, &ways);
+pub fn replay(directory: &Path, times: u32, ways: &[Way], files: &[PathBuf]) -> ExitCode {
+    let mut lab = Lab::new(directory, ways);
     let mut failed = 0;
     for file in files {
         let text = std::fs::read_to_string(file).expect("a kept program");

@@ -1,23 +1,16 @@
 //! Actors on TCP or under Shunpike, two or more, and a program run by them.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::actor::{Order, Reply};
-use crate::calls::{JOINT, Said};
+use crate::actor::{How, Order, Reply};
+use crate::calls::Said;
 use crate::model::Model;
-use crate::op::{CONNS, Call, Meddle, Op, Side};
+use crate::op::{Call, Meddle, Op, RecvBy, SendBy, Side, is_raw};
 use crate::stepper::Stepper;
-
-/// An answer that takes longer is a hang.
-const HANG: Duration = Duration::from_secs(8);
+use crate::team::{Actor, HANG, Team, Trouble};
 
 /// How a pair of actors runs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
@@ -38,67 +31,6 @@ pub enum Way {
 pub struct Artefacts {
     pub command: PathBuf,
     pub library: PathBuf,
-}
-
-struct Actor {
-    child: Child,
-    to: ChildStdin,
-    replies: Receiver<String>,
-}
-
-impl Actor {
-    fn start(mut command: Command) -> Self {
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("an actor starts");
-        let (tell, replies) = channel();
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                if tell.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        Self { to: child.stdin.take().expect("piped"), child, replies }
-    }
-
-    fn tell(&mut self, order: &Order) {
-        let mut line = serde_json::to_string(order).expect("an order");
-        line.push('\n');
-        // One that has died says so by not answering.
-        let _ = self.to.write_all(line.as_bytes());
-    }
-
-    fn hear(&mut self) -> Result<Reply, Trouble> {
-        match self.replies.recv_timeout(HANG) {
-            Ok(line) => serde_json::from_str(&line).map_err(|_| Trouble::Died(line)),
-            Err(RecvTimeoutError::Timeout) => Err(Trouble::Hangs),
-            Err(RecvTimeoutError::Disconnected) => {
-                let status =
-                    self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-                Err(Trouble::Died(status))
-            }
-        }
-    }
-
-    fn ask(&mut self, order: &Order) -> Result<Reply, Trouble> {
-        self.tell(order);
-        self.hear()
-    }
-}
-
-impl Drop for Actor {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Why a program could not be run to its end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    Hangs,
-    Died(String),
 }
 
 /// What a call came to.
@@ -138,39 +70,6 @@ pub type Run = Vec<Option<Outcome>>;
 /// Where a call is cut and another one made meanwhile, TCP makes one after the other, and its answers in either order are right: bit N says
 /// that the other one is first at the Nth such place.
 pub type Turns = u8;
-
-/// The processes of a side, joined by a UNIX socket; the second one is started when a connection is handed to it.
-struct Team {
-    actors: Vec<Actor>,
-    joint: [UnixStream; 2],
-    /// Which of them has each connection.
-    holders: [usize; CONNS as usize],
-}
-
-impl Team {
-    fn start(command: Command) -> Self {
-        let (one, other) = UnixStream::pair().expect("a pair of sockets");
-        let mut team = Self { actors: Vec::new(), joint: [one, other], holders: Default::default() };
-        team.add(command);
-        team
-    }
-
-    fn add(&mut self, mut command: Command) {
-        let joint: RawFd = self.joint[self.actors.len()].as_raw_fd();
-        // SAFETY: dup2(2) may be called between fork and exec.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::dup2(joint, JOINT) < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
-            })
-        };
-        self.actors.push(Actor::start(command));
-    }
-
-    /// Who has a connection, or would open it.
-    fn holder(&mut self, conn: u8) -> &mut Actor {
-        &mut self.actors[self.holders[conn as usize]]
-    }
-}
 
 pub struct Stage {
     way: Way,
@@ -282,12 +181,21 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs a program. After trouble all actors and the broker are made anew.
-    pub fn run(&mut self, program: &[Op], turns: Turns) -> Result<Run, (usize, Trouble)> {
+    /// Runs a program: with calls made one after the other where `turns` says so, else within one another. After trouble all actors and the
+    /// broker are made anew.
+    pub fn run(&mut self, program: &[Op], turns: Option<Turns>) -> Result<Run, (usize, Trouble)> {
         self.serial = 0;
+        // Whether a process is one that waits unseen is judged by all that it has done. On TCP, too: new processes are slower.
+        let is_fresh = is_raw(program);
+        if is_fresh {
+            self.teams = None;
+        }
         let mut model = Model::new();
         let mut run = Run::new();
         let result = self.ready().and_then(|()| self.run_with(program, turns, &mut model, &mut run));
+        if is_fresh {
+            self.teams = None;
+        }
         match result {
             Ok(()) => Ok(run),
             Err(trouble) => {
@@ -301,7 +209,7 @@ impl Stage {
     fn run_with(
         &mut self,
         program: &[Op],
-        turns: Turns,
+        turns: Option<Turns>,
         model: &mut Model,
         run: &mut Run,
     ) -> Result<(), Trouble> {
@@ -310,15 +218,18 @@ impl Stage {
             if let Some(&next) = program.get(run.len() + 1)
                 && model.can_be_cut(op, next)
             {
-                let is_swapped = turns >> places & 1 == 1;
+                let order =
+                    turns.map(|turns| if turns >> places & 1 == 1 { How::Swapped } else { How::InOrder });
                 places += 1;
-                let both = match self.way {
-                    Way::Tcp if is_swapped => {
+                let is_pair = next.side == op.side && !next.call.is_of_driver();
+                let both = match order {
+                    Some(how) if is_pair => self.pair(op, next, how, model)?,
+                    Some(How::Swapped) => {
                         let second = self.one(next, model)?;
                         [self.one(op, model)?, second]
                     }
-                    Way::Tcp => [self.one(op, model)?, self.one(next, model)?],
-                    _ => self.cut(op, next, model)?,
+                    Some(_) => [self.one(op, model)?, self.one(next, model)?],
+                    None => self.cut(op, next, model)?,
                 };
                 is_off |= next.call == Call::Meddle(Meddle::Off);
                 // How long they took says nothing.
@@ -342,9 +253,12 @@ impl Stage {
         if !model.allows(op) {
             return Ok(None);
         }
-        if let Call::Meddle(meddle) = op.call {
-            self.meddle(op, meddle);
-            return Ok(Some(Outcome::nothing()));
+        if op.call.is_of_driver() {
+            self.drive(op);
+            let mut outcome = Outcome::nothing();
+            model.happened(op, &outcome.said);
+            self.hear_waits(model, &mut outcome)?;
+            return Ok(Some(outcome));
         }
         let mut outcome = self.make(op, model)?;
         model.happened(op, &outcome.said);
@@ -352,37 +266,97 @@ impl Stage {
         Ok(Some(outcome))
     }
 
+    /// Two calls of a process on a connection, one after the other.
+    fn pair(
+        &mut self,
+        op: Op,
+        next: Op,
+        how: How,
+        model: &mut Model,
+    ) -> Result<[Option<Outcome>; 2], Trouble> {
+        let order = Order::Pair { conn: op.conn, calls: [op.call, next.call], how };
+        let reply = self.holder(op.side, op.conn).ask(&order)?;
+        self.both_happened(op, next, reply, how, model)
+    }
+
+    fn both_happened(
+        &mut self,
+        op: Op,
+        next: Op,
+        mut reply: Reply,
+        how: How,
+        model: &mut Model,
+    ) -> Result<[Option<Outcome>; 2], Trouble> {
+        let also = reply.also.take().into_iter().collect::<Vec<_>>();
+        let first = Outcome::from(reply);
+        let mut second = Outcome { said: also, ..Outcome::nothing() };
+        if how == How::Swapped {
+            model.happened(next, &second.said);
+            model.happened(op, &first.said);
+        } else {
+            model.happened(op, &first.said);
+            model.happened(next, &second.said);
+        }
+        self.hear_waits(model, &mut second)?;
+        Ok([Some(first), Some(second)])
+    }
+
     /// A call, and another one between two of its instructions. Who would wait for the first one's end waits for it, and no longer.
     fn cut(&mut self, op: Op, next: Op, model: &mut Model) -> Result<[Option<Outcome>; 2], Trouble> {
         const MOST: Duration = Duration::from_millis(300);
+        // One that waits for a lock of the stopped thread does so for no longer.
+        const MOST_OF_A_THREAD: Duration = Duration::from_millis(20);
         let (conn, steps) = (op.conn, op.cut.unwrap_or(0));
         let order = |op: Op, cut| Order::Make { conn: op.conn, call: op.call, cut };
+        let is_pair = next.side == op.side && !next.call.is_of_driver();
         let actor = self.holder(op.side, conn);
         let stepper = Stepper::seize(actor.child.id())
             .map_err(|error| Trouble::Died(format!("not traced: {error}")))?;
-        actor.tell(&order(op, true));
+        if is_pair {
+            actor.tell(&Order::Pair { conn, calls: [op.call, next.call], how: How::Traced });
+        } else {
+            actor.tell(&order(op, true));
+        }
         let is_within = stepper.begin(steps, HANG)?;
         let mut other = None;
-        if let Call::Meddle(meddle) = next.call {
-            self.meddle(next, meddle);
-        } else if is_within {
-            let peer = self.holder(next.side, conn);
-            peer.tell(&order(next, false));
-            other = peer.replies.recv_timeout(MOST).ok();
+        match next.call {
+            Call::Kill if is_within => {
+                self.drive(next);
+                drop(stepper);
+                let mut outcome = Outcome::nothing();
+                model.happened(next, &[]);
+                self.hear_waits(model, &mut outcome)?;
+                return Ok([None, Some(outcome)]);
+            }
+            Call::Kill => {}
+            Call::Signal(_) if is_within => actor.signal(libc::SIGUSR1),
+            Call::Signal(_) => {}
+            _ if is_pair => actor.go(if is_within { MOST_OF_A_THREAD } else { Duration::from_millis(1) }),
+            call if call.is_of_driver() => self.drive(next),
+            _ if is_within => {
+                let peer = self.holder(next.side, conn);
+                peer.tell(&order(next, false));
+                other = peer.replies.recv_timeout(MOST).ok();
+            }
+            _ => {}
         }
         if is_within {
             stepper.end(HANG)?;
         }
         drop(stepper);
         let first = self.holder(op.side, conn).hear()?;
+        if is_pair {
+            return self.both_happened(op, next, first, How::Traced, model);
+        }
         let mut first = Outcome::from(first);
         model.happened(op, &first.said);
-        if matches!(next.call, Call::Meddle(_)) {
+        if next.call.is_of_driver() {
+            if next.call == Call::Kill {
+                self.drive(next);
+            }
+            model.happened(next, &[]);
             self.hear_waits(model, &mut first)?;
-            return Ok([
-                Some(first),
-                Some(Outcome { said: Vec::new(), ns: 0, cpu_ns: 0, calls: [0; 2], state: None }),
-            ]);
+            return Ok([Some(first), Some(Outcome::nothing())]);
         }
         let peer = self.holder(next.side, conn);
         let second = match other {
@@ -402,19 +376,27 @@ impl Stage {
 
     /// Waits that are still under way end with their connections.
     fn end_of_program(&mut self, model: &Model) -> Result<(), Trouble> {
-        if model.pending().is_empty() {
-            for team in self.teams.as_mut().expect("ready") {
-                team.holders = Default::default();
-                for actor in &mut team.actors {
-                    if let Some(said) = actor.ask(&Order::Reset)?.said {
-                        self.all_edges = self.all_edges.max(said.ret);
-                        self.edges.extend(said.more.into_iter().map(|edge| edge as u32));
-                    }
+        let teams = self.teams.as_mut().expect("ready");
+        for side in Side::BOTH.into_iter().filter(|&side| model.is_stopped(side)) {
+            teams[side as usize].actors.iter().for_each(|actor| actor.signal(libc::SIGCONT));
+        }
+        let waits = !model.pending().is_empty();
+        // On lanes a thread that waits holds its socket: the processes are cheaper to make anew than to untangle.
+        if Side::BOTH.into_iter().any(|side| model.is_dead(side)) || waits && self.way != Way::Tcp {
+            self.teams = None;
+            return Ok(());
+        }
+        for team in teams {
+            team.holders = Default::default();
+            for actor in &mut team.actors {
+                if waits {
+                    actor.ask(&Order::EndWaits)?;
+                }
+                if let Some(said) = actor.ask(&Order::Reset)?.said {
+                    self.all_edges = self.all_edges.max(said.ret);
+                    self.edges.extend(said.more.into_iter().map(|edge| edge as u32));
                 }
             }
-        } else {
-            // A thread that waits holds its socket: the processes are cheaper to make anew than to untangle.
-            self.teams = None;
         }
         Ok(())
     }
@@ -424,21 +406,12 @@ impl Stage {
         let reply = match op.call {
             Call::Open { nonblock, nagle } => return self.open(conn, port, nonblock, nagle),
             Call::Echo { rounds, size } => {
-                let asks = |asks| Order::Echo { conn, rounds, size, asks };
-                self.holder(op.side.other(), conn).tell(&asks(false));
-                let one = self.holder(op.side, conn).ask(&asks(true));
-                let other = self.holder(op.side.other(), conn).hear();
-                let (one, other) = (one?, other?);
-                return Ok(Outcome {
-                    said: [&one, &other]
-                        .map(|reply| reply.said.clone().unwrap_or_else(|| Said::of(-2)))
-                        .to_vec(),
-                    ns: one.ns.max(other.ns),
-                    cpu_ns: 0,
-                    calls: [one.calls[0] + other.calls[0], one.calls[1] + other.calls[1]],
-                    state: one.state,
-                });
+                return self.both(op, |asks| Order::Echo { conn, rounds, size, asks });
             }
+            Call::Exchange { by, rounds, size } => {
+                return self.both(op, |asks| Order::Exchange { conn, by, rounds, size, asks });
+            }
+            Call::Pour { rounds, size } => return self.pour(op, rounds, size),
             Call::Hand => return self.hand(op.side, conn),
             Call::Wait(by) => self.holder(op.side, conn).ask(&Order::Begin { conn, by })?,
             call => self.holder(op.side, conn).ask(&Order::Make { conn, call, cut: false })?,
@@ -447,6 +420,46 @@ impl Stage {
             model.begins_to_wait(op, by);
         }
         Ok(reply.into())
+    }
+
+    /// What both sides do at once.
+    fn both(&mut self, op: Op, order: impl Fn(bool) -> Order) -> Result<Outcome, Trouble> {
+        self.holder(op.side.other(), op.conn).tell(&order(false));
+        let one = self.holder(op.side, op.conn).ask(&order(true));
+        let other = self.holder(op.side.other(), op.conn).hear();
+        let (one, other) = (one?, other?);
+        Ok(Outcome {
+            said: [&one, &other].map(|reply| reply.said.clone().unwrap_or_else(|| Said::of(-2))).to_vec(),
+            ns: one.ns.max(other.ns),
+            cpu_ns: 0,
+            calls: [one.calls[0] + other.calls[0], one.calls[1] + other.calls[1]],
+            state: one.state,
+        })
+    }
+
+    /// Bytes in one direction, sent and received in turn. It tells of the first two calls, and of those that said otherwise.
+    fn pour(&mut self, op: Op, rounds: u16, size: usize) -> Result<Outcome, Trouble> {
+        let conn = op.conn;
+        let order = |call| Order::Make { conn, call, cut: false };
+        let (send, receive) = (Call::Send(SendBy::Send, size), Call::Recv(RecvBy::WaitAll, size));
+        let mut all: Option<Outcome> = None;
+        for round in 0..rounds {
+            for (side, call) in [(op.side, send), (op.side.other(), receive)] {
+                let one = Outcome::from(self.holder(side, conn).ask(&order(call))?);
+                let Some(all) = &mut all else {
+                    all = Some(one);
+                    continue;
+                };
+                let is_whole = one.said.iter().all(|said| said.ret == size as i64);
+                if !is_whole || round == 0 || round + 1 == rounds {
+                    all.said.extend(one.said);
+                }
+                all.ns = all.ns.max(one.ns);
+                all.cpu_ns = all.cpu_ns.max(one.cpu_ns);
+                all.calls = [all.calls[0] + one.calls[0], all.calls[1] + one.calls[1]];
+            }
+        }
+        Ok(all.unwrap_or_else(Outcome::nothing))
     }
 
     fn open(&mut self, conn: u8, port: u16, nonblock: bool, nagle: bool) -> Result<Outcome, Trouble> {
@@ -487,6 +500,9 @@ impl Stage {
     /// What waits ended with the call just made: those that must have are waited for.
     fn hear_waits(&mut self, model: &mut Model, outcome: &mut Outcome) -> Result<(), Trouble> {
         for (side, conn) in model.pending() {
+            if model.is_stopped(side) {
+                continue;
+            }
             let must = model.wakes(side, conn);
             let ms = if must { 4000 } else { 0 };
             let asked = Instant::now();
@@ -505,6 +521,24 @@ impl Stage {
             }
         }
         Ok(())
+    }
+
+    /// What is done to the processes of a side, or to Shunpike.
+    fn drive(&mut self, op: Op) {
+        let team = &mut self.teams.as_mut().expect("ready")[op.side as usize];
+        match op.call {
+            Call::Kill => {
+                team.actors.iter_mut().for_each(Actor::kill);
+                if self.way != Way::Tcp {
+                    // The broker may hold a copy of a connection that it was just offered (COMPLIANCE.md).
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+            Call::Stop => team.actors.iter().for_each(Actor::stop),
+            Call::Continue => team.actors.iter().for_each(|actor| actor.signal(libc::SIGCONT)),
+            Call::Meddle(meddle) => self.meddle(op, meddle),
+            _ => {}
+        }
     }
 
     fn meddle(&mut self, op: Op, meddle: Meddle) {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::stage::Trouble;
+use crate::team::Trouble;
 
 /// `si_code` of a breakpoint instruction; that of a single step is TRAP_TRACE.
 const SI_KERNEL: i32 = 0x80;

@@ -12,7 +12,7 @@ use crate::op::{LookBy, WaitBy};
 /// include/uapi/asm-generic/sockios.h
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
-fn raw(number: i64, a: i64, b: i64, c: i64, d: i64, e: i64, f: i64) -> i64 {
+pub(super) fn raw(number: i64, a: i64, b: i64, c: i64, d: i64, e: i64, f: i64) -> i64 {
     let result;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a wait, with memory that its caller keeps.
@@ -86,6 +86,7 @@ pub fn look(fd: RawFd, by: LookBy) -> Said {
                 .map(|name| get(fd, libc::IPPROTO_TCP, name));
             Said::of(0).with(socket.into_iter().chain(tcp))
         }
+        LookBy::Urgents => Said::of(super::urgents()),
         LookBy::Epoll => Said::of(-1),
     }
 }
@@ -169,13 +170,15 @@ pub fn wait_for_alarm(fd: RawFd, by: WaitBy) -> Said {
     said
 }
 
-/// Alarms are not for the calling thread.
-pub fn hear_no_alarm() {
+/// Signals are not for the calling thread.
+pub fn hear_no_signals() {
     // SAFETY: a set of ours.
     unsafe {
-        let mut alarm: libc::sigset_t = MaybeUninit::zeroed().assume_init();
-        libc::sigaddset(&raw mut alarm, libc::SIGALRM);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const alarm, null_mut());
+        let mut all: libc::sigset_t = MaybeUninit::zeroed().assume_init();
+        for signal in [libc::SIGALRM, libc::SIGURG, libc::SIGUSR1] {
+            libc::sigaddset(&raw mut all, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, null_mut());
     }
 }
 
@@ -185,6 +188,20 @@ pub fn cpu_ns() -> u64 {
     // SAFETY: a time of ours.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut at) };
     at.tv_sec as u64 * 1_000_000_000 + at.tv_nsec as u64
+}
+
+/// Where the driver says that the second call of a pair is to be made, and hears that it has been.
+pub const GO: RawFd = 201;
+
+pub fn await_go() {
+    let mut byte = 0u8;
+    // SAFETY: a byte of ours.
+    unsafe { libc::read(GO, (&raw mut byte).cast(), 1) };
+}
+
+pub fn say_done() {
+    // SAFETY: a byte of ours.
+    unsafe { libc::write(GO, b"d".as_ptr().cast(), 1) };
 }
 
 /// Where a call that is to be cut begins and ends, for who traces this process.
@@ -212,6 +229,10 @@ pub fn wait(fd: RawFd, by: WaitBy, ms: u16) -> Said {
             WaitBy::PeekAll => Said::from(libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) as i64)
                 .with([byte.into()]),
             WaitBy::Poll => Said::from(libc::poll(&raw mut one, 1, most_ms)).with([one.revents.into()]),
+            WaitBy::Urgent => {
+                one.events = libc::POLLPRI;
+                Said::from(libc::poll(&raw mut one, 1, most_ms)).with([one.revents.into()])
+            }
             WaitBy::Ppoll => {
                 Said::from(libc::ppoll(&raw mut one, 1, &raw const most, null())).with([one.revents.into()])
             }

@@ -1,0 +1,360 @@
+//! How programs are made from a seed: which calls, how often, and what comes together.
+
+use proptest::prelude::*;
+
+use crate::op::*;
+
+fn size() -> impl Strategy<Value = usize> {
+    prop_oneof![6 => 1usize..64, 4 => 64usize..2000, 2 => 2000usize..9000, 1 => 9000usize..ON_THE_WAY]
+}
+
+fn side() -> impl Strategy<Value = Side> {
+    prop::sample::select(Side::BOTH.to_vec())
+}
+
+fn send_by() -> impl Strategy<Value = SendBy> {
+    prop_oneof![
+        6 => Just(SendBy::Send), 3 => Just(SendBy::Write), 1 => Just(SendBy::Writev), 1 => Just(SendBy::Sendmsg),
+        1 => Just(SendBy::Sendmmsg), 1 => Just(SendBy::Sendfile), 1 => Just(SendBy::Splice),
+    ]
+}
+
+fn recv_by() -> impl Strategy<Value = RecvBy> {
+    prop_oneof![
+        6 => Just(RecvBy::Recv), 3 => Just(RecvBy::Read), 1 => Just(RecvBy::Readv), 1 => Just(RecvBy::Recvfrom),
+        2 => Just(RecvBy::Recvmsg), 1 => Just(RecvBy::Recvmmsg), 1 => Just(RecvBy::Splice), 3 => Just(RecvBy::Peek),
+        1 => Just(RecvBy::Trunc), 1 => Just(RecvBy::WaitAll),
+    ]
+}
+
+fn look_by() -> impl Strategy<Value = LookBy> {
+    prop::sample::select(vec![
+        LookBy::Fionread,
+        LookBy::Fionread,
+        LookBy::Poll,
+        LookBy::PollRdhup,
+        LookBy::Select,
+        LookBy::Epoll,
+        LookBy::Epoll,
+        LookBy::Epoll,
+        LookBy::SoError,
+        LookBy::Peek,
+        LookBy::RecvNothing,
+        LookBy::AtMark,
+        LookBy::Names,
+    ])
+}
+
+/// `raw`: also by system calls that no hook sees.
+fn wait_by(raw: bool) -> impl Strategy<Value = WaitBy> {
+    let mut all = vec![
+        WaitBy::Recv,
+        WaitBy::Read,
+        WaitBy::PeekAll,
+        WaitBy::Poll,
+        WaitBy::Ppoll,
+        WaitBy::Select,
+        WaitBy::Pselect,
+        WaitBy::Epoll,
+        WaitBy::EpollPwait2,
+    ];
+    if raw {
+        all.extend([WaitBy::RawPoll, WaitBy::RawEpoll]);
+    }
+    prop::sample::select(all)
+}
+
+fn opt() -> impl Strategy<Value = Opt> {
+    prop_oneof![
+        // With Nagle's algorithm TCP holds back what a lane shows at once (COMPLIANCE.md); `dialogue` is for it.
+        Just(Opt::NoDelay(true)),
+        (1i32..40).prop_map(Opt::LowWater),
+        (-1i32..20).prop_map(Opt::PeekOff),
+        any::<bool>().prop_map(Opt::Inq),
+        any::<bool>().prop_map(Opt::KeepAlive),
+        any::<bool>().prop_map(Opt::Timestamps),
+        any::<bool>().prop_map(Opt::Linger),
+        any::<bool>().prop_map(Opt::QuickAck),
+        (65_536i32..400_000).prop_map(Opt::RcvBuf),
+        (65_536i32..400_000).prop_map(Opt::SndBuf),
+        (0i32..60_000).prop_map(Opt::UserTimeout),
+    ]
+}
+
+fn registered() -> impl Strategy<Value = Registered> {
+    prop::sample::select(vec![
+        Registered::Level,
+        Registered::Edge,
+        Registered::Edge,
+        Registered::OneShot,
+        Registered::EdgeIn,
+        Registered::LevelIn,
+        Registered::Removed,
+    ])
+}
+
+fn call(raw: bool) -> impl Strategy<Value = Call> {
+    use Call::{
+        Alarm, Dup, Echo, Exchange, Finish, Fork, Hand, Look, Meddle as M, Nonblock, Open, Pass, Patience,
+        Pour, Recv, Register, Send, Set, Signal, Wait,
+    };
+    let end = prop::sample::select(vec![
+        End::ShutWr,
+        End::ShutWr,
+        End::ShutRd,
+        End::ShutBoth,
+        End::Close,
+        End::Close,
+        End::RawClose,
+    ]);
+    let child = prop::sample::select(vec![
+        Child::Exits,
+        Child::Closes,
+        Child::Sends,
+        Child::Receives,
+        Child::ReceivesAndCloses,
+        Child::Execs,
+    ]);
+    let meddle = prop_oneof![
+        3 => Just(Meddle::Revoke), 1 => Just(Meddle::Off), 3 => Just(Meddle::On), 1 => Just(Meddle::KillBroker),
+        2 => (1u16..20).prop_map(Meddle::Wait),
+    ];
+    prop_oneof![
+        2 => any::<bool>().prop_map(|nonblock| Open { nonblock, nagle: false }),
+        40 => (send_by(), size()).prop_map(|(by, n)| Send(by, n)),
+        40 => (recv_by(), size()).prop_map(|(by, n)| Recv(by, n)),
+        48 => look_by().prop_map(Look),
+        16 => wait_by(raw).prop_map(Wait),
+        5 => (wait_by(false), 1u16..25).prop_map(|(by, ms)| Patience(by, ms)),
+        3 => wait_by(false).prop_map(Alarm),
+        24 => (1u16..24, 1usize..3000).prop_map(|(rounds, size)| Echo { rounds, size }),
+        4 => (1u16..40, size()).prop_map(|(rounds, size)| Pour { rounds, size }),
+        4 => (1u16..24, 2usize..9000).prop_map(|(rounds, size)| Exchange { by: By::Edge, rounds, size }),
+        1 => handler().prop_map(Signal),
+        8 => opt().prop_map(Set),
+        10 => registered().prop_map(Register),
+        2 => end.prop_map(Finish),
+        2 => Just(Dup),
+        1 => Just(Pass),
+        1 => Just(Hand),
+        2 => child.prop_map(Fork),
+        2 => any::<bool>().prop_map(Nonblock),
+        6 => meddle.prop_map(M),
+    ]
+}
+
+/// A call that may be cut in two, or be made meanwhile: one that other calls see done or not begun.
+fn short() -> impl Strategy<Value = Call> {
+    let end = prop::sample::select(vec![End::ShutWr, End::ShutRd, End::Close]);
+    prop_oneof![
+        6 => (send_by(), 1usize..64).prop_map(|(by, n)| Call::Send(by, n)),
+        6 => (recv_by(), 1usize..4000).prop_map(|(by, n)| Call::Recv(by, n)),
+        6 => look_by().prop_map(Call::Look),
+        2 => registered().prop_map(Call::Register),
+        1 => opt().prop_map(Call::Set),
+        1 => end.prop_map(Call::Finish),
+        1 => any::<bool>().prop_map(Call::Nonblock),
+        1 => prop::sample::select(vec![Call::Dup, Call::Pass]),
+    ]
+}
+
+fn handler() -> impl Strategy<Value = Handler> {
+    prop_oneof![
+        1 => Just(Handler::Nothing),
+        2 => (1usize..64).prop_map(Handler::Sends),
+        2 => (1usize..64).prop_map(Handler::Receives),
+        1 => Just(Handler::Fionread),
+    ]
+}
+
+/// A call that is cut after so many instructions, and what is made meanwhile: a call of the other side, of another thread, or of a
+/// signal's handler, or what is done to Shunpike or to the process.
+fn cut() -> impl Strategy<Value = [Op; 2]> {
+    let meddle = prop::sample::select(vec![Meddle::Revoke, Meddle::Revoke, Meddle::Off, Meddle::KillBroker]);
+    let child =
+        prop::sample::select(vec![Child::Exits, Child::Closes, Child::Sends, Child::Receives, Child::Execs]);
+    let first = prop_oneof![12 => short(), 1 => child.prop_map(Call::Fork)];
+    let meanwhile = prop_oneof![
+        8 => short().prop_map(|call| (call, true)),
+        5 => meddle.prop_map(|meddle| (Call::Meddle(meddle), false)),
+        4 => short().prop_map(|call| (call, false)),
+        3 => handler().prop_map(|what| (Call::Signal(what), false)),
+        1 => Just((Call::Kill, false)),
+    ];
+    let steps = (0u32..13).prop_flat_map(|power| (1u16 << power)..(2u16 << power));
+    (side(), first, steps, meanwhile).prop_map(|(side, call, steps, (meanwhile, by_other))| {
+        let whose = if by_other { side.other() } else { side };
+        [Op { cut: Some(steps), ..Op::new(side, 0, call) }, Op::new(whose, 0, meanwhile)]
+    })
+}
+
+/// What edges a set tells of while bytes go in one direction only, and a lane opens.
+fn edges() -> impl Strategy<Value = Vec<Op>> {
+    let how = prop::sample::select(vec![Registered::Edge, Registered::EdgeIn, Registered::OneShot]);
+    (side(), side(), how, 1u16..40, 1usize..300).prop_map(|(whose, from, how, rounds, size)| {
+        let look = Op::new(whose, 0, Call::Look(LookBy::Epoll));
+        let pour = Op::new(from, 0, Call::Pour { rounds, size });
+        vec![Op::new(whose, 0, Call::Register(how)), look, pour, look, look]
+    })
+}
+
+/// A side is stopped, and the other one goes on.
+fn stopped(raw: bool) -> impl Strategy<Value = Vec<Op>> {
+    (side(), prop::collection::vec(call(raw), 1..5), 0u16..40).prop_map(|(side, calls, ms)| {
+        let others = calls.into_iter().map(|call| Op::new(side.other(), 0, call));
+        let wait = Op::new(side, 0, Call::Meddle(Meddle::Wait(ms)));
+        std::iter::once(Op::new(side, 0, Call::Stop))
+            .chain(others)
+            .chain([wait, Op::new(side, 0, Call::Continue)])
+            .collect()
+    })
+}
+
+/// A side is killed, and the other one finds out.
+fn killed() -> impl Strategy<Value = Vec<Op>> {
+    let finds = prop_oneof![
+        2 => look_by().prop_map(Call::Look),
+        2 => (recv_by(), size()).prop_map(|(by, n)| Call::Recv(by, n)),
+    ];
+    (side(), prop::collection::vec(finds, 1..6)).prop_map(|(side, calls)| {
+        let others = calls.into_iter().map(|call| Op::new(side.other(), 0, call));
+        std::iter::once(Op::new(side, 0, Call::Kill)).chain(others).collect()
+    })
+}
+
+/// A side ends its stream, or what it reads, and both go on.
+fn ended(raw: bool) -> impl Strategy<Value = Vec<Op>> {
+    let end = prop::sample::select(vec![End::ShutWr, End::ShutWr, End::ShutRd, End::ShutBoth, End::Close]);
+    let after = prop::collection::vec((side(), call(raw)), 1..6);
+    (side(), end, after).prop_map(|(side, end, after)| {
+        let after = after.into_iter().map(|(side, call)| Op::new(side, 0, call));
+        std::iter::once(Op::new(side, 0, Call::Finish(end))).chain(after).collect()
+    })
+}
+
+/// Urgent data, and looks at it.
+fn urgent() -> impl Strategy<Value = Vec<Op>> {
+    let before = prop::sample::select(vec![
+        Call::Set(Opt::Owner),
+        Call::Set(Opt::OobInline(true)),
+        Call::Wait(WaitBy::Urgent),
+        Call::Look(LookBy::AtMark),
+    ]);
+    let after = prop_oneof![
+        3 => prop::sample::select(vec![LookBy::AtMark, LookBy::Urgents, LookBy::Poll, LookBy::Select, LookBy::Epoll, LookBy::Fionread])
+            .prop_map(Call::Look),
+        2 => Just(Call::Recv(RecvBy::Oob, 1)),
+        4 => (recv_by(), size()).prop_map(|(by, n)| Call::Recv(by, n)),
+        2 => (send_by(), size()).prop_map(|(by, n)| Call::Send(by, n)),
+    ];
+    let before = prop::collection::vec(before, 0..3);
+    (side(), before, 1usize..500, prop::collection::vec(after, 1..8)).prop_map(|(side, before, n, after)| {
+        let receiver = side.other();
+        let before = before.into_iter().map(|call| Op::new(receiver, 0, call));
+        let after = after
+            .into_iter()
+            .map(|call| Op::new(if matches!(call, Call::Send(..)) { side } else { receiver }, 0, call));
+        before.chain([Op::new(side, 0, Call::Send(SendBy::Oob, n))]).chain(after).collect()
+    })
+}
+
+/// A part of a program. After what ends a lane there are mostly exchanges, by which another one comes.
+pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
+    let conn = prop_oneof![5 => Just(0u8), 1 => 1..CONNS];
+    let plain = (side(), conn, call(raw), 20u16..60).prop_map(|(side, conn, call, rounds)| {
+        let op = |call| Op::new(side, conn, call);
+        let again = op(Call::Echo { rounds, size: 50 });
+        match call {
+            Call::Open { .. } | Call::Meddle(Meddle::Revoke | Meddle::KillBroker) => vec![op(call), again],
+            Call::Meddle(Meddle::Off) => {
+                let few = Call::Echo { rounds: rounds / 20, size: 50 };
+                vec![op(call), op(few), op(Call::Meddle(Meddle::On)), again]
+            }
+            call => vec![op(call)],
+        }
+    });
+    prop_oneof![
+        400 => plain,
+        24 => cut().prop_map(|pair| pair.to_vec()),
+        8 => edges(),
+        6 => stopped(raw),
+        4 => ended(raw),
+        2 => urgent(),
+        1 => killed(),
+    ]
+    .boxed()
+}
+
+/// A program. It begins with an open connection, and mostly with exchanges after which a lane may open: so does each connection that comes
+/// later.
+pub fn program(longest: usize, raw: bool) -> impl Strategy<Value = Vec<Op>> {
+    let first = (any::<bool>(), prop_oneof![1 => 0u16..12, 5 => 40u16..120], 1usize..300).prop_map(
+        |(nonblock, rounds, size)| {
+            let op = |call| Op::new(Side::Client, 0, call);
+            let open = op(Call::Open { nonblock, nagle: false });
+            if rounds == 0 { vec![open] } else { vec![open, op(Call::Echo { rounds, size })] }
+        },
+    );
+    (first, prop::collection::vec(part(raw), 1..longest)).prop_map(|(mut all, rest)| {
+        all.extend(rest.into_iter().flatten());
+        few_cuts(all)
+    })
+}
+
+/// A program of exchanges on a connection with Nagle's algorithm, in which what counts is how long each call takes.
+pub fn dialogue(longest: usize) -> impl Strategy<Value = Vec<Op>> {
+    let call = prop_oneof![
+        6 => (1u16..12, 1usize..3000).prop_map(|(rounds, size)| Call::Echo { rounds, size }),
+        1 => Just(Call::Meddle(Meddle::Revoke)),
+        1 => (1u16..30).prop_map(|ms| Call::Meddle(Meddle::Wait(ms))),
+    ];
+    let op = (side(), call).prop_map(|(side, call)| Op::new(side, 0, call));
+    (any::<bool>(), prop::collection::vec(op, 1..longest)).prop_map(|(nonblock, mut all)| {
+        all.insert(0, Op::new(Side::Client, 0, Call::Open { nonblock, nagle: true }));
+        all
+    })
+}
+
+/// Connections that come and go, each with some messages at its beginning, as servers have them.
+pub fn fresh() -> impl Strategy<Value = Vec<Op>> {
+    let exchange = prop_oneof![
+        4 => (3u16..40, 2usize..9000).prop_map(|(rounds, size)| Call::Exchange { by: By::Edge, rounds, size }),
+        1 => (3u16..40, 1usize..3000).prop_map(|(rounds, size)| Call::Pour { rounds, size }),
+    ];
+    let one = (side(), side(), 0..CONNS, exchange, any::<bool>()).prop_map(
+        |(asks, first, conn, call, nonblock)| {
+            let op = |side, call| Op::new(side, conn, call);
+            let close = |side| op(side, Call::Finish(End::Close));
+            vec![
+                op(Side::Client, Call::Open { nonblock, nagle: false }),
+                op(asks, call),
+                close(first),
+                close(first.other()),
+            ]
+        },
+    );
+    prop::collection::vec(one, 2..10).prop_map(|all| all.into_iter().flatten().collect())
+}
+
+/// A program all whose waits are by system calls that no hook sees, as async-io's and Go's: it is on TCP all the time.
+pub fn unseen(longest: usize) -> impl Strategy<Value = Vec<Op>> {
+    let look = prop::sample::select(vec![LookBy::Fionread, LookBy::SoError, LookBy::Peek, LookBy::AtMark]);
+    let by = prop::sample::select(vec![By::RawEdge, By::RawPoll]);
+    let wait = prop::sample::select(vec![WaitBy::RawPoll, WaitBy::RawEpoll]);
+    let receive = prop::sample::select(vec![RecvBy::Recv, RecvBy::Recvfrom, RecvBy::Recvmsg, RecvBy::Peek]);
+    let send = prop::sample::select(vec![SendBy::Send, SendBy::Write, SendBy::Writev, SendBy::Sendmsg]);
+    let call = prop_oneof![
+        4 => (by, 1u16..40, 2usize..6000).prop_map(|(by, rounds, size)| Call::Exchange { by, rounds, size }),
+        4 => wait.prop_map(Call::Wait),
+        6 => (send, size()).prop_map(|(by, n)| Call::Send(by, n)),
+        5 => (receive, size()).prop_map(|(by, n)| Call::Recv(by, n)),
+        3 => look.prop_map(Call::Look),
+        1 => Just(Call::Meddle(Meddle::Revoke)),
+    ];
+    let op = (side(), call).prop_map(|(side, call)| Op::new(side, 0, call));
+    prop::collection::vec(op, 1..longest).prop_map(|mut all| {
+        all.insert(0, Op::new(Side::Client, 0, Call::Open { nonblock: true, nagle: false }));
+        all.insert(1, Op::new(Side::Client, 0, Call::Exchange { by: By::RawPoll, rounds: 20, size: 100 }));
+        all
+    })
+}

@@ -1,0 +1,105 @@
+//! Programs, made from a seed.
+
+use proptest::prelude::prop;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use crate::Search;
+use crate::generate;
+use crate::op::{self, Call, Op};
+use crate::stage::Way;
+
+/// Programs from a seed. Where the seed is a new one, those that reached a new pair of call and state, or a new edge of the library's code,
+/// are gone on from.
+pub struct Maker {
+    runner: TestRunner,
+    longest: usize,
+    raw: bool,
+    guided: bool,
+    /// All ways are TCP.
+    on_tcp: bool,
+    reached: Vec<Vec<Op>>,
+    pub made: u64,
+}
+
+impl Maker {
+    pub fn new(arguments: &Search, seed: u64) -> Self {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+        Self {
+            runner: TestRunner::new_with_rng(Config::default(), rng),
+            longest: arguments.longest,
+            raw: arguments.raw,
+            guided: arguments.seed.is_none(),
+            on_tcp: arguments.ways.iter().all(|&way| way == Way::Tcp),
+            reached: Vec::new(),
+            made: 0,
+        }
+    }
+
+    fn make<T: std::fmt::Debug>(&mut self, what: impl Strategy<Value = T>) -> T {
+        what.new_tree(&mut self.runner).expect("it always can").current()
+    }
+
+    pub fn next(&mut self) -> Vec<Op> {
+        self.made += 1;
+        let program = self.any();
+        if self.on_tcp { brief(program) } else { program }
+    }
+
+    fn any(&mut self) -> Vec<Op> {
+        match self.made % 16 {
+            7 | 15 => return self.make(generate::dialogue(12)),
+            3 => return self.make(generate::fresh()),
+            11 => return self.make(generate::unseen(12)),
+            _ => {}
+        }
+        if self.guided && !self.reached.is_empty() && self.made.is_multiple_of(2) {
+            return self.gone_on();
+        }
+        let (longest, raw) = (self.longest, self.raw);
+        self.make(generate::program(longest, raw))
+    }
+
+    /// A program that reached something new.
+    pub fn keep(&mut self, program: &[Op]) {
+        // With Nagle's algorithm TCP holds back what a lane shows at once: what a dialogue reached is for dialogues. And who waits unseen
+        // must wait so all the time.
+        if self.guided && !op::is_dialogue(program) && (self.raw || !op::is_raw(program)) {
+            self.reached.push(program.to_vec());
+        }
+    }
+
+    /// A program that reached something, to a place within it, with other calls behind that, and mostly its rest.
+    fn gone_on(&mut self) -> Vec<Op> {
+        let number = self.make(0..self.reached.len());
+        let old = self.reached[number].clone();
+        let (at, keeps_rest) = self.make((1..=old.len(), prop::bool::weighted(0.7)));
+        let raw = self.raw;
+        let new = self.make(prop::collection::vec(generate::part(raw), 1..8));
+        let rest = if keeps_rest { &old[at..] } else { &[] };
+        op::few_cuts(
+            old[..at].iter().copied().chain(new.into_iter().flatten()).chain(rest.iter().copied()).collect(),
+        )
+    }
+}
+
+/// The program without what only lanes need: many exchanges by which one opens, and what is done to Shunpike.
+fn brief(program: Vec<Op>) -> Vec<Op> {
+    const ROUNDS: u16 = 3;
+    // What TCP does it does within one system call.
+    const STEPS: u16 = 128;
+    let mut all = program;
+    for op in &mut all {
+        match &mut op.call {
+            Call::Echo { rounds, .. } | Call::Pour { rounds, .. } | Call::Exchange { rounds, .. } => {
+                *rounds = (*rounds).min(ROUNDS)
+            }
+            _ => {}
+        }
+        op.cut = op.cut.map(|steps| 1 + steps % STEPS);
+    }
+    all.retain(|op| !matches!(op.call, Call::Meddle(_)));
+    all
+}
