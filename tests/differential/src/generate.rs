@@ -232,6 +232,27 @@ fn ended(raw: bool) -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// An option that changes what a call tells besides bytes, and bytes, before it and behind it.
+fn told() -> impl Strategy<Value = Vec<Op>> {
+    let option = prop::sample::select(vec![
+        Opt::Inq(true),
+        Opt::Inq(true),
+        Opt::Inq(false),
+        Opt::Timestamps(true),
+        Opt::PeekOff(0),
+    ]);
+    let by = prop::sample::select(vec![RecvBy::Recvmsg, RecvBy::Recvmmsg, RecvBy::Peek, RecvBy::Trunc]);
+    let receives = prop::collection::vec((by, size()), 1..4);
+    (side(), option, send_by(), size(), receives).prop_map(|(side, option, by, n, receives)| {
+        let op = |call| Op::new(side, 0, call);
+        let receives = receives.into_iter().map(|(by, n)| op(Call::Recv(by, n)));
+        [op(Call::Set(option)), Op::new(side.other(), 0, Call::Send(by, n))]
+            .into_iter()
+            .chain(receives)
+            .collect()
+    })
+}
+
 /// Urgent data, and looks at it.
 fn urgent() -> impl Strategy<Value = Vec<Op>> {
     let before = prop::sample::select(vec![
@@ -241,7 +262,7 @@ fn urgent() -> impl Strategy<Value = Vec<Op>> {
         Call::Look(LookBy::AtMark),
     ]);
     let after = prop_oneof![
-        3 => prop::sample::select(vec![LookBy::AtMark, LookBy::Urgents, LookBy::Poll, LookBy::Select, LookBy::Epoll, LookBy::Fionread])
+        3 => prop::sample::select(vec![LookBy::AtMark, LookBy::Urgents, LookBy::Poll, LookBy::Select, LookBy::Fionread])
             .prop_map(Call::Look),
         2 => Just(Call::Recv(RecvBy::Oob, 1)),
         4 => (recv_by(), size()).prop_map(|(by, n)| Call::Recv(by, n)),
@@ -279,6 +300,7 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
         8 => edges(),
         6 => stopped(raw),
         4 => ended(raw),
+        6 => told(),
         2 => urgent(),
         1 => killed(),
     ]

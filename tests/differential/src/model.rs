@@ -158,6 +158,8 @@ impl Model {
                 !may_wait || self.bytes(side, conn) >= enough || self.is_over(side, conn)
             }
             Call::Wait(WaitBy::Urgent) => !peer.urgent && !self.is_over(side, conn),
+            // Who begins to wait for one that was killed naps up to 10 ms before it asks TCP (COMPLIANCE.md).
+            Call::Patience(..) | Call::Alarm(_) if self.is_dead(side.other()) => false,
             // A signal's handler with SA_RESTART ends some of them early.
             Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) if peer.urgent => false,
             Call::Wait(by) | Call::Patience(by, _) | Call::Alarm(by) => {
@@ -181,8 +183,12 @@ impl Model {
             // For what stands in a ring by then these do not count (COMPLIANCE.md).
             Call::Set(Opt::PeekOff(_) | Opt::LowWater(_)) => self.bytes(side, conn) == 0 && !peer.urgent,
             Call::Set(Opt::OobInline(_)) => !peer.urgent,
-            // Of a connection that it has half closed, a set may be told of room once more (COMPLIANCE.md).
-            Call::Look(LookBy::Epoll) => (0..CONNS).all(|conn| !self.end(side, conn).is_half_closed()),
+            // Of a connection that it has half closed, a set may be told of room once more, and of bytes where a lane closes for good, as urgent
+            // data does it (COMPLIANCE.md).
+            Call::Look(LookBy::Epoll) => (0..CONNS).all(|conn| {
+                let (own, peer) = (self.end(side, conn), self.end(side.other(), conn));
+                !own.is_half_closed() && !own.urgent && !peer.urgent
+            }),
             // The kernel's poll looks at a socket without its lock: of a reset just then it may see the error alone.
             Call::Finish(End::Close | End::RawClose) if peer.waiting.is_some() => {
                 self.bytes(side, conn) == 0 && !peer.urgent && !own.lingers_not

@@ -530,8 +530,10 @@ impl Stage {
             Call::Kill => {
                 team.actors.iter_mut().for_each(Actor::kill);
                 if self.way != Way::Tcp {
-                    // The broker may hold a copy of a connection that it was just offered (COMPLIANCE.md).
-                    std::thread::sleep(Duration::from_millis(20));
+                    // The broker may hold a copy of a connection that it was just offered: it answers behind that. And calls that need not wait
+                    // ask TCP every 50 ms, where a set has the connection (COMPLIANCE.md).
+                    let _ = self.tool(&["info"]).status();
+                    std::thread::sleep(Duration::from_millis(60));
                 }
             }
             Call::Stop => team.actors.iter().for_each(Actor::stop),
