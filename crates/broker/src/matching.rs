@@ -100,9 +100,13 @@ impl Matching {
             return vec![self.refuse(party, Reason::Sync)];
         }
         for (other, twin) in self.at(tuple) {
-            if twin.facts.cookie == facts.cookie && twin.waiting {
+            if twin.facts.cookie == facts.cookie {
                 // One socket held by two processes: the first one speaks for it.
-                return vec![self.refuse(party, Reason::Shared)];
+                if twin.waiting {
+                    return vec![self.refuse(party, Reason::Shared)];
+                }
+                // It nominates anew, or does not: a socket is entered once, by however many it was nominated.
+                self.forget_seen(other);
             }
             if twin.facts.cookie != facts.cookie && same_netns(&twin.facts, &facts) {
                 // The kernel gives a tuple to one socket at a time: the older one is closed.

@@ -321,3 +321,17 @@ proptest! {
         prop_assert!(table.is_empty());
     }
 }
+
+/// It used to be as many entries, each of which every later nomination looked at.
+#[test]
+fn a_socket_that_is_nominated_from_many_blocks_is_entered_once() {
+    let mut table = Matching::new(false);
+    for conn in 1..1000 {
+        let facts = Facts { sequences: Some(Sequences { own: 1, peer: 2 }), ..client(1, 0, 0) };
+        assert_eq!(table.nominate(party(1, conn), Role::Client, facts), []);
+        table.again(party(1, conn), Reason::BypassedHooks);
+        assert_eq!((table.tuples.len(), table.at(facts.tuple).len()), (1, 1));
+        assert_eq!(table.sequences.values().map(Vec::len).sum::<usize>(), 1);
+    }
+    assert!(table.is_consistent());
+}
