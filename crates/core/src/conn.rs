@@ -12,8 +12,8 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::{critical, thread};
 use crate::zerocopy::lending;
 use crate::{
-    clock, device, eager, epoll, keepalive, link, process, ready, rx, session, sys, tap, tenants, trace, tx,
-    upgrade, wait, window, zerocopy,
+    clock, device, doorbell, eager, epoll, keepalive, link, process, ready, rx, session, sys, tap, tenants,
+    trace, tx, upgrade, wait, window, zerocopy,
 };
 
 mod given;
@@ -394,7 +394,7 @@ pub fn revoke_all(reason: Reason) {
 pub fn wake_ourselves() {
     for cq in 0..process::cqs() {
         if let Some(bell) = process::doorbell(cq) {
-            wait::ring(bell);
+            doorbell::ring(bell);
         }
     }
 }
@@ -404,7 +404,7 @@ pub fn reset(conn: Conn, fd: i32, reason: Reason) {
     note(conn.block, reason);
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-    let _ = rustix::net::shutdown(session::borrowed(fd), rustix::net::Shutdown::Both);
+    let _ = rustix::net::shutdown(sys::borrowed(fd), rustix::net::Shutdown::Both);
     for half in [&conn.block.rx, &conn.block.tx] {
         half.mode.store(mode::PLAIN, Ordering::Release);
         rouse(conn.block, half);
@@ -444,9 +444,9 @@ fn close_lent(fd: i32) {
     if sys::queue(fd, sys::SIOCINQ).is_ok_and(|unread| unread > 0)
         || sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER).is_ok_and(is_abortive)
     {
-        let _ = rustix::net::connect_unspec(session::borrowed(fd));
+        let _ = rustix::net::connect_unspec(sys::borrowed(fd));
     } else {
-        let _ = rustix::net::shutdown(session::borrowed(fd), rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(sys::borrowed(fd), rustix::net::Shutdown::Both);
     }
 }
 
@@ -640,7 +640,7 @@ pub fn set_nonblock(fd: i32, nonblock: bool) {
 /// A call is about to wait as far as we know; O_NONBLOCK is shared with every dup, so the kernel knows better.
 /// Errors: EAGAIN.
 pub fn must_block(block: &Block, fd: i32) -> Result<(), Errno> {
-    let flags = rustix::fs::fcntl_getfl(session::borrowed(fd))?;
+    let flags = rustix::fs::fcntl_getfl(sys::borrowed(fd))?;
     if flags.contains(rustix::fs::OFlags::NONBLOCK) {
         block.nonblock.store(1, Ordering::Relaxed);
         return Err(Errno::AGAIN);

@@ -14,7 +14,8 @@ use shunpike_wire::session::ToBroker;
 use crate::mutex::Mutex;
 use crate::session::{self, Session};
 use crate::spares::{self, Spare};
-use crate::{limits, readers, tenants, tls};
+use crate::tls::{self, readers};
+use crate::{limits, tenants};
 
 /// Whose memory it is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]

@@ -14,7 +14,8 @@ use shunpike_wire::Reason;
 use shunpike_wire::session::{ConnId, Expected, Role, ToBroker};
 
 use crate::conn::{self, phase};
-use crate::session::{self, Session, borrowed};
+use crate::session::{self, Session};
+use crate::sys::borrowed;
 use crate::table::{self, Conn, Entry};
 use crate::{clock, process, sys, tenants, upgrade};
 

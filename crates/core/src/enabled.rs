@@ -9,7 +9,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::net::SocketAddrAny;
 use shunpike_wire::enabled::{AtPorts, LONGEST, MOST_PORTS, PATH, Ports, Program, is_connection_on, is_on};
 
-use crate::session::borrowed;
+use crate::sys::borrowed;
 
 static LINES: [AtomicU64; MOST_PORTS] = [const { AtomicU64::new(0) }; MOST_PORTS];
 /// How many of them there are. Written at start-up, when there is one thread.

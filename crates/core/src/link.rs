@@ -7,7 +7,7 @@ use shunpike_shm::arena::Block;
 use shunpike_shm::pages::{CQS, CqNews, LinkPage, SLOTS};
 
 use crate::tls::thread;
-use crate::{clock, process, wait};
+use crate::{clock, doorbell, process};
 
 /// Link groups that a process can be part of at a time; connections beyond stay on TCP.
 pub const LINKS: usize = 512;
@@ -75,7 +75,7 @@ impl Link {
     fn ring(&self, cq: u8) {
         // A hostile mask names queues that were never announced: their doorbell is -1.
         if let Some(bell) = self.bells.get(usize::from(cq)) {
-            wait::ring(bell.load(Ordering::Relaxed));
+            doorbell::ring(bell.load(Ordering::Relaxed));
         }
     }
 

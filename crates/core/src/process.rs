@@ -1,19 +1,17 @@
-//! The process: its arena, its doorbells, the broker's knobs; start-up and fork.
+//! What a process has: its arena and those of its ancestors, its completion queues and their doorbells, the broker's knobs.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd};
 use shunpike_shm::arena::{Arena, Block, Header, WAITS, Waits};
 use shunpike_shm::pages::{CQS, KnobPage, profile};
-use shunpike_wire::Reason;
 
 use crate::mutex::Mutex;
 use crate::policy::Profile;
+pub use crate::sys::known_pid as pid;
 use crate::table::{self, Entry};
-use crate::zerocopy::lending;
-use crate::{
-    clock, conn, descriptors, device, eager, epoll, limits, readers, session, tap, tenants, tls, wait,
-};
+use crate::tls::{self, readers};
+use crate::{descriptors, doorbell, limits, tenants};
 
 /// Completion queues of a process with few CPUs; with more it has one for each, up to [`CQS`]. Each costs every peer a
 /// descriptor.
@@ -22,7 +20,6 @@ const FEW_CQS: u32 = 4;
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static EAGER: AtomicBool = AtomicBool::new(false);
 static CONFINED: AtomicBool = AtomicBool::new(false);
-static PID: AtomicU32 = AtomicU32::new(0);
 static CPUS: AtomicU32 = AtomicU32::new(1);
 static ARENA: Mutex<Option<Arena>> = Mutex::new(None);
 /// A block that is prepared for the next connection.
@@ -60,34 +57,22 @@ static DEFAULTS: KnobPage = KnobPage {
     profile: AtomicU32::new(profile::BALANCED),
 };
 
-/// What the environment asks for.
-#[derive(Copy, Clone, Default)]
-pub struct Options {
-    /// Nominate at connect and accept, and let the first data call wait for its lane.
-    pub eager: bool,
-    /// Which waits spin, in place of what the broker says: one of [`pages::profile`](shunpike_shm::pages::profile).
-    pub profile: Option<u32>,
-}
-
-/// Start-up, once, before the program's first instruction where the loader allows it. In this order:
-pub fn start(options: Options) {
-    // 1. Who we are: fork is noticed by comparing.
-    PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
-    shunpike_shm::lock::start();
-    // 2. The clock that bounds spins.
-    clock::calibrate();
-    // 3. How many CPUs this process may spin on.
+/// How many CPUs this process may spin on.
+pub(crate) fn count_cpus() {
     if let Ok(set) = rustix::thread::sched_getaffinity(None) {
         CPUS.store(set.count().max(1), Ordering::Relaxed);
     }
-    // 4. How readers without a lock are waited for.
-    readers::start();
-    EAGER.store(options.eager, Ordering::Relaxed);
-    OWN_PROFILE.store(options.profile.unwrap_or(BROKERS), Ordering::Relaxed);
-    // 5. Room for descriptors of ours, before there are threads.
-    descriptors::make_room();
-    // 6. The table, last: before it every descriptor is libc's business.
-    ENABLED.store(table::init(), Ordering::Release);
+}
+
+/// What the environment asks for: as in [`life::Options`](crate::life::Options).
+pub(crate) fn follow_options(eager: bool, profile: Option<u32>) {
+    EAGER.store(eager, Ordering::Relaxed);
+    OWN_PROFILE.store(profile.unwrap_or(BROKERS), Ordering::Relaxed);
+}
+
+/// From here on connections are watched, if there is a table for them.
+pub(crate) fn enable(has_table: bool) {
+    ENABLED.store(has_table, Ordering::Release);
 }
 
 /// Whether connections are watched at all.
@@ -101,29 +86,14 @@ pub fn confined() -> bool {
     CONFINED.load(Ordering::Relaxed)
 }
 
-/// The program is about to install a filter of system calls, which may end it at one that it does not expect: every
-/// connection goes back to TCP for good, and to libc alone.
-pub fn confine() {
-    leave(Reason::Confined);
-}
-
-/// Every connection goes back to TCP for good, and to libc alone, for this reason.
-pub fn leave(reason: Reason) {
-    if enabled() && !CONFINED.swap(true, Ordering::Relaxed) {
-        conn::let_go_of_all(reason);
-        session::end();
-    }
+/// No call of ours that the program does not make itself, from here on. Says whether it was so before.
+pub(crate) fn set_confined() -> bool {
+    CONFINED.swap(true, Ordering::Relaxed)
 }
 
 /// Whether first data calls wait for their lane.
 pub fn eager() -> bool {
     EAGER.load(Ordering::Relaxed)
-}
-
-/// Process id as of start-up or the last fork that we know of.
-#[inline]
-pub fn pid() -> u32 {
-    PID.load(Ordering::Relaxed)
 }
 
 /// Whether a spin can pay: the peer needs another CPU.
@@ -277,7 +247,7 @@ pub fn doorbell(cq: u8) -> Option<i32> {
     if bell >= 0 {
         return Some(bell);
     }
-    let made = descriptors::internal(wait::new_doorbell().ok()?).ok()?.into_raw_fd();
+    let made = descriptors::internal(doorbell::new().ok()?).ok()?.into_raw_fd();
     match slot.compare_exchange(-1, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(made),
         Err(other) => {
@@ -330,23 +300,20 @@ pub fn better_cq(cq: u8) -> Option<u8> {
     Some(least)
 }
 
-/// Before fork(): the child will hold every connection too, as a tenant of the arenas they are in.
-pub fn before_fork() {
-    // Not while a lane is being opened: it is mapped in both processes, or in neither's state. And not while another
-    // thread is within what any lock protects: the child gets a copy of it, and no thread that would finish.
-    session::hold_across_fork();
-    epoll::hold_across_fork();
-    share_with_child();
-    // From here on nothing is lent, as the connections are shared.
-    lending::before_fork();
+/// Before fork(): nobody else is in the midst of a change of the arenas.
+pub(crate) fn hold_across_fork() {
     ARENA.hold();
     HOMES.hold();
-    device::hold_across_fork();
-    descriptors::hold_across_fork();
+}
+
+/// After fork(), on both sides.
+pub(crate) fn let_go_after_fork() {
+    HOMES.let_go();
+    ARENA.let_go();
 }
 
 /// Counts a child that is about to be forked among the holders of every connection.
-fn share_with_child() {
+pub(crate) fn share_with_child() {
     let own = ARENA.lock();
     let homes = HOMES.lock();
     let arenas = || {
@@ -388,37 +355,11 @@ pub fn after_fork(child: Option<u32>) {
     }
 }
 
-fn let_go_after_fork() {
-    descriptors::let_go_after_fork();
-    device::let_go_after_fork();
-    HOMES.let_go();
-    ARENA.let_go();
-    epoll::let_go_after_fork();
-    session::let_go_after_fork();
-}
-
-/// After fork() in the parent, also where it failed.
-pub fn after_fork_in_parent() {
-    let_go_after_fork();
-}
-
-/// In a forked child, before anything else of ours: only this thread exists.
-pub fn after_fork_in_child() {
-    shunpike_shm::lock::after_fork_in_child();
-    let_go_after_fork();
-    PID.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
-    // The parent's.
+/// In a forked child: nothing of this is the parent's any more.
+pub(crate) fn after_fork_in_child() {
     NEXT.store(core::ptr::null_mut(), Ordering::Relaxed);
-    readers::after_fork_in_child();
     POLLERS.iter().for_each(|pollers| pollers.store(0, Ordering::Relaxed));
     move_homes();
-    descriptors::make_room();
-    session::after_fork_in_child();
-    eager::after_fork_in_child();
-    device::after_fork_in_child();
-    lending::after_fork_in_child();
-    // What it writes is of another process, whose session it is not.
-    tap::stop_all();
 }
 
 /// The parent's arenas stay mapped: inherited connections live in them. New ones get our own.
@@ -440,15 +381,6 @@ fn move_homes() {
             _ => {
                 descriptors::forget(arena.fd().as_raw_fd());
             }
-        }
-    }
-    drop(homes);
-    for (fd, entry) in table::all() {
-        // Made by another thread of the parent in the last moment: we were not counted.
-        if let Entry::Conn(conn) = entry
-            && !tenants::holds(conn.block)
-        {
-            table::take(fd);
         }
     }
 }

@@ -15,7 +15,7 @@ use shunpike_shm::arena::{Block, Half};
 
 use crate::epoll::{self, Waited};
 use crate::table::{self, Conn, Entry};
-use crate::{clock, session, sys};
+use crate::{clock, sys};
 
 /// Bits of `Block::seen`.
 mod bit {
@@ -124,7 +124,7 @@ pub(crate) fn is_likely(conn: Conn, fd: i32) -> bool {
 }
 
 fn blocks(fd: i32) -> bool {
-    rustix::fs::fcntl_getfl(session::borrowed(fd)).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
+    rustix::fs::fcntl_getfl(sys::borrowed(fd)).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
 }
 
 /// A nomination is put off: the next reads are asked whether they wait.

@@ -669,14 +669,6 @@ pub fn keep(fd: Option<OwnedFd>) -> i32 {
     fd.and_then(|fd| descriptors::internal(fd).ok()).map_or(-1, |fd| fd.into_raw_fd())
 }
 
-/// A descriptor of the program's, borrowed for one call.
-pub fn borrowed<'a>(fd: i32) -> BorrowedFd<'a> {
-    // -1 is what the type cannot hold; another number that is never open stands for it.
-    let fd = if fd == -1 { i32::MIN } else { fd };
-    // SAFETY: only for handing to a system call, which refuses a number that is not open.
-    unsafe { BorrowedFd::borrow_raw(fd) }
-}
-
 /// A descriptor of ours, for closing.
 pub fn close_raw(fd: i32) {
     descriptors::close_number(fd);

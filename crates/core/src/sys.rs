@@ -2,6 +2,9 @@
 //! and iovecs, msghdrs and epoll_events come from the program as raw memory.
 
 use core::arch::asm;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
 /// Result of a call that counts bytes or descriptors.
@@ -305,7 +308,7 @@ pub fn raise(signal: i32) {
 /// forbids tgkill(2).
 pub fn has_thread(tid: u32) -> bool {
     let pid = pid();
-    if pid != crate::process::pid() {
+    if pid != known_pid() {
         return true;
     }
     // SAFETY: no pointers; signal 0 is not sent.
@@ -334,6 +337,19 @@ pub fn requeue_signal(signal: i32, info: *mut u8) {
     let _ = unsafe {
         call(libc::SYS_rt_tgsigqueueinfo, pid() as usize, tid, signal as usize, info as usize, 0, 0)
     };
+}
+
+static PID: AtomicU32 = AtomicU32::new(0);
+
+/// At start-up and after a fork: this is the process now.
+pub(crate) fn note_pid() {
+    PID.store(pid(), Ordering::Relaxed);
+}
+
+/// Process id as of start-up or the last fork that we know of.
+#[inline]
+pub fn known_pid() -> u32 {
+    PID.load(Ordering::Relaxed)
 }
 
 /// getpid(2), from the kernel.
@@ -398,13 +414,21 @@ pub fn descriptor_table() -> Option<u32> {
     core::str::from_utf8(line).ok()?.trim().parse().ok()
 }
 
+/// A descriptor of the program's, borrowed for one call.
+pub fn borrowed<'a>(fd: i32) -> BorrowedFd<'a> {
+    // -1 is what the type cannot hold; another number that is never open stands for it.
+    let fd = if fd == -1 { i32::MIN } else { fd };
+    // SAFETY: only for handing to a system call, which refuses a number that is not open.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
 /// Whether `fd` is an open descriptor.
 pub fn is_open(fd: i32) -> bool {
-    rustix::io::fcntl_getfd(crate::session::borrowed(fd)).is_ok()
+    rustix::io::fcntl_getfd(borrowed(fd)).is_ok()
 }
 
 fn kind(fd: i32) -> Option<rustix::fs::FileType> {
-    let stat = rustix::fs::fstat(crate::session::borrowed(fd)).ok()?;
+    let stat = rustix::fs::fstat(borrowed(fd)).ok()?;
     Some(rustix::fs::FileType::from_raw_mode(stat.st_mode))
 }
 

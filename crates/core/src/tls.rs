@@ -3,12 +3,12 @@
 //! The storage is declared in assembly so that it uses the initial-exec model: no allocation on first use
 //! in a thread, a single load to reach it, safe in signal handlers and after a siglongjmp.
 
+pub mod readers;
+
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use shunpike_shm::grace::Reader;
 use shunpike_shm::lock::Section;
-
-use crate::readers;
 
 /// Per-thread state; all zero in a new thread.
 #[repr(C)]

@@ -201,7 +201,7 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
             }
             Source::File { fd: file, offset, left, .. } => {
                 let mut at = offset.and_then(|at| u64::try_from(at).ok());
-                let [to, from] = [fd, *file].map(session::borrowed);
+                let [to, from] = [fd, *file].map(sys::borrowed);
                 (*left, rustix::fs::sendfile(to, from, at.as_mut(), *left))
             }
         };

@@ -1,14 +1,14 @@
 //! Waiting: a spin perhaps ([`spin`]), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
 //!
 //! A nap is a FUTEX_WAIT on the lane's own wait word: one system call on each side. It sees nothing of TCP, so it is
-//! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`new_doorbell`]) sits edge-triggered in an
+//! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`doorbell::new`]) sits edge-triggered in an
 //! epoll instance of its own;
 //! beside it the TCP fd tells of death and of bytes of a revoked lane.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::event::{EventfdFlags, epoll};
-use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use rustix::event::epoll;
+use rustix::fd::{AsRawFd, IntoRawFd};
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, wake_bucket};
 use shunpike_shm::lane::{Side, Wait, Words};
@@ -23,9 +23,6 @@ pub const SHARED_BOUND_NS: u64 = 20_000_000;
 
 /// Longest sleep without TCP in view, while the program leaves the kernel's notices unread.
 const UNREAD_NS: u64 = 1_000_000;
-
-/// What a doorbell's count begins with: 290 years of a ring each nanosecond.
-const RINGS: u64 = 1 << 63;
 
 /// How a sleep ended.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -358,33 +355,4 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
 pub fn consume_edge(sleeper: i32) {
     let mut event = [libc::epoll_event { events: 0, u64: 0 }];
     let _ = sys::epoll_wait(sleeper, &mut event, 0, core::ptr::null());
-}
-
-/// A new doorbell: an eventfd with a count that no number of rings uses up.
-///
-/// Peers have it too, with all its file's flags. A ring is a read that takes one from the count: it gives an edge as a
-/// write does, and cannot be made to wait, as a write could by who fills the count and takes O_NONBLOCK away. The count
-/// cannot be taken whole (EFD_SEMAPHORE), so it always shows EPOLLIN, and nobody takes another's edge away.
-pub fn new_doorbell() -> Result<rustix::fd::OwnedFd, Errno> {
-    let bell =
-        rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE)?;
-    rustix::io::write(&bell, &RINGS.to_ne_bytes())?;
-    Ok(bell)
-}
-
-/// Rings `bell`.
-pub fn ring(bell: i32) {
-    if bell < 0 {
-        return;
-    }
-    // SAFETY: a descriptor of ours, or a number that is closed, which the kernel refuses; not -1.
-    let bell = unsafe { BorrowedFd::borrow_raw(bell) };
-    let mut taken = [0; 8];
-    let one = &mut [rustix::io::IoSliceMut::new(&mut taken)];
-    // Not at a position (-1), and without waiting whatever the owner, who made it, did to it.
-    let rung = rustix::io::preadv2(bell, one, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT);
-    if !matches!(rung, Ok(_) | Err(Errno::AGAIN)) {
-        // Refused by a filter, or by a Linux before 5.8, whose eventfds know no RWF_NOWAIT.
-        let _ = rustix::io::read(bell, &mut taken);
-    }
 }

@@ -27,7 +27,7 @@ use crate::conn::{self, Outcome};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::tx::{self, Source};
-use crate::{clock, epoll, link, process, ready, sys, wait};
+use crate::{clock, doorbell, epoll, link, process, ready, sys};
 
 pub use errqueue::{read, read_bare};
 
@@ -301,7 +301,7 @@ pub fn told(conn: Conn) {
 fn tell(conn: Conn) {
     let queues = conn.block.notices.wake();
     for bell in (0..process::cqs()).filter(|cq| queues >> cq & 1 != 0).filter_map(process::doorbell) {
-        wait::ring(bell);
+        doorbell::ring(bell);
     }
     if in_sets(conn) {
         epoll::touch(conn);

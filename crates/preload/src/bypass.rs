@@ -6,7 +6,7 @@ use libc::{aiocb, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
-use shunpike_core::{limits, process, rings};
+use shunpike_core::{life, limits, process, rings};
 
 use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
 use crate::lifecycle::{let_go, plain};
@@ -47,7 +47,7 @@ const ON_DESCRIPTORS: [c_long; 19] = [
 
 fn before_prctl([option, value, ..]: Arguments) {
     match option as c_int {
-        libc::PR_SET_SECCOMP => process::confine(),
+        libc::PR_SET_SECCOMP => life::confine(),
         // Nobody may look at its memory from then on.
         libc::PR_SET_DUMPABLE if value == 0 && process::enabled() => lending::close(),
         _ => {}
@@ -60,7 +60,7 @@ stubs! { before_prctl:
 
 fn before_syscall([number, fd, second, third, fourth, _]: Arguments) -> Option<*mut c_void> {
     match number as c_long {
-        libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => process::confine(),
+        libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => life::confine(),
         libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
         libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),
         number @ (libc::SYS_mmap

@@ -5,7 +5,7 @@
 use core::ffi::{c_char, c_int, c_void};
 
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, process, table, tls};
+use shunpike_core::{conn, life, process, table, tls};
 
 use crate::real::Arguments;
 use crate::{removed, start};
@@ -104,9 +104,9 @@ hooks! {
     fn __fork() -> c_int { fork() }
     /// _Fork(3): fork without the handlers that fork() runs
     fn _Fork() -> c_int {
-        process::before_fork();
+        life::before_fork();
         let pid = covered::_Fork();
-        if pid == 0 { process::after_fork_in_child(); } else { process::after_fork_in_parent(); }
+        if pid == 0 { life::after_fork_in_child(); } else { life::after_fork_in_parent(); }
         forked(pid)
     }
     /// posix_spawn(3)

@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, epoll, process, sys, user};
+use shunpike_core::{conn, epoll, life, sys, user};
 
 use crate::lifecycle::plain;
 use crate::real::Arguments;
@@ -14,7 +14,7 @@ use crate::real::Arguments;
 /// unshare(2). With CLONE_FILES a thread has descriptors of its own from now on: no table of ours says whose a number is.
 pub fn before_unshare([flags, ..]: Arguments) {
     if flags & libc::CLONE_FILES as usize != 0 && !sys::is_single_threaded() {
-        process::leave(Reason::PrivateDescriptors);
+        life::leave(Reason::PrivateDescriptors);
     }
 }
 

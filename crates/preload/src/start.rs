@@ -3,7 +3,9 @@
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use shunpike_core::{conn, enabled, libc_function, libc_is_musl, process, session, sys, tls, user, wait};
+use shunpike_core::{
+    conn, enabled, libc_function, libc_is_musl, life, process, session, sys, tls, user, wait,
+};
 
 use crate::{memory, readiness, removed, signals};
 
@@ -64,7 +66,7 @@ extern "C" fn start() {
     // 7. What of its memory is there for good.
     memory::start();
     // 8. From here on connections are watched.
-    process::start(process::Options {
+    life::start(life::Options {
         eager: variable(c"SHUNPIKE_EAGER").is_some_and(|v| v == b"1"),
         profile: variable(c"SHUNPIKE_PROFILE").and_then(process::profile_named),
     });
@@ -148,15 +150,15 @@ fn forget_the_callers_words() {
 }
 
 extern "C" fn before_fork() {
-    process::before_fork();
+    life::before_fork();
 }
 
 extern "C" fn in_parent() {
-    process::after_fork_in_parent();
+    life::after_fork_in_parent();
 }
 
 extern "C" fn in_child() {
-    process::after_fork_in_child();
+    life::after_fork_in_child();
 }
 
 extern "C" fn exit_handler(_: *mut c_void) {

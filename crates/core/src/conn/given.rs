@@ -12,7 +12,7 @@ use shunpike_wire::Reason;
 
 use super::{note, phase};
 use crate::table::{self, Conn, Entry};
-use crate::{clock, eager, link, proc, process, ready, session, sys};
+use crate::{clock, eager, link, proc, process, ready, sys};
 
 /// In the list: nobody can say who has got it.
 const ANYBODY: u32 = u32::MAX;
@@ -106,7 +106,7 @@ fn lets_go(pid: u32, fd: i32) -> bool {
 }
 
 fn inode(fd: i32) -> Option<u64> {
-    rustix::fs::fstat(session::borrowed(fd)).ok().map(|stat| stat.st_ino)
+    rustix::fs::fstat(sys::borrowed(fd)).ok().map(|stat| stat.st_ino)
 }
 
 fn is_back(block: &Block, fd: i32) -> bool {

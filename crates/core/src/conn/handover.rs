@@ -94,7 +94,7 @@ fn survive(child: u32) {
         lending::close();
     }
     let survives = |fd| {
-        rustix::io::fcntl_getfd(session::borrowed(fd))
+        rustix::io::fcntl_getfd(sys::borrowed(fd))
             .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
     };
     for (fd, entry) in table::all() {

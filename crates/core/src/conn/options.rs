@@ -10,8 +10,8 @@ use shunpike_wire::Reason;
 
 use super::{readable_bytes, revoke_for_good};
 use crate::surface::{self, Unset};
+use crate::sys;
 use crate::table::{self, Conn};
-use crate::{session, sys};
 
 /// There may be sockets in this process with options that bar a lane.
 static MAY_BAR: AtomicBool = AtomicBool::new(false);
@@ -67,8 +67,7 @@ pub(crate) fn barred(fd: i32) -> Option<Reason> {
         MAY_TELL_UNREAD.store(true, Ordering::Relaxed);
     }
     let raises_signals = || {
-        rustix::fs::fcntl_getfl(session::borrowed(fd))
-            .is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0)
+        rustix::fs::fcntl_getfl(sys::borrowed(fd)).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0)
     };
     let is_barring = |(level, name, unset)| is_in_force(fd, level, name, unset);
     (surface::barring().any(is_barring) || raises_signals()).then_some(Reason::OptionUnsupported)

@@ -15,7 +15,7 @@ use crate::{process, session};
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static STARTED: Once = Once::new();
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    STARTED.call_once(|| process::start(process::Options::default()));
+    STARTED.call_once(|| life::start(life::Options::default()));
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 

@@ -263,7 +263,7 @@ fn ring(set: &Set) {
     if let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1)
         && let Some(bell) = process::doorbell(cq as u8)
     {
-        crate::wait::ring(bell);
+        crate::doorbell::ring(bell);
     }
 }
 

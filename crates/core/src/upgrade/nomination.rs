@@ -10,7 +10,8 @@ use shunpike_wire::session::{Role, ToBroker};
 
 use super::{go_on, id_of};
 use crate::conn::{self, phase};
-use crate::session::{Session, borrowed};
+use crate::session::Session;
+use crate::sys::borrowed;
 use crate::table::Conn;
 use crate::{clock, eager, enabled, epoll, process, rings, seen, sys, tenants, trace, user};
 

@@ -1,0 +1,104 @@
+//! The process's life: start-up, fork, and the end of all lanes. It calls all floors below, and only entries call it.
+
+use shunpike_wire::Reason;
+
+use crate::table::{self, Entry};
+use crate::tls::readers;
+use crate::zerocopy::lending;
+use crate::{clock, conn, descriptors, device, eager, epoll, process, session, sys, tap, tenants};
+
+/// What the environment asks for.
+#[derive(Copy, Clone, Default)]
+pub struct Options {
+    /// Nominate at connect and accept, and let the first data call wait for its lane.
+    pub eager: bool,
+    /// Which waits spin, in place of what the broker says: one of [`pages::profile`](shunpike_shm::pages::profile).
+    pub profile: Option<u32>,
+}
+
+/// Start-up, once, before the program's first instruction where the loader allows it. In this order:
+pub fn start(options: Options) {
+    // 1. Who we are: fork is noticed by comparing.
+    sys::note_pid();
+    shunpike_shm::lock::start();
+    // 2. The clock that bounds spins.
+    clock::calibrate();
+    // 3. How many CPUs this process may spin on.
+    process::count_cpus();
+    // 4. How readers without a lock are waited for.
+    readers::start();
+    process::follow_options(options.eager, options.profile);
+    // 5. Room for descriptors of ours, before there are threads.
+    descriptors::make_room();
+    // 6. The table, last: before it every descriptor is libc's business.
+    process::enable(table::init());
+}
+
+/// The program is about to install a filter of system calls, which may end it at one that it does not expect: every
+/// connection goes back to TCP for good, and to libc alone.
+pub fn confine() {
+    leave(Reason::Confined);
+}
+
+/// Every connection goes back to TCP for good, and to libc alone, for this reason.
+pub fn leave(reason: Reason) {
+    if process::enabled() && !process::set_confined() {
+        conn::let_go_of_all(reason);
+        session::end();
+    }
+}
+
+/// Before fork(): the child will hold every connection too, as a tenant of the arenas they are in.
+pub fn before_fork() {
+    // Not while a lane is being opened: it is mapped in both processes, or in neither's state. And not while another
+    // thread is within what any lock protects: the child gets a copy of it, and no thread that would finish.
+    session::hold_across_fork();
+    epoll::hold_across_fork();
+    process::share_with_child();
+    // From here on nothing is lent, as the connections are shared.
+    lending::before_fork();
+    process::hold_across_fork();
+    device::hold_across_fork();
+    descriptors::hold_across_fork();
+}
+
+fn let_go_after_fork() {
+    descriptors::let_go_after_fork();
+    device::let_go_after_fork();
+    process::let_go_after_fork();
+    epoll::let_go_after_fork();
+    session::let_go_after_fork();
+}
+
+/// After fork() in the parent, also where it failed.
+pub fn after_fork_in_parent() {
+    let_go_after_fork();
+}
+
+/// In a forked child, before anything else of ours: only this thread exists.
+pub fn after_fork_in_child() {
+    shunpike_shm::lock::after_fork_in_child();
+    let_go_after_fork();
+    sys::note_pid();
+    readers::after_fork_in_child();
+    process::after_fork_in_child();
+    forget_the_uncounted();
+    descriptors::make_room();
+    session::after_fork_in_child();
+    eager::after_fork_in_child();
+    device::after_fork_in_child();
+    lending::after_fork_in_child();
+    // What it writes is of another process, whose session it is not.
+    tap::stop_all();
+}
+
+/// What another thread of the parent made in the last moment: the child was not counted among its holders.
+fn forget_the_uncounted() {
+    for (fd, entry) in table::all() {
+        if let Entry::Conn(conn) = entry
+            && !tenants::holds(conn.block)
+        {
+            table::take(fd);
+        }
+    }
+}
