@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half};
 
-use crate::conn;
+use crate::call;
 use crate::table::Conn;
 use crate::wait::{Nap, Napped};
 
@@ -43,20 +43,20 @@ impl Blocking {
             return Ok(());
         }
         self.asked = true;
-        conn::must_block(conn.block, fd)?;
-        self.timeout = conn::timeout_option(fd, self.option);
-        self.deadline = conn::deadline(self.timeout);
+        call::must_block(conn.block, fd)?;
+        self.timeout = call::timeout_option(fd, self.option);
+        self.deadline = call::deadline(self.timeout);
         Ok(())
     }
 
     /// Nanoseconds that are left. Errors: EAGAIN when the program's time is over.
     pub fn remaining(&self) -> Result<Option<u64>, Errno> {
-        conn::remaining(self.deadline)
+        call::remaining(self.deadline)
     }
 
-    /// After a signal; see [`conn::interrupted`]. Errors: EINTR.
+    /// After a signal; see [`call::interrupted`]. Errors: EINTR.
     pub fn interrupted(&self, restarts: (u32, u32)) -> Result<(), Errno> {
-        conn::interrupted(restarts, self.timeout.is_some())
+        call::interrupted(restarts, self.timeout.is_some())
     }
 
     /// Naps on what `declare` declares, in a critical section, or does not: then it says what that comes to. Errors: EAGAIN when
@@ -77,9 +77,9 @@ impl Blocking {
             Ok(nap) => nap,
             Err(napped) => return Ok(napped),
         };
-        let restarts = conn::restarts_before();
+        let restarts = call::restarts_before();
         let napped = nap.take(fd, half, remaining);
-        conn::still_at(conn, fd)?;
+        call::still_at(conn, fd)?;
         if napped == Napped::Interrupted {
             self.interrupted(restarts)?;
         }

@@ -59,3 +59,9 @@ pub fn calibrate() {
     let per_us = (ticks() - c0) * 1000 / (t1 - t0);
     TICKS_PER_US.store(per_us.max(1), Ordering::Relaxed);
 }
+
+/// CLOCK_MONOTONIC, nanoseconds.
+pub fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}

@@ -2,17 +2,17 @@
 
 use std::sync::atomic::Ordering;
 
-use rustix::io::Errno;
 use shunpike_shm::Region;
 use shunpike_shm::arena::{Block, Half, Header, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::{DmbToken, Reason};
 
+use crate::state::phase;
 use crate::table::{self, Conn, Entry};
-use crate::tls::{critical, thread};
+use crate::tls::critical;
 use crate::zerocopy::lending;
 use crate::{
-    clock, device, doorbell, eager, epoll, keepalive, link, process, ready, rx, session, sys, tap, tenants,
+    clock, device, doorbell, eager, epoll, holders, keepalive, link, process, rx, session, state, sys, tap,
     trace, tx, upgrade, wait, window, zerocopy,
 };
 
@@ -25,45 +25,10 @@ pub use handover::{before_exec, before_spawn, hand_over, hand_over_from_child, l
 pub(crate) use options::barred;
 pub use options::{ask_the_kernel, option_set, unread, unread_told};
 
-/// What a hooked call comes to.
-pub enum Outcome {
-    /// libc's own result, errno set.
-    Libc(isize),
-    /// Ours.
-    Ours(Result<usize, Errno>),
-}
-
-/// Where a connection stands with the broker.
-pub mod phase {
-    /// Bytes are counted.
-    pub const WATCHED: u8 = 0;
-    /// The broker has our nomination.
-    pub const NOMINATED: u8 = 1;
-    /// The CLC handshake is under way.
-    pub const SHAKING: u8 = 2;
-    /// At least one direction is, or was just now, on a lane.
-    pub const OPEN: u8 = 3;
-    /// Stays on TCP for good.
-    pub const DONE: u8 = 4;
-    /// Closed by the program.
-    pub const CLOSED: u8 = 5;
-}
-
 /// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
 const REOPEN_US: u64 = 10_000;
 /// ... unless its lanes had carried this many bytes: a handshake costs about as much as copying one MiB.
 const WORTHWHILE: u64 = 4 << 20;
-
-/// Whether a direction may be on a lane.
-#[inline]
-pub fn may_be_on_lane(block: &Block) -> bool {
-    !matches!(block.phase.load(Ordering::Relaxed), phase::WATCHED | phase::NOMINATED)
-}
-
-/// Whether this end called connect(): its bytes_acked counts the SYN.
-pub fn opener(block: &Block) -> bool {
-    block.role.load(Ordering::Relaxed) == 0
-}
 
 /// Before connect(): does what can be done of `watch` before it. The peer is awake from then on, and waits for the first bytes:
 /// who comes with them at once finds it so, and who comes later has to wake it once more, for several microseconds.
@@ -83,7 +48,7 @@ pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {
     block.role.store(u8::from(server), Ordering::Relaxed);
     block.nonblock.store(u8::from(nonblock), Ordering::Relaxed);
     block.fd.store(fd as u32, Ordering::Relaxed);
-    note(block, Reason::NotNominated);
+    state::note(block, Reason::NotNominated);
     if let Some(header) = process::header() {
         header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
     }
@@ -116,7 +81,7 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
         return Some(conn);
     }
     let block = process::allocate()?;
-    let server = !opener(old);
+    let server = !state::opener(old);
     block.role.store(u8::from(server), Ordering::Relaxed);
     block.nonblock.store(old.nonblock.load(Ordering::Relaxed), Ordering::Relaxed);
     block.fd.store(fd as u32, Ordering::Relaxed);
@@ -132,7 +97,7 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     }
     let moved = Conn::new(block);
     table::set(fd, Entry::Conn(moved));
-    if tenants::leave(old) {
+    if holders::leave(old) {
         old.phase.store(phase::CLOSED, Ordering::Release);
         old.free();
     }
@@ -157,22 +122,17 @@ pub fn moved(conn: Conn, fd: i32, calls: u16) {
                 upgrade::nominate(conn, fd);
             }
         }
-        phase::NOMINATED if !upgrade::is_inherited(block) || tenants::shared(block) => {}
+        phase::NOMINATED if !upgrade::is_inherited(block) || holders::shared(block) => {}
         phase::NOMINATED | phase::SHAKING | phase::OPEN => upgrade::retry(conn, fd),
         phase::DONE if calls.is_multiple_of(4) => given::look(conn, fd),
         _ => {}
     }
 }
 
-/// Why the connection is not on a lane, for the tools.
-pub fn note(block: &Block, reason: Reason) {
-    block.reason.store(reason.code(), Ordering::Relaxed);
-}
-
 /// Bytes came by TCP that the sender's hooks did not announce: somebody writes round them there.
 pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
     if sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n > 0) {
-        note(conn.block, Reason::BypassedHooks);
+        state::note(conn.block, Reason::BypassedHooks);
     }
 }
 
@@ -208,7 +168,7 @@ pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
 fn rouse(block: &Block, half: &Half) {
     let _critical = critical();
     let side = if core::ptr::eq(half, &block.rx) { Side::Readers } else { Side::Writers };
-    if let Some(dmb) = rx::dmb(half) {
+    if let Some(dmb) = state::rx_dmb(half) {
         wait::rouse(dmb.words(), side);
     }
 }
@@ -294,7 +254,7 @@ pub fn withdraw_grant(conn: Conn, fd: i32) {
 /// Under the receive lock.
 pub fn stop_receiving(conn: Conn, fd: i32) {
     let half = &conn.block.rx;
-    let Some(dmb) = rx::dmb(half) else { return };
+    let Some(dmb) = state::rx_dmb(half) else { return };
     let generation = half.generation.load(Ordering::Relaxed);
     if let Ok(prod) = dmb.words().flag(generation, Cursor::STOP, 0)
         && prod.offset() == half.cursor.load(Ordering::Relaxed)
@@ -314,7 +274,7 @@ pub fn stop(conn: Conn, fd: i32) {
 
 /// Closes both lanes of a connection at the next byte boundary; it goes on on TCP.
 pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
-    note(conn.block, reason);
+    state::note(conn.block, reason);
     stop(conn, fd);
     tx::revoke(conn, fd);
     wake_ourselves();
@@ -325,11 +285,11 @@ pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
 /// our ring already are still read from there.
 pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
     upgrade::decline(conn, fd, reason);
-    if ready::on_lane(conn) {
+    if state::on_lane(conn) {
         revoke(conn, fd, reason);
         settle(conn, fd);
     } else {
-        note(conn.block, reason);
+        state::note(conn.block, reason);
     }
     conn.block.phase.store(phase::DONE, Ordering::Relaxed);
 }
@@ -341,7 +301,7 @@ pub fn at_exit() {
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let critical = critical();
-        let alone = tenants::alone(conn.block);
+        let alone = holders::alone(conn.block);
         if alone {
             tx::take_back_last(conn, fd);
         }
@@ -352,7 +312,7 @@ pub fn at_exit() {
             tap::over(conn.block);
             let half = &conn.block.rx;
             let _guard = half.lock.lock(&critical);
-            if rx::dmb(half).is_some_and(|dmb| leaves_unread(half, &dmb)) {
+            if state::rx_dmb(half).is_some_and(|dmb| leaves_unread(half, &dmb)) {
                 reset_at_close(fd);
             }
             if eager::is_lent(conn.block) {
@@ -361,7 +321,7 @@ pub fn at_exit() {
         } else {
             table::take(fd);
             // The kernel finds out when we are gone, should the others be the last just now.
-            let _ = tenants::leave(conn.block);
+            let _ = holders::leave(conn.block);
         }
     }
 }
@@ -401,7 +361,7 @@ pub fn wake_ourselves() {
 
 /// The peer broke the protocol: this connection ends as by a reset, on both sides. Under one of its locks.
 pub fn reset(conn: Conn, fd: i32, reason: Reason) {
-    note(conn.block, reason);
+    state::note(conn.block, reason);
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
     let _ = rustix::net::shutdown(sys::borrowed(fd), rustix::net::Shutdown::Both);
@@ -421,7 +381,7 @@ pub fn close(fd: i32) {
         epoll::closing(conn, fd);
         if eager::is_lent(conn.block)
             && conn.block.dups.load(Ordering::Relaxed) == 0
-            && tenants::alone(conn.block)
+            && holders::alone(conn.block)
         {
             close_lent(fd);
         }
@@ -460,10 +420,10 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
         let _ = block.fd.compare_exchange(fd as u32, other as u32, Ordering::Relaxed, Ordering::Relaxed);
         return;
     }
-    if !tenants::alone(block) {
+    if !holders::alone(block) {
         abandon_handshake(conn, fd);
     }
-    if !tenants::leave(block) {
+    if !holders::leave(block) {
         lending::forget(block);
         return;
     }
@@ -476,7 +436,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
         end_lanes(conn, fd, open);
     }
     tap::over(block);
-    let server = usize::from(!opener(block));
+    let server = usize::from(!state::opener(block));
     if let Some(header) = process::header() {
         let reason = match block.reason.load(Ordering::Relaxed) {
             // Nearly all that have had no lane.
@@ -552,7 +512,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
 fn end_receiving(conn: Conn, fd: i32, open: bool) {
     let half = &conn.block.rx;
     let _guard = half.lock.lock(critical());
-    if let Some(dmb) = rx::dmb(half) {
+    if let Some(dmb) = state::rx_dmb(half) {
         if open && leaves_unread(half, &dmb) {
             reset_at_close(fd);
         }
@@ -609,7 +569,7 @@ pub fn reads_tcp(conn: Conn) -> bool {
 pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
     let n = rx::available(conn, fd);
     let _critical = critical();
-    if let Some(dmb) = rx::dmb(&conn.block.rx).filter(|_| n > 0) {
+    if let Some(dmb) = state::rx_dmb(&conn.block.rx).filter(|_| n > 0) {
         epoll::shown(conn, dmb.words(), Side::Readers);
     }
     n
@@ -619,71 +579,9 @@ pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
 pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
     let half = &conn.block.tx;
     let _guard = half.lock.lock(critical());
-    let ring = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
-        half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.window())
-    });
+    let ring =
+        state::tx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
+            half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.window())
+        });
     ring as usize + sys::queue(fd, sys::SIOCOUTQ).unwrap_or(0)
-}
-
-/// After a wait: `fd` may have been closed meanwhile, and be another socket, whose bytes are not this call's. Errors: EBADF.
-pub fn still_at(conn: Conn, fd: i32) -> Result<(), Errno> {
-    if conn.current() && table::conn(fd) == Some(conn) { Ok(()) } else { Err(Errno::BADF) }
-}
-
-/// Learns that O_NONBLOCK was set or cleared.
-pub fn set_nonblock(fd: i32, nonblock: bool) {
-    if let Some(conn) = table::conn(fd) {
-        conn.block.nonblock.store(u8::from(nonblock), Ordering::Relaxed);
-    }
-}
-
-/// A call is about to wait as far as we know; O_NONBLOCK is shared with every dup, so the kernel knows better.
-/// Errors: EAGAIN.
-pub fn must_block(block: &Block, fd: i32) -> Result<(), Errno> {
-    let flags = rustix::fs::fcntl_getfl(sys::borrowed(fd))?;
-    if flags.contains(rustix::fs::OFlags::NONBLOCK) {
-        block.nonblock.store(1, Ordering::Relaxed);
-        return Err(Errno::AGAIN);
-    }
-    Ok(())
-}
-
-/// SO_RCVTIMEO or SO_SNDTIMEO, nanoseconds.
-pub fn timeout_option(fd: i32, name: i32) -> Option<u64> {
-    let time: libc::timeval = sys::option(fd, libc::SOL_SOCKET, name).ok()?;
-    let ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
-    (ns != 0).then_some(ns)
-}
-
-/// CLOCK_MONOTONIC, nanoseconds.
-pub fn now() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
-/// Now plus `timeout`.
-pub fn deadline(timeout: Option<u64>) -> Option<u64> {
-    timeout.map(|ns| now().saturating_add(ns))
-}
-
-/// What is left until `deadline`. Errors: EAGAIN when it has passed.
-pub fn remaining(deadline: Option<u64>) -> Result<Option<u64>, Errno> {
-    match deadline {
-        None => Ok(None),
-        Some(at) => at.checked_sub(now()).filter(|&left| left > 0).map(Some).ok_or(Errno::AGAIN),
-    }
-}
-
-/// Counts of handled signals before a sleep, for `interrupted`.
-pub fn restarts_before() -> (u32, u32) {
-    (thread().handled.load(Ordering::Relaxed), thread().interrupts.load(Ordering::Relaxed))
-}
-
-/// After a sleep that a signal ended: on with it if every handler that ran has SA_RESTART and the socket has
-/// no timeout (signal(7)). Errors: EINTR.
-pub fn interrupted((handled, interrupts): (u32, u32), timed: bool) -> Result<(), Errno> {
-    let thread = thread();
-    let restart = thread.handled.load(Ordering::Relaxed) != handled
-        && thread.interrupts.load(Ordering::Relaxed) == interrupts;
-    if restart && !timed { Ok(()) } else { Err(Errno::INTR) }
 }

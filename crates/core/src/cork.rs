@@ -12,7 +12,7 @@ use shunpike_shm::lane::{Cursor, Dmb, Held, Side, Words};
 
 use crate::table::{self, Conn};
 use crate::tls::critical;
-use crate::{clock, process, sys, tx, wait};
+use crate::{clock, process, state, sys, wait};
 
 /// So long TCP holds an incomplete segment back, microseconds: its least retransmission time (tcp(7), TCP_CORK).
 const MOST_US: u64 = 200_000;
@@ -83,7 +83,9 @@ pub fn flush(conn: Conn) {
     }
     let critical = critical();
     let guard = half.lock.lock(&critical);
-    let Some(dmb) = tx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else { return };
+    let Some(dmb) = state::tx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
+        return;
+    };
     forget(half, dmb.words());
     mark(conn.block);
     drop(guard);
@@ -167,7 +169,7 @@ fn overlooked(half: &Half, held: Held, prod: Cursor) -> u64 {
 /// Nanoseconds after which more can be seen though nobody says so; `None` where nothing is held. Of a reader about to
 /// sleep, within a critical section.
 pub fn sleeps_at_most(half: &Half) -> Option<u64> {
-    let dmb = crate::rx::dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)?;
+    let dmb = crate::state::rx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)?;
     let (prod, held) = (dmb.words().prod(), dmb.words().held());
     if held.before(prod.offset()) == 0 {
         return None;

@@ -15,7 +15,7 @@ use crate::mutex::Mutex;
 use crate::session::{self, Session};
 use crate::spares::{self, Spare};
 use crate::tls::{self, readers};
-use crate::{limits, tenants};
+use crate::{holders, limits};
 
 /// Whose memory it is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -230,7 +230,7 @@ pub fn after_fork_in_child() {
 /// connection is shared with another process, which would not have it. Under the half's lock.
 pub fn extend(block: &Block, half: &Half, ring: u32) -> bool {
     let (old, len) = (half.dmb.load(Ordering::Relaxed), HEADER + ring as usize);
-    if tenants::shared(block) || !limits::may_map(len) {
+    if holders::shared(block) || !limits::may_map(len) {
         return false;
     }
     let mut quarantine = RETIRED.lock();

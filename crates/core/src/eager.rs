@@ -13,11 +13,12 @@ use shunpike_shm::arena::Block;
 use shunpike_wire::Reason;
 use shunpike_wire::session::{ConnId, Expected, Role, ToBroker};
 
-use crate::conn::{self, phase};
+use crate::conn;
 use crate::session::{self, Session};
+use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::{self, Conn, Entry};
-use crate::{clock, process, sys, tenants, upgrade};
+use crate::{call, clock, holders, process, state, sys, upgrade};
 
 /// For a broker that has our message and does not answer, microseconds; once, until it answers again.
 const BROKER_US: u64 = 2_000_000;
@@ -253,7 +254,7 @@ pub(crate) fn again(session: &mut Session, conn: Conn, fd: i32, reason: Reason, 
     if !passed_on || !is_possible(conn.block) {
         return false;
     }
-    conn::note(conn.block, reason);
+    state::note(conn.block, reason);
     conn.block.retry_at.store(0, Ordering::Relaxed);
     conn.block.phase.store(phase::WATCHED, Ordering::Relaxed);
     session.later.add(conn, fd);
@@ -437,15 +438,15 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
     {
         return Ok(conn);
     }
-    let blocks = conn::must_block(conn.block, fd).is_ok();
+    let blocks = call::must_block(conn.block, fd).is_ok();
     if let Some(flags) = reading
         && (flags & libc::MSG_DONTWAIT != 0
             || !blocks
-            || conn::timeout_option(fd, libc::SO_RCVTIMEO).is_some())
+            || call::timeout_option(fd, libc::SO_RCVTIMEO).is_some())
     {
         return Ok(conn);
     }
-    let (mut begin, interrupts) = (clock::ticks(), conn::restarts_before().1);
+    let (mut begin, interrupts) = (clock::ticks(), call::restarts_before().1);
     let patience = PATIENCE_US.load(Ordering::Relaxed);
     let longest = if blocks { u64::MAX } else { allowance(clock::ticks()) };
     let (mut waited, mut are_kept_waiting) = (false, false);
@@ -455,7 +456,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
             upgrade::retry(conn, fd);
         }
         if conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
-            if is_inherited(conn.block) && tenants::alone(conn.block) {
+            if is_inherited(conn.block) && holders::alone(conn.block) {
                 conn = conn::made_ours(conn, fd).unwrap_or(conn);
             }
             upgrade::nominate(conn, fd);
@@ -470,7 +471,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
                 break;
             }
             // A server that cannot accept before it has these bytes.
-            if !waited && reading.is_none() && conn::opener(conn.block) && sys::is_held_back(fd) {
+            if !waited && reading.is_none() && state::opener(conn.block) && sys::is_held_back(fd) {
                 conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
                 break;
             }
@@ -498,7 +499,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
         };
         let _ = sys::poll(&mut fds[..looks], Some(slice), core::ptr::null());
         session::pump();
-        if reading.is_some() && conn::restarts_before().1 != interrupts {
+        if reading.is_some() && call::restarts_before().1 != interrupts {
             return Err(Errno::INTR);
         }
         if fds[1].revents != 0 {

@@ -12,7 +12,7 @@ use shunpike_shm::short;
 
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{ahead, conn, epoll, rx, session, tap, tx, user, wait, window};
+use crate::{ahead, conn, epoll, rx, send_lock, session, state, tap, tx, user, wait, window};
 
 /// Most bytes of a message that is sent so: of longer ones the copy is what takes time.
 const MOST: usize = 4096;
@@ -39,14 +39,14 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     }
     let critical = critical();
     ahead::of_send(half, n);
-    let guard = tx::lock(conn.block, &critical);
+    let guard = send_lock::lock(conn.block, &critical);
     let ordinary = conn.current()
         && half.mode.load(Ordering::Relaxed) == mode::LANE
         && !has_grown()
         && half.held.load(Ordering::Relaxed) == 0
         && half.sndbuf.load(Ordering::Relaxed) == 0
         && !tx::peer_is_gone(half, fd);
-    let dmb = tx::dmb(half).filter(|_| ordinary)?;
+    let dmb = state::tx_dmb(half).filter(|_| ordinary)?;
     let offset = half.cursor.load(Ordering::Relaxed);
     let unread = offset.wrapping_sub(half.other.load(Ordering::Relaxed));
     let (to, room) = dmb.span(offset);
@@ -149,5 +149,5 @@ fn ordinary(conn: Conn) -> Option<Dmb> {
     let ordinary = conn.current()
         && half.mode.load(Ordering::Relaxed) == mode::LANE
         && half.loans.load(Ordering::Relaxed) == 0;
-    rx::dmb(half).filter(|dmb| ordinary && dmb.words().lent().0 == 0)
+    state::rx_dmb(half).filter(|dmb| ordinary && dmb.words().lent().0 == 0)
 }

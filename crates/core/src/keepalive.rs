@@ -10,7 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use shunpike_shm::arena::Block;
 
-use crate::conn::phase;
+use crate::state::phase;
 use crate::table::Conn;
 use crate::{clock, sys};
 

@@ -5,7 +5,7 @@ use shunpike_wire::Reason;
 use crate::table::{self, Entry};
 use crate::tls::readers;
 use crate::zerocopy::lending;
-use crate::{clock, conn, descriptors, device, eager, epoll, process, session, sys, tap, tenants};
+use crate::{clock, conn, descriptors, device, eager, epoll, holders, process, session, sys, tap};
 
 /// What the environment asks for.
 #[derive(Copy, Clone, Default)]
@@ -96,7 +96,7 @@ pub fn after_fork_in_child() {
 fn forget_the_uncounted() {
     for (fd, entry) in table::all() {
         if let Entry::Conn(conn) = entry
-            && !tenants::holds(conn.block)
+            && !holders::holds(conn.block)
         {
             table::take(fd);
         }

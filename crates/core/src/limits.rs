@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
-use shunpike_shm::lane::{HEADER, MIN_WINDOW};
 use shunpike_shm::{Region, RegionError, arena, region};
 
-use crate::{Errno, memory, window};
+use crate::Errno;
 
 const PAGE: u64 = 4096;
 /// The share that is ours of what the program leaves of a limit.
@@ -42,22 +41,6 @@ fn map_count() -> usize {
     let most = first_number(c"/proc/sys/vm/max_map_count").map_or(FEW_MAPPINGS, |most| most as usize);
     MAP_COUNT.store(most.max(1), Ordering::Relaxed);
     most
-}
-
-/// Whether there is memory for the lanes of a connection more, one each way, beside those that are mapped.
-pub fn may_open_lane() -> bool {
-    let (_, mappings) = region::mapped();
-    memory::may_open(mappings as u64, (HEADER + MIN_WINDOW as usize) as u64)
-}
-
-/// Bytes of a DMB with a ring of `ring` bytes that its owner maps at first: what a window can grow to before anybody reads.
-pub fn first_mapped(ring: u32) -> usize {
-    HEADER + ring.min(window::FREE as u32) as usize
-}
-
-/// ... and its peer.
-pub fn first_attached(ring: u32) -> usize {
-    HEADER + ring.min(MIN_WINDOW) as usize
 }
 
 /// Maps the first `len` bytes of a lane's memory.

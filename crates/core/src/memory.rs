@@ -6,6 +6,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::clock;
+use shunpike_shm::lane::{HEADER, MIN_WINDOW};
+use shunpike_shm::region;
+
 use crate::limits::{each_line, number_of};
 use crate::mutex::Mutex;
 
@@ -42,6 +45,12 @@ pub fn may_grow(windows: u64, more: u64) -> bool {
 pub fn may_open(lanes: u64, bytes: u64) -> bool {
     let (limit, left) = look();
     (lanes + 1) * bytes <= limit / LANES && left >= limit / FREE
+}
+
+/// Whether there is memory for the lanes of a connection more, one each way, beside those that are mapped.
+pub fn may_open_lane() -> bool {
+    let (_, mappings) = region::mapped();
+    may_open(mappings as u64, (HEADER + MIN_WINDOW as usize) as u64)
 }
 
 /// Whether it is so tight that a ring in use should be given up.

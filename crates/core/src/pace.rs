@@ -1,6 +1,6 @@
 //! Pace: how long copies take, by the clock, in ticks per 64 KiB.
 //!
-//! A lane's bytes can go by several ways: through the caches or past them (`tx::stores`), or straight from a lender's memory
+//! A lane's bytes can go by several ways: through the caches or past them (`stores`), or straight from a lender's memory
 //! (`zerocopy::choice`). Which is the quickest the machine decides, and what else runs on it. So both ends time what they copy now and
 //! then, and the receiver tells the sender (shm's `loans`), who chooses.
 

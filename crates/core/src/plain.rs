@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Half, mode};
 
-use crate::conn::{self, phase};
+use crate::conn;
+use crate::state::phase;
 use crate::table::Conn;
 use crate::{eager, epoll, link, process, session, sys};
 

@@ -11,7 +11,9 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::trace::Sleep;
 use crate::wait;
-use crate::{conn, cork, eager, epoll, process, ready, rx, seen, session, sys, tenants, tx, upgrade, user};
+use crate::{
+    call, conn, cork, eager, epoll, holders, process, ready, seen, session, state, sys, tx, upgrade, user,
+};
 
 /// Where no lane can open for so long, nobody needs to ring.
 const STAYS_NS: u64 = 10_000_000;
@@ -30,7 +32,7 @@ pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
     // Nobody else could open a lane meanwhile, unless the broker is to be heard. A handler that does ends the call.
     session::pump_if_news();
     let on_lane = |one: &libc::pollfd| match table::look(one.fd) {
-        Entry::Conn(conn) => ready::on_lane(conn),
+        Entry::Conn(conn) => state::on_lane(conn),
         Entry::Set(set) => epoll::has_lanes(set),
         _ => false,
     };
@@ -63,7 +65,7 @@ fn poll_with(
     timeout: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
-    let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
+    let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
     // TCP's part of a lane is asked now and then, and after a sleep that watched it.
     let mut slept = false;
     loop {
@@ -74,7 +76,7 @@ fn poll_with(
             one.revents = 0;
             *slot = libc::pollfd { fd: one.fd, events: one.events, revents: 0 };
             match table::look(one.fd) {
-                Entry::Conn(conn) if ready::on_lane(conn) => {
+                Entry::Conn(conn) if state::on_lane(conn) => {
                     let tcp = slept || ready::tcp_due(conn);
                     let level = ready::level(conn, one.fd, one.events as u16 as u32, tcp);
                     conn::settle(conn, one.fd);
@@ -104,7 +106,7 @@ fn poll_with(
         }
         // Who waits for notices alone waits for the receiver's copying: too long to spin.
         let wants = |one: &libc::pollfd| one.events != 0;
-        let left = || conn::remaining(deadline);
+        let left = || call::remaining(deadline);
         if lanes && fds.iter().any(wants) && spin(left().unwrap_or(Some(0)), || any_changed(fds)) {
             continue;
         }
@@ -186,8 +188,8 @@ fn stays_plain(fds: &[libc::pollfd]) -> u64 {
 fn shown(conn: Conn, revents: i16) {
     let _critical = critical();
     for (bit, dmb, side) in [
-        (libc::POLLIN, rx::dmb(&conn.block.rx), Side::Readers),
-        (libc::POLLOUT, tx::dmb(&conn.block.tx), Side::Writers),
+        (libc::POLLIN, state::rx_dmb(&conn.block.rx), Side::Readers),
+        (libc::POLLOUT, state::tx_dmb(&conn.block.tx), Side::Writers),
     ] {
         if let Some(dmb) = dmb.filter(|_| revents & bit != 0) {
             epoll::shown(conn, dmb.words(), side);
@@ -220,7 +222,7 @@ fn take(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) -> usize {
 
 fn any_changed(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|one| match table::look(one.fd) {
-        Entry::Conn(conn) if ready::on_lane(conn) => {
+        Entry::Conn(conn) if state::on_lane(conn) => {
             ready::changed(conn, one.events as u16 as u32, &ready::Seen::NOTHING)
         }
         _ => false,
@@ -235,7 +237,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
     let mut bound: Option<u64> = None;
     for (one, slot) in fds.iter().zip(kernel.iter_mut()) {
         let Entry::Conn(conn) = table::look(one.fd) else { continue };
-        if !ready::on_lane(conn) {
+        if !state::on_lane(conn) {
             // Perhaps only since the look, by another thread: all that it waits for is the kernel's now.
             slot.fd = one.fd;
             continue;
@@ -247,7 +249,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
         let mut events = libc::POLLRDHUP;
         if one.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
             events |= libc::POLLIN;
-            if let Some(dmb) = rx::dmb(&block.rx) {
+            if let Some(dmb) = state::rx_dmb(&block.rx) {
                 wait::declare(block, &block.rx, dmb.words(), Side::Readers, cq);
                 bound = bound.into_iter().chain(cork::sleeps_at_most(&block.rx)).min();
             }
@@ -255,7 +257,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
         if tx::owes(&block.tx) {
             events |= libc::POLLOUT;
         } else if one.events & (libc::POLLOUT | libc::POLLWRNORM) != 0 || block.notices.pending() != 0 {
-            match tx::dmb(&block.tx).filter(|_| block.tx.mode.load(Ordering::Relaxed) == mode::LANE) {
+            match state::tx_dmb(&block.tx).filter(|_| block.tx.mode.load(Ordering::Relaxed) == mode::LANE) {
                 Some(dmb) => {
                     wait::declare(block, &block.tx, dmb.words(), Side::Writers, cq);
                     let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000;
@@ -264,7 +266,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
                 None => events |= libc::POLLOUT,
             }
         }
-        if tenants::shared(block) {
+        if holders::shared(block) {
             bound = Some(bound.map_or(wait::SHARED_BOUND_NS, |other| other.min(wait::SHARED_BOUND_NS)));
         }
         *slot = libc::pollfd { fd: one.fd, events: events | one.events & libc::POLLPRI, revents: 0 };

@@ -7,7 +7,7 @@ use shunpike_shm::arena::{Block, Half, mode};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{clock, conn, cork, rx, tx};
+use crate::{clock, cork, rx, state, tx};
 
 /// Bits of a readable connection.
 pub const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -71,7 +71,7 @@ impl Seen {
 /// See [`Seen`]. It only grows while there is a lane: each new byte is an edge, and that the reader comes from TCP into the ring is none
 /// (models/edges.pml).
 fn produced(half: &Half) -> u64 {
-    let Some(dmb) = rx::dmb(half) else { return 0 };
+    let Some(dmb) = state::rx_dmb(half) else { return 0 };
     match half.mode.load(Ordering::Acquire) {
         mode::GRANTED | mode::LANE => cork::shown(half, dmb.words(), dmb.words().prod()),
         _ => 0,
@@ -97,11 +97,6 @@ impl Level {
             seen.noticed = self.seen.noticed;
         }
     }
-}
-
-/// Where the two directions run.
-pub fn modes(block: &Block) -> (u16, u16) {
-    (block.rx.mode.load(Ordering::Acquire), block.tx.mode.load(Ordering::Acquire))
 }
 
 /// Whether a registration for `wanted` waits until the peer consumes: until there is room, or a notice.
@@ -173,7 +168,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
             events |= norm as u32;
         }
     }
-    let modes = modes(block);
+    let modes = state::modes(block);
     let settled = modes == (mode::PLAIN, mode::PLAIN)
         && (block.unsettled.load(Ordering::Relaxed) != 0 || crate::link::of(block).is_none());
     let bound = cork::sleeps_at_most(&block.rx).filter(|_| wanted & IN != 0);
@@ -205,12 +200,4 @@ pub fn changed(conn: Conn, wanted: u32, seen: &Seen) -> bool {
         && tx::has_room(&block.tx);
     let noticed = block.notices.readable() && (wanted & EDGE == 0 || now.noticed != seen.noticed);
     readable || writable || noticed || lending::is_due(block) || tx::asked_to_leave(&block.tx)
-}
-
-/// Whether the connection is answered from here.
-pub fn on_lane(conn: Conn) -> bool {
-    conn.block.rx.mode.load(Ordering::Acquire) != mode::PLAIN
-        || conn.block.tx.mode.load(Ordering::Acquire) != mode::PLAIN
-        || conn.block.phase.load(Ordering::Relaxed) == conn::phase::OPEN
-        || conn.block.notices.are_ours()
 }

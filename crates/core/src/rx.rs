@@ -16,13 +16,16 @@ pub use news::{changes, has_news, is_ended, tcp_news};
 use news::Wait;
 
 use crate::bufs::Bufs;
-use crate::conn::{self, Outcome};
+use crate::call::Outcome;
+use crate::conn;
 use crate::pace::{self, Way};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
-use crate::{ahead, clock, cork, eager, epoll, express, peek, plain, process, seen, session, sys, window};
+use crate::{
+    ahead, call, clock, cork, eager, epoll, express, peek, plain, process, seen, session, state, sys, window,
+};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds.
 pub const UNWATCHED_US: u64 = 500;
@@ -89,7 +92,7 @@ fn attempt(
             let may_wait = whole || bufs.done() == 0;
             if beside
                 && may_wait
-                && let Err(errno) = wait.for_tcp(conn, fd).and_then(|()| conn::still_at(conn, fd))
+                && let Err(errno) = wait.for_tcp(conn, fd).and_then(|()| call::still_at(conn, fd))
             {
                 return ended(&bufs, errno);
             }
@@ -124,7 +127,7 @@ fn attempt(
             Step::Again | Step::Plain => {}
             Step::Failed(errno) => return ended(&bufs, errno),
             Step::Empty => {
-                if let Err(errno) = wait.more(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
+                if let Err(errno) = wait.more(conn, fd).and_then(|()| call::still_at(conn, fd)) {
                     return ended(&bufs, errno);
                 }
                 if let [one] = iov {
@@ -196,7 +199,7 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let by_ring = half.mode.load(Ordering::Relaxed) == mode::LANE;
     drop(guard);
     if let Step::Data(n) = step
-        && let Some(dmb) = dmb(half).filter(|_| by_ring)
+        && let Some(dmb) = state::rx_dmb(half).filter(|_| by_ring)
         && bufs.left() > 0
     {
         let peeks = flags & libc::MSG_PEEK != 0;
@@ -215,7 +218,7 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
 fn goes_on(conn: Conn, flags: i32) -> bool {
     let _critical = critical();
     let half = &conn.block.rx;
-    let Some(dmb) = dmb(half).filter(|_| flags & libc::MSG_PEEK == 0) else { return false };
+    let Some(dmb) = state::rx_dmb(half).filter(|_| flags & libc::MSG_PEEK == 0) else { return false };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {
             let prod = dmb.words().prod();
@@ -226,15 +229,6 @@ fn goes_on(conn: Conn, flags: i32) -> bool {
     }
 }
 
-/// The lane's DMB, ours.
-#[inline]
-pub fn dmb(half: &Half) -> Option<Dmb> {
-    let base = half.dmb.load(Ordering::Relaxed);
-    // SAFETY: set by `grant` to a mapping of a DMB with this ring size; unmapped only after every thread
-    // has left the critical section in which it may have read the address.
-    (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
-}
-
 /// Rings writers once a good part of the ring is free, so that they do not wake for a few bytes.
 #[inline]
 pub fn wake_writers(block: &Block, dmb: &Dmb) {
@@ -242,7 +236,7 @@ pub fn wake_writers(block: &Block, dmb: &Dmb) {
     if words.waiting(Side::Writers).declared() {
         let unread = words.prod().offset().wrapping_sub(block.rx.cursor.load(Ordering::Relaxed));
         // A window that cannot be will be met by the next read.
-        if dmb.as_sent().is_none_or(|dmb| dmb.window().saturating_sub(unread) >= writable_at(&dmb)) {
+        if dmb.as_sent().is_none_or(|dmb| dmb.window().saturating_sub(unread) >= window::writable_at(&dmb)) {
             wait::notify(block, words, Side::Writers);
         }
     }
@@ -254,7 +248,8 @@ pub fn wake_writers(block: &Block, dmb: &Dmb) {
 fn wake_lender(block: &Block, dmb: &Dmb, before: u64, prod: Cursor) {
     let (cursor, prod) = (block.rx.cursor.load(Ordering::Relaxed), prod.offset());
     let has_room = |cursor| {
-        dmb.as_sent().is_none_or(|dmb| dmb.window().saturating_sub(prod - cursor) >= writable_at(&dmb))
+        dmb.as_sent()
+            .is_none_or(|dmb| dmb.window().saturating_sub(prod - cursor) >= window::writable_at(&dmb))
     };
     // Who waits for room waits for this moment: it has found none before, and looks again once it is declared.
     let has_room_now = has_room(cursor) && !has_room(before);
@@ -263,16 +258,10 @@ fn wake_lender(block: &Block, dmb: &Dmb, before: u64, prod: Cursor) {
     }
 }
 
-/// Free bytes from which on a lane that was full counts as writable: a third, as of TCP's send buffer (`sk_stream_min_wspace`).
-#[inline]
-pub fn writable_at(dmb: &Dmb) -> u64 {
-    dmb.window().div_ceil(3)
-}
-
 /// From the ring.
 fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let half = &conn.block.rx;
-    let Some(dmb) = dmb(half) else { return Step::Plain };
+    let Some(dmb) = state::rx_dmb(half) else { return Step::Plain };
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
@@ -409,7 +398,7 @@ fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
 /// From TCP, no further than the start word allows (GRANTED), or paying the sender's debt (DEBT).
 fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let half = &conn.block.rx;
-    let Some(dmb) = dmb(half) else { return Step::Plain };
+    let Some(dmb) = state::rx_dmb(half) else { return Step::Plain };
     let debt = half.mode.load(Ordering::Relaxed) == mode::DEBT;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     if debt && seen >= half.debt_end.load(Ordering::Relaxed) {
@@ -532,7 +521,7 @@ pub fn available(conn: Conn, fd: i32) -> usize {
     // TCP first: what it has is before a lane that begins after this look, or behind one that is over in the next.
     let queued = sys::queue(fd, sys::SIOCINQ).unwrap_or(0);
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
-    let Some(dmb) = dmb(half) else { return queued };
+    let Some(dmb) = state::rx_dmb(half) else { return queued };
     let words = dmb.words();
     let before = match half.mode.load(Ordering::Relaxed) {
         mode::LANE => 0,
@@ -597,7 +586,7 @@ fn urgent(conn: Conn, fd: i32) -> Step {
     if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
         return violated(conn, fd);
     }
-    conn::note(conn.block, Reason::UrgentData);
+    state::note(conn.block, Reason::UrgentData);
     Step::Again
 }
 
@@ -612,13 +601,13 @@ fn owed_at(half: &Half, seen: u64) -> u64 {
 /// round the hooks. Nothing more can come.
 fn forget(conn: Conn, fd: i32, seen: u64) -> Step {
     let half = &conn.block.rx;
-    let opener = conn::opener(conn.block);
-    if let Some(dmb) = dmb(half)
+    let opener = state::opener(conn.block);
+    if let Some(dmb) = state::rx_dmb(half)
         && let Some(start) = dmb.words().start(half.generation.load(Ordering::Relaxed))
         && seen < start
         && sys::counts(fd, opener).is_ok_and(|counts| counts.received == start)
     {
-        conn::note(conn.block, Reason::BypassedHooks);
+        state::note(conn.block, Reason::BypassedHooks);
         half.tcp_bytes.store(start, Ordering::Relaxed);
         return Step::Again;
     }
@@ -666,7 +655,7 @@ fn recover(block: &Block, fd: i32) {
     let half = &block.rx;
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {
-            if let Some(dmb) = dmb(half) {
+            if let Some(dmb) = state::rx_dmb(half) {
                 let cons = dmb.words().cons();
                 if cons.generation() == half.generation.load(Ordering::Relaxed) {
                     half.cursor.store(cons.offset(), Ordering::Relaxed);
@@ -674,7 +663,7 @@ fn recover(block: &Block, fd: i32) {
             }
         }
         _ => {
-            if let Ok(counts) = sys::counts(fd, conn::opener(block)) {
+            if let Ok(counts) = sys::counts(fd, state::opener(block)) {
                 half.tcp_bytes.store(counts.received, Ordering::Relaxed);
             }
         }

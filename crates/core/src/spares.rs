@@ -11,7 +11,7 @@ use shunpike_wire::DmbToken;
 use shunpike_wire::session::ToBroker;
 
 use crate::session::Session;
-use crate::{device, limits};
+use crate::{device, window};
 
 /// Spares of a process, and of one size in a link group. Each costs its header and the smallest window, for as long as the
 /// broker keeps it.
@@ -93,7 +93,7 @@ impl Spares {
         {
             dmb.release_behind(u64::from(MIN_WINDOW));
         }
-        let first = limits::first_mapped(spare.ring);
+        let first = window::first_mapped(spare.ring);
         if spare.region.len() > first {
             // SAFETY: nobody was given its address since its grace period was over.
             spare.region = unsafe { spare.region.cut(first) };

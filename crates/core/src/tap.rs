@@ -15,7 +15,7 @@ use shunpike_wire::DmbToken;
 use shunpike_wire::session::MAX_TAPS;
 
 use crate::tls::critical;
-use crate::{conn, device, user};
+use crate::{clock, device, user};
 
 /// One who looks. Written under the session's lock.
 struct Tap {
@@ -149,9 +149,9 @@ fn reserve(n: usize) -> Taken {
 /// Writes all but the seal. What cannot be written, as the system has no memory for it, is never sealed.
 fn write(block: &Block, flags: u16, taken: &mut Taken, bytes: [(*const u8, usize); 2]) {
     let (local, remote) = block.addresses();
-    let opener = if conn::opener(block) { flag::OPENER } else { 0 };
+    let opener = if crate::state::opener(block) { flag::OPENER } else { 0 };
     let segment = Segment {
-        time: conn::now(),
+        time: clock::now(),
         seq: block.tx.position(),
         ack: block.rx.position(),
         len: (bytes[0].1 + bytes[1].1) as u32,

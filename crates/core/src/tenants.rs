@@ -1,4 +1,4 @@
-//! Who holds a connection: the processes of the tree that have a descriptor of it.
+//! The tenants of an arena: the processes of the tree that its blocks are shared with.
 //!
 //! An arena has a list of *tenants*, the processes that its blocks are shared with by fork: number 0 made it. A block
 //! has a bit for each of them. Each tenant has locked its own byte of the arena's memfd by fcntl(2): the kernel lets go of
@@ -9,18 +9,15 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fd::AsRawFd;
-use shunpike_shm::arena::{Arena, Block, TENANTS, tenant};
+use shunpike_shm::arena::{Arena, TENANTS, tenant};
 
+use crate::sys;
 use crate::tls::critical;
-use crate::{clock, process, sys};
 
 /// The number of those who found all others taken: nobody can tell them apart, nor that one of them is gone.
 pub const CROWD: u8 = 63;
 // The bit between is that of a block which nobody holds yet.
 const _: () = assert!(TENANTS < CROWD as usize);
-
-/// How often the kernel is asked about the others for the length of a sleep, microseconds.
-const ASK_US: u64 = 20_000;
 
 /// Takes a number for a child that is about to be forked.
 pub fn reserve(arena: &Arena, own: u8) -> u8 {
@@ -67,7 +64,7 @@ pub fn move_in(arena: &Arena, number: u8) {
 }
 
 /// Clears the bits of those among `asked` who are gone, in all blocks. Under the tenants' lock.
-fn evict_dead(arena: &Arena, own: u8, asked: u64) {
+pub(crate) fn evict_dead(arena: &Arena, own: u8, asked: u64) {
     let Some(fd) = arena.own_fd() else { return };
     let gone = |&number: &usize| {
         if number == usize::from(own) || asked >> number & 1 == 0 {
@@ -101,61 +98,4 @@ fn forget(arena: &Arena, bits: u64) {
 pub fn evict_all_dead(arena: &Arena, own: u8) {
     let _guard = arena.header().tenants_lock.lock(critical());
     evict_dead(arena, own, u64::MAX);
-}
-
-/// Whether no other process holds the connection. The kernel is asked about those who seem to.
-#[inline]
-pub fn alone(block: &Block) -> bool {
-    block.holders.load(Ordering::Acquire).count_ones() <= 1 || is_last(block)
-}
-
-/// ... or whether they are all gone.
-#[cold]
-fn is_last(block: &Block) -> bool {
-    let alone = process::with_home(block, |arena, own| {
-        let _guard = arena.header().tenants_lock.lock(critical());
-        evict_dead(arena, own, block.holders.load(Ordering::Acquire));
-        block.holders.load(Ordering::Acquire).count_ones() <= 1
-    });
-    alone == Some(true)
-}
-
-/// As `alone`, the other way round, for who asks often: an answer may be some milliseconds old.
-#[inline]
-pub fn shared(block: &Block) -> bool {
-    block.holders.load(Ordering::Relaxed).count_ones() > 1 && shared_slowly(block)
-}
-
-#[cold]
-fn shared_slowly(block: &Block) -> bool {
-    let now = clock::ticks();
-    if now.wrapping_sub(block.asked.load(Ordering::Relaxed)) < clock::from_us(ASK_US) {
-        return true;
-    }
-    block.asked.store(now, Ordering::Relaxed);
-    !alone(block)
-}
-
-/// This process's bit of a block's holders; `None` among the crowd.
-#[inline]
-fn bit(block: &Block) -> Option<u64> {
-    if process::index(block).is_some() { Some(1) } else { inherited_bit(block) }
-}
-
-#[cold]
-fn inherited_bit(block: &Block) -> Option<u64> {
-    process::with_home(block, |_, own| own).filter(|&own| own != CROWD).map(|own| 1 << own)
-}
-
-/// Whether this process is among the connection's holders.
-pub fn holds(block: &Block) -> bool {
-    bit(block).is_none_or(|bit| block.holders.load(Ordering::Acquire) & bit != 0)
-}
-
-/// This process has no descriptor of the connection any more. True: nor has any other; the caller ends it and then
-/// calls `Block::free`.
-#[inline]
-#[must_use]
-pub fn leave(block: &Block) -> bool {
-    bit(block).is_some_and(|bit| block.leave(bit))
 }

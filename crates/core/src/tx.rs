@@ -1,7 +1,6 @@
 //! Sending: kernel TCP, then the ring, and back (models/lane.pml, A).
 
 mod room;
-pub(crate) mod stores;
 pub(crate) mod unheard;
 
 use std::sync::atomic::Ordering;
@@ -19,13 +18,19 @@ pub use unheard::unheard;
 use room::Wait;
 
 use crate::bufs::Bufs;
-use crate::conn::{self, Outcome};
-use crate::rx::{tcp_check_us, writable_at};
+use crate::call::Outcome;
+use crate::conn;
+use crate::rx::tcp_check_us;
+use crate::source::Source;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
+use crate::window::writable_at;
 use crate::zerocopy::lending;
-use crate::{ahead, clock, cork, eager, memory, plain, process, session, sys, tap, user, window, zerocopy};
+use crate::{
+    ahead, call, clock, cork, eager, memory, plain, process, send_lock, session, state, stores, sys, tap,
+    user, window, zerocopy,
+};
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
@@ -44,68 +49,6 @@ enum Step {
     Full,
     /// The connection is broken.
     Failed(Errno),
-}
-
-/// Where the bytes come from.
-pub enum Source<'a> {
-    /// The program's buffers.
-    Memory(Bufs<'a>),
-    /// A file, read straight into the ring: sendfile(2). Offset, or the file's own; bytes left; bytes done.
-    File {
-        /// Descriptor of the file.
-        fd: i32,
-        /// Where to read, or at the file's own position.
-        offset: Option<i64>,
-        /// Bytes asked for and not yet sent.
-        left: usize,
-        /// Bytes sent.
-        done: usize,
-    },
-}
-
-impl Source<'_> {
-    fn left(&self) -> usize {
-        match self {
-            Source::Memory(bufs) => bufs.left(),
-            Source::File { left, .. } => *left,
-        }
-    }
-
-    fn done(&self) -> usize {
-        match self {
-            Source::Memory(bufs) => bufs.done(),
-            Source::File { done, .. } => *done,
-        }
-    }
-
-    fn advance(&mut self, n: usize) {
-        match self {
-            Source::Memory(bufs) => bufs.advance(n),
-            Source::File { offset, left, done, .. } => {
-                *left -= n.min(*left);
-                *done += n;
-                if let Some(offset) = offset {
-                    *offset += n as i64;
-                }
-            }
-        }
-    }
-
-    /// Puts up to `n` bytes into the ring at `at`; returns how many.
-    fn fill(&self, dmb: &Dmb, at: u64, n: usize, stores: user::Stores) -> Result<usize, Errno> {
-        match self {
-            Source::Memory(bufs) => {
-                // SAFETY: n is at most what is free in the ring, and the send lock makes the stretch ours.
-                unsafe { bufs.fill(dmb, at, n, stores) }.map(|()| n)
-            }
-            Source::File { fd, offset, .. } => {
-                let (to, room) = dmb.span(at);
-                // The ring is mapped: a fault there means that the system has no memory for it.
-                let no_memory = |errno| if errno == Errno::FAULT { Errno::NOMEM } else { errno };
-                sys::read_file(*fd, to, n.min(room), *offset).map_err(no_memory)
-            }
-        }
-    }
 }
 
 /// send and its kin. `real` is libc's call for the very same arguments but the flags, which it is given, for a connection
@@ -155,7 +98,7 @@ fn attempt(
             }
             Step::Again => {}
             Step::Failed(errno) => return ended(&source, errno),
-            Step::Full => match wait.more(conn, fd).and_then(|()| conn::still_at(conn, fd)) {
+            Step::Full => match wait.more(conn, fd).and_then(|()| call::still_at(conn, fd)) {
                 Ok(()) => {}
                 Err(errno) => return ended(&source, errno),
             },
@@ -217,47 +160,14 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
     }
 }
 
-/// The send lock: what a holder that died had not written down is derived anew.
-#[inline(always)]
-pub fn lock<S: Section>(block: &Block, section: S) -> Guard<'_, S> {
-    let guard = block.tx.lock.lock(section);
-    if guard.inherited()
-        && block.tx.mode.load(Ordering::Relaxed) == mode::LANE
-        && let Some(dmb) = dmb(&block.tx)
-    {
-        derive(&block.tx, dmb);
-        guard.repaired();
-    }
-    guard
-}
-
-/// The holder of the send lock died: what it published counts, what it only copied does not.
-fn derive(half: &Half, dmb: Dmb) {
-    half.cursor.store(dmb.words().prod().offset(), Ordering::Relaxed);
-    dmb.words().forget_short();
-    cork::forget(half, dmb.words());
-    let window = dmb.as_sent().unwrap_or(dmb).window();
-    half.window.store(window as u32, Ordering::Relaxed);
-}
-
 /// The same where it owed: it may have died between a send and its count.
 fn recount(conn: Conn, fd: i32, guard: &Guard<'_, impl Section>) {
     if guard.inherited()
-        && let Ok(counts) = sys::counts(fd, conn::opener(conn.block))
+        && let Ok(counts) = sys::counts(fd, state::opener(conn.block))
     {
         conn.block.tx.tcp_bytes.store(counts.sent, Ordering::Relaxed);
         guard.repaired();
     }
-}
-
-/// The lane's DMB, the peer's.
-#[inline]
-pub fn dmb(half: &Half) -> Option<Dmb> {
-    let base = half.dmb.load(Ordering::Relaxed);
-    // SAFETY: set by `begin` to a mapping of a DMB with this ring size; unmapped only after every thread
-    // has left the critical section in which it may have read the address.
-    let dmb = (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })?;
-    dmb.with_window(half.window.load(Ordering::Relaxed).into())
 }
 
 /// One attempt, under the send lock.
@@ -265,11 +175,11 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     let critical = critical();
     let half = &conn.block.tx;
     ahead::of_send(half, source.left());
-    let guard = lock(conn.block, &critical);
+    let guard = send_lock::lock(conn.block, &critical);
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
-    let Some(mut dmb) = dmb(half) else { return Step::Again };
+    let Some(mut dmb) = state::tx_dmb(half) else { return Step::Again };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {}
         mode::DEBT => {
@@ -321,7 +231,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             // What is unread stays where it is until it is read; TCP's buffers are what the limit allows.
             dmb = window::shrink_now(half, dmb, offset);
             if dmb.window() > u64::from(MIN_WINDOW) {
-                conn::note(conn.block, Reason::MemoryRefused);
+                state::note(conn.block, Reason::MemoryRefused);
                 end(conn, fd, &dmb);
                 return Step::Again;
             }
@@ -355,7 +265,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         Ok(n) => n,
         Err(Errno::NOMEM) => {
             // The system has no memory for the ring: TCP's buffers are accounted elsewhere.
-            conn::note(conn.block, Reason::MemoryRefused);
+            state::note(conn.block, Reason::MemoryRefused);
             end(conn, fd, &dmb);
             return Step::Again;
         }
@@ -483,15 +393,15 @@ pub fn end(conn: Conn, fd: i32, dmb: &Dmb) {
 /// wants its unread bytes by TCP. A sender that has nothing to send must do its part, too: no lane opens anew before.
 pub fn asked_to_leave(half: &Half) -> bool {
     half.mode.load(Ordering::Acquire) == mode::LANE
-        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::STOP | Cursor::LEAVE))
+        && state::tx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::STOP | Cursor::LEAVE))
 }
 
 /// Ends the lane, if there is one, and pays what is owed as far as TCP takes it now.
 pub fn revoke(conn: Conn, fd: i32) {
     let critical = critical();
     let half = &conn.block.tx;
-    let guard = lock(conn.block, &critical);
-    let Some(dmb) = dmb(half) else { return };
+    let guard = send_lock::lock(conn.block, &critical);
+    let Some(dmb) = state::tx_dmb(half) else { return };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => end(conn, fd, &dmb),
         mode::DEBT => {
@@ -540,10 +450,10 @@ pub fn conclude(conn: Conn, fd: i32) {
     }
     make_room(conn, fd);
     let deadline =
-        conn::deadline(Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000));
+        call::deadline(Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000));
     loop {
         revoke(conn, fd);
-        let Ok(left) = conn::remaining(deadline) else { return };
+        let Ok(left) = call::remaining(deadline) else { return };
         if !owes(&conn.block.tx) {
             return;
         }
@@ -556,11 +466,13 @@ pub fn conclude(conn: Conn, fd: i32) {
 /// TCP only. Of a server's last bytes the client is the reader, as a rule, and connections that end with an answer are common.
 pub fn take_back_last(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
-    if !conn::opener(conn.block) || half.mode.load(Ordering::Relaxed) != mode::LANE {
+    if !state::opener(conn.block) || half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
     }
-    let _guard = lock(conn.block, critical());
-    let Some(dmb) = dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else { return };
+    let _guard = send_lock::lock(conn.block, critical());
+    let Some(dmb) = state::tx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
+        return;
+    };
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
     if (1..=LAST_MOST).contains(&unread) {
         take_back(conn, fd, &dmb);

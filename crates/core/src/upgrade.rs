@@ -23,10 +23,13 @@ pub(crate) use nomination::nominate_in;
 use nomination::postpone;
 pub use nomination::{nominate, not_within};
 
-use crate::conn::{self, phase};
+use crate::conn;
 use crate::session::{Fds, Session, close_raw, keep};
+use crate::state::phase;
 use crate::table::{self, Conn};
-use crate::{clock, device, eager, epoll, limits, link, process, rx, seen, spares, tap, tenants};
+use crate::{
+    clock, device, eager, epoll, holders, limits, link, memory, process, seen, spares, state, tap, window,
+};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 const MOST: usize = 256;
@@ -96,7 +99,7 @@ fn id_of(block: &Block) -> Option<ConnId> {
 /// The connection that `id` names, if it still is that one.
 fn conn_of(id: ConnId) -> Option<(Conn, i32)> {
     let block = process::block(id.index())?;
-    if block.name.load(Ordering::Relaxed) != id.name() || !tenants::holds(block) {
+    if block.name.load(Ordering::Relaxed) != id.name() || !holders::holds(block) {
         return None;
     }
     let fd = block.fd.load(Ordering::Relaxed) as i32;
@@ -238,7 +241,7 @@ fn attached(
 /// A connection that another process has inherited meanwhile, or has alone by now, gets no lane from us: what
 /// is mapped here is not mapped there. Nor does one that was left to TCP for good.
 fn shared(id: ConnId) -> Option<Reason> {
-    let ours = conn_of(id).filter(|(conn, _)| tenants::alone(conn.block));
+    let ours = conn_of(id).filter(|(conn, _)| holders::alone(conn.block));
     ours.map_or(Some(Reason::Shared), |(conn, _)| left_for_good(conn.block))
 }
 
@@ -274,7 +277,7 @@ fn matched(
     let is_early = eager::is_possible(conn.block);
     if !(if is_early { seen::is_likely(conn, fd) } else { seen::is_seen(conn, fd) }) {
         decline_match(session, id, conn.block, Reason::WaitsUnseen);
-        conn::note(conn.block, Reason::WaitsUnseen);
+        state::note(conn.block, Reason::WaitsUnseen);
         seen::put_off(conn.block);
         go_on(conn.block, phase::WATCHED);
         return;
@@ -299,7 +302,7 @@ fn matched(
     link::join(group, conn.block, slot);
     conn.block.rx.lender.store(peer, Ordering::Relaxed);
     let mut out: Outbox = [0; _];
-    let (machine, proposal) = if conn::opener(conn.block) {
+    let (machine, proposal) = if state::opener(conn.block) {
         let (client, step) = Client::start(&device, first_contact, number, &mut out);
         (Machine::Client(client), step.send)
     } else {
@@ -360,7 +363,7 @@ fn left_for_good(block: &Block) -> Option<Reason> {
 /// A match that came too late. The peer is told, lest it nominate anew and wait: not where others have the connection, who
 /// may want a lane yet.
 fn decline_match(session: &mut Session, id: ConnId, block: &Block, reason: Reason) {
-    if tenants::alone(block) {
+    if holders::alone(block) {
         tell_peer(session, id, reason);
     }
     withdraw(session, block);
@@ -446,7 +449,7 @@ pub(crate) fn is_inherited(block: &Block) -> bool {
 /// has asked for is over, and this process may ask. Under the session's lock.
 fn adopt(conn: Conn, fd: i32) {
     let block = conn.block;
-    if tenants::shared(block) {
+    if holders::shared(block) {
         return;
     }
     let was_granted = block.rx.mode.load(Ordering::Acquire) != mode::PLAIN;
@@ -460,7 +463,7 @@ fn adopt(conn: Conn, fd: i32) {
         // A link of the other process, if any.
         block.link.store(0, Ordering::Relaxed);
     }
-    conn::note(block, Reason::NotNominated);
+    state::note(block, Reason::NotNominated);
     block.retry_at.store(0, Ordering::Relaxed);
     go_on(block, phase::WATCHED);
 }
@@ -541,7 +544,7 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
                 device::retire(region, token, device::Owner::Ours);
             }
             if !part_unless_granted(conn) {
-                return conn::note(conn.block, fallback.reason);
+                return state::note(conn.block, fallback.reason);
             }
             withdraw(session, conn.block);
             if !eager::again(session, conn, fd, fallback.reason, fallback.peer_diagnosis) {
@@ -555,7 +558,7 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
 fn register(session: &mut Session, id: ConnId) {
     let Some(shake) = session.handshakes.find(id).and_then(|slot| slot.as_ref()) else { return };
     let (conn, class) = (shake.conn, wished_class(shake.fd));
-    if !limits::may_open_lane() {
+    if !memory::may_open_lane() {
         return step(session, id, Input::Refused(Reason::MemoryRefused));
     }
     let spare =
@@ -584,7 +587,7 @@ fn answered_reuse(session: &mut Session, id: ConnId, refused: bool) -> bool {
 fn register_new(session: &mut Session, id: ConnId, most: u8) {
     for class in (0..=most).rev() {
         let ring = ring_size(class) as u32;
-        let first = limits::first_mapped(ring);
+        let first = window::first_mapped(ring);
         if !limits::may_map(first) {
             continue;
         }
@@ -631,7 +634,7 @@ fn has_begun(block: &Block) -> bool {
     let half = &block.rx;
     let generation = half.generation.load(Ordering::Relaxed);
     half.mode.load(Ordering::Acquire) != mode::GRANTED
-        || rx::dmb(half).is_none_or(|dmb| dmb.words().start(generation).is_some())
+        || state::rx_dmb(half).is_none_or(|dmb| dmb.words().start(generation).is_some())
 }
 
 /// The connection is being closed or has gone back to TCP: the handshake's slot and the broker's match end.
@@ -667,7 +670,7 @@ pub fn broker_gone(session: &mut Session) {
         if part_unless_granted(shake.conn) {
             postpone(shake.conn.block, Reason::BrokerGone);
         } else {
-            conn::note(shake.conn.block, Reason::BrokerGone);
+            state::note(shake.conn.block, Reason::BrokerGone);
         }
     }
     for (_, entry) in table::all() {

@@ -15,7 +15,7 @@ use shunpike_shm::lane::{Side, Wait, Words};
 
 use crate::tls::{Thread, critical, thread};
 use crate::trace::{self, Sleep};
-use crate::{clock, conn, descriptors, link, process, rx, session, spin, sys, tenants};
+use crate::{call, clock, descriptors, holders, link, process, session, spin, state, sys};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -110,7 +110,7 @@ impl Nap {
     /// Declares one, where it pays: not while waits are long, nor where a sibling in another process may be killed
     /// between publishing and waking. Within a critical section; the caller looks at the ring once more.
     pub fn declare(block: &Block, half: &Half, words: &Words, side: Side) -> Option<Self> {
-        if thread().sleeps_long.load(Ordering::Relaxed) || tenants::shared(block) {
+        if thread().sleeps_long.load(Ordering::Relaxed) || holders::shared(block) {
             return None;
         }
         let epoch = half.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -120,14 +120,14 @@ impl Nap {
     /// Waits, at most so many nanoseconds. Outside of critical sections; the lane may be gone meanwhile.
     pub fn take(self, fd: i32, half: &Half, most: Option<u64>) -> Napped {
         let asleep = Asleep::begin(Sleep::Nap, fd);
-        let handled = conn::restarts_before().0;
+        let handled = call::restarts_before().0;
         let bound = most.map_or(Self::MOST_NS, |most| most.min(Self::MOST_NS));
         let napped = sys::futex_wait(self.futex, self.declared.epoch(), bound);
         {
             // Looked up anew: the lane may be gone.
             let _critical = critical();
             let woken =
-                rx::dmb(half).filter(|_| napped.is_ok()).map_or(0, |dmb| dmb.words().woken(self.side));
+                state::rx_dmb(half).filter(|_| napped.is_ok()).map_or(0, |dmb| dmb.words().woken(self.side));
             asleep.end(woken);
         }
         match napped {
@@ -136,7 +136,7 @@ impl Nap {
                 Napped::Over
             }
             // No handler of the program: libc's own, to cancel the thread perhaps, which the sleep attends to.
-            Err(Errno::INTR) if conn::restarts_before().0 == handled => Napped::Over,
+            Err(Errno::INTR) if call::restarts_before().0 == handled => Napped::Over,
             Err(Errno::INTR) => Napped::Interrupted,
             _ => Napped::Look,
         }
@@ -319,7 +319,7 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
     let sleeper = thread_sleeper().unwrap_or(-1);
     let unrung = if sleeper < 0 { Some(UNRUNG_NS) } else { None };
     let asleep = Asleep::begin(Sleep::Call, fd);
-    let bound = if tenants::shared(block) { Some(SHARED_BOUND_NS) } else { None };
+    let bound = if holders::shared(block) { Some(SHARED_BOUND_NS) } else { None };
     let shortest = timeout.into_iter().chain(bound).chain(unrung).min();
     let mut fds = [
         libc::pollfd { fd, events, revents: 0 },

@@ -6,11 +6,11 @@
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, Header, mode};
-use shunpike_shm::lane::{Dmb, MIN_WINDOW};
+use shunpike_shm::lane::{Dmb, HEADER, MIN_WINDOW};
 
 use crate::table::{self, Entry};
 use crate::tls::critical;
-use crate::{clock, device, memory, process, tx};
+use crate::{clock, device, memory, process, state};
 
 /// Up to this window a lane grows at the first write that finds too little room, bytes: about what TCP's buffers take
 /// before anybody reads.
@@ -53,7 +53,7 @@ pub fn fit(block: &Block, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
 fn map_more(block: &Block, dmb: &mut Dmb) -> bool {
     let more = if u64::from(dmb.mapped()) < FREE { dmb.capacity().min(FREE as u32) } else { dmb.capacity() };
     if device::extend(block, &block.tx, more)
-        && let Some(larger) = tx::dmb(&block.tx)
+        && let Some(larger) = state::tx_dmb(&block.tx)
     {
         *dmb = larger;
         return true;
@@ -134,7 +134,7 @@ pub fn shrink_all() {
         if guard.inherited() || !conn.current() || half.mode.load(Ordering::Relaxed) != mode::LANE {
             continue;
         }
-        if let Some(dmb) = tx::dmb(half) {
+        if let Some(dmb) = state::tx_dmb(half) {
             let offset = half.cursor.load(Ordering::Relaxed);
             let _ = if is_tight { shrink_now(half, dmb, offset) } else { shrink(half, dmb, offset) };
         }
@@ -163,4 +163,20 @@ fn account(before: u64, after: u64) {
     let smallest = u64::from(MIN_WINDOW);
     let more = after.saturating_sub(smallest).wrapping_sub(before.saturating_sub(smallest));
     header.windows.fetch_add(more, Ordering::Relaxed);
+}
+
+/// Free bytes from which on a lane that was full counts as writable: a third, as of TCP's send buffer (`sk_stream_min_wspace`).
+#[inline]
+pub fn writable_at(dmb: &Dmb) -> u64 {
+    dmb.window().div_ceil(3)
+}
+
+/// Bytes of a DMB with a ring of `ring` bytes that its owner maps at first: what a window can grow to before anybody reads.
+pub fn first_mapped(ring: u32) -> usize {
+    HEADER + ring.min(FREE as u32) as usize
+}
+
+/// ... and its peer.
+pub fn first_attached(ring: u32) -> usize {
+    HEADER + ring.min(MIN_WINDOW) as usize
 }

@@ -23,11 +23,12 @@ use shunpike_shm::lane::Dmb;
 use shunpike_shm::notices::Fact;
 use shunpike_wire::Reason;
 
-use crate::conn::{self, Outcome};
+use crate::call::Outcome;
+use crate::conn;
+use crate::source::Source;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::tx::{self, Source};
-use crate::{clock, doorbell, epoll, link, process, ready, sys};
+use crate::{clock, doorbell, epoll, link, process, send_lock, state, sys};
 
 pub use errqueue::{read, read_bare};
 
@@ -236,7 +237,7 @@ impl Call {
         if let Some(conn) = self.entered {
             let moved = matches!(outcome, Outcome::Libc(1..) | Outcome::Ours(Ok(1..)));
             if !self.counted {
-                let _guard = tx::lock(conn.block, critical());
+                let _guard = send_lock::lock(conn.block, critical());
                 self.count(moved);
             }
             if moved {
@@ -334,7 +335,7 @@ pub fn keeps(conn: Conn, fd: i32) -> bool {
 /// Something that kept our turn from ending is gone.
 fn end_turn(conn: Conn, fd: i32) {
     let block = conn.block;
-    if block.notices.are_ours() && ready::modes(block) == (mode::PLAIN, mode::PLAIN) && hand_back(conn) {
+    if block.notices.are_ours() && state::modes(block) == (mode::PLAIN, mode::PLAIN) && hand_back(conn) {
         block.unsettled.store(1, Ordering::Release);
         conn::settle(conn, fd);
     }

@@ -4,15 +4,19 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use shunpike_core::bufs::Bufs;
-use shunpike_core::conn::{self, Outcome};
+use shunpike_core::call::Outcome;
+use shunpike_core::conn;
 use shunpike_core::rx::receive;
+use shunpike_core::source::Source;
 use shunpike_core::table::{self, Conn, Entry};
-use shunpike_core::tx::{Source, send as transmit};
+use shunpike_core::tx::send as transmit;
 use shunpike_core::wire::Reason;
 use shunpike_core::{Errno, epoll, express, libc_is_musl, plain, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
+use shunpike_core::call;
+use shunpike_core::state;
 
 /// The connection behind `fd`; `None` costs a load and a branch.
 #[inline(always)]
@@ -22,7 +26,7 @@ fn ours(fd: c_int) -> Option<Conn> {
     }
     let conn = table::conn(fd)?;
     // Elsewhere libc's own call is one.
-    if conn::may_be_on_lane(conn.block) {
+    if state::may_be_on_lane(conn.block) {
         cancellation_point();
     }
     Some(conn)
@@ -376,10 +380,10 @@ hooks! {
             set_errno(error);
             return -1;
         }
-        let deadline = conn::deadline(limit);
+        let deadline = call::deadline(limit);
         let (mut done, mut wait) = (0, 0);
         // The time is looked at between messages only, as the kernel does (recvmmsg(2), BUGS).
-        while done < count && (done == 0 || conn::remaining(deadline).is_ok()) {
+        while done < count && (done == 0 || call::remaining(deadline).is_ok()) {
             let entry = vec.wrapping_add(done as usize);
             let n = recvmsg(fd, &raw mut (*entry).msg_hdr, flags & !libc::MSG_WAITFORONE | wait);
             if n < 0 || !user::store(&raw mut (*entry).msg_len, n as c_uint) {
@@ -393,7 +397,7 @@ hooks! {
             if flags & libc::MSG_WAITFORONE != 0 { wait = libc::MSG_DONTWAIT; }
         }
         if limit.is_some() {
-            let left = conn::remaining(deadline).ok().flatten().unwrap_or(0);
+            let left = call::remaining(deadline).ok().flatten().unwrap_or(0);
             let left = timespec { tv_sec: (left / 1_000_000_000) as _, tv_nsec: (left % 1_000_000_000) as _ };
             user::store(timeout, left);
         }

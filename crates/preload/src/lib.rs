@@ -28,7 +28,7 @@ mod syscall;
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
-use shunpike_core::conn::Outcome;
+use shunpike_core::call::Outcome;
 use shunpike_core::libc_function;
 
 type TestCancel = unsafe extern "C-unwind" fn();

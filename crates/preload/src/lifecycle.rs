@@ -6,7 +6,7 @@ use libc::{FILE, sockaddr, socklen_t};
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, cork, eager, keepalive, process, ready, rx, sys, tls, tx, user, zerocopy};
+use shunpike_core::{call, conn, cork, eager, keepalive, process, rx, state, sys, tls, tx, user, zerocopy};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -394,10 +394,10 @@ hooks! {
         if request == UFFDIO_REGISTER { zerocopy::lending::close(); }
         let Some(conn) = table::conn(fd) else { return ioctl_elsewhere(fd, request, arg) };
         let value = arg as *mut c_int;
-        let lane = ready::on_lane(conn);
+        let lane = state::on_lane(conn);
         if request == libc::FIONBIO as c_ulong {
             let rc = covered::ioctl(fd, request, arg);
-            if rc == 0 { conn::set_nonblock(fd, *value != 0); }
+            if rc == 0 { call::set_nonblock(fd, *value != 0); }
             return rc;
         }
         let count = match request {
@@ -489,7 +489,7 @@ fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_int {
     }
     match command {
         libc::F_SETFL => {
-            conn::set_nonblock(fd, arg as c_int & libc::O_NONBLOCK != 0);
+            call::set_nonblock(fd, arg as c_int & libc::O_NONBLOCK != 0);
             if arg as c_int & libc::O_ASYNC != 0 {
                 leaves(fd);
             }

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunpike_core::table::{self, Entry};
-use shunpike_core::{clock, conn, epoll, libc_is_musl, poll as mixed, seen, user};
+use shunpike_core::{clock, epoll, libc_is_musl, poll as mixed, seen, user};
 
 use shunpike_core::sys::Waits;
 
@@ -256,11 +256,11 @@ pub unsafe fn select_by(
         }
         None => None,
     };
-    let begin = conn::now();
+    let begin = clock::now();
     let done = answered(&mut call, ns, core::ptr::null());
     // SAFETY: as above.
     if let (Some(ns), Some(tv)) = (ns, unsafe { timeout.as_mut() }) {
-        let left = ns.saturating_sub(conn::now() - begin);
+        let left = ns.saturating_sub(clock::now() - begin);
         tv.tv_sec = (left / 1_000_000_000) as i64;
         tv.tv_usec = (left % 1_000_000_000 / 1000) as i64;
     }

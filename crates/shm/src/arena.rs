@@ -138,7 +138,7 @@ pub mod mode {
     pub const DEBT: u16 = 3;
 }
 
-/// Which stores copies into a ring are made with, and the trial of others (core's `tx::stores`).
+/// Which stores copies into a ring are made with, and the trial of others (core's `stores`).
 #[repr(C)]
 pub struct StoresTrial {
     /// 1: past the caches.

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
-use super::{note, phase};
+use crate::state::phase;
 use crate::table::{self, Conn, Entry};
-use crate::{clock, eager, link, proc, process, ready, sys};
+use crate::{clock, eager, link, proc, process, state, sys};
 
 /// In the list: nobody can say who has got it.
 const ANYBODY: u32 = u32::MAX;
@@ -85,7 +85,7 @@ pub(super) fn look(conn: Conn, fd: i32) {
 #[cold]
 fn look_closely(conn: Conn, fd: i32) {
     let block = conn.block;
-    let is_plain = ready::modes(block) == (mode::PLAIN, mode::PLAIN);
+    let is_plain = state::modes(block) == (mode::PLAIN, mode::PLAIN);
     if !is_plain || link::of(block).is_some() || !is_back(block, fd) {
         let tries = block.attempts.load(Ordering::Relaxed).min(DOUBLINGS);
         block.attempts.store(tries + 1, Ordering::Relaxed);
@@ -95,7 +95,7 @@ fn look_closely(conn: Conn, fd: i32) {
     block.attempts.store(0, Ordering::Relaxed);
     block.retry_at.store(0, Ordering::Relaxed);
     eager::taken_back(block);
-    note(block, Reason::NotNominated);
+    state::note(block, Reason::NotNominated);
     // Given away once more meanwhile, by another thread: it stays.
     let _ = block.phase.compare_exchange(phase::DONE, phase::WATCHED, Ordering::AcqRel, Ordering::Relaxed);
 }

@@ -6,11 +6,12 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lane::Cursor;
 use shunpike_wire::Reason;
 
-use super::{drop_end, given, lane_closed, note, phase, settle};
+use super::{drop_end, given, lane_closed, settle};
+use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{clock, eager, epoll, keepalive, link, process, ready, rx, session, sys, tx, upgrade};
+use crate::{clock, eager, epoll, keepalive, link, process, session, state, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -30,7 +31,7 @@ fn hand_over_to(conn: Conn, fd: i32, child: u32) {
 
 fn leave_to_others(conn: Conn, fd: i32, reason: Reason) {
     let block = conn.block;
-    note(block, reason);
+    state::note(block, reason);
     keepalive::over(conn, fd);
     eager::given(block);
     if matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
@@ -40,7 +41,8 @@ fn leave_to_others(conn: Conn, fd: i32, reason: Reason) {
     block.phase.store(phase::DONE, Ordering::Relaxed);
     {
         let _guard = block.rx.lock.lock(critical());
-        if let Some(dmb) = rx::dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
+        if let Some(dmb) =
+            state::rx_dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
         {
             let generation = block.rx.generation.load(Ordering::Relaxed);
             // Should this process end before the next step: who shares the connection waits from now on (`rx::asking`).
@@ -122,7 +124,7 @@ pub fn let_go_of_all(reason: Reason) {
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         hand_over(conn, fd, reason);
-        if ready::modes(conn.block) == (mode::PLAIN, mode::PLAIN) {
+        if state::modes(conn.block) == (mode::PLAIN, mode::PLAIN) {
             table::take(fd);
             drop_end(conn, fd, false);
         }

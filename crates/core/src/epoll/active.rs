@@ -9,8 +9,8 @@ use super::{EDGE, ONESHOT, Set, ring};
 use crate::mutex::Guard;
 use crate::ready::{self, Level};
 use crate::table::Conn;
-use crate::tx::{self, unheard};
-use crate::{ahead, link, rx, sys, wait};
+use crate::tx::unheard;
+use crate::{ahead, link, state, sys, wait};
 
 /// Looks without news after which a connection is armed and leaves the active list.
 const QUIET: u8 = 32;
@@ -253,14 +253,14 @@ pub(super) fn arm(set: &Set, reg: &Reg, conn: Conn, level: &Level) -> bool {
     let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return true };
     let block = conn.block;
     if reg.events.get() & ready::IN != 0
-        && let Some(dmb) = rx::dmb(&block.rx)
+        && let Some(dmb) = state::rx_dmb(&block.rx)
     {
         wait::arm(&block.rx, dmb.words(), Side::Readers, cq as u8);
     }
     if ready::waits_for_writers(block, reg.events.get(), &reg.seen.get())
-        && let Some(dmb) = tx::dmb(&block.tx)
+        && let Some(dmb) = state::tx_dmb(&block.tx)
     {
         wait::arm(&block.tx, dmb.words(), Side::Writers, cq as u8);
     }
-    level.modes != ready::modes(block) || ready::changed(conn, reg.events.get(), &reg.seen.get())
+    level.modes != state::modes(block) || ready::changed(conn, reg.events.get(), &reg.seen.get())
 }

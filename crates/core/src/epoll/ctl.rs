@@ -14,7 +14,7 @@ use super::regs::{
 use super::{EDGE, EXCLUSIVE, ONESHOT, Set, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::{conn, link, process, ready, sys, tenants, wait};
+use crate::{conn, holders, link, process, ready, state, sys, wait};
 
 /// What a connection on a lane is registered for in the kernel: news of TCP, once each.
 const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
@@ -194,8 +194,8 @@ fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &
     let Some((index, reg)) = added else {
         // More registrations than we can keep: this connection stays on TCP.
         if let Some(conn) = conn {
-            conn.block.phase.store(conn::phase::DONE, Ordering::Relaxed);
-            conn::note(conn.block, Reason::EpollSets);
+            conn.block.phase.store(state::phase::DONE, Ordering::Relaxed);
+            state::note(conn.block, Reason::EpollSets);
         }
         return;
     };
@@ -208,7 +208,7 @@ fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &
 
 fn on_lane(conn: Conn) -> bool {
     conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
-        || conn.block.phase.load(Ordering::Relaxed) == conn::phase::OPEN
+        || conn.block.phase.load(Ordering::Relaxed) == state::phase::OPEN
         || conn.block.notices.are_ours() && link::of(conn.block).is_some()
 }
 
@@ -230,7 +230,7 @@ pub fn closing(conn: Conn, fd: i32) {
 fn leaving(conn: Conn, fd: i32) {
     // What stands in a parent's set is the parent's.
     let is_ours = |reg: &Reg| reg.set.get().is_some_and(|set| !is_inherited(set));
-    if conn.block.dups.load(Ordering::Relaxed) != 0 || !tenants::alone(conn.block) {
+    if conn.block.dups.load(Ordering::Relaxed) != 0 || !holders::alone(conn.block) {
         let _control = CONTROL.lock();
         for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
             if reg.lingers.get() && is_ours(reg) {
@@ -243,7 +243,7 @@ fn leaving(conn: Conn, fd: i32) {
             && table::all()
                 .any(|(other, entry)| other != fd && matches!(entry, Entry::Conn(other) if other == conn))
     };
-    if conn.block.lent.load(Ordering::Relaxed) != 0 && !here() && tenants::alone(conn.block) {
+    if conn.block.lent.load(Ordering::Relaxed) != 0 && !here() && holders::alone(conn.block) {
         return deregister(fd);
     }
     if conn.block.dups.load(Ordering::Relaxed) == 0 || !on_lane(conn) {
@@ -518,8 +518,8 @@ fn lingers(reg: &Reg) -> bool {
     let is_watched = || reg.set.get().is_none_or(|set| set.watched.load(Ordering::SeqCst));
     // Its lanes end, or its handshake has: nobody gives it away.
     let goes_on = |block: &Block| match block.phase.load(Ordering::Relaxed) {
-        conn::phase::OPEN => true,
-        conn::phase::SHAKING => !tenants::shared(block),
+        state::phase::OPEN => true,
+        state::phase::SHAKING => !holders::shared(block),
         _ => false,
     };
     let is_told = |conn: Conn| {

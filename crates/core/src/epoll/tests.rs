@@ -10,7 +10,7 @@ use shunpike_shm::pages::CQS;
 
 use super::regs::{CONTROL, find, tag};
 use super::{EDGE, SETS_AT, Set, ctl, manage, wait};
-use crate::conn::phase;
+use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::{link, process, session, sys};
 

@@ -13,7 +13,7 @@ use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
 use crate::trace::Sleep;
-use crate::{clock, conn, link, process, ready, session, sys, tenants, tx, wait};
+use crate::{call, clock, conn, holders, link, process, ready, session, state, sys, tx, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -87,12 +87,12 @@ pub fn wait(
     session::pump_if_news();
     own(set);
     set.waits.fetch_add(WAIT, Ordering::Relaxed);
-    let deadline = conn::deadline(timeout.filter(|&ns| ns > 0));
-    let signals = conn::restarts_before().0;
+    let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
+    let signals = call::restarts_before().0;
     // Once a look has found nothing, the next one is at the news of all link groups.
     let mut again = false;
     loop {
-        let left = match (timeout, conn::remaining(deadline)) {
+        let left = match (timeout, call::remaining(deadline)) {
             (Some(0), _) | (_, Err(_)) => Some(0),
             (_, Ok(left)) => left,
         };
@@ -104,11 +104,11 @@ pub fn wait(
         }
         if n == 0 && (!lanes || !complete) {
             // A handler that ran while we looked would have ended the kernel's own wait.
-            if conn::restarts_before().0 != signals {
+            if call::restarts_before().0 != signals {
                 return Err(Errno::INTR);
             }
             // The look and the spin were part of the program's time.
-            let left = if lanes && !complete { conn::remaining(deadline).unwrap_or(Some(0)) } else { left };
+            let left = if lanes && !complete { call::remaining(deadline).unwrap_or(Some(0)) } else { left };
             n = sleep(set, epfd, out, left, mask)?;
         }
         // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
@@ -391,19 +391,19 @@ fn sleep(
             }
             let unheard = tx::unheard(conn, reg.fd.get());
             bound = bound.into_iter().chain(level.bound).chain(unheard).min();
-            news |= ready::modes(conn.block) != level.modes;
+            news |= state::modes(conn.block) != level.modes;
             if stays
                 || level.full
                 || level.bound.is_some()
                 || unheard.is_some()
-                || ready::modes(conn.block) != level.modes
+                || state::modes(conn.block) != level.modes
                 || level.settled
                 || level.events & wanted != 0 && reported
                 || level.keep_looking && reg.events.get() & EDGE == 0
             {
                 push(&mut list, index);
             }
-            if tenants::shared(conn.block) {
+            if holders::shared(conn.block) {
                 bound = Some(bound.unwrap_or(u64::MAX).min(wait::SHARED_BOUND_NS));
             }
         }
@@ -488,5 +488,5 @@ fn settle_unsettled(set: &'static Set) -> bool {
 
 /// Whether another process that has the connection took it back to TCP.
 fn is_left(conn: Conn) -> bool {
-    link::of(conn.block).is_none() && ready::modes(conn.block) == (mode::PLAIN, mode::PLAIN)
+    link::of(conn.block).is_none() && state::modes(conn.block) == (mode::PLAIN, mode::PLAIN)
 }

@@ -8,9 +8,9 @@ use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
-use super::{NEWS, Step, dmb, finish, taken};
+use super::{NEWS, Step, finish, taken};
 use crate::table::Conn;
-use crate::{clock, conn, link, sys, wait};
+use crate::{clock, conn, link, state, sys, wait};
 
 /// A sender that is asked answers in its next call, and is woken for it. poll() may have told of these bytes, and the program waits for
 /// nothing else meanwhile: after so long they are lost, microseconds.
@@ -25,7 +25,7 @@ pub(super) fn begin(conn: Conn, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
     let generation = conn.block.rx.generation.load(Ordering::Relaxed);
     match words.flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END) {
         Ok(_) => {
-            conn::note(conn.block, Reason::LentDenied);
+            state::note(conn.block, Reason::LentDenied);
             wait::notify(conn.block, words, Side::Writers);
             link::rouse_peer(conn.block);
             Step::Again
@@ -58,7 +58,7 @@ pub(super) fn step(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> 
 /// For how long an answer is waited for, nanoseconds; `None` where nothing was asked. Within a critical section.
 pub(super) fn bound(half: &Half) -> Option<u64> {
     let is_asked = half.mode.load(Ordering::Relaxed) == mode::LANE
-        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE));
+        && state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE));
     is_asked.then(|| left(half))
 }
 

@@ -6,19 +6,19 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Side};
 
-use super::{DEBT_US, NEWS, asking, dmb, tcp_check_us};
+use super::{DEBT_US, NEWS, asking, tcp_check_us};
 use crate::blocking::Blocking;
 use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
-use crate::{clock, conn, cork, link, process, sys, tx};
+use crate::{call, clock, conn, cork, link, process, state, sys, tx};
 
 /// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
 /// inside a critical section.
 #[inline]
 pub fn has_news(half: &Half) -> bool {
-    let Some(dmb) = dmb(half) else { return true };
+    let Some(dmb) = state::rx_dmb(half) else { return true };
     let words = dmb.words();
     match half.mode.load(Ordering::Acquire) {
         mode::LANE => {
@@ -41,14 +41,15 @@ pub fn has_news(half: &Half) -> bool {
 /// nothing of it is unread. Without the lock, inside a critical section.
 pub fn changes(half: &Half) -> bool {
     half.mode.load(Ordering::Acquire) != mode::LANE
-        || dmb(half).is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
+        || state::rx_dmb(half)
+            .is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
 }
 
 /// Whether the sender has left the lane, or the reader wants no more of it: what comes next comes by TCP. Without the lock, inside a
 /// critical section.
 pub fn is_ended(half: &Half) -> bool {
     half.mode.load(Ordering::Acquire) == mode::LANE
-        && dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::END | Cursor::STOP))
+        && state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::END | Cursor::STOP))
 }
 
 /// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
@@ -65,7 +66,8 @@ const LEAD_US: u64 = 32 * STEP_US;
 /// Lets the writer of a bulk stream take its lead. Within a critical section.
 fn fall_behind(block: &Block) {
     let half = &block.rx;
-    let Some(dmb) = dmb(half).and_then(|dmb| dmb.as_sent()).filter(|dmb| dmb.window() >= 4 * LEAD) else {
+    let Some(dmb) = state::rx_dmb(half).and_then(|dmb| dmb.as_sent()).filter(|dmb| dmb.window() >= 4 * LEAD)
+    else {
         return;
     };
     if !process::may_spin() {
@@ -104,7 +106,7 @@ pub fn tcp_news(conn: Conn, fd: i32) {
     if !conn.current() || half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
     }
-    let Some(dmb) = dmb(half) else { return };
+    let Some(dmb) = state::rx_dmb(half) else { return };
     let shows = sys::tcp_shows(fd, NEWS);
     if shows & (NEWS | libc::POLLHUP) != 0 && !has_news(half) {
         // No publish after this: the next look is the second and last one that rule 5 asks for.
@@ -164,7 +166,7 @@ impl Wait {
         let cq = wait::sleeping_cq();
         {
             let _critical = critical();
-            let Some(dmb) = dmb(half) else { return Ok(()) };
+            let Some(dmb) = state::rx_dmb(half) else { return Ok(()) };
             wait::declare(block, half, dmb.words(), Side::Readers, cq);
             if has_news(half) || tx::asked_to_leave(&block.tx) {
                 return Ok(());
@@ -181,7 +183,7 @@ impl Wait {
         self.napped = true;
         let half = &conn.block.rx;
         self.blocking.nap(conn, fd, half, || {
-            let dmb = dmb(half).filter(|_| !tx::owes(&conn.block.tx)).ok_or(Napped::Over)?;
+            let dmb = state::rx_dmb(half).filter(|_| !tx::owes(&conn.block.tx)).ok_or(Napped::Over)?;
             let nap = Nap::declare(conn.block, half, dmb.words(), Side::Readers);
             if has_news(half) || tx::asked_to_leave(&conn.block.tx) {
                 return Err(Napped::Look);
@@ -218,7 +220,7 @@ impl Wait {
     /// Sleeps until the doorbell or TCP. Errors: EAGAIN when the program's time is over, EINTR.
     fn sleep(&mut self, conn: Conn, fd: i32) -> Result<Woken, Errno> {
         let remaining = self.blocking.remaining()?;
-        let restarts = conn::restarts_before();
+        let restarts = call::restarts_before();
         let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
         let debt = DEBT_US * 1000 + 1;
         let in_debt = conn.block.rx.mode.load(Ordering::Relaxed) == mode::DEBT;

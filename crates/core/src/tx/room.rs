@@ -7,14 +7,14 @@ use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
-use super::{dmb, end, owes};
+use super::{end, owes};
 use crate::blocking::Blocking;
-use crate::rx::writable_at;
 use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
-use crate::{clock, conn, process, window};
+use crate::window::writable_at;
+use crate::{call, clock, conn, process, state, window};
 
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
@@ -35,7 +35,7 @@ fn can_take(half: &Half, dmb: &Dmb, free: u64) -> bool {
 /// Of a part of a write that is stuck, readers that nap were not told yet.
 fn wake_readers(conn: Conn) {
     let _critical = critical();
-    if let Some(dmb) = dmb(&conn.block.tx) {
+    if let Some(dmb) = state::tx_dmb(&conn.block.tx) {
         wait::notify(conn.block, dmb.words(), Side::Readers);
     }
 }
@@ -46,7 +46,7 @@ fn room(half: &Half) -> Option<(u64, Dmb)> {
     if half.mode.load(Ordering::Acquire) != mode::LANE {
         return None;
     }
-    let dmb = dmb(half)?;
+    let dmb = state::tx_dmb(half)?;
     let words = dmb.words();
     let generation = half.generation.load(Ordering::Relaxed);
     let (prod, cons) = (words.prod(), words.cons());
@@ -101,7 +101,7 @@ fn overflowed(conn: Conn, fd: i32) -> Overflow {
     if now.wrapping_sub(since) < clock::from_us(grace) {
         return Overflow::No;
     }
-    conn::note(conn.block, Reason::GraceExceeded);
+    state::note(conn.block, Reason::GraceExceeded);
     end(conn, fd, &dmb);
     Overflow::Ended
 }
@@ -152,7 +152,7 @@ impl Wait {
             events |= libc::POLLOUT;
         } else {
             let _critical = critical();
-            let Some(dmb) = dmb(half) else { return Ok(()) };
+            let Some(dmb) = state::tx_dmb(half) else { return Ok(()) };
             wait::declare(block, half, dmb.words(), Side::Writers, cq);
             if has_room(half) {
                 return Ok(());
@@ -162,7 +162,7 @@ impl Wait {
         }
         let remaining = self.blocking.remaining()?;
         let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000 + 1;
-        let restarts = conn::restarts_before();
+        let restarts = call::restarts_before();
         let nap = remaining.map_or(grace, |left| left.min(grace));
         match wait::sleep(block, fd, events, Some(nap)) {
             Woken::Look => Ok(()),
@@ -184,7 +184,7 @@ impl Wait {
         self.napped = true;
         let half = &conn.block.tx;
         self.blocking.nap(conn, fd, half, || {
-            let dmb = dmb(half).filter(|_| !owes(half)).ok_or(Napped::Over)?;
+            let dmb = state::tx_dmb(half).filter(|_| !owes(half)).ok_or(Napped::Over)?;
             let nap = Nap::declare(conn.block, half, dmb.words(), Side::Writers);
             if has_room(half) {
                 return Err(Napped::Look);

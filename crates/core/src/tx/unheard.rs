@@ -7,10 +7,10 @@ use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::Side;
 use shunpike_wire::Reason;
 
-use super::{dmb, lock, take_back};
+use super::take_back;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{clock, conn, epoll, process};
+use crate::{clock, conn, epoll, process, send_lock, state};
 
 /// Before a sleep of ours: where bytes of ours are unread so, for how long that is borne yet, nanoseconds. After the grace they are
 /// taken back and go by TCP, which wakes whoever waits there. A busy reader gets its bytes that way, too.
@@ -22,7 +22,7 @@ pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
         Unheard::Not => None,
         Unheard::For(ns) => Some(ns),
         Unheard::TakenBack => {
-            conn::note(conn.block, Reason::GraceExceeded);
+            state::note(conn.block, Reason::GraceExceeded);
             // Both directions, else neither would ever come on a lane again.
             conn::stop(conn, fd);
             None
@@ -67,9 +67,9 @@ enum Unheard {
 fn look(conn: Conn, fd: i32) -> Unheard {
     let half = &conn.block.tx;
     let critical = critical();
-    let _guard = lock(conn.block, &critical);
+    let _guard = send_lock::lock(conn.block, &critical);
     let on_lane = conn.current() && half.mode.load(Ordering::Relaxed) == mode::LANE;
-    let Some(dmb) = dmb(half).filter(|_| on_lane) else { return Unheard::Not };
+    let Some(dmb) = state::tx_dmb(half).filter(|_| on_lane) else { return Unheard::Not };
     let (words, now) = (dmb.words(), clock::ticks());
     let consumed = words.cons().offset();
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(consumed);

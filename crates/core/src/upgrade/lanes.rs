@@ -11,11 +11,15 @@ use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbSize, DmbToken};
 
 use super::{go_on, left_for_good, part_unless_granted, tell_peer, withdraw};
-use crate::conn::{self, phase};
+use crate::conn;
 use crate::session::Session;
+use crate::state::phase;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{cork, device, epoll, keepalive, limits, link, process, sys, tap, tenants, trace, tx, zerocopy};
+use crate::{
+    cork, device, epoll, holders, keepalive, limits, link, process, state, stores, sys, tap, trace, tx,
+    window, zerocopy,
+};
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
 pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Region> {
@@ -23,7 +27,7 @@ pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Regio
         return None;
     }
     region::verify(fd, Dmb::len(class)).ok()?;
-    limits::map_lane(fd, limits::first_attached(ring_size(class) as u32)).ok()
+    limits::map_lane(fd, window::first_attached(ring_size(class) as u32)).ok()
 }
 
 /// Size class for our DMB: the knob's, and as the kernel does (smc_buf_create), no more than the program itself lets
@@ -71,7 +75,7 @@ pub(super) fn grant(conn: Conn, fd: i32, (region, ring): (Region, u32), token: D
             return false;
         }
         // From here on the kernel's count is ours to compare with the start word.
-        let proved = sys::counts(fd, conn::opener(conn.block));
+        let proved = sys::counts(fd, state::opener(conn.block));
         if !proved.is_ok_and(|counts| counts.received == half.tcp_bytes.load(Ordering::Relaxed)) {
             half.mode.store(mode::PLAIN, Ordering::SeqCst);
             half.dmb.store(0, Ordering::Relaxed);
@@ -110,7 +114,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         half.forks.store(shake.peer_forks, Ordering::Relaxed);
         half.generation.store(1, Ordering::Relaxed);
         // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
-        let alone = tenants::alone(conn.block);
+        let alone = holders::alone(conn.block);
         if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
             half.sndbuf.store(device::sndbuf((region.len() - HEADER) as u32), Ordering::Relaxed);
         }
@@ -122,7 +126,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     conn.block.carried.store(conn.block.lane_bytes(), Ordering::Relaxed);
     conn.block.reason.store(0, Ordering::Relaxed);
     if let Some(header) = process::header() {
-        header.upgraded[usize::from(!conn::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
+        header.upgraded[usize::from(!state::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
     }
     trace::upgrade(conn.block, fd, half.ring.load(Ordering::Relaxed));
     keepalive::begin(conn, fd);
@@ -134,7 +138,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
 pub(super) fn begin(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
     let _guard = half.lock.lock(critical());
-    let Some(dmb) = tx::dmb(half) else { return };
+    let Some(dmb) = state::tx_dmb(half) else { return };
     if half.mode.load(Ordering::Relaxed) != mode::PLAIN || left_for_good(conn.block).is_some() {
         return;
     }
@@ -142,7 +146,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     let sent = half.tcp_bytes.load(Ordering::Relaxed);
     cork::lane_begins(conn, fd);
     let proved = half.inflight.load(Ordering::SeqCst) == 0
-        && sys::counts(fd, conn::opener(conn.block)).is_ok_and(|counts| counts.sent == sent);
+        && sys::counts(fd, state::opener(conn.block)).is_ok_and(|counts| counts.sent == sent);
     if !proved {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
         return;
@@ -152,7 +156,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     half.other.store(0, Ordering::Relaxed);
     half.start.store(sent, Ordering::Relaxed);
     tx::unheard::begin(half);
-    tx::stores::begin(half);
+    stores::begin(half);
     zerocopy::choice::begin(half);
     if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);

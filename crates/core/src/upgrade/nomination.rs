@@ -9,11 +9,12 @@ use shunpike_wire::Reason;
 use shunpike_wire::session::{Role, ToBroker};
 
 use super::{go_on, id_of};
-use crate::conn::{self, phase};
+use crate::conn;
 use crate::session::Session;
+use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::Conn;
-use crate::{clock, eager, enabled, epoll, process, rings, seen, sys, tenants, trace, user};
+use crate::{clock, eager, enabled, epoll, holders, process, rings, seen, state, sys, trace, user};
 
 /// A connection that got no lane is nominated again after this long, doubled with each try.
 const BACKOFF_US: u64 = 50_000;
@@ -59,14 +60,14 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     if process::knobs().active.load(Ordering::Relaxed) == 0 {
         return postpone(block, Reason::Inactive);
     }
-    if !tenants::alone(block) {
+    if !holders::alone(block) {
         return postpone(block, Reason::Shared);
     }
     let Some(conn) = conn::made_ours(conn, fd) else { return postpone(block, Reason::Memory) };
     let block = conn.block;
     if session.ready().is_none() {
         block.retry_at.store(session.ready_at(), Ordering::Relaxed);
-        return conn::note(block, session.absence());
+        return state::note(block, session.absence());
     }
     // The broker's welcome has what waits for it nominated (`eager::catch_up`): this one, too.
     if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
@@ -74,7 +75,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     }
     let stays = |reason| {
         block.phase.store(phase::DONE, Ordering::Relaxed);
-        conn::note(block, reason);
+        state::note(block, reason);
     };
     if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
         return stays(reason);
@@ -87,7 +88,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     // Before the first byte nothing is known yet: `matched` asks.
     if !eager::is_possible(block) && !seen::is_seen(conn, fd) {
         seen::put_off(block);
-        return conn::note(block, Reason::WaitsUnseen);
+        return state::note(block, Reason::WaitsUnseen);
     }
     let Some(id) = id_of(block) else { return postpone(block, Reason::Shared) };
     let began = clock::ticks();
@@ -107,7 +108,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     }
     let message = ToBroker::Nominate {
         conn: id,
-        role: if conn::opener(block) { Role::Client } else { Role::Server },
+        role: if state::opener(block) { Role::Client } else { Role::Server },
         tx: block.tx.tcp_bytes.load(Ordering::Relaxed),
         rx: block.rx.tcp_bytes.load(Ordering::Relaxed),
         answer: true,
@@ -120,7 +121,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         eager::nominated(session, block, fd);
         block.fd.store(fd as u32, Ordering::Relaxed);
         go_on(block, phase::NOMINATED);
-        conn::note(block, Reason::AwaitingPeer);
+        state::note(block, Reason::AwaitingPeer);
         barred.map(stays);
     } else {
         // The broker is far behind.
@@ -169,7 +170,7 @@ fn proved(block: &Block, fd: i32) -> Proof {
         || block.tx.inflight.load(Ordering::SeqCst) != 0 || block.rx.inflight.load(Ordering::SeqCst) != 0;
     let before = ours();
     let busy_before = busy();
-    let counts = match sys::counts(fd, conn::opener(block)) {
+    let counts = match sys::counts(fd, state::opener(block)) {
         Ok(counts) => counts,
         Err(Errno::AGAIN) => return Proof::Moving,
         Err(_) => return Proof::Refused,
@@ -185,7 +186,7 @@ fn proved(block: &Block, fd: i32) -> Proof {
 
 /// Not now; perhaps later.
 pub(super) fn postpone(block: &Block, reason: Reason) {
-    conn::note(block, reason);
+    state::note(block, reason);
     trace::fallback(block, block.fd.load(Ordering::Relaxed) as i32, false);
     let tries = block.attempts.fetch_add(1, Ordering::Relaxed);
     let most = if will_pass(reason) { PASSING } else { TRIES };

@@ -10,7 +10,7 @@ use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;
 
 use crate::pace::{self, Way};
-use crate::tx;
+use crate::stores;
 
 /// Both ways are tried at the begin of a lane, after so many bytes,
 const AGAIN: u64 = 2 << 30;
@@ -44,7 +44,7 @@ pub fn favours(half: &Half, dmb: &Dmb, offset: u64) -> bool {
         return way == Way::Lent;
     }
     let (ring, lent) = pace::both(half, dmb);
-    chosen(half, (tx::stores::settled(half, ring), lent), offset, capacity)
+    chosen(half, (stores::settled(half, ring), lent), offset, capacity)
 }
 
 /// Whether lending is the way at `offset`, where copies and loans have these paces.

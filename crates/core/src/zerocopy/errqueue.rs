@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use shunpike_shm::notices::Fact;
 
 use super::{end_turn, lending, tell};
-use crate::conn::Outcome;
+use crate::call::Outcome;
 use crate::table::Conn;
 use crate::{session, sys, user};
 

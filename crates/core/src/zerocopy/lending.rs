@@ -19,7 +19,7 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::user::Stores;
 use crate::zerocopy::{choice, huge, mappings};
-use crate::{clock, conn, process, tx, user};
+use crate::{clock, conn, process, send_lock, state, user};
 
 /// A buffer of a call is lent from this size on, bytes, where lending is the quicker way (`choice`); below, the receiver's system call costs
 /// more than the copy.
@@ -314,7 +314,7 @@ pub fn ended(block: &Block, lent: Option<Lent>, copied: bool) {
 
 /// Tells of what the receiver has consumed since. Under the send lock.
 fn look(block: &Block, ledger: &Ledger) {
-    let cons = tx::dmb(&block.tx).map_or(u64::MAX, |dmb| consumed(&block.tx, &dmb));
+    let cons = state::tx_dmb(&block.tx).map_or(u64::MAX, |dmb| consumed(&block.tx, &dmb));
     ledger.consumed(cons);
     ledger.tell(block, cons, false);
 }
@@ -331,7 +331,7 @@ fn consumed(half: &Half, dmb: &Dmb) -> u64 {
 #[inline]
 pub fn is_due(block: &Block) -> bool {
     let due = block.tx.loans.load(Ordering::Relaxed);
-    due != 0 && tx::dmb(&block.tx).is_none_or(|dmb| dmb.words().cons().offset() >= due)
+    due != 0 && state::tx_dmb(&block.tx).is_none_or(|dmb| dmb.words().cons().offset() >= due)
 }
 
 /// Before somebody looks for notices, or waits for them: tells of what is complete, and recalls what the receiver has left for
@@ -339,7 +339,7 @@ pub fn is_due(block: &Block) -> bool {
 pub fn refresh(conn: Conn, fd: i32) {
     let block = conn.block;
     let Some(ledger) = ledger(block).filter(|_| block.notices.pending() != 0) else { return };
-    let _guard = tx::lock(block, critical());
+    let _guard = send_lock::lock(block, critical());
     look(block, ledger);
     let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
     let lent_for = clock::ticks().wrapping_sub(ledger.since.load(Ordering::Relaxed));
@@ -353,7 +353,7 @@ pub fn refresh(conn: Conn, fd: i32) {
 pub fn recall(conn: Conn, fd: i32) -> bool {
     let block = conn.block;
     let Some(ledger) = ledger(block) else { return true };
-    let Some(dmb) = tx::dmb(&block.tx) else {
+    let Some(dmb) = state::tx_dmb(&block.tx) else {
         over(block);
         return true;
     };
@@ -471,7 +471,7 @@ fn for_each(act: impl Fn(Conn, i32, &Ledger)) {
         if let Entry::Conn(conn) = entry
             && conn.block.tx.lender.load(Ordering::Relaxed) != 0
         {
-            let _guard = tx::lock(conn.block, critical());
+            let _guard = send_lock::lock(conn.block, critical());
             if conn.current()
                 && let Some(ledger) = ledger(conn.block)
             {

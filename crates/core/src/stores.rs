@@ -12,9 +12,9 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Half, StoresTrial};
 use shunpike_shm::lane::Dmb;
 
-use super::Source;
 use crate::clock;
 use crate::pace::{self, Way};
+use crate::source::Source;
 use crate::user::Stores;
 
 /// Copies through the caches of 64 KiB that take longer are slow, µs.

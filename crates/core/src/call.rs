@@ -1,0 +1,75 @@
+//! How long a call of the program's may wait: whether it blocks, until when, and what a signal does to it.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::Block;
+
+use crate::clock::now;
+use crate::table::{self, Conn};
+use crate::tls::thread;
+use crate::{Errno, sys};
+
+/// What a hooked call comes to.
+pub enum Outcome {
+    /// libc's own result, errno set.
+    Libc(isize),
+    /// Ours.
+    Ours(Result<usize, Errno>),
+}
+
+/// After a wait: `fd` may have been closed meanwhile, and be another socket, whose bytes are not this call's. Errors: EBADF.
+pub fn still_at(conn: Conn, fd: i32) -> Result<(), Errno> {
+    if conn.current() && table::conn(fd) == Some(conn) { Ok(()) } else { Err(Errno::BADF) }
+}
+
+/// Learns that O_NONBLOCK was set or cleared.
+pub fn set_nonblock(fd: i32, nonblock: bool) {
+    if let Some(conn) = table::conn(fd) {
+        conn.block.nonblock.store(u8::from(nonblock), Ordering::Relaxed);
+    }
+}
+
+/// A call is about to wait as far as we know; O_NONBLOCK is shared with every dup, so the kernel knows better.
+/// Errors: EAGAIN.
+pub fn must_block(block: &Block, fd: i32) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(sys::borrowed(fd))?;
+    if flags.contains(rustix::fs::OFlags::NONBLOCK) {
+        block.nonblock.store(1, Ordering::Relaxed);
+        return Err(Errno::AGAIN);
+    }
+    Ok(())
+}
+
+/// SO_RCVTIMEO or SO_SNDTIMEO, nanoseconds.
+pub fn timeout_option(fd: i32, name: i32) -> Option<u64> {
+    let time: libc::timeval = sys::option(fd, libc::SOL_SOCKET, name).ok()?;
+    let ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
+    (ns != 0).then_some(ns)
+}
+
+/// Now plus `timeout`.
+pub fn deadline(timeout: Option<u64>) -> Option<u64> {
+    timeout.map(|ns| now().saturating_add(ns))
+}
+
+/// What is left until `deadline`. Errors: EAGAIN when it has passed.
+pub fn remaining(deadline: Option<u64>) -> Result<Option<u64>, Errno> {
+    match deadline {
+        None => Ok(None),
+        Some(at) => at.checked_sub(now()).filter(|&left| left > 0).map(Some).ok_or(Errno::AGAIN),
+    }
+}
+
+/// Counts of handled signals before a sleep, for `interrupted`.
+pub fn restarts_before() -> (u32, u32) {
+    (thread().handled.load(Ordering::Relaxed), thread().interrupts.load(Ordering::Relaxed))
+}
+
+/// After a sleep that a signal ended: on with it if every handler that ran has SA_RESTART and the socket has
+/// no timeout (signal(7)). Errors: EINTR.
+pub fn interrupted((handled, interrupts): (u32, u32), timed: bool) -> Result<(), Errno> {
+    let thread = thread();
+    let restart = thread.handled.load(Ordering::Relaxed) != handled
+        && thread.interrupts.load(Ordering::Relaxed) == interrupts;
+    if restart && !timed { Ok(()) } else { Err(Errno::INTR) }
+}

@@ -1,0 +1,69 @@
+//! Who holds a connection: the tenants of its arena that have a descriptor of it, a bit for each in its block.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::Block;
+
+use crate::tenants::{CROWD, evict_dead};
+use crate::tls::critical;
+use crate::{clock, process};
+
+/// How often the kernel is asked about the others for the length of a sleep, microseconds.
+const ASK_US: u64 = 20_000;
+
+/// Whether no other process holds the connection. The kernel is asked about those who seem to.
+#[inline]
+pub fn alone(block: &Block) -> bool {
+    block.holders.load(Ordering::Acquire).count_ones() <= 1 || is_last(block)
+}
+
+/// ... or whether they are all gone.
+#[cold]
+fn is_last(block: &Block) -> bool {
+    let alone = process::with_home(block, |arena, own| {
+        let _guard = arena.header().tenants_lock.lock(critical());
+        evict_dead(arena, own, block.holders.load(Ordering::Acquire));
+        block.holders.load(Ordering::Acquire).count_ones() <= 1
+    });
+    alone == Some(true)
+}
+
+/// As `alone`, the other way round, for who asks often: an answer may be some milliseconds old.
+#[inline]
+pub fn shared(block: &Block) -> bool {
+    block.holders.load(Ordering::Relaxed).count_ones() > 1 && shared_slowly(block)
+}
+
+#[cold]
+fn shared_slowly(block: &Block) -> bool {
+    let now = clock::ticks();
+    if now.wrapping_sub(block.asked.load(Ordering::Relaxed)) < clock::from_us(ASK_US) {
+        return true;
+    }
+    block.asked.store(now, Ordering::Relaxed);
+    !alone(block)
+}
+
+/// This process's bit of a block's holders; `None` among the crowd.
+#[inline]
+fn bit(block: &Block) -> Option<u64> {
+    if process::index(block).is_some() { Some(1) } else { inherited_bit(block) }
+}
+
+#[cold]
+fn inherited_bit(block: &Block) -> Option<u64> {
+    process::with_home(block, |_, own| own).filter(|&own| own != CROWD).map(|own| 1 << own)
+}
+
+/// Whether this process is among the connection's holders.
+pub fn holds(block: &Block) -> bool {
+    bit(block).is_none_or(|bit| block.holders.load(Ordering::Acquire) & bit != 0)
+}
+
+/// This process has no descriptor of the connection any more. True: nor has any other; the caller ends it and then
+/// calls `Block::free`.
+#[inline]
+#[must_use]
+pub fn leave(block: &Block) -> bool {
+    bit(block).is_some_and(|bit| block.leave(bit))
+}

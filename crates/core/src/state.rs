@@ -1,0 +1,73 @@
+//! Where a connection stands, by the words of its block: its phase with the broker, the modes of its two directions, and their DMBs.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::lane::Dmb;
+use shunpike_wire::Reason;
+
+use crate::table::Conn;
+
+/// Where a connection stands with the broker.
+pub mod phase {
+    /// Bytes are counted.
+    pub const WATCHED: u8 = 0;
+    /// The broker has our nomination.
+    pub const NOMINATED: u8 = 1;
+    /// The CLC handshake is under way.
+    pub const SHAKING: u8 = 2;
+    /// At least one direction is, or was just now, on a lane.
+    pub const OPEN: u8 = 3;
+    /// Stays on TCP for good.
+    pub const DONE: u8 = 4;
+    /// Closed by the program.
+    pub const CLOSED: u8 = 5;
+}
+
+/// Whether a direction may be on a lane.
+#[inline]
+pub fn may_be_on_lane(block: &Block) -> bool {
+    !matches!(block.phase.load(Ordering::Relaxed), phase::WATCHED | phase::NOMINATED)
+}
+
+/// Whether this end called connect(): its bytes_acked counts the SYN.
+pub fn opener(block: &Block) -> bool {
+    block.role.load(Ordering::Relaxed) == 0
+}
+
+/// Why the connection is not on a lane, for the tools.
+pub fn note(block: &Block, reason: Reason) {
+    block.reason.store(reason.code(), Ordering::Relaxed);
+}
+
+/// Where the two directions run.
+pub fn modes(block: &Block) -> (u16, u16) {
+    (block.rx.mode.load(Ordering::Acquire), block.tx.mode.load(Ordering::Acquire))
+}
+
+/// Whether the connection is answered from here.
+pub fn on_lane(conn: Conn) -> bool {
+    conn.block.rx.mode.load(Ordering::Acquire) != mode::PLAIN
+        || conn.block.tx.mode.load(Ordering::Acquire) != mode::PLAIN
+        || conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
+        || conn.block.notices.are_ours()
+}
+
+/// The DMB of the lane towards us, ours.
+#[inline]
+pub fn rx_dmb(half: &Half) -> Option<Dmb> {
+    let base = half.dmb.load(Ordering::Relaxed);
+    // SAFETY: set by `grant` to a mapping of a DMB with this ring size; unmapped only after every thread
+    // has left the critical section in which it may have read the address.
+    (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
+}
+
+/// The DMB of the lane towards the peer, the peer's.
+#[inline]
+pub fn tx_dmb(half: &Half) -> Option<Dmb> {
+    let base = half.dmb.load(Ordering::Relaxed);
+    // SAFETY: set by `begin` to a mapping of a DMB with this ring size; unmapped only after every thread
+    // has left the critical section in which it may have read the address.
+    let dmb = (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })?;
+    dmb.with_window(half.window.load(Ordering::Relaxed).into())
+}
