@@ -17,6 +17,15 @@ pub enum Outcome {
     Ours(Result<usize, Errno>),
 }
 
+/// Flags that change nothing where nothing has to be waited for and no error is answered.
+const HARMLESS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+/// Whether a call with these flags may take the fast path.
+#[inline(always)]
+pub(crate) fn is_ordinary(flags: i32) -> bool {
+    flags & !HARMLESS == 0
+}
+
 /// After a wait: `fd` may have been closed meanwhile, and be another socket, whose bytes are not this call's. Errors: EBADF.
 pub fn still_at(conn: Conn, fd: i32) -> Result<(), Errno> {
     if conn.current() && table::conn(fd) == Some(conn) { Ok(()) } else { Err(Errno::BADF) }

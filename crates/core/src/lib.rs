@@ -16,7 +16,6 @@ mod doorbell;
 pub mod eager;
 pub mod enabled;
 pub mod epoll;
-pub mod express;
 pub mod holders;
 pub mod keepalive;
 pub mod life;

@@ -7,7 +7,7 @@ use shunpike_shm::arena::{Block, Half, mode};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{clock, cork, rx, state, tx};
+use crate::{blocking, clock, cork, rx, state, tx};
 
 /// Bits of a readable connection.
 pub const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -179,7 +179,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
 pub fn tcp_due(conn: Conn) -> bool {
     let half = &conn.block.rx;
     let now = clock::ticks();
-    let due = now.wrapping_sub(half.checked.load(Ordering::Relaxed)) > clock::from_us(rx::UNWATCHED_US);
+    let due = now.wrapping_sub(half.checked.load(Ordering::Relaxed)) > clock::from_us(blocking::UNWATCHED_US);
     if due {
         half.checked.store(now, Ordering::Relaxed);
     }

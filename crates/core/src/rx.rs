@@ -1,6 +1,7 @@
 //! Receiving: kernel TCP, then bounded by the start word, then the ring, and back (models/lane.pml, Rd).
 
 mod asking;
+pub mod fast;
 mod news;
 
 use std::sync::atomic::Ordering;
@@ -24,16 +25,9 @@ use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::{
-    ahead, call, clock, cork, eager, epoll, express, peek, plain, process, seen, session, state, sys, window,
+    ahead, call, clock, cork, eager, epoll, peek, plain, process, seen, session, state, sys, window,
 };
 
-/// TCP is asked how it is at most this often by calls that need not wait, microseconds.
-pub const UNWATCHED_US: u64 = 500;
-
-/// The same for calls that move bytes: seldom where an epoll set watches it anyway.
-pub fn tcp_check_us(fd: i32) -> u64 {
-    if crate::epoll::watches(fd) { 50_000 } else { UNWATCHED_US }
-}
 /// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
 /// in between, microseconds.
 const DEBT_US: u64 = 10_000_000;
@@ -132,7 +126,7 @@ fn attempt(
                 }
                 if let [one] = iov {
                     // SAFETY: the program's buffer.
-                    let n = unsafe { express::receive(conn, fd, one.iov_base.cast(), one.iov_len, flags) };
+                    let n = unsafe { fast::receive(conn, fd, one.iov_base.cast(), one.iov_len, flags) };
                     if let Some(n) = n {
                         return Outcome::Ours(Ok(n));
                     }
@@ -672,7 +666,7 @@ fn recover(block: &Block, fd: i32) {
 
 /// Whether a read would find bytes now; ends a lane that is over, so that TCP can answer.
 pub fn readable(conn: Conn, fd: i32) -> bool {
-    if let Some(shows) = express::shows(conn, fd) {
+    if let Some(shows) = fast::shows(conn, fd) {
         return shows;
     }
     let nothing = Bufs::new(&[]);

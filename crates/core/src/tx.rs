@@ -1,5 +1,6 @@
 //! Sending: kernel TCP, then the ring, and back (models/lane.pml, A).
 
+pub mod fast;
 mod room;
 pub(crate) mod unheard;
 
@@ -17,10 +18,10 @@ pub use unheard::unheard;
 
 use room::Wait;
 
+use crate::blocking::tcp_check_us;
 use crate::bufs::Bufs;
 use crate::call::Outcome;
 use crate::conn;
-use crate::rx::tcp_check_us;
 use crate::source::Source;
 use crate::table::Conn;
 use crate::tls::critical;

@@ -11,12 +11,14 @@ use shunpike_core::source::Source;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::send as transmit;
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, epoll, express, libc_is_musl, plain, sys, user, zerocopy};
+use shunpike_core::{Errno, epoll, libc_is_musl, plain, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
 use shunpike_core::call;
+use shunpike_core::rx;
 use shunpike_core::state;
+use shunpike_core::tx;
 
 /// The connection behind `fd`; `None` costs a load and a branch.
 #[inline(always)]
@@ -165,7 +167,7 @@ fn write_one<Real: OnOne<*const c_void>>(fd: c_int, buf: *const c_void, len: siz
         return n;
     }
     // SAFETY: the program's buffer.
-    match unsafe { express::send(conn, fd, buf.cast(), len, flags) } {
+    match unsafe { tx::fast::send(conn, fd, buf.cast(), len, flags) } {
         Some(n) => n as isize,
         None => write_slowly(conn, fd, &one(buf, len), flags, real),
     }
@@ -185,7 +187,7 @@ fn read_one<Real: OnOne<*mut c_void>>(fd: c_int, buf: *mut c_void, len: size_t, 
         return n;
     }
     // SAFETY: the program's buffer.
-    match unsafe { express::receive(conn, fd, buf.cast(), len, flags) } {
+    match unsafe { rx::fast::receive(conn, fd, buf.cast(), len, flags) } {
         Some(n) => n as isize,
         None => read_slowly(conn, fd, one(buf, len), flags, real),
     }
@@ -213,11 +215,11 @@ fn read_from(
     real: impl Fn() -> isize,
 ) -> isize {
     // SAFETY: the program's buffer.
-    let express = || unsafe { express::receive(conn, fd, room.iov_base.cast(), room.iov_len, flags) };
+    let fast = || unsafe { rx::fast::receive(conn, fd, room.iov_base.cast(), room.iov_len, flags) };
     let mut outcome = if flags & libc::MSG_ERRQUEUE != 0 {
         // SAFETY: the program's buffer.
         unsafe { zerocopy::read_bare(conn, fd, room, flags, real) }
-    } else if let Some(n) = express() {
+    } else if let Some(n) = fast() {
         Outcome::Ours(Ok(n))
     } else {
         read_through(conn, fd, &[room], flags, real)

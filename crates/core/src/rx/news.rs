@@ -6,8 +6,9 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Side};
 
-use super::{DEBT_US, NEWS, asking, tcp_check_us};
+use super::{DEBT_US, NEWS, asking};
 use crate::blocking::Blocking;
+use crate::blocking::tcp_check_us;
 use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;

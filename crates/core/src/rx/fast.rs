@@ -1,0 +1,94 @@
+//! The fast path of a receive call: on one buffer, on a lane where nothing else is going on.
+//!
+//! This is what nearly all messages are, and here they take a third of the instructions that `rx::step` needs, which
+//! knows of everything. Whatever is out of the ordinary is left to it: `None` is said before anything has changed that it would
+//! not find as it was.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::lane::{Cursor, Dmb, Side};
+use shunpike_shm::short;
+
+use crate::call::is_ordinary;
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::{ahead, conn, epoll, rx, session, state, user, window};
+
+/// Receives what there is into `size` bytes at `to`.
+///
+/// # Safety
+/// The program gave us the stretch to write to, where it is mapped.
+#[inline(always)]
+pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32) -> Option<usize> {
+    let half = &conn.block.rx;
+    if !is_ordinary(flags) || half.mode.load(Ordering::Relaxed) != mode::LANE || session::has_news() {
+        return None;
+    }
+    let critical = critical();
+    let guard = rx::lock(&conn, fd, &critical);
+    let dmb = ordinary(conn)?;
+    let words = dmb.words();
+    let offset = half.cursor.load(Ordering::Relaxed);
+    let (dmb, prod, unread) = rx::unread(half, &dmb)?;
+    let n = size.min(unread as usize);
+    // Behind the last byte of a lane that is over TCP may have more for this call.
+    let is_short_of_end = n < size && prod.has(Cursor::END | Cursor::STOP);
+    if n == 0 || is_short_of_end || half.peeked.load(Ordering::Relaxed) > offset {
+        return None;
+    }
+    let short = if n <= short::MOST { words.accompanied(offset, n) } else { None };
+    let (from, room) = match &short {
+        Some(bytes) => (bytes.as_ptr().cast(), n),
+        None => {
+            let (at, room) = dmb.span(offset);
+            (at.cast_const(), room)
+        }
+    };
+    if n > room {
+        return None;
+    }
+    // SAFETY: the program's buffer. The peer may change the ring's bytes meanwhile: they are its bytes.
+    unsafe { user::copy(to, from, n) }.ok()?;
+    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
+    let next = words.consume(at, n as u64).ok()?;
+    half.cursor.store(next.offset(), Ordering::Relaxed);
+    Block::count(half, n);
+    if dmb.is_at_its_end() {
+        window::widen(conn.block, &dmb);
+    }
+    drop(guard);
+    rx::wake_writers(conn.block, &dmb);
+    if n == size {
+        epoll::shown(conn, words, Side::Readers);
+    }
+    drop(critical);
+    conn::settle(conn, fd);
+    Some(n)
+}
+
+/// Whether a read would find bytes.
+#[inline]
+pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
+    let half = &conn.block.rx;
+    let _guard = rx::lock(&conn, fd, critical());
+    let dmb = ordinary(conn)?;
+    let (dmb, prod, unread) = rx::unread(half, &dmb)?;
+    let offset = half.cursor.load(Ordering::Relaxed);
+    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
+    if dmb.words().cons() != at || unread == 0 && prod != at {
+        return None;
+    }
+    ahead::of_later(&dmb, offset, unread);
+    Some(unread > 0)
+}
+
+/// The receiving lane, where none of its bytes are in the sender's memory. Under the receive lock.
+#[inline(always)]
+fn ordinary(conn: Conn) -> Option<Dmb> {
+    let half = &conn.block.rx;
+    let ordinary = conn.current()
+        && half.mode.load(Ordering::Relaxed) == mode::LANE
+        && half.loans.load(Ordering::Relaxed) == 0;
+    state::rx_dmb(half).filter(|dmb| ordinary && dmb.words().lent().0 == 0)
+}

@@ -1,0 +1,74 @@
+//! The fast path of a send call: on one buffer, on a lane where nothing else is going on.
+//!
+//! This is what nearly all messages are, and here they take a third of the instructions that `tx::step` needs, which
+//! knows of everything. Whatever is out of the ordinary is left to it: `None` is said before anything has changed that it would
+//! not find as it was.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::lane::{Cursor, MAX_OFFSET, MIN_WINDOW, Side};
+use shunpike_shm::short;
+
+use crate::call::is_ordinary;
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::{ahead, conn, send_lock, session, state, tap, tx, user, wait};
+
+/// Most bytes of a message that is sent so: of longer ones the copy is what takes time.
+const MOST: usize = 4096;
+
+/// Sends `n` bytes at `from`, all of them.
+///
+/// # Safety
+/// The program gave us the stretch, which need not be mapped.
+#[inline(always)]
+pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -> Option<usize> {
+    let half = &conn.block.tx;
+    let window = u64::from(MIN_WINDOW);
+    let has_grown = || u64::from(half.window.load(Ordering::Relaxed)) != window;
+    if !is_ordinary(flags)
+        || half.mode.load(Ordering::Relaxed) != mode::LANE
+        || session::has_news()
+        || !(1..=MOST).contains(&n)
+        || has_grown()
+        || tap::is_on()
+    {
+        return None;
+    }
+    let critical = critical();
+    ahead::of_send(half, n);
+    let guard = send_lock::lock(conn.block, &critical);
+    let ordinary = conn.current()
+        && half.mode.load(Ordering::Relaxed) == mode::LANE
+        && !has_grown()
+        && half.held.load(Ordering::Relaxed) == 0
+        && half.sndbuf.load(Ordering::Relaxed) == 0
+        && !tx::peer_is_gone(half, fd);
+    let dmb = state::tx_dmb(half).filter(|_| ordinary)?;
+    let offset = half.cursor.load(Ordering::Relaxed);
+    let unread = offset.wrapping_sub(half.other.load(Ordering::Relaxed));
+    let (to, room) = dmb.span(offset);
+    if unread.saturating_add(n as u64) >= window || n > room || offset > MAX_OFFSET {
+        return None;
+    }
+    // SAFETY: the ring's bytes up to the window are the sender's, which we are by its lock.
+    unsafe { user::copy(to, from, n) }.ok()?;
+    let words = dmb.words();
+    if n <= short::MOST
+        && let Some(bytes) = dmb.last_put(offset)
+    {
+        words.accompany(offset, n, bytes);
+    }
+    let next = words.publish(Cursor::new(half.generation.load(Ordering::Relaxed), offset), n as u64).ok()?;
+    half.cursor.store(next.offset(), Ordering::Relaxed);
+    half.full_since.store(0, Ordering::Relaxed);
+    Block::count(half, n);
+    drop(guard);
+    if !wait::notify(conn.block, words, Side::Readers) {
+        tx::unheard::published(conn);
+    }
+    drop(critical);
+    conn::settle(conn, fd);
+    Some(n)
+}
