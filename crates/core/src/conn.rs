@@ -12,8 +12,8 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
 use crate::{
-    clock, device, doorbell, eager, epoll, holders, keepalive, link, process, rx, session, state, sys, tap,
-    trace, tx, upgrade, wait, window, zerocopy,
+    clock, device, doorbell, eager, epoll, holders, keepalive, link, process, reuse, rx, session, state, sys,
+    tap, trace, tx, upgrade, wait, window, zerocopy,
 };
 
 mod given;
@@ -218,7 +218,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
     }
     keepalive::over(conn, fd);
     upgrade::forget(&mut session, block);
-    device::sweep(&mut session);
+    reuse::sweep(&mut session);
     // A lane that ends because its connection does is not revoked.
     if sys::tcp_shows(fd, libc::POLLRDHUP) == 0
         && let Some(header) = process::header()
@@ -505,7 +505,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
         lane_closed(conn, fd, &block.tx);
     }
     block.tx.keepalive.store(0, Ordering::Relaxed);
-    device::sweep(&mut session);
+    reuse::sweep(&mut session);
     link::part(block);
 }
 

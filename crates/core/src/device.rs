@@ -9,13 +9,10 @@ use shunpike_shm::arena::{Block, Half};
 use shunpike_shm::grace::Grace;
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_wire::DmbToken;
-use shunpike_wire::session::ToBroker;
 
 use crate::mutex::Mutex;
-use crate::session::{self, Session};
-use crate::spares::{self, Spare};
 use crate::tls::{self, readers};
-use crate::{holders, limits};
+use crate::{holders, limits, look};
 
 /// Whose memory it is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -30,7 +27,7 @@ pub enum Owner {
 
 /// How far something let go of is.
 #[derive(Copy, Clone, PartialEq, Eq)]
-enum Stage {
+pub(crate) enum Stage {
     /// Its address was taken away; threads may have read it before.
     Fresh,
     /// A grace period runs that began after.
@@ -42,16 +39,16 @@ enum Stage {
 }
 
 #[derive(Copy, Clone)]
-struct Retired {
-    region: Region,
-    token: DmbToken,
-    owner: Owner,
-    told: bool,
-    stage: Stage,
+pub(crate) struct Retired {
+    pub(crate) region: Region,
+    pub(crate) token: DmbToken,
+    pub(crate) owner: Owner,
+    pub(crate) told: bool,
+    pub(crate) stage: Stage,
     /// What it was a lane's memory of.
-    lane: Option<Lane>,
+    pub(crate) lane: Option<Lane>,
     /// Sweeps that found threads that may look at it.
-    age: u8,
+    pub(crate) age: u8,
 }
 
 /// Of which lane some memory was. Only such memory can be used again: by us where we own it, or by its owner when we say that it
@@ -99,39 +96,6 @@ pub fn retire_lane(region: Region, token: DmbToken, owner: Owner, lane: Option<L
 /// Forks of this process so far. Under the session's lock, which a fork holds.
 pub fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
-}
-
-/// Unmaps, or keeps for other connections, what nobody can look at any more, and tells the broker.
-pub fn sweep(session: &mut Session) {
-    // Inside the session's lock and no other section: this thread has no address of a lane in hand.
-    let empty_handed = tls::thread().critical.load(Ordering::Relaxed) == 1;
-    if RETIRED.try_lock().is_none_or(|quarantine| quarantine.count == 0) {
-        return;
-    }
-    RETIRED.lock().turn(|place| readers::is_dead(place) || empty_handed && readers::is_own(place));
-    // A broker that turns out to be gone ends handshakes, which take other locks and retire: none held here.
-    let mut from = 0;
-    while let Some(item) = due(&mut from) {
-        conclude(session, item);
-    }
-    if session.device.is_some() && RETIRED.lock().present().any(|item| !item.told) {
-        session::look_later();
-    }
-}
-
-fn conclude(session: &mut Session, item: Retired) {
-    let Retired { region, token: DmbToken(token), owner, stage, lane, .. } = item;
-    match (owner, stage, lane) {
-        (Owner::Ours, Stage::Spare, Some(Lane { group, forks, ring })) => {
-            spares::park(session, Spare { region, token: item.token, group, forks, ring });
-        }
-        (Owner::Ours, ..) => {
-            session.send(&ToBroker::Unregister { token });
-        }
-        _ => {
-            session.send(&ToBroker::Detach { token, gone: stage == Stage::Unmapped && lane.is_some() });
-        }
-    }
 }
 
 impl Quarantine {
@@ -206,7 +170,23 @@ impl Quarantine {
 }
 
 /// Only a sweep moves items, under the session's lock.
-fn due(from: &mut usize) -> Option<Retired> {
+/// Moves on what nobody can look at any more. Says whether there is anything at all. Inside the session's lock and no other section.
+pub(crate) fn turn() -> bool {
+    // Then this thread has no address of a lane in hand.
+    let empty_handed = tls::thread().critical.load(Ordering::Relaxed) == 1;
+    if RETIRED.try_lock().is_none_or(|quarantine| quarantine.count == 0) {
+        return false;
+    }
+    RETIRED.lock().turn(|place| readers::is_dead(place) || empty_handed && readers::is_own(place));
+    true
+}
+
+/// Whether the broker has yet to hear of some.
+pub(crate) fn is_untold() -> bool {
+    RETIRED.lock().present().any(|item| !item.told)
+}
+
+pub(crate) fn due(from: &mut usize) -> Option<Retired> {
     RETIRED.lock().due(from)
 }
 
@@ -267,7 +247,7 @@ pub fn extend(block: &Block, half: &Half, ring: u32) -> bool {
         let buffer = half.sndbuf.swap(copy, Ordering::Relaxed);
         quarantine.put(over(Region::of(Dmb::start_of(buffer), Dmb::len_at(buffer))));
     }
-    session::look_later();
+    look::look_later();
     true
 }
 

@@ -18,7 +18,7 @@ use crate::session::{self, Session};
 use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::{self, Conn, Entry};
-use crate::{call, clock, holders, process, state, sys, upgrade};
+use crate::{call, clock, holders, later, look, process, state, sys, upgrade};
 
 /// For a broker that has our message and does not answer, microseconds; once, until it answers again.
 const BROKER_US: u64 = 2_000_000;
@@ -38,8 +38,6 @@ const LISTENING_SLICE_NS: u64 = 10_000_000;
 const LISTENERS: usize = 16;
 /// How long sleeping calls listen to the broker after the last step of a handshake, microseconds.
 const ATTENTION_US: u64 = 2_000_000;
-/// Connections that could not be nominated at once.
-const LATER: usize = 64;
 /// Names what a descriptor expects, apart from connections.
 const EXPECTATION: u64 = 1 << 63;
 
@@ -77,41 +75,11 @@ static UNANSWERED: AtomicU32 = AtomicU32::new(0);
 /// Sockets of this process that listen; -1 none.
 static BACKLOGS: [AtomicI32; LISTENERS] = [const { AtomicI32::new(-1) }; LISTENERS];
 
-/// Connections to be nominated when that becomes possible.
-pub struct Later {
-    slots: [Option<(Conn, i32)>; LATER],
-}
-
-impl Later {
-    /// None.
-    pub(crate) const fn new() -> Self {
-        Self { slots: [None; LATER] }
-    }
-
-    /// Forgets all, as `Handshakes::clear` does.
-    pub(crate) fn clear(&mut self) {
-        self.slots.iter_mut().filter(|slot| slot.is_some()).for_each(|slot| *slot = None);
-    }
-
-    pub(crate) fn add(&mut self, conn: Conn, fd: i32) {
-        if let Some(free) = self.slots.iter_mut().find(|slot| slot.is_none()) {
-            *free = Some((conn, fd));
-            session::look_soon();
-            attend_to_pending();
-        }
-    }
-
-    /// Whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.slots.iter().all(Option::is_none)
-    }
-
-    fn take(&mut self, index: usize) -> Option<(Conn, i32)> {
-        self.slots.get_mut(index)?.take()
-    }
-
-    fn forget(&mut self, conn: Conn, fd: i32) {
-        self.slots.iter_mut().filter(|slot| **slot == Some((conn, fd))).for_each(|slot| *slot = None);
+/// The connection is nominated when that becomes possible.
+fn put_off(session: &mut Session, conn: Conn, fd: i32) {
+    if session.later.add(conn, fd) {
+        look::look_soon();
+        attend_to_pending();
     }
 }
 
@@ -220,20 +188,20 @@ pub(crate) fn made(conn: Conn, fd: i32, announced: bool) {
     let mut session = session::lock();
     upgrade::nominate_in(&mut session, conn, fd);
     if is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
-        session.later.add(conn, fd);
+        put_off(&mut session, conn, fd);
     }
 }
 
 /// Nominates what could not be nominated earlier.
 pub(crate) fn catch_up(session: &mut Session) {
-    for index in 0..LATER {
+    for index in 0..later::MOST {
         let Some((conn, fd)) = session.later.take(index) else { continue };
         if !conn.current() || table::conn(fd) != Some(conn) {
             continue;
         }
         upgrade::nominate_in(session, conn, fd);
         if is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
-            session.later.add(conn, fd);
+            put_off(session, conn, fd);
         }
     }
 }
@@ -257,7 +225,7 @@ pub(crate) fn again(session: &mut Session, conn: Conn, fd: i32, reason: Reason, 
     state::note(conn.block, reason);
     conn.block.retry_at.store(0, Ordering::Relaxed);
     conn.block.phase.store(phase::WATCHED, Ordering::Relaxed);
-    session.later.add(conn, fd);
+    put_off(session, conn, fd);
     true
 }
 
@@ -266,7 +234,7 @@ pub(crate) fn again(session: &mut Session, conn: Conn, fd: i32, reason: Reason, 
 pub(crate) fn asked_again(session: &mut Session, conn: Conn, fd: i32) {
     let marks = &conn.block.nomination;
     if is_possible(conn.block) && marks.fetch_or(mark::REPEATED, Ordering::Relaxed) & mark::REPEATED == 0 {
-        session.later.add(conn, fd);
+        put_off(session, conn, fd);
     }
 }
 
@@ -370,7 +338,7 @@ fn is_before(moment: &AtomicU64) -> bool {
 /// The session's socket and the events for a sleeping call to watch beside its own descriptors, and for how long at
 /// most, nanoseconds.
 pub fn attention() -> Option<(libc::pollfd, u64)> {
-    let is_pending = UNANSWERED.load(Ordering::Relaxed) != 0 || session::has_later();
+    let is_pending = UNANSWERED.load(Ordering::Relaxed) != 0 || look::has_later();
     let is_attentive = is_before(&ATTENTIVE_UNTIL) || is_pending && is_before(&PENDING_UNTIL);
     // A full socket is everybody's affair: no call of the program may come for a long time.
     let events = if session::has_unsent() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };

@@ -5,7 +5,9 @@ use shunpike_wire::Reason;
 use crate::table::{self, Entry};
 use crate::tls::readers;
 use crate::zerocopy::lending;
-use crate::{clock, conn, descriptors, device, eager, epoll, holders, process, session, sys, tap};
+use crate::{
+    clock, conn, descriptors, device, eager, epoll, holders, process, reuse, session, sys, tap, upgrade,
+};
 
 /// What the environment asks for.
 #[derive(Copy, Clone, Default)]
@@ -28,6 +30,18 @@ pub fn start(options: Options) {
     // 4. How readers without a lock are waited for.
     readers::start();
     process::follow_options(options.eager, options.profile);
+    session::attach(session::Above {
+        catch_up: |session| {
+            eager::catch_up(session);
+            reuse::sweep(session);
+        },
+        heard: eager::heard,
+        welcomed: eager::welcomed,
+        take: upgrade::take,
+        unanswered: eager::unanswered,
+        gone: upgrade::broker_gone,
+        changes_user: lending::close,
+    });
     // 5. Room for descriptors of ours, before there are threads.
     descriptors::make_room();
     // 6. The table, last: before it every descriptor is libc's business.

@@ -6,7 +6,8 @@
 mod laneless;
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -22,13 +23,15 @@ use shunpike_wire::Reason;
 use shunpike_wire::clc::handshake::LocalDevice;
 use shunpike_wire::session::{CONTROL, FromBroker, MAX, SessionError, ToBroker, VERSION};
 
+use crate::handshakes::Handshakes;
+use crate::later::Later;
+use crate::look::{LATER, LOOK_AT, LOOK_PAUSE_US, look_soon};
 use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
 use crate::process;
 use crate::spares::Spares;
 use crate::tls::thread;
-use crate::zerocopy::lending;
-use crate::{clock, descriptors, device, eager, sys, tap, upgrade};
+use crate::{clock, descriptors, sys, tap};
 
 /// A broker that is not there is looked for again after this long, microseconds;
 const RETRY_US: u64 = 1_000_000;
@@ -41,6 +44,37 @@ const BATCH: usize = 64;
 
 /// Descriptors of one message.
 pub type Fds = [Option<OwnedFd>; MAX_FDS];
+
+/// What the floors above do when the broker speaks or is gone, or the process becomes another user's.
+pub struct Above {
+    /// Nominates what waits for it, and lets go of the memory that nobody looks at any more.
+    pub catch_up: fn(&mut Session),
+    /// A message came.
+    pub heard: fn(),
+    /// The broker has welcomed a process that wants its lanes early.
+    pub welcomed: fn(&mut Session),
+    /// A message on a connection.
+    pub take: fn(&mut Session, FromBroker, Fds),
+    /// Nothing is answered any more.
+    pub unanswered: fn(),
+    /// The broker is gone.
+    pub gone: fn(&mut Session),
+    /// The process is about to become another user's.
+    pub changes_user: fn(),
+}
+
+static ABOVE: OnceLock<Above> = OnceLock::new();
+
+/// Names them; at start-up, once.
+pub(crate) fn attach(above: Above) {
+    let _ = ABOVE.set(above);
+}
+
+fn tell(what: impl FnOnce(&Above)) {
+    if let Some(above) = ABOVE.get() {
+        what(above);
+    }
+}
 
 /// The session, and what came of it.
 pub struct Session {
@@ -59,9 +93,9 @@ pub struct Session {
     told: Option<(u32, u32)>,
     outbox: Outbox,
     /// Handshakes under way.
-    pub handshakes: upgrade::Handshakes,
+    pub handshakes: Handshakes,
     /// Connections to be nominated.
-    pub later: eager::Later,
+    pub later: Later,
     /// DMBs for connections to come.
     pub spares: Spares,
 }
@@ -76,8 +110,8 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     absence: Reason::NoBroker,
     told: None,
     outbox: Outbox::new(),
-    handshakes: upgrade::Handshakes::new(),
-    later: eager::Later::new(),
+    handshakes: Handshakes::new(),
+    later: Later::new(),
     spares: Spares::new(),
 });
 /// The session's socket, for those that wait for it without the lock; -1 while there is none.
@@ -86,13 +120,8 @@ static PAGE_AT: AtomicPtr<SessionPage> = AtomicPtr::new(core::ptr::null_mut());
 static SEEN: AtomicU32 = AtomicU32::new(0);
 /// The Hello is out and not answered: the counter is not there yet, the socket must be looked at.
 static OPENING: AtomicBool = AtomicBool::new(false);
-/// There are connections to be nominated later, or DMBs to be let go of.
-static LATER: AtomicBool = AtomicBool::new(false);
 /// Messages wait for room in the socket.
 static UNSENT: AtomicBool = AtomicBool::new(false);
-/// When a socket that may have nothing for us is looked at again, ticks, and how long after that, microseconds.
-static LOOK_AT: AtomicU64 = AtomicU64::new(0);
-static LOOK_PAUSE_US: AtomicU32 = AtomicU32::new(0);
 /// The longest such pause: a stopped broker costs a busy program a hundred looks a second.
 const LOOK_MOST_US: u32 = 10_000;
 
@@ -199,7 +228,7 @@ pub fn before_becoming(uid: u32) {
     let other = uid != rustix::process::geteuid().as_raw();
     if other {
         // The kernel lets nobody look at its memory from then on (ptrace(2), the dumpable attribute).
-        lending::close();
+        tell(|above| (above.changes_user)());
     }
     if other
         && Session::is_private()
@@ -242,23 +271,6 @@ pub fn is_closed() -> bool {
 /// Whether the broker has yet to welcome us.
 pub fn is_opening() -> bool {
     OPENING.load(Ordering::Relaxed)
-}
-
-/// There is something that the next call of any kind should attend to.
-pub(crate) fn look_soon() {
-    LATER.store(true, Ordering::Relaxed);
-    LOOK_PAUSE_US.store(0, Ordering::Relaxed);
-    LOOK_AT.store(0, Ordering::Relaxed);
-}
-
-/// Whether connections wait to be nominated.
-pub(crate) fn has_later() -> bool {
-    LATER.load(Ordering::Relaxed)
-}
-
-/// The same for something that other threads keep from being done: with longer and longer pauses.
-pub(crate) fn look_later() {
-    LATER.store(true, Ordering::Relaxed);
 }
 
 /// Whether messages wait for room in the socket.
@@ -446,8 +458,7 @@ impl Session {
         }
         self.read_all();
         if self.device.is_some() && LATER.swap(false, Ordering::Relaxed) {
-            eager::catch_up(self);
-            device::sweep(self);
+            tell(|above| (above.catch_up)(self));
         }
         if self.is_laneless() && LATER.load(Ordering::Relaxed) {
             self.see_lanes_end();
@@ -468,7 +479,7 @@ impl Session {
             };
             // A later version's, that it says beside what we know.
             let Some(message) = message else { continue };
-            eager::heard();
+            tell(|above| (above.heard)());
             match message {
                 FromBroker::Welcome(welcome) if is_opening() => {
                     // One without a control protocol goes now.
@@ -487,12 +498,12 @@ impl Session {
                     let node = rustix::system::uname();
                     self.device = Some(LocalDevice::new(&welcome, node.nodename().to_bytes()));
                     if process::eager() {
-                        eager::welcomed(self);
+                        tell(|above| (above.welcomed)(self));
                     }
                 }
                 FromBroker::Welcome(_) => return self.close(),
                 message if self.is_laneless() => self.take_control(message, fds),
-                message => upgrade::take(self, message, fds),
+                message => tell(|above| (above.take)(self, message, fds)),
             }
         }
     }
@@ -558,9 +569,9 @@ impl Session {
         PAGE_AT.store(core::ptr::null_mut(), Ordering::Relaxed);
         OPENING.store(false, Ordering::Relaxed);
         tap::stop_all();
-        eager::unanswered();
+        tell(|above| (above.unanswered)());
         self.spares.clear();
-        upgrade::broker_gone(self);
+        tell(|above| (above.gone)(self));
         // The next broker has to hear of our lanes, whose connections have nothing to ask for.
         let comes_back = laneless::has_lanes() || !self.later.is_empty();
         LATER.store(comes_back, Ordering::Relaxed);

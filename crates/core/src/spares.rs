@@ -8,10 +8,8 @@
 use shunpike_shm::Region;
 use shunpike_shm::lane::{Dmb, MIN_WINDOW};
 use shunpike_wire::DmbToken;
-use shunpike_wire::session::ToBroker;
 
-use crate::session::Session;
-use crate::{device, window};
+use crate::window;
 
 /// Spares of a process, and of one size in a link group. Each costs its header and the smallest window, for as long as the
 /// broker keeps it.
@@ -34,11 +32,11 @@ pub struct Spare {
 }
 
 impl Spare {
-    fn is_like(&self, group: u32, ring: u32) -> bool {
+    pub(crate) fn is_like(&self, group: u32, ring: u32) -> bool {
         self.group == group && self.ring == ring
     }
 
-    fn let_go(self) {
+    pub(crate) fn let_go(self) {
         // SAFETY: its grace period was over before it became a spare, and nobody was given its address since.
         unsafe { self.region.unmap() };
     }
@@ -57,11 +55,14 @@ impl Spares {
         Self { slots: [None; MOST], count: 0 }
     }
 
-    fn places(&self, is_it: impl Fn(&Spare, bool) -> bool) -> impl DoubleEndedIterator<Item = usize> {
+    pub(crate) fn places(
+        &self,
+        is_it: impl Fn(&Spare, bool) -> bool,
+    ) -> impl DoubleEndedIterator<Item = usize> {
         (0..self.count).filter(move |at| self.slots[*at].is_some_and(|(spare, ready)| is_it(&spare, ready)))
     }
 
-    fn remove(&mut self, at: usize) -> Option<Spare> {
+    pub(crate) fn remove(&mut self, at: usize) -> Option<Spare> {
         let (spare, _) = self.slots.get_mut(at)?.take()?;
         self.slots.get_mut(at..self.count)?.rotate_left(1);
         self.count -= 1;
@@ -69,7 +70,7 @@ impl Spares {
     }
 
     /// Enters one. Where there are too many, the oldest has to go.
-    fn put(&mut self, spare: Spare) -> Option<Spare> {
+    pub(crate) fn put(&mut self, spare: Spare) -> Option<Spare> {
         let alike = || self.places(|other, _| other.is_like(spare.group, spare.ring));
         let oldest = if alike().count() < MOST_ALIKE { 0 } else { alike().next().unwrap_or(0) };
         let is_full = self.count == MOST || alike().count() >= MOST_ALIKE;
@@ -114,38 +115,6 @@ impl Spares {
             spare.let_go();
         }
     }
-}
-
-/// Keeps what no thread of ours looks at any more, if the broker agrees.
-pub fn park(session: &mut Session, spare: Spare) {
-    if session.device.is_none() {
-        return spare.let_go();
-    }
-    if let Some(evicted) = session.spares.put(spare) {
-        discard(session, evicted);
-    }
-    session.send(&ToBroker::Park { token: spare.token.0 });
-}
-
-/// One with a ring of `ring` bytes for a connection of link group `group`, as good as new.
-pub fn take(session: &mut Session, group: u32, ring: u32) -> Option<Spare> {
-    let latest =
-        |spares: &Spares| spares.places(|spare, ready| ready && spare.is_like(group, ring)).next_back();
-    while let Some(at) = latest(&session.spares) {
-        let spare = session.spares.remove(at)?;
-        if spare.forks == device::forks() {
-            Dmb::reset(spare.region);
-            return Some(spare);
-        }
-        // A child may have it still, and must not see the next connection's bytes.
-        discard(session, spare);
-    }
-    None
-}
-
-fn discard(session: &mut Session, spare: Spare) {
-    spare.let_go();
-    session.send(&ToBroker::Unregister { token: spare.token.0 });
 }
 
 #[cfg(test)]

@@ -24,72 +24,16 @@ use nomination::postpone;
 pub use nomination::{nominate, not_within};
 
 use crate::conn;
+use crate::handshakes::{Handshake, MOST, Machine};
 use crate::session::{Fds, Session, close_raw, keep};
 use crate::state::phase;
 use crate::table::{self, Conn};
 use crate::{
-    clock, device, eager, epoll, holders, limits, link, memory, process, seen, spares, state, tap, window,
+    clock, device, eager, epoll, holders, limits, link, memory, process, reuse, seen, state, tap, window,
 };
 
-/// Handshakes of a process at a time; a connection beyond waits for its next turn.
-const MOST: usize = 256;
 /// How long the peer may take for each answer, as in the kernel (CLC_WAIT_TIME, net/smc/smc_clc.h).
 const TIMEOUT_US: u64 = 6_000_000;
-
-#[derive(Copy, Clone)]
-enum Machine {
-    Client(Client),
-    Server(Server),
-}
-
-/// A handshake under way.
-#[derive(Copy, Clone)]
-struct Handshake {
-    conn: Conn,
-    id: ConnId,
-    fd: i32,
-    machine: Machine,
-    /// Our DMB, registered or about to be; not once it is granted.
-    own: Option<Region>,
-    /// Capacity of its ring.
-    own_ring: u32,
-    /// Forks of this process before it was mapped.
-    own_forks: u32,
-    /// It has served another connection, and the broker has yet to agree.
-    used: bool,
-    /// Answer to Register that waits until no thread is inside a kernel call on the receiving side.
-    registered: Option<Named>,
-    /// The peer's DMB.
-    peer: Option<Region>,
-    /// Capacity of its ring.
-    peer_ring: u32,
-    /// Forks of this process before that was mapped.
-    peer_forks: u32,
-    /// Its name.
-    peer_token: DmbToken,
-    deadline: u64,
-}
-
-/// The handshakes of a process.
-pub struct Handshakes {
-    slots: [Option<Handshake>; MOST],
-}
-
-impl Handshakes {
-    /// None.
-    pub(crate) const fn new() -> Self {
-        Self { slots: [None; MOST] }
-    }
-
-    /// Forgets all. Pages that have none are not written to: after a fork each would be copied.
-    pub(crate) fn clear(&mut self) {
-        self.slots.iter_mut().filter(|slot| slot.is_some()).for_each(|slot| *slot = None);
-    }
-
-    fn find(&mut self, id: ConnId) -> Option<&mut Option<Handshake>> {
-        self.slots.iter_mut().find(|slot| slot.as_ref().is_some_and(|shake| shake.id == id))
-    }
-}
 
 /// The id that names a connection towards the broker.
 fn id_of(block: &Block) -> Option<ConnId> {
@@ -195,7 +139,7 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
         FromBroker::Tap { tap, class, root } => tap::start(tap, class, root, fds[0].take()),
         FromBroker::Untap { tap } => {
             tap::stop(tap);
-            device::sweep(session);
+            reuse::sweep(session);
         }
         // Not for a program.
         FromBroker::Welcome(_) | FromBroker::Tapped { .. } | FromBroker::TapOver { .. } => {}
@@ -562,7 +506,7 @@ fn register(session: &mut Session, id: ConnId) {
         return step(session, id, Input::Refused(Reason::MemoryRefused));
     }
     let spare =
-        link::of(conn.block).and_then(|link| spares::take(session, link.number(), ring_size(class) as u32));
+        link::of(conn.block).and_then(|link| reuse::take(session, link.number(), ring_size(class) as u32));
     let Some(spare) = spare else { return register_new(session, id, class) };
     let Some(Some(shake)) = session.handshakes.find(id) else {
         // The broker turned out to be gone.

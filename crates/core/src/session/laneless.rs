@@ -7,9 +7,10 @@ use shunpike_shm::arena::mode;
 use shunpike_wire::Reason;
 use shunpike_wire::session::{ConnId, FromBroker, ToBroker};
 
-use super::{Fds, LATER, RETRY_US, SOCKET, Session, look_later};
+use super::{Fds, RETRY_US, SOCKET, Session, tell};
+use crate::look::{LATER, look_later};
 use crate::table::{self, Entry};
-use crate::{clock, eager, process, upgrade};
+use crate::{clock, process};
 
 impl Session {
     /// Whether this is such a session.
@@ -24,14 +25,14 @@ impl Session {
         // Nobody has to wait for what comes there: the page counts it.
         SOCKET.store(-1, Ordering::Relaxed);
         LATER.store(false, Ordering::Relaxed);
-        eager::unanswered();
+        tell(|above| (above.unanswered)());
         self.tell_what_we_have();
     }
 
     /// A message of control; all others are passed over.
     pub(super) fn take_control(&mut self, message: FromBroker, fds: Fds) {
         if matches!(message, FromBroker::Revoke { conn: ConnId(0) }) {
-            upgrade::take(self, message, fds);
+            tell(|above| (above.take)(self, message, fds));
             look_later();
         }
     }

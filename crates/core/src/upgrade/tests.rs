@@ -81,7 +81,7 @@ fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
     table::set(fd, Entry::Conn(conn));
 
     nominate_in(&mut session, conn, fd);
-    session.later.add(conn, fd);
+    assert!(session.later.add(conn, fd));
     let broker = rustix::net::accept(&listener).expect("a session");
     welcome(broker.as_fd());
     // The library looks at the socket seldom while nothing comes.
