@@ -2,28 +2,24 @@
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::Region;
 use shunpike_shm::arena::{Block, Half, Header, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
-use shunpike_wire::{DmbToken, Reason};
+use shunpike_wire::Reason;
 
 use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
 use crate::{
-    clock, device, doorbell, eager, epoll, holders, keepalive, link, process, reuse, rx, session, state, sys,
-    tap, trace, tx, upgrade, wait, window, zerocopy,
+    above, clock, closing, eager, epoll, holders, keepalive, link, options, process, reset, reuse, rx,
+    session, state, surface, sys, tap, trace, tx, upgrade, wait, zerocopy,
 };
 
 mod given;
 mod handover;
-mod options;
 
 pub use given::spawned;
-pub use handover::{before_exec, before_spawn, hand_over, hand_over_from_child, let_go_of_all};
-pub(crate) use options::barred;
-pub use options::{ask_the_kernel, option_set, unread, unread_told};
+pub use handover::{before_exec, before_spawn, hand_over, hand_over_from_child, let_go_of_all, ring_set_up};
 
 /// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
 const REOPEN_US: u64 = 10_000;
@@ -57,7 +53,7 @@ pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {
     // What stood there was closed behind our back.
     stale(fd, table::set(fd, Entry::Conn(conn)));
     if process::eager() {
-        eager::made(conn, fd, announced);
+        upgrade::made(conn, fd, announced);
     }
 }
 
@@ -71,37 +67,6 @@ pub fn stale(fd: i32, entry: Entry) {
         Entry::Set(set) => epoll::close(set, fd),
         Entry::None | Entry::Socket | Entry::Internal => {}
     }
-}
-
-/// The connection with its state in our own arena, which is where the broker looks: one that was accepted
-/// before a fork and is ours alone since moves over. `None` when no block is free.
-pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
-    let old = conn.block;
-    if process::index(old).is_some() {
-        return Some(conn);
-    }
-    let block = process::allocate()?;
-    let server = !state::opener(old);
-    block.role.store(u8::from(server), Ordering::Relaxed);
-    block.nonblock.store(old.nonblock.load(Ordering::Relaxed), Ordering::Relaxed);
-    block.fd.store(fd as u32, Ordering::Relaxed);
-    for (to, from) in [(&block.rx, &old.rx), (&block.tx, &old.tx)] {
-        to.tcp_bytes.store(from.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-        to.tcp_calls.store(from.tcp_calls.load(Ordering::Relaxed), Ordering::Relaxed);
-        to.skew
-            .store(from.position().wrapping_sub(from.tcp_bytes.load(Ordering::Relaxed)), Ordering::Relaxed);
-    }
-    block.notices.move_from(&old.notices);
-    if let Some(header) = process::header() {
-        header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
-    }
-    let moved = Conn::new(block);
-    table::set(fd, Entry::Conn(moved));
-    if holders::leave(old) {
-        old.phase.store(phase::CLOSED, Ordering::Release);
-        old.free();
-    }
-    Some(moved)
 }
 
 /// After a call on plain TCP that moved bytes, one of so many in its direction: perhaps it is time for a lane. One that could not be
@@ -122,68 +87,17 @@ pub fn moved(conn: Conn, fd: i32, calls: u16) {
                 upgrade::nominate(conn, fd);
             }
         }
-        phase::NOMINATED if !upgrade::is_inherited(block) || holders::shared(block) => {}
+        phase::NOMINATED if !state::is_inherited(block) || holders::shared(block) => {}
         phase::NOMINATED | phase::SHAKING | phase::OPEN => upgrade::retry(conn, fd),
         phase::DONE if calls.is_multiple_of(4) => given::look(conn, fd),
         _ => {}
     }
 }
 
-/// Bytes came by TCP that the sender's hooks did not announce: somebody writes round them there.
-pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
-    if sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n > 0) {
-        state::note(conn.block, Reason::BypassedHooks);
-    }
-}
-
-/// One direction is on TCP again, under its lock: its memory is let go, the rest follows in `settle`.
-pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
-    rouse(conn.block, half);
-    window::closed(half);
-    if core::ptr::eq(half, &conn.block.tx) {
-        lending::over(conn.block);
-    }
-    let base = half.dmb.swap(0, Ordering::AcqRel);
-    let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
-    let owner = if core::ptr::eq(half, &conn.block.rx) { device::Owner::Ours } else { device::Owner::Peer };
-    if base != 0 {
-        let lane = device::Lane {
-            group: half.group.swap(0, Ordering::Relaxed),
-            forks: half.forks.load(Ordering::Relaxed),
-            ring: half.ring.load(Ordering::Relaxed),
-        };
-        device::retire_lane(Region::of(Dmb::start_of(base), Dmb::len_at(base)), token, owner, Some(lane));
-    }
-    let sndbuf = half.sndbuf.swap(0, Ordering::AcqRel);
-    // A copy of peeked bytes that another process of the tree made is not mapped here.
-    if sndbuf != 0 && (owner == device::Owner::Peer || half.peeker.load(Ordering::Relaxed) == process::pid())
-    {
-        let copy = Region::of(Dmb::start_of(sndbuf), Dmb::len_at(sndbuf));
-        device::retire(copy, DmbToken(0), device::Owner::Local);
-    }
-    conn.block.unsettled.store(1, Ordering::Release);
-}
-
-/// Threads of ours that nap on one direction look again: its mode has changed.
-fn rouse(block: &Block, half: &Half) {
-    let _critical = critical();
-    let side = if core::ptr::eq(half, &block.rx) { Side::Readers } else { Side::Writers };
-    if let Some(dmb) = state::rx_dmb(half) {
-        wait::rouse(dmb.words(), side);
-    }
-}
-
 /// After a lane closed, with no lock held: when both directions are on TCP the epoll sets are the kernel's
 /// again, and the connection may be nominated anew.
-#[inline]
-pub fn settle(conn: Conn, fd: i32) {
-    if conn.block.unsettled.load(Ordering::Relaxed) != 0 {
-        settle_slowly(conn, fd);
-    }
-}
-
 #[cold]
-fn settle_slowly(conn: Conn, fd: i32) {
+pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     let block = conn.block;
     let plain = |half: &Half| half.mode.load(Ordering::Acquire) == mode::PLAIN;
     let both_plain = || conn.current() && plain(&block.rx) && plain(&block.tx);
@@ -198,7 +112,7 @@ fn settle_slowly(conn: Conn, fd: i32) {
         // A lane that was opened and never begun; another thread may be beginning it.
         let _guard = block.tx.lock.lock(critical());
         if both_plain() {
-            lane_closed(conn, fd, &block.tx);
+            closing::lane_closed(conn, fd, &block.tx);
             block.unsettled.store(0, Ordering::Relaxed);
         }
     }
@@ -237,47 +151,12 @@ fn settle_slowly(conn: Conn, fd: i32) {
     });
 }
 
-/// Takes back an offer that the peer did not, or not yet, make use of.
-pub fn withdraw_grant(conn: Conn, fd: i32) {
-    {
-        let _guard = conn.block.rx.lock.lock(critical());
-        stop_receiving(conn, fd);
-    }
-    if conn.block.phase.load(Ordering::Relaxed) == phase::SHAKING
-        && conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN
-    {
-        conn.block.unsettled.store(0, Ordering::Relaxed);
-    }
-}
-
-/// Sets STOP. A lane that has nothing unread is empty for ever; else the reader drains it.
-/// Under the receive lock.
-pub fn stop_receiving(conn: Conn, fd: i32) {
-    let half = &conn.block.rx;
-    let Some(dmb) = state::rx_dmb(half) else { return };
-    let generation = half.generation.load(Ordering::Relaxed);
-    if let Ok(prod) = dmb.words().flag(generation, Cursor::STOP, 0)
-        && prod.offset() == half.cursor.load(Ordering::Relaxed)
-    {
-        half.mode.store(mode::PLAIN, Ordering::Release);
-        lane_closed(conn, fd, half);
-    }
-}
-
-/// Wants no more by the lane towards us.
-pub fn stop(conn: Conn, fd: i32) {
-    let _guard = conn.block.rx.lock.lock(critical());
-    if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
-        stop_receiving(conn, fd);
-    }
-}
-
 /// Closes both lanes of a connection at the next byte boundary; it goes on on TCP.
 pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
     state::note(conn.block, reason);
-    stop(conn, fd);
+    closing::stop(conn, fd);
     tx::revoke(conn, fd);
-    wake_ourselves();
+    reset::wake_ourselves();
     epoll::touch(conn);
 }
 
@@ -287,7 +166,7 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
     upgrade::decline(conn, fd, reason);
     if state::on_lane(conn) {
         revoke(conn, fd, reason);
-        settle(conn, fd);
+        above::settle(conn, fd);
     } else {
         state::note(conn.block, reason);
     }
@@ -337,39 +216,6 @@ fn leaves_unread(half: &Half, dmb: &Dmb) -> bool {
 fn reset_at_close(fd: i32) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-}
-
-/// Closes all lanes of the process.
-pub fn revoke_all(reason: Reason) {
-    for (fd, entry) in table::all() {
-        if let Entry::Conn(conn) = entry
-            && conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
-        {
-            revoke(conn, fd, reason);
-        }
-    }
-}
-
-/// Threads of ours that sleep on a lane look again.
-pub fn wake_ourselves() {
-    for cq in 0..process::cqs() {
-        if let Some(bell) = process::doorbell(cq) {
-            doorbell::ring(bell);
-        }
-    }
-}
-
-/// The peer broke the protocol: this connection ends as by a reset, on both sides. Under one of its locks.
-pub fn reset(conn: Conn, fd: i32, reason: Reason) {
-    state::note(conn.block, reason);
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-    let _ = rustix::net::shutdown(sys::borrowed(fd), rustix::net::Shutdown::Both);
-    for half in [&conn.block.rx, &conn.block.tx] {
-        half.mode.store(mode::PLAIN, Ordering::Release);
-        rouse(conn.block, half);
-    }
-    conn.block.phase.store(phase::DONE, Ordering::Relaxed);
 }
 
 /// close(): before libc's own.
@@ -484,7 +330,7 @@ fn abandon_handshake(conn: Conn, fd: i32) {
         return;
     }
     let mut session = session::lock();
-    withdraw_grant(conn, fd);
+    closing::withdraw_grant(conn, fd);
     upgrade::forget(&mut session, block);
     epoll::restore(conn, || link::part(block));
     block.phase.store(phase::WATCHED, Ordering::Release);
@@ -502,7 +348,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
     {
         let _guard = block.tx.lock.lock(critical());
         block.tx.mode.store(mode::PLAIN, Ordering::Release);
-        lane_closed(conn, fd, &block.tx);
+        closing::lane_closed(conn, fd, &block.tx);
     }
     block.tx.keepalive.store(0, Ordering::Relaxed);
     reuse::sweep(&mut session);
@@ -520,7 +366,7 @@ fn end_receiving(conn: Conn, fd: i32, open: bool) {
         wait::notify(conn.block, dmb.words(), Side::Writers);
     }
     half.mode.store(mode::PLAIN, Ordering::Release);
-    lane_closed(conn, fd, half);
+    closing::lane_closed(conn, fd, half);
 }
 
 /// dup() and its kin: `new` is another name of `old`.
@@ -554,10 +400,10 @@ pub fn shutdown(fd: i32, how: i32) {
         tap::over(conn.block);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        stop(conn, fd);
-        wake_ourselves();
+        closing::stop(conn, fd);
+        reset::wake_ourselves();
     }
-    settle(conn, fd);
+    above::settle(conn, fd);
 }
 
 /// Whether what is read next, and all after it, comes by TCP.
@@ -573,6 +419,28 @@ pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
         epoll::shown(conn, dmb.words(), Side::Readers);
     }
     n
+}
+
+/// setsockopt() has succeeded with an option of [`surface::Does::Tcp`].
+pub fn option_set(fd: i32, level: i32, name: i32, unset: surface::Unset) {
+    if !options::is_in_force(fd, level, name, unset) {
+        return;
+    }
+    match table::conn(fd) {
+        Some(conn) => revoke_for_good(conn, fd, Reason::OptionUnsupported),
+        None => options::ask_the_kernel(),
+    }
+}
+
+/// After a read from a lane: what the control message of TCP_INQ says, where the program wants it.
+pub fn unread(conn: Conn, fd: i32) -> Option<i32> {
+    if !options::MAY_TELL_UNREAD.load(Ordering::Relaxed) || !options::tells(fd) {
+        return None;
+    }
+    let bytes = readable_bytes(conn, fd) as i32;
+    // As tcp_inq_hint() has it: the end of the stream is a byte more, and worth a read.
+    let is_over = sys::tcp_shows(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    Some(bytes + i32::from(is_over))
 }
 
 /// SIOCOUTQ: bytes sent that the peer has not taken yet.

@@ -13,12 +13,11 @@ use shunpike_shm::arena::Block;
 use shunpike_wire::Reason;
 use shunpike_wire::session::{ConnId, Expected, Role, ToBroker};
 
-use crate::conn;
 use crate::session::{self, Session};
 use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::{self, Conn, Entry};
-use crate::{call, clock, holders, later, look, process, state, sys, upgrade};
+use crate::{call, clock, holders, look, process, state, sys, upgrade};
 
 /// For a broker that has our message and does not answer, microseconds; once, until it answers again.
 const BROKER_US: u64 = 2_000_000;
@@ -76,7 +75,7 @@ static UNANSWERED: AtomicU32 = AtomicU32::new(0);
 static BACKLOGS: [AtomicI32; LISTENERS] = [const { AtomicI32::new(-1) }; LISTENERS];
 
 /// The connection is nominated when that becomes possible.
-fn put_off(session: &mut Session, conn: Conn, fd: i32) {
+pub(crate) fn put_off(session: &mut Session, conn: Conn, fd: i32) {
     if session.later.add(conn, fd) {
         look::look_soon();
         attend_to_pending();
@@ -180,30 +179,9 @@ fn expectation(fd: i32) -> ConnId {
     ConnId(EXPECTATION | u64::from(fd as u32))
 }
 
-/// A connection was made: it is nominated now, or as soon as that is possible. `announced`: by `connecting`.
-pub(crate) fn made(conn: Conn, fd: i32, announced: bool) {
-    if announced {
-        conn.block.nomination.fetch_or(mark::ANNOUNCED, Ordering::Relaxed);
-    }
-    let mut session = session::lock();
-    upgrade::nominate_in(&mut session, conn, fd);
-    if is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
-        put_off(&mut session, conn, fd);
-    }
-}
-
-/// Nominates what could not be nominated earlier.
-pub(crate) fn catch_up(session: &mut Session) {
-    for index in 0..later::MOST {
-        let Some((conn, fd)) = session.later.take(index) else { continue };
-        if !conn.current() || table::conn(fd) != Some(conn) {
-            continue;
-        }
-        upgrade::nominate_in(session, conn, fd);
-        if is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
-            put_off(session, conn, fd);
-        }
-    }
+/// `connecting` has told the broker of this connection.
+pub(crate) fn note_announced(block: &Block) {
+    block.nomination.fetch_or(mark::ANNOUNCED, Ordering::Relaxed);
 }
 
 /// Whether the connection may still get its lane before its first byte.
@@ -425,7 +403,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
         }
         if conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
             if is_inherited(conn.block) && holders::alone(conn.block) {
-                conn = conn::made_ours(conn, fd).unwrap_or(conn);
+                conn = holders::made_ours(conn, fd).unwrap_or(conn);
             }
             upgrade::nominate(conn, fd);
         }
@@ -498,7 +476,7 @@ fn may_be_asked(block: &Block) -> bool {
         && attention().is_some()
 }
 
-/// Whether it was tried to nominate the connection, and is to be again: after a call (`conn::moved`).
+/// Whether it was tried to nominate the connection, and is to be again: after a call (`above::moved`).
 #[inline]
 fn was_put_off(block: &Block) -> bool {
     block.phase.load(Ordering::Relaxed) == phase::WATCHED && block.retry_at.load(Ordering::Relaxed) != 0
@@ -543,7 +521,7 @@ fn give_up(cause: Cause, patience: u64) {
 /// Whether another process of the tree made the connection, which may get its lane as ours.
 #[inline]
 fn is_inherited(block: &Block) -> bool {
-    block.opened.load(Ordering::Relaxed) == 0 && upgrade::is_inherited(block)
+    block.opened.load(Ordering::Relaxed) == 0 && state::is_inherited(block)
 }
 
 /// In a forked child: what was announced is the parent's affair.

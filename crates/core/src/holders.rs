@@ -4,9 +4,11 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::Block;
 
+use crate::state::phase;
+use crate::table::{self, Conn, Entry};
 use crate::tenants::{CROWD, evict_dead};
 use crate::tls::critical;
-use crate::{clock, process};
+use crate::{clock, process, state};
 
 /// How often the kernel is asked about the others for the length of a sleep, microseconds.
 const ASK_US: u64 = 20_000;
@@ -66,4 +68,35 @@ pub fn holds(block: &Block) -> bool {
 #[must_use]
 pub fn leave(block: &Block) -> bool {
     bit(block).is_some_and(|bit| block.leave(bit))
+}
+
+/// The connection with its state in our own arena, which is where the broker looks: one that was accepted
+/// before a fork and is ours alone since moves over. `None` when no block is free.
+pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
+    let old = conn.block;
+    if process::index(old).is_some() {
+        return Some(conn);
+    }
+    let block = process::allocate()?;
+    let server = !state::opener(old);
+    block.role.store(u8::from(server), Ordering::Relaxed);
+    block.nonblock.store(old.nonblock.load(Ordering::Relaxed), Ordering::Relaxed);
+    block.fd.store(fd as u32, Ordering::Relaxed);
+    for (to, from) in [(&block.rx, &old.rx), (&block.tx, &old.tx)] {
+        to.tcp_bytes.store(from.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.tcp_calls.store(from.tcp_calls.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.skew
+            .store(from.position().wrapping_sub(from.tcp_bytes.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
+    block.notices.move_from(&old.notices);
+    if let Some(header) = process::header() {
+        header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
+    }
+    let moved = Conn::new(block);
+    table::set(fd, Entry::Conn(moved));
+    if leave(old) {
+        old.phase.store(phase::CLOSED, Ordering::Release);
+        old.free();
+    }
+    Some(moved)
 }

@@ -3,11 +3,13 @@
 //! Exports no libc symbol; the preload library maps libc's names onto this. Start reading at [`rx`] and
 //! [`tx`] (the data path), then [`wait`], [`epoll`] and [`upgrade`].
 
+pub mod above;
 mod ahead;
 mod blocking;
 pub mod bufs;
 pub mod call;
 pub mod clock;
+pub mod closing;
 pub mod conn;
 pub mod cork;
 pub mod descriptors;
@@ -26,6 +28,7 @@ pub mod link;
 mod look;
 pub mod memory;
 pub mod mutex;
+pub mod options;
 mod outbox;
 mod pace;
 pub mod peek;
@@ -35,6 +38,7 @@ pub mod poll;
 mod proc;
 pub mod process;
 pub mod ready;
+mod reset;
 mod reuse;
 pub mod rings;
 pub mod rx;

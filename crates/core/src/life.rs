@@ -6,7 +6,8 @@ use crate::table::{self, Entry};
 use crate::tls::readers;
 use crate::zerocopy::lending;
 use crate::{
-    clock, conn, descriptors, device, eager, epoll, holders, process, reuse, session, sys, tap, upgrade,
+    above, clock, conn, descriptors, device, eager, epoll, holders, process, reuse, session, sys, tap,
+    upgrade,
 };
 
 /// What the environment asks for.
@@ -30,9 +31,15 @@ pub fn start(options: Options) {
     // 4. How readers without a lock are waited for.
     readers::start();
     process::follow_options(options.eager, options.profile);
+    above::attach(above::Above {
+        settle: conn::settle_slowly,
+        revoke: conn::revoke,
+        revoke_for_good: conn::revoke_for_good,
+        moved: conn::moved,
+    });
     session::attach(session::Above {
         catch_up: |session| {
-            eager::catch_up(session);
+            upgrade::catch_up(session);
             reuse::sweep(session);
         },
         heard: eager::heard,

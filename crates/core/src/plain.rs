@@ -7,10 +7,9 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Half, mode};
 
-use crate::conn;
 use crate::state::phase;
 use crate::table::Conn;
-use crate::{eager, epoll, link, process, session, sys};
+use crate::{above, eager, epoll, link, process, session, sys};
 
 /// What `rx` and `tx` have to know of.
 const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc::MSG_ZEROCOPY;
@@ -32,7 +31,7 @@ pub fn begin(conn: Conn, half: &Half, flags: i32) -> bool {
 #[inline(always)]
 pub fn end(conn: Conn, half: &Half, fd: i32, n: isize, wish: usize) {
     counted(conn, half, fd, usize::try_from(n).unwrap_or(0), wish);
-    conn::settle(conn, fd);
+    above::settle(conn, fd);
 }
 
 /// The wish of a write whose bytes may come to an end before TCP's room does: of a file.
@@ -50,7 +49,7 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
     if n == 0 || !is_young(conn, half, calls) {
         heed_refusal(conn, half, fd, n, wish);
         if n > 0 {
-            conn::moved(conn, fd, calls);
+            above::moved(conn, fd, calls);
         }
     }
 }

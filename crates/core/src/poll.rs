@@ -12,7 +12,7 @@ use crate::tls::critical;
 use crate::trace::Sleep;
 use crate::wait;
 use crate::{
-    call, conn, cork, eager, epoll, holders, process, ready, seen, session, state, sys, tx, upgrade, user,
+    above, call, cork, eager, epoll, holders, process, ready, seen, session, state, sys, tx, upgrade, user,
 };
 
 /// Where no lane can open for so long, nobody needs to ring.
@@ -79,7 +79,7 @@ fn poll_with(
                 Entry::Conn(conn) if state::on_lane(conn) => {
                     let tcp = slept || ready::tcp_due(conn);
                     let level = ready::level(conn, one.fd, one.events as u16 as u32, tcp);
-                    conn::settle(conn, one.fd);
+                    above::settle(conn, one.fd);
                     let wanted = one.events | libc::POLLERR | libc::POLLHUP;
                     // RDNORM and WRNORM are IN and OUT under their STREAMS names.
                     one.revents = (level.events as i16 | norm(level.events as i16)) & wanted;

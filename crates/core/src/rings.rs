@@ -6,10 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom};
-use shunpike_wire::Reason;
 
-use crate::table::{self, Entry};
-use crate::{conn, process};
+use crate::table::{self};
 
 static IN_USE: AtomicBool = AtomicBool::new(false);
 static NOMINATIONS: AtomicU32 = AtomicU32::new(0);
@@ -18,17 +16,9 @@ const FIRST: u64 = 2;
 /// Descriptors in a row that the table has, after which the search goes on behind all that follow.
 const SKIP: usize = 8;
 
-/// A ring was set up, and the program does not know of it yet: it hears of it when every connection has left its lane for
-/// good. A call that the kernel refuses makes none. With no lock held.
-pub fn set_up() {
-    if !process::enabled() || IN_USE.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    for (fd, entry) in table::all() {
-        if let Entry::Conn(conn) = entry {
-            conn::hand_over(conn, fd, Reason::IoUring);
-        }
-    }
+/// A ring was set up. Says whether it is the first one.
+pub(crate) fn note() -> bool {
+    !IN_USE.swap(true, Ordering::Relaxed)
 }
 
 /// Whether the process has a ring, asked at each nomination. One that was made by the program's own system calls is looked

@@ -18,14 +18,14 @@ use news::Wait;
 
 use crate::bufs::Bufs;
 use crate::call::Outcome;
-use crate::conn;
 use crate::pace::{self, Way};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::{
-    ahead, call, clock, cork, eager, epoll, peek, plain, process, seen, session, state, sys, window,
+    above, ahead, call, clock, closing, cork, eager, epoll, peek, plain, process, reset, seen, session,
+    state, sys, window,
 };
 
 /// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
@@ -56,7 +56,7 @@ pub fn receive(
     real: impl FnOnce() -> isize,
 ) -> Outcome {
     let outcome = attempt(conn, fd, iov, flags, real);
-    conn::settle(conn, fd);
+    above::settle(conn, fd);
     outcome
 }
 
@@ -576,7 +576,7 @@ impl Tcp {
 /// What the kernel skips at urgent data's mark nobody can count. A lane that has not begun never will; behind one that has, it is no
 /// peer's of ours.
 fn urgent(conn: Conn, fd: i32) -> Step {
-    conn::stop_receiving(conn, fd);
+    closing::stop_receiving(conn, fd);
     if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
         return violated(conn, fd);
     }
@@ -635,12 +635,12 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
 /// The lane is drained or paid: plain TCP again. Under the lock.
 fn finish(conn: Conn, fd: i32) {
     conn.block.rx.mode.store(mode::PLAIN, Ordering::Release);
-    conn::lane_closed(conn, fd, &conn.block.rx);
+    closing::lane_closed(conn, fd, &conn.block.rx);
 }
 
 /// The peer wrote what it must not: this connection ends with ECONNRESET, nothing else is touched.
 fn violated(conn: Conn, fd: i32) -> Step {
-    conn::reset(conn, fd, Reason::PeerViolation);
+    reset::reset(conn, fd, Reason::PeerViolation);
     Step::Failed(Errno::CONNRESET)
 }
 

@@ -6,6 +6,8 @@ use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::Dmb;
 use shunpike_wire::Reason;
 
+use crate::process;
+use crate::sys;
 use crate::table::Conn;
 
 /// Where a connection stands with the broker.
@@ -70,4 +72,24 @@ pub fn tx_dmb(half: &Half) -> Option<Dmb> {
     // has left the critical section in which it may have read the address.
     let dmb = (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })?;
     dmb.with_window(half.window.load(Ordering::Relaxed).into())
+}
+
+/// Whether another process of the tree accepted or connected it, which is who speaks with the broker of it then.
+#[inline]
+pub fn is_inherited(block: &Block) -> bool {
+    block.pid.load(Ordering::Relaxed) != process::pid()
+}
+
+/// A new lane begins: what was unread in the last one of this block is no debt of this one's reader.
+pub(crate) fn owes_nothing_yet(half: &Half) {
+    half.unheard_since.store(0, Ordering::Relaxed);
+}
+
+/// On the lane our answers carry no acknowledgement, and a peer that still sends by TCP, or does so again, waits for one before its next
+/// small segment (Nagle's algorithm). So TCP acknowledges at once what is read, until we send by TCP, too. From the lane's begin on; the
+/// program's TCP_QUICKACK has no other meaning there.
+pub fn acknowledge_at_once(conn: Conn, fd: i32) {
+    if conn.block.tx.mode.load(Ordering::Relaxed) == mode::LANE {
+        let _ = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, &1i32);
+    }
 }

@@ -18,7 +18,7 @@ pub enum Does {
     /// The same effect on a lane, by this piece of our code.
     Same(&'static str),
     /// Back to TCP for good where the option is in force, set before the lane or during it
-    /// ([`crate::conn::option_set`], [`crate::conn::barred`]).
+    /// ([`crate::conn::option_set`], [`crate::options::barred`]).
     Tcp(Unset),
     /// The descriptor goes to the kernel or to other code with all that is unread, for this reason, by this piece of our code.
     Back(Reason, &'static str),

@@ -21,7 +21,6 @@ use room::Wait;
 use crate::blocking::tcp_check_us;
 use crate::bufs::Bufs;
 use crate::call::Outcome;
-use crate::conn;
 use crate::source::Source;
 use crate::table::Conn;
 use crate::tls::critical;
@@ -29,8 +28,8 @@ use crate::wait;
 use crate::window::writable_at;
 use crate::zerocopy::lending;
 use crate::{
-    ahead, call, clock, cork, eager, memory, plain, process, send_lock, session, state, stores, sys, tap,
-    user, window, zerocopy,
+    above, ahead, call, clock, closing, cork, eager, memory, plain, process, reset, send_lock, session,
+    state, stores, sys, tap, user, window, zerocopy,
 };
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
@@ -58,7 +57,7 @@ pub fn send(conn: Conn, fd: i32, source: Source<'_>, flags: i32, real: impl FnOn
     let mut call = zerocopy::Call::new(flags);
     let outcome = attempt(conn, fd, source, flags, &mut call, real);
     call.end(fd, &outcome);
-    conn::settle(conn, fd);
+    above::settle(conn, fd);
     if memory::wants_rings() {
         window::shrink_all();
     }
@@ -76,7 +75,7 @@ fn attempt(
     session::pump_if_news();
     if flags & libc::MSG_OOB != 0 {
         // The urgent pointer counts TCP bytes: back to TCP for good.
-        conn::revoke_for_good(conn, fd, Reason::UrgentData);
+        above::revoke_for_good(conn, fd, Reason::UrgentData);
         return call.by_tcp(conn, fd, source.left(), real);
     }
     if process::eager() {
@@ -330,7 +329,7 @@ fn refused(conn: Conn, fd: i32, dmb: &Dmb, seen: Cursor) -> Step {
 
 /// The peer wrote what it must not: this connection ends with ECONNRESET, nothing else is touched.
 fn violated(conn: Conn, fd: i32) -> Step {
-    conn::reset(conn, fd, Reason::PeerViolation);
+    reset::reset(conn, fd, Reason::PeerViolation);
     Step::Failed(Errno::CONNRESET)
 }
 
@@ -348,15 +347,6 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
             crate::device::move_data(dmb, &staged, offset, n);
             Ok(n)
         }
-    }
-}
-
-/// On the lane our answers carry no acknowledgement, and a peer that still sends by TCP, or does so again, waits for one before its next
-/// small segment (Nagle's algorithm). So TCP acknowledges at once what is read, until we send by TCP, too. From the lane's begin on; the
-/// program's TCP_QUICKACK has no other meaning there.
-pub fn acknowledge_at_once(conn: Conn, fd: i32) {
-    if conn.block.tx.mode.load(Ordering::Relaxed) == mode::LANE {
-        let _ = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, &1i32);
     }
 }
 
@@ -535,5 +525,5 @@ fn pay(conn: Conn, fd: i32, dmb: &Dmb) -> bool {
 fn leave_plain(conn: Conn, fd: i32) {
     lending::recall(conn, fd);
     conn.block.tx.mode.store(mode::PLAIN, Ordering::Release);
-    conn::lane_closed(conn, fd, &conn.block.tx);
+    closing::lane_closed(conn, fd, &conn.block.tx);
 }

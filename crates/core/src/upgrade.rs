@@ -19,17 +19,17 @@ use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 
 use lanes::{begin, grant, map_dmb, open, wished_class};
-pub(crate) use nomination::nominate_in;
 use nomination::postpone;
+pub(crate) use nomination::{catch_up, made};
 pub use nomination::{nominate, not_within};
 
-use crate::conn;
 use crate::handshakes::{Handshake, MOST, Machine};
 use crate::session::{Fds, Session, close_raw, keep};
 use crate::state::phase;
 use crate::table::{self, Conn};
 use crate::{
-    clock, device, eager, epoll, holders, limits, link, memory, process, reuse, seen, state, tap, window,
+    above, clock, closing, device, eager, epoll, holders, limits, link, memory, process, reuse, seen, state,
+    tap, window,
 };
 
 /// How long the peer may take for each answer, as in the kernel (CLC_WAIT_TIME, net/smc/smc_clc.h).
@@ -123,11 +123,11 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
         FromBroker::Dropped { token } => session.spares.dropped(DmbToken(token)),
         FromBroker::Revoke { conn: ConnId(0) } => {
             let off = process::knobs().active.load(Ordering::Relaxed) == 0;
-            conn::revoke_all(if off { Reason::Inactive } else { Reason::Revoked });
+            revoke_all(if off { Reason::Inactive } else { Reason::Revoked });
         }
         FromBroker::Revoke { conn } => {
             if let Some((conn, fd)) = conn_of(conn) {
-                conn::revoke(conn, fd, Reason::Revoked);
+                above::revoke(conn, fd, Reason::Revoked);
             }
         }
         FromBroker::LinkGone { link } => link::gone(session.number, link),
@@ -383,12 +383,6 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
     step(session, id, input);
 }
 
-/// Whether another process of the tree accepted or connected it, which is who speaks with the broker of it then.
-#[inline]
-pub(crate) fn is_inherited(block: &Block) -> bool {
-    block.pid.load(Ordering::Relaxed) != process::pid()
-}
-
 /// A connection that was inherited while its process waited for a lane. Where that one is gone nobody hears the broker's answer: what it
 /// has asked for is over, and this process may ask. Under the session's lock.
 fn adopt(conn: Conn, fd: i32) {
@@ -397,7 +391,7 @@ fn adopt(conn: Conn, fd: i32) {
         return;
     }
     let was_granted = block.rx.mode.load(Ordering::Acquire) != mode::PLAIN;
-    conn::withdraw_grant(conn, fd);
+    closing::withdraw_grant(conn, fd);
     if was_granted {
         // Before the fork, as is the link then: no lane comes to a connection that is shared.
         if !part_unless_granted(conn) {
@@ -417,7 +411,7 @@ pub fn retry(conn: Conn, fd: i32) {
     let Some(mut session) = crate::session::try_lock() else { return };
     let block = conn.block;
     match block.phase.load(Ordering::Relaxed) {
-        phase::NOMINATED | phase::SHAKING if is_inherited(block) => adopt(conn, fd),
+        phase::NOMINATED | phase::SHAKING if state::is_inherited(block) => adopt(conn, fd),
         phase::SHAKING => {
             let Some(id) = id_of(block) else { return };
             let Some(Some(shake)) = session.handshakes.find(id) else { return };
@@ -430,7 +424,7 @@ pub fn retry(conn: Conn, fd: i32) {
             }
         }
         // What another process has opened may not be mapped here.
-        phase::OPEN if !is_inherited(block) => begin(conn, fd),
+        phase::OPEN if !state::is_inherited(block) => begin(conn, fd),
         _ => {}
     }
 }
@@ -479,7 +473,7 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
             let granted = conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN;
             if granted {
                 // Stops the DMB that the peer may know, or have begun to use; it is retired when drained.
-                conn::withdraw_grant(conn, fd);
+                closing::withdraw_grant(conn, fd);
             }
             if let Some(region) = shake.own {
                 // The machine has not heard of one whose grant waits for a thread to come out of the kernel.
@@ -557,7 +551,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
             // Not the kernel's way, where a server that fails after Confirm strands its client.
             if let (Ok(Message::Decline(decline)), Some((conn, fd))) = (Message::decode(bytes), conn_of(id)) {
                 conn.block.peer_reason.store(decline.diagnosis, Ordering::Relaxed);
-                conn::revoke(conn, fd, Reason::PeerDeclined);
+                above::revoke(conn, fd, Reason::PeerDeclined);
             }
         }
         Input::PeerVanished => {
@@ -566,7 +560,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
                 && conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
                 && !has_begun(conn.block)
             {
-                conn::revoke(conn, fd, Reason::PeerVanished);
+                above::revoke(conn, fd, Reason::PeerVanished);
             }
         }
         _ => {}
@@ -603,7 +597,7 @@ pub fn broker_gone(session: &mut Session) {
     for slot in 0..MOST {
         let Some(shake) = session.handshakes.slots[slot].take() else { continue };
         if shake.conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
-            conn::withdraw_grant(shake.conn, shake.fd);
+            closing::withdraw_grant(shake.conn, shake.fd);
         }
         if let Some(region) = shake.own {
             device::retire(region, DmbToken(0), device::Owner::Ours);
@@ -622,6 +616,17 @@ pub fn broker_gone(session: &mut Session) {
             && conn.block.phase.load(Ordering::Relaxed) == phase::NOMINATED
         {
             postpone(conn.block, Reason::BrokerGone);
+        }
+    }
+}
+
+/// Closes all lanes of the process.
+fn revoke_all(reason: Reason) {
+    for (fd, entry) in table::all() {
+        if let table::Entry::Conn(conn) = entry
+            && conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
+        {
+            above::revoke(conn, fd, reason);
         }
     }
 }

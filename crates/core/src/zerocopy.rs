@@ -24,11 +24,10 @@ use shunpike_shm::notices::Fact;
 use shunpike_wire::Reason;
 
 use crate::call::Outcome;
-use crate::conn;
 use crate::source::Source;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{clock, doorbell, epoll, link, process, send_lock, state, sys};
+use crate::{above, clock, doorbell, epoll, link, process, send_lock, state, sys};
 
 pub use errqueue::{read, read_bare};
 
@@ -337,7 +336,7 @@ fn end_turn(conn: Conn, fd: i32) {
     let block = conn.block;
     if block.notices.are_ours() && state::modes(block) == (mode::PLAIN, mode::PLAIN) && hand_back(conn) {
         block.unsettled.store(1, Ordering::Release);
-        conn::settle(conn, fd);
+        above::settle(conn, fd);
     }
 }
 

@@ -6,7 +6,7 @@ use libc::{aiocb, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
-use shunpike_core::{life, limits, process, rings};
+use shunpike_core::{conn, life, limits, process};
 
 use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
 use crate::lifecycle::{let_go, plain};
@@ -111,7 +111,7 @@ extern "C" fn setup_call(
     // SAFETY: the program's arguments, handed on unchanged.
     let fd = unsafe { real(number, a, b, c, d, e, f) };
     if fd >= 0 {
-        rings::set_up();
+        conn::ring_set_up();
     }
     fd
 }
@@ -119,7 +119,7 @@ extern "C" fn setup_call(
 /// What liburing's functions return: a negative errno where there is no ring.
 fn made(result: c_int) -> c_int {
     if result >= 0 {
-        rings::set_up();
+        conn::ring_set_up();
     }
     result
 }

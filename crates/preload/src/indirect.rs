@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, epoll, life, sys, user};
+use shunpike_core::{epoll, life, options, sys, user};
 
 use crate::lifecycle::plain;
 use crate::real::Arguments;
@@ -85,7 +85,7 @@ pub fn before_bpf(command: usize, attributes: usize) {
 pub fn before_option(fd: c_int, level: c_int, name: c_int) {
     match (surface::of_option(level, name), table::look(fd)) {
         (Does::Tcp(_) | Does::Back(..), Entry::Conn(_)) => plain(fd, Reason::OptionUnsupported),
-        (Does::Tcp(_), Entry::Socket) => conn::ask_the_kernel(),
+        (Does::Tcp(_), Entry::Socket) => options::ask_the_kernel(),
         _ => {}
     }
 }

@@ -6,7 +6,9 @@ use libc::{FILE, sockaddr, socklen_t};
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{call, conn, cork, eager, keepalive, process, rx, state, sys, tls, tx, user, zerocopy};
+use shunpike_core::{
+    call, conn, cork, eager, keepalive, options, process, rx, state, sys, tls, user, zerocopy,
+};
 
 use crate::set_errno;
 use crate::start::foreign_process;
@@ -38,7 +40,7 @@ fn is_tcp(fd: c_int) -> bool {
             let tcp = protocol(fd) == Some(libc::IPPROTO_TCP);
             if tcp {
                 table::set(fd, Entry::Socket);
-                conn::ask_the_kernel();
+                options::ask_the_kernel();
             }
             tcp
         }
@@ -53,7 +55,7 @@ fn is_tcp_accepted(listener: c_int, fd: c_int) -> bool {
         Entry::Socket => true,
         Entry::None if protocol(fd) == Some(libc::IPPROTO_TCP) => {
             if !is_tcp(listener) {
-                conn::ask_the_kernel();
+                options::ask_the_kernel();
             }
             true
         }
@@ -99,7 +101,7 @@ unsafe fn announce(fd: c_int, to: *const sockaddr, len: socklen_t) -> bool {
 fn leaves(fd: c_int) {
     match table::look(fd) {
         Entry::Conn(conn) => conn::revoke_for_good(conn, fd, Reason::OptionUnsupported),
-        Entry::Socket => conn::ask_the_kernel(),
+        Entry::Socket => options::ask_the_kernel(),
         _ => {}
     }
 }
@@ -252,10 +254,10 @@ unsafe fn set_option(fd: c_int, level: c_int, name: c_int, value: *const c_void,
     }
     match (level, name) {
         _ if let Does::Tcp(unset) = does => conn::option_set(fd, level, name, unset),
-        (libc::IPPROTO_TCP, libc::TCP_INQ) => conn::unread_told(fd),
+        (libc::IPPROTO_TCP, libc::TCP_INQ) => options::unread_told(fd),
         (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
             if let Some(conn) = table::conn(fd) {
-                tx::acknowledge_at_once(conn, fd);
+                state::acknowledge_at_once(conn, fd);
             }
         }
         (libc::IPPROTO_TCP, libc::TCP_CORK | libc::TCP_NODELAY) => {

@@ -6,12 +6,14 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lane::Cursor;
 use shunpike_wire::Reason;
 
-use super::{drop_end, given, lane_closed, settle};
+use super::{drop_end, given};
 use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{clock, eager, epoll, keepalive, link, process, session, state, sys, tx, upgrade};
+use crate::{
+    above, clock, closing, eager, epoll, keepalive, link, process, rings, session, state, sys, tx, upgrade,
+};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -54,7 +56,7 @@ fn leave_to_others(conn: Conn, fd: i32, reason: Reason) {
             // Or was asked before.
             if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty || taken {
                 block.rx.mode.store(mode::PLAIN, Ordering::Release);
-                lane_closed(conn, fd, &block.rx);
+                closing::lane_closed(conn, fd, &block.rx);
             }
         }
     }
@@ -62,7 +64,7 @@ fn leave_to_others(conn: Conn, fd: i32, reason: Reason) {
     tx::conclude(conn, fd);
     // Our sender may be asleep, reading: it must look at what it sends.
     link::rouse_peer(block);
-    settle(conn, fd);
+    above::settle(conn, fd);
 }
 
 /// A vfork child, which works on our memory with descriptors of its own, has `fd` under another number too: what it
@@ -127,6 +129,19 @@ pub fn let_go_of_all(reason: Reason) {
         if state::modes(conn.block) == (mode::PLAIN, mode::PLAIN) {
             table::take(fd);
             drop_end(conn, fd, false);
+        }
+    }
+}
+
+/// A ring was set up, and the program does not know of it yet: it hears of it when every connection has left its lane for
+/// good. A call that the kernel refuses makes none. With no lock held.
+pub fn ring_set_up() {
+    if !process::enabled() || !rings::note() {
+        return;
+    }
+    for (fd, entry) in table::all() {
+        if let Entry::Conn(conn) = entry {
+            hand_over(conn, fd, Reason::IoUring);
         }
     }
 }

@@ -14,7 +14,7 @@ use super::regs::{
 use super::{EDGE, EXCLUSIVE, ONESHOT, Set, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::{conn, holders, link, process, ready, state, sys, wait};
+use crate::{above, holders, link, process, ready, state, sys, wait};
 
 /// What a connection on a lane is registered for in the kernel: news of TCP, once each.
 const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
@@ -45,7 +45,7 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     own(set);
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn.filter(|&conn| set.watched.load(Ordering::SeqCst) && on_lane(conn)) {
-        conn::revoke_for_good(conn, fd, Reason::NestedSets);
+        above::revoke_for_good(conn, fd, Reason::NestedSets);
     }
     Some(result)
 }
@@ -254,7 +254,7 @@ fn leaving(conn: Conn, fd: i32) {
         indices(fd).filter_map(reg).any(is_ours)
     };
     if concerned && here() {
-        conn::revoke_for_good(conn, fd, Reason::SharedInSet);
+        above::revoke_for_good(conn, fd, Reason::SharedInSet);
         restore(conn, || ());
     }
 }

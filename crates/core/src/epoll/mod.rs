@@ -24,7 +24,7 @@ use shunpike_wire::Reason;
 
 use crate::mutex::Mutex;
 use crate::table::{self, Conn, Entry};
-use crate::{conn, process};
+use crate::{above, conn, process};
 
 use self::active::List;
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
@@ -191,7 +191,7 @@ pub fn watch(set: &'static Set) {
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
         let Some((index, conn, fd)) = managed_after(set, after) else { return };
-        conn::revoke_for_good(conn, fd, Reason::NestedSets);
+        above::revoke_for_good(conn, fd, Reason::NestedSets);
         after = index;
     }
 }

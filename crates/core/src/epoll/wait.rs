@@ -13,7 +13,7 @@ use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
 use crate::trace::Sleep;
-use crate::{call, clock, conn, holders, link, process, ready, session, state, sys, tx, wait};
+use crate::{above, call, clock, holders, link, process, ready, session, state, sys, tx, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -479,7 +479,7 @@ fn settle_unsettled(set: &'static Set) -> bool {
         };
         match found {
             Some((conn, _)) if is_left(conn) => restore_left(set, conn),
-            Some((conn, fd)) => conn::settle(conn, fd),
+            Some((conn, fd)) => above::settle(conn, fd),
             None => return any,
         }
         any = true;

@@ -10,7 +10,7 @@ use shunpike_wire::Reason;
 
 use super::{NEWS, Step, finish, taken};
 use crate::table::Conn;
-use crate::{clock, conn, link, state, sys, wait};
+use crate::{clock, link, reset, state, sys, wait};
 
 /// A sender that is asked answers in its next call, and is woken for it. poll() may have told of these bytes, and the program waits for
 /// nothing else meanwhile: after so long they are lost, microseconds.
@@ -70,6 +70,6 @@ fn left(half: &Half) -> u64 {
 /// Bytes that were sent are not to be had any more. Under the receive lock.
 #[cold]
 fn lost(conn: Conn, fd: i32) -> Step {
-    conn::reset(conn, fd, Reason::LentUnreadable);
+    reset::reset(conn, fd, Reason::LentUnreadable);
     Step::Failed(Errno::CONNRESET)
 }

@@ -13,7 +13,7 @@ use shunpike_shm::short;
 use crate::call::is_ordinary;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{ahead, conn, epoll, rx, session, state, user, window};
+use crate::{above, ahead, epoll, rx, session, state, user, window};
 
 /// Receives what there is into `size` bytes at `to`.
 ///
@@ -63,7 +63,7 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
         epoll::shown(conn, words, Side::Readers);
     }
     drop(critical);
-    conn::settle(conn, fd);
+    above::settle(conn, fd);
     Some(n)
 }
 

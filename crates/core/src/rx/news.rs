@@ -13,7 +13,7 @@ use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
-use crate::{call, clock, conn, cork, link, process, state, sys, tx};
+use crate::{call, clock, closing, cork, link, process, state, sys, tx};
 
 /// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
 /// inside a critical section.
@@ -113,7 +113,7 @@ pub fn tcp_news(conn: Conn, fd: i32) {
         // No publish after this: the next look is the second and last one that rule 5 asks for.
         let generation = half.generation.load(Ordering::Relaxed);
         if dmb.words().flag(generation, Cursor::STOP, 0).is_ok() && shows & libc::POLLIN != 0 {
-            conn::note_unexpected_bytes(conn, fd);
+            closing::note_unexpected_bytes(conn, fd);
         }
     }
 }

@@ -13,7 +13,7 @@ use shunpike_shm::short;
 use crate::call::is_ordinary;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{ahead, conn, send_lock, session, state, tap, tx, user, wait};
+use crate::{above, ahead, send_lock, session, state, tap, tx, user, wait};
 
 /// Most bytes of a message that is sent so: of longer ones the copy is what takes time.
 const MOST: usize = 4096;
@@ -69,6 +69,6 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
         tx::unheard::published(conn);
     }
     drop(critical);
-    conn::settle(conn, fd);
+    above::settle(conn, fd);
     Some(n)
 }

@@ -14,7 +14,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
 use crate::window::writable_at;
-use crate::{call, clock, conn, process, state, window};
+use crate::{call, clock, closing, process, state, window};
 
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
@@ -64,7 +64,7 @@ pub fn overflow(conn: Conn, fd: i32) -> bool {
     let overflow = overflowed(conn, fd);
     if overflow == Overflow::Ended {
         // Both directions, else neither would ever come on a lane again.
-        conn::stop(conn, fd);
+        closing::stop(conn, fd);
     }
     overflow != Overflow::No
 }

@@ -10,7 +10,7 @@ use shunpike_wire::Reason;
 use super::take_back;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{clock, conn, epoll, process, send_lock, state};
+use crate::{clock, closing, epoll, process, send_lock, state};
 
 /// Before a sleep of ours: where bytes of ours are unread so, for how long that is borne yet, nanoseconds. After the grace they are
 /// taken back and go by TCP, which wakes whoever waits there. A busy reader gets its bytes that way, too.
@@ -24,15 +24,10 @@ pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
         Unheard::TakenBack => {
             state::note(conn.block, Reason::GraceExceeded);
             // Both directions, else neither would ever come on a lane again.
-            conn::stop(conn, fd);
+            closing::stop(conn, fd);
             None
         }
     }
-}
-
-/// A new lane begins: what was unread in the last one of this block is no debt of this one's reader.
-pub(crate) fn begin(half: &Half) {
-    half.unheard_since.store(0, Ordering::Relaxed);
 }
 
 /// Bytes were published for a reader that has declared no wait. A set in which the connection is quiet would not look at it before it

@@ -11,14 +11,13 @@ use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbSize, DmbToken};
 
 use super::{go_on, left_for_good, part_unless_granted, tell_peer, withdraw};
-use crate::conn;
 use crate::session::Session;
 use crate::state::phase;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::{
-    cork, device, epoll, holders, keepalive, limits, link, process, state, stores, sys, tap, trace, tx,
-    window, zerocopy,
+    closing, cork, device, epoll, holders, keepalive, limits, link, process, reset, state, stores, sys, tap,
+    trace, window, zerocopy,
 };
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
@@ -84,7 +83,7 @@ pub(super) fn grant(conn: Conn, fd: i32, (region, ring): (Region, u32), token: D
     }
     epoll::manage(conn, fd);
     // A thread that waits in poll() for this connection has TCP in view only.
-    conn::wake_ourselves();
+    reset::wake_ourselves();
     true
 }
 
@@ -97,7 +96,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     if let Some(reason) = left_for_good(conn.block) {
         // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
         device::retire(region, opened.peer.token, device::Owner::Peer);
-        conn::withdraw_grant(conn, fd);
+        closing::withdraw_grant(conn, fd);
         tell_peer(session, id, reason);
         if part_unless_granted(conn) {
             withdraw(session, conn.block);
@@ -155,14 +154,14 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     half.cursor.store(0, Ordering::Relaxed);
     half.other.store(0, Ordering::Relaxed);
     half.start.store(sent, Ordering::Relaxed);
-    tx::unheard::begin(half);
+    state::owes_nothing_yet(half);
     stores::begin(half);
     zerocopy::choice::begin(half);
     if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
         half.mode.store(mode::PLAIN, Ordering::SeqCst);
-        conn::lane_closed(conn, fd, half);
+        closing::lane_closed(conn, fd, half);
         return;
     }
-    tx::acknowledge_at_once(conn, fd);
+    state::acknowledge_at_once(conn, fd);
     tap::begun(conn.block);
 }

@@ -9,12 +9,14 @@ use shunpike_wire::Reason;
 use shunpike_wire::session::{Role, ToBroker};
 
 use super::{go_on, id_of};
-use crate::conn;
 use crate::session::Session;
 use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::Conn;
-use crate::{clock, eager, enabled, epoll, holders, process, rings, seen, state, sys, trace, user};
+use crate::{
+    clock, eager, enabled, epoll, holders, later, options, process, rings, seen, session, state, sys, table,
+    trace, user,
+};
 
 /// A connection that got no lane is nominated again after this long, doubled with each try.
 const BACKOFF_US: u64 = 50_000;
@@ -63,7 +65,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     if !holders::alone(block) {
         return postpone(block, Reason::Shared);
     }
-    let Some(conn) = conn::made_ours(conn, fd) else { return postpone(block, Reason::Memory) };
+    let Some(conn) = holders::made_ours(conn, fd) else { return postpone(block, Reason::Memory) };
     let block = conn.block;
     if session.ready().is_none() {
         block.retry_at.store(session.ready_at(), Ordering::Relaxed);
@@ -81,7 +83,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         return stays(reason);
     }
     // A peer that waits for the lane (`--eager`) hears of it by way of the match.
-    let barred = conn::barred(fd);
+    let barred = options::barred(fd);
     if let Some(reason) = barred.filter(|_| !eager::is_possible(block)) {
         return stays(reason);
     }
@@ -213,4 +215,30 @@ fn will_pass(reason: Reason) -> bool {
             | Shared
             | WaitsUnseen
     )
+}
+
+/// A connection was made: it is nominated now, or as soon as that is possible. `announced`: by `connecting`.
+pub(crate) fn made(conn: Conn, fd: i32, announced: bool) {
+    if announced {
+        eager::note_announced(conn.block);
+    }
+    let mut session = session::lock();
+    nominate_in(&mut session, conn, fd);
+    if eager::is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+        eager::put_off(&mut session, conn, fd);
+    }
+}
+
+/// Nominates what could not be nominated earlier.
+pub(crate) fn catch_up(session: &mut Session) {
+    for index in 0..later::MOST {
+        let Some((conn, fd)) = session.later.take(index) else { continue };
+        if !conn.current() || table::conn(fd) != Some(conn) {
+            continue;
+        }
+        nominate_in(session, conn, fd);
+        if eager::is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+            eager::put_off(session, conn, fd);
+        }
+    }
 }

@@ -19,7 +19,7 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::user::Stores;
 use crate::zerocopy::{choice, huge, mappings};
-use crate::{clock, conn, process, send_lock, state, user};
+use crate::{above, clock, process, reset, send_lock, state, user};
 
 /// A buffer of a call is lent from this size on, bytes, where lending is the quicker way (`choice`); below, the receiver's system call costs
 /// more than the copy.
@@ -387,7 +387,7 @@ pub fn recall(conn: Conn, fd: i32) -> bool {
     // Whoever waits for a notice is told by who settles the connection.
     block.unsettled.store(1, Ordering::Release);
     if !whole {
-        conn::reset(conn, fd, Reason::LentUnreadable);
+        reset::reset(conn, fd, Reason::LentUnreadable);
     }
     whole
 }
@@ -457,7 +457,7 @@ pub fn recall_from(start: usize, len: usize) {
         if let Entry::Conn(conn) = entry
             && conn.block.tx.lender.load(Ordering::Relaxed) != 0
         {
-            conn::settle(conn, fd);
+            above::settle(conn, fd);
         }
     }
 }

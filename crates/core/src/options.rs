@@ -8,30 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use shunpike_wire::Reason;
 
-use super::{readable_bytes, revoke_for_good};
 use crate::surface::{self, Unset};
 use crate::sys;
-use crate::table::{self, Conn};
 
 /// There may be sockets in this process with options that bar a lane.
 static MAY_BAR: AtomicBool = AtomicBool::new(false);
 /// There may be sockets with TCP_INQ.
-static MAY_TELL_UNREAD: AtomicBool = AtomicBool::new(false);
+pub(crate) static MAY_TELL_UNREAD: AtomicBool = AtomicBool::new(false);
 
 /// A socket that was made elsewhere, or is treated by ways that we do not follow: from now on the kernel is asked.
 pub fn ask_the_kernel() {
     MAY_BAR.store(true, Ordering::Relaxed);
-}
-
-/// setsockopt() has succeeded with an option of [`surface::Does::Tcp`].
-pub fn option_set(fd: i32, level: i32, name: i32, unset: Unset) {
-    if !is_in_force(fd, level, name, unset) {
-        return;
-    }
-    match table::conn(fd) {
-        Some(conn) => revoke_for_good(conn, fd, Reason::OptionUnsupported),
-        None => ask_the_kernel(),
-    }
 }
 
 /// setsockopt(TCP_INQ) has succeeded.
@@ -43,19 +30,9 @@ pub fn unread_told(fd: i32) {
     }
 }
 
-fn tells(fd: i32) -> bool {
+/// Whether the program wants the control message of TCP_INQ.
+pub(crate) fn tells(fd: i32) -> bool {
     sys::option::<i32>(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_ok_and(|on| on != 0)
-}
-
-/// After a read from a lane: what the control message of TCP_INQ says, where the program wants it.
-pub fn unread(conn: Conn, fd: i32) -> Option<i32> {
-    if !MAY_TELL_UNREAD.load(Ordering::Relaxed) || !tells(fd) {
-        return None;
-    }
-    let bytes = readable_bytes(conn, fd) as i32;
-    // As tcp_inq_hint() has it: the end of the stream is a byte more, and worth a read.
-    let is_over = sys::tcp_shows(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-    Some(bytes + i32::from(is_over))
 }
 
 /// Why the connection at `fd` must not have a lane, by its socket's options.
@@ -74,7 +51,7 @@ pub(crate) fn barred(fd: i32) -> Option<Reason> {
 }
 
 /// Whether the option has a value that does something.
-fn is_in_force(fd: i32, level: i32, name: i32, unset: Unset) -> bool {
+pub(crate) fn is_in_force(fd: i32, level: i32, name: i32, unset: Unset) -> bool {
     match unset {
         Unset::UpTo(value) => sys::number_option(fd, level, name).is_ok_and(|now| now > value),
         // The length of a filter; of an eBPF program the kernel says nothing but EACCES.

@@ -1,0 +1,66 @@
+//! What calls on a connection ask of its life, which lies above them: one table, filled at start-up.
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use shunpike_wire::Reason;
+
+use crate::table::Conn;
+
+/// The floors above, as those below may call them.
+pub struct Above {
+    /// A lane has closed: what follows once no lock is held.
+    pub settle: fn(Conn, i32),
+    /// Closes both lanes at the next byte boundary.
+    pub revoke: fn(Conn, i32, Reason),
+    /// ... and the connection stays on TCP.
+    pub revoke_for_good: fn(Conn, i32, Reason),
+    /// So many calls have moved bytes by TCP in one direction.
+    pub moved: fn(Conn, i32, u16),
+}
+
+static ABOVE: OnceLock<Above> = OnceLock::new();
+
+/// Names them; at start-up, once.
+pub(crate) fn attach(above: Above) {
+    let _ = ABOVE.set(above);
+}
+
+/// After a lane closed, with no lock held: when both directions are on TCP the epoll sets are the kernel's
+/// again, and the connection may be nominated anew.
+#[inline]
+pub fn settle(conn: Conn, fd: i32) {
+    if conn.block.unsettled.load(Ordering::Relaxed) != 0 {
+        settle_slowly(conn, fd);
+    }
+}
+
+#[cold]
+fn settle_slowly(conn: Conn, fd: i32) {
+    if let Some(above) = ABOVE.get() {
+        (above.settle)(conn, fd);
+    }
+}
+
+/// Closes both lanes of a connection at the next byte boundary; it goes on on TCP.
+#[cold]
+pub(crate) fn revoke(conn: Conn, fd: i32, reason: Reason) {
+    if let Some(above) = ABOVE.get() {
+        (above.revoke)(conn, fd, reason);
+    }
+}
+
+/// ... and stays there, for what it does now a lane cannot do.
+#[cold]
+pub(crate) fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
+    if let Some(above) = ABOVE.get() {
+        (above.revoke_for_good)(conn, fd, reason);
+    }
+}
+
+/// After a call on plain TCP that moved bytes, one of so many in its direction: perhaps it is time for a lane.
+pub(crate) fn moved(conn: Conn, fd: i32, calls: u16) {
+    if let Some(above) = ABOVE.get() {
+        (above.moved)(conn, fd, calls);
+    }
+}

@@ -1,0 +1,43 @@
+//! Waking our own threads that wait on a lane, and the end of a connection whose peer broke the protocol.
+
+use std::sync::atomic::Ordering;
+
+use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::lane::Side;
+use shunpike_wire::Reason;
+
+use crate::state::phase;
+use crate::table::Conn;
+use crate::tls::critical;
+use crate::{doorbell, process, state, sys, wait};
+
+/// Threads of ours that nap on one direction look again: its mode has changed.
+pub(crate) fn rouse(block: &Block, half: &Half) {
+    let _critical = critical();
+    let side = if core::ptr::eq(half, &block.rx) { Side::Readers } else { Side::Writers };
+    if let Some(dmb) = state::rx_dmb(half) {
+        wait::rouse(dmb.words(), side);
+    }
+}
+
+/// Threads of ours that sleep on a lane look again.
+pub fn wake_ourselves() {
+    for cq in 0..process::cqs() {
+        if let Some(bell) = process::doorbell(cq) {
+            doorbell::ring(bell);
+        }
+    }
+}
+
+/// The peer broke the protocol: this connection ends as by a reset, on both sides. Under one of its locks.
+pub fn reset(conn: Conn, fd: i32, reason: Reason) {
+    state::note(conn.block, reason);
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    let _ = rustix::net::shutdown(sys::borrowed(fd), rustix::net::Shutdown::Both);
+    for half in [&conn.block.rx, &conn.block.tx] {
+        half.mode.store(mode::PLAIN, Ordering::Release);
+        rouse(conn.block, half);
+    }
+    conn.block.phase.store(phase::DONE, Ordering::Relaxed);
+}
