@@ -6,9 +6,8 @@
 //! is ours a busy machine is given time, and less with each time that it was in vain.
 
 use core::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use rustix::io::Errno;
 use shunpike_shm::arena::Block;
 use shunpike_wire::Reason;
 use shunpike_wire::session::{ConnId, Expected, Role, ToBroker};
@@ -17,31 +16,17 @@ use crate::session::{self, Session};
 use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::{self, Conn, Entry};
-use crate::{call, clock, holders, look, process, state, sys, upgrade};
+use crate::{clock, look, process, state, sys};
 
-/// For a broker that has our message and does not answer, microseconds; once, until it answers again.
-const BROKER_US: u64 = 2_000_000;
-/// For a peer that is ours to nominate its end, microseconds; twice that once it has. Halved with each wait that
-/// was in vain, doubled with each that was not, up to this.
-const PEER_US: u64 = 1_000_000;
-const PEER_LEAST_US: u64 = 10_000;
-/// While only this process stands in the way, and for a call that does not want to block, microseconds.
-const SHORT_US: u64 = 100_000;
-/// Calls that do not want to block wait in vain for one part in so many of their process's time: an event loop has others to serve.
-const VAIN_PARTS: u64 = 10;
-/// Another thread may take the message that this one waits for: it looks this often, nanoseconds;
-const SLICE_NS: u64 = 1_000_000;
-/// ... where it would sleep anyway, and only answers the broker meanwhile.
-const LISTENING_SLICE_NS: u64 = 10_000_000;
 /// Listening sockets of a process that are looked at.
-const LISTENERS: usize = 16;
+pub(crate) const LISTENERS: usize = 16;
 /// How long sleeping calls listen to the broker after the last step of a handshake, microseconds.
-const ATTENTION_US: u64 = 2_000_000;
+pub(crate) const ATTENTION_US: u64 = 2_000_000;
 /// Names what a descriptor expects, apart from connections.
 const EXPECTATION: u64 = 1 << 63;
 
 /// Bits of `Block::nomination`.
-mod mark {
+pub(crate) mod mark {
     /// The broker was told that this connection would be made.
     pub const ANNOUNCED: u8 = 1;
     /// The broker said who may come to the other end,
@@ -60,11 +45,6 @@ mod mark {
     pub const REPEATED: u8 = 128;
 }
 
-static PATIENCE_US: AtomicU64 = AtomicU64::new(PEER_US);
-/// When what was waited in vain by calls that do not want to block will be made up for, ticks.
-static MADE_UP_AT: AtomicU64 = AtomicU64::new(0);
-/// A wait for the broker ran out, and it has said nothing since.
-static SILENT: AtomicBool = AtomicBool::new(false);
 static ATTENTIVE_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// As long at most while nominations wait to be made, or for the broker's answer;
 static PENDING_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -72,7 +52,7 @@ static PENDING_UNTIL: AtomicU64 = AtomicU64::new(0);
 static UNANSWERED: AtomicU32 = AtomicU32::new(0);
 
 /// Sockets of this process that listen; -1 none.
-static BACKLOGS: [AtomicI32; LISTENERS] = [const { AtomicI32::new(-1) }; LISTENERS];
+pub(crate) static BACKLOGS: [AtomicI32; LISTENERS] = [const { AtomicI32::new(-1) }; LISTENERS];
 
 /// The connection is nominated when that becomes possible.
 pub(crate) fn put_off(session: &mut Session, conn: Conn, fd: i32) {
@@ -284,11 +264,6 @@ pub(crate) fn answered(block: &Block, expected: Expected) {
     }
 }
 
-/// The broker has said something.
-pub(crate) fn heard() {
-    SILENT.store(false, Ordering::Relaxed);
-}
-
 /// From now on sleeping calls listen to the broker for a while: a peer of ours may wait for our part.
 pub(crate) fn attend() {
     if process::eager() {
@@ -325,48 +300,6 @@ pub fn attention() -> Option<(libc::pollfd, u64)> {
         .map(|fd| (libc::pollfd { fd, events, revents: 0 }, ATTENTION_US * 1000))
 }
 
-/// What a data call waits for.
-#[derive(Copy, Clone, PartialEq, Eq)]
-enum Cause {
-    Broker,
-    Peer,
-    Ourselves,
-}
-
-/// What there is to wait for, and how long, microseconds.
-fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
-    let broker = || (!SILENT.load(Ordering::Relaxed)).then_some((Cause::Broker, BROKER_US));
-    match block.phase.load(Ordering::Relaxed) {
-        phase::WATCHED | phase::NOMINATED | phase::SHAKING if is_inherited(block) => {
-            // Until the process that accepted it has closed it.
-            let spent = block.nomination.load(Ordering::Relaxed) & mark::SPENT != 0;
-            (!spent).then_some((Cause::Ourselves, SHORT_US))
-        }
-        _ if !is_possible(block) => None,
-        phase::WATCHED if session::is_closed() => None,
-        phase::WATCHED if session::is_opening() => broker(),
-        phase::WATCHED => Some((Cause::Ourselves, SHORT_US)),
-        phase::NOMINATED => match block.nomination.load(Ordering::Relaxed) {
-            marks if marks & mark::ANSWERED == 0 => broker(),
-            marks if marks & mark::OTHER != 0 => Some((Cause::Peer, patience)),
-            // It must be another thread of ours that connects or accepts.
-            marks if marks & mark::OWN != 0 && sys::threads() > 1 => Some((Cause::Peer, patience)),
-            _ => None,
-        },
-        phase::SHAKING => Some((Cause::Peer, 2 * patience)),
-        _ => None,
-    }
-}
-
-/// Lets a data call that is about to use TCP wait for the lane while there is hope. `reading`: with these flags;
-/// it waits only where it would wait anyway, and not beyond TCP's first byte.
-///
-/// Returns the connection, whose state may have moved to another block. Errors: EINTR, when reading.
-#[inline]
-pub fn await_lane(conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
-    if is_settled(conn.block) { Ok(conn) } else { await_unsettled(conn, fd, reading) }
-}
-
 /// Whether there is nothing to wait for, as far as a few words tell.
 #[inline]
 pub fn is_settled(block: &Block) -> bool {
@@ -374,153 +307,15 @@ pub fn is_settled(block: &Block) -> bool {
     (!is_possible(block) || has_no_broker()) && !is_inherited(block)
 }
 
-#[inline(never)]
-fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
-    // Before any system call: most connections of most programs have nothing to wait for.
-    let is_new = conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED && !was_put_off(conn.block);
-    if !is_new
-        && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none()
-        && !(reading.is_some() && may_be_asked(conn.block))
-    {
-        return Ok(conn);
-    }
-    let blocks = call::must_block(conn.block, fd).is_ok();
-    if let Some(flags) = reading
-        && (flags & libc::MSG_DONTWAIT != 0
-            || !blocks
-            || call::timeout_option(fd, libc::SO_RCVTIMEO).is_some())
-    {
-        return Ok(conn);
-    }
-    let (mut begin, interrupts) = (clock::ticks(), call::restarts_before().1);
-    let patience = PATIENCE_US.load(Ordering::Relaxed);
-    let longest = if blocks { u64::MAX } else { allowance(clock::ticks()) };
-    let (mut waited, mut are_kept_waiting) = (false, false);
-    loop {
-        if is_inherited(conn.block) {
-            // Its process may be gone, and have asked for a lane before.
-            upgrade::retry(conn, fd);
-        }
-        if conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
-            if is_inherited(conn.block) && holders::alone(conn.block) {
-                conn = holders::made_ours(conn, fd).unwrap_or(conn);
-            }
-            upgrade::nominate(conn, fd);
-        }
-        let hope = hope(conn.block, patience);
-        if let Some((cause, most)) = hope {
-            if clock::ticks() - begin >= clock::from_us(most.min(longest)) {
-                conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
-                if longest >= most.min(SHORT_US) {
-                    give_up(cause, patience);
-                }
-                break;
-            }
-            // A server that cannot accept before it has these bytes.
-            if !waited && reading.is_none() && state::opener(conn.block) && sys::is_held_back(fd) {
-                conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);
-                break;
-            }
-            waited = true;
-        } else if reading.is_some() && may_be_asked(conn.block) {
-            // A peer that comes late finds us awake, and has all its time.
-            begin = clock::ticks();
-        } else {
-            break;
-        }
-        // A peer that has closed will not come.
-        let comes = if reading.is_some() { libc::POLLIN | libc::POLLPRI } else { 0 };
-        let mut fds = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 2 + LISTENERS];
-        fds[0].fd = session::socket().unwrap_or(-1);
-        fds[1] = libc::pollfd { fd, events: libc::POLLRDHUP | comes, revents: 0 };
-        for (to, slot) in fds[2..].iter_mut().zip(&BACKLOGS) {
-            to.fd = slot.load(Ordering::Relaxed);
-        }
-        // Who would sleep anyway does not keep others waiting.
-        let looks = if reading.is_some() { 2 } else { fds.len() };
-        let slice = match hope {
-            Some(_) => SLICE_NS,
-            None if sys::is_single_threaded() => ATTENTION_US * 1000,
-            None => LISTENING_SLICE_NS,
-        };
-        let _ = sys::poll(&mut fds[..looks], Some(slice), core::ptr::null());
-        session::pump();
-        if reading.is_some() && call::restarts_before().1 != interrupts {
-            return Err(Errno::INTR);
-        }
-        if fds[1].revents != 0 {
-            break;
-        }
-        if fds[2..].iter().any(|backlog| backlog.revents & libc::POLLIN != 0) {
-            // Whoever it is may wait for us before it comes to our peer. Another thread, or process, of ours has had its time.
-            if are_kept_waiting {
-                break;
-            }
-            are_kept_waiting = true;
-            let _ = sys::poll(&mut fds[..2], Some(SLICE_NS), core::ptr::null());
-        }
-    }
-    if waited && conn.block.opened.load(Ordering::Relaxed) != 0 {
-        let _ =
-            PATIENCE_US.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |patience| Some(more(patience)));
-    } else if waited && !blocks {
-        make_up_for(begin, clock::ticks());
-    }
-    Ok(conn)
-}
-
-/// Whether the peer may still ask for a lane before the connection's first byte, so that who sleeps should hear the broker.
-fn may_be_asked(block: &Block) -> bool {
-    is_possible(block)
-        && matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING)
-        && attention().is_some()
-}
-
 /// Whether it was tried to nominate the connection, and is to be again: after a call (`above::moved`).
 #[inline]
-fn was_put_off(block: &Block) -> bool {
+pub(crate) fn was_put_off(block: &Block) -> bool {
     block.phase.load(Ordering::Relaxed) == phase::WATCHED && block.retry_at.load(Ordering::Relaxed) != 0
-}
-
-/// How long a call may wait that does not want to block, microseconds.
-fn allowance(now: u64) -> u64 {
-    let owed = MADE_UP_AT.load(Ordering::Relaxed).saturating_sub(now);
-    SHORT_US.saturating_sub(clock::to_us(owed) / VAIN_PARTS)
-}
-
-/// It has waited in vain. No longer than it was to, as far as this goes: its process may have been stopped meanwhile.
-fn make_up_for(begin: u64, end: u64) {
-    let waited = end.saturating_sub(begin).min(clock::from_us(SHORT_US));
-    let later = |at: u64| Some(at.max(end) + waited * VAIN_PARTS);
-    let _ = MADE_UP_AT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
-}
-
-/// The patience after a wait in vain,
-fn less(patience: u64) -> u64 {
-    (patience / 2).max(PEER_LEAST_US)
-}
-
-/// ... and after one that was not: slowly, as one success among many waits in vain says little of the next.
-fn more(patience: u64) -> u64 {
-    (2 * patience).min(PEER_US)
-}
-
-/// A wait for `cause` ran out: what that says of the next one.
-fn give_up(cause: Cause, patience: u64) {
-    match cause {
-        Cause::Broker => SILENT.store(true, Ordering::Relaxed),
-        Cause::Peer => {
-            // Threads that waited at the same time make one wait in vain.
-            let next = less(patience);
-            let _ = PATIENCE_US.compare_exchange(patience, next, Ordering::Relaxed, Ordering::Relaxed);
-        }
-        Cause::Ourselves => {}
-    }
 }
 
 /// Whether another process of the tree made the connection, which may get its lane as ours.
 #[inline]
-fn is_inherited(block: &Block) -> bool {
+pub(crate) fn is_inherited(block: &Block) -> bool {
     block.opened.load(Ordering::Relaxed) == 0 && state::is_inherited(block)
 }
 
@@ -528,21 +323,4 @@ fn is_inherited(block: &Block) -> bool {
 pub(crate) fn after_fork_in_child() {
     ATTENTIVE_UNTIL.store(0, Ordering::Relaxed);
     unanswered();
-    SILENT.store(false, Ordering::Relaxed);
-    PATIENCE_US.store(PEER_US, Ordering::Relaxed);
-    MADE_UP_AT.store(0, Ordering::Relaxed);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patience_goes_and_comes_back_step_by_step() {
-        assert_eq!(less(PEER_US), PEER_US / 2);
-        assert_eq!(more(less(PEER_US)), PEER_US);
-        assert_eq!((more(PEER_US), less(PEER_LEAST_US)), (PEER_US, PEER_LEAST_US));
-        // One success in two: those that wait in vain in between stay as short as they were.
-        assert!((0..10).fold(PEER_LEAST_US, |patience, _| less(more(patience))) == PEER_LEAST_US);
-    }
 }

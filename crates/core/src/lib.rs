@@ -20,6 +20,7 @@ pub mod enabled;
 pub mod epoll;
 mod handshakes;
 pub mod holders;
+mod hope;
 pub mod keepalive;
 mod later;
 pub mod life;

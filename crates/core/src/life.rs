@@ -6,7 +6,7 @@ use crate::table::{self, Entry};
 use crate::tls::readers;
 use crate::zerocopy::lending;
 use crate::{
-    above, clock, conn, descriptors, device, eager, epoll, holders, process, reuse, session, sys, tap,
+    above, clock, conn, descriptors, device, eager, epoll, holders, hope, process, reuse, session, sys, tap,
     upgrade,
 };
 
@@ -42,7 +42,7 @@ pub fn start(options: Options) {
             upgrade::catch_up(session);
             reuse::sweep(session);
         },
-        heard: eager::heard,
+        heard: hope::heard,
         welcomed: eager::welcomed,
         take: upgrade::take,
         unanswered: eager::unanswered,
@@ -107,6 +107,7 @@ pub fn after_fork_in_child() {
     descriptors::make_room();
     session::after_fork_in_child();
     eager::after_fork_in_child();
+    hope::after_fork_in_child();
     device::after_fork_in_child();
     lending::after_fork_in_child();
     // What it writes is of another process, whose session it is not.

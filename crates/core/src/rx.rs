@@ -24,8 +24,8 @@ use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::{
-    above, ahead, call, clock, closing, cork, eager, epoll, peek, plain, process, reset, seen, session,
-    state, sys, window,
+    above, ahead, call, clock, closing, cork, epoll, hope, peek, plain, process, reset, seen, session, state,
+    sys, window,
 };
 
 /// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
@@ -72,7 +72,7 @@ fn attempt(
         return Outcome::Libc(real());
     }
     if process::eager() {
-        match eager::await_lane(conn, fd, Some(flags)) {
+        match hope::await_lane(conn, fd, Some(flags)) {
             Ok(same) => conn = same,
             Err(errno) => return Outcome::Ours(Err(errno)),
         }

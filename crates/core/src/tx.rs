@@ -28,8 +28,8 @@ use crate::wait;
 use crate::window::writable_at;
 use crate::zerocopy::lending;
 use crate::{
-    above, ahead, call, clock, closing, cork, eager, memory, plain, process, reset, send_lock, session,
-    state, stores, sys, tap, user, window, zerocopy,
+    above, ahead, call, clock, closing, cork, hope, memory, plain, process, reset, send_lock, session, state,
+    stores, sys, tap, user, window, zerocopy,
 };
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
@@ -79,7 +79,7 @@ fn attempt(
         return call.by_tcp(conn, fd, source.left(), real);
     }
     if process::eager() {
-        conn = eager::await_lane(conn, fd, None).unwrap_or(conn);
+        conn = hope::await_lane(conn, fd, None).unwrap_or(conn);
     }
     let mut wait = Wait::new(flags);
     loop {
