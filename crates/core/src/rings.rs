@@ -87,6 +87,7 @@ fn open_from(directory: &OwnedFd, mut next: i32, mut each: impl FnMut(i32, &CStr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::{self, Entry};
     use rustix::fd::{FromRawFd, IntoRawFd};
 
     fn found(directory: &OwnedFd) -> Vec<i32> {

@@ -124,7 +124,9 @@ mod tests {
     use shunpike_shm::region;
 
     use super::*;
-    use crate::session;
+    use crate::device;
+    use crate::reuse::take;
+    use crate::session::{self, Session};
 
     fn spare(token: u64, group: u32, class: u8) -> Spare {
         let memory = region::create("shunpike-test-spare", Dmb::len(class)).expect("a memfd");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use shunpike_shm::region;
 
 use super::*;
-use crate::{process, session};
+use crate::{life, reuse, session};
 
 /// One quarantine for all tests of the process: one at a time.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
@@ -33,7 +33,7 @@ fn retired() -> Let {
 }
 
 fn swept() {
-    sweep(&mut session::lock());
+    reuse::sweep(&mut session::lock());
 }
 
 fn is_mapped(memory: &Let) -> bool {

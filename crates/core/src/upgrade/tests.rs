@@ -80,14 +80,14 @@ fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
     let conn = process::allocate().map(Conn::new).expect("a block");
     table::set(fd, Entry::Conn(conn));
 
-    nominate_in(&mut session, conn, fd);
+    nomination::nominate_in(&mut session, conn, fd);
     assert!(session.later.add(conn, fd));
     let broker = rustix::net::accept(&listener).expect("a session");
     welcome(broker.as_fd());
     // The library looks at the socket seldom while nothing comes.
     let until = Instant::now() + Duration::from_secs(10);
     while conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED && Instant::now() < until {
-        nominate_in(&mut session, conn, fd);
+        nomination::nominate_in(&mut session, conn, fd);
     }
 
     let mut nominations = 0;
