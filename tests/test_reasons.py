@@ -21,14 +21,14 @@ CAUSES = {
     "BrokerForeign": {"core/session.rs": ("another user serves there", "neither this user nor root")},
     "BrokerGone": {"core/upgrade.rs": ("the session has ended", "went away")},
     "BypassedHooks": {
-        "core/conn.rs": ("bytes on TCP that the sender's hooks did not announce", "go round the hooks"),
+        "core/closing.rs": ("bytes on TCP that the sender's hooks did not announce", "go round the hooks"),
         "core/rx.rs": ("the same, at the switch", "go round the hooks"),
         "core/upgrade/nomination.rs": ("the kernel's counts differ, also by what a child has moved", "another process"),
         "preload/bypass.rs": ("syscall(2) and aio on it", "raw system calls, libc's aio"),
         "preload/indirect.rs": ("Linux AIO on it", "raw system calls"),
     },
     "Confined": {
-        "core/process.rs": ("the program installs a filter", "that the program has installed"),
+        "core/life.rs": ("the program installs a filter", "that the program has installed"),
         "core/upgrade/nomination.rs": ("a filter refuses getsockopt or ioctl", "refuses what a proof takes"),
     },
     "EpollSets": {"core/epoll/ctl.rs": ("the list of registrations is full", "more registrations")},
@@ -54,7 +54,7 @@ CAUSES = {
         "core/upgrade.rs": ("the same, or a link page of the broker's that is none", "internal error"),
     },
     "IoUring": {
-        "core/rings.rs": ("the program has made a ring", "uses io_uring"),
+        "core/conn/handover.rs": ("the program has made a ring", "uses io_uring"),
         "core/upgrade/nomination.rs": ("it has one", "UV_USE_IO_URING=0"),
     },
     "Ktls": {"core/surface/options.rs": ("TCP_ULP", "kernel TLS")},
@@ -90,7 +90,8 @@ CAUSES = {
         "core/upgrade.rs": ("its handshake begins anew", "too few bytes"),
     },
     "OptionUnsupported": {
-        "core/conn/options.rs": ("an option that is in force, set before the lane or on it", "socket option"),
+        "core/options.rs": ("an option that is in force, found at the nomination", "socket option"),
+        "core/conn.rs": ("an option that is in force, set on a lane", "socket option"),
         "core/surface/options.rs": ("TCP_ZEROCOPY_RECEIVE", "socket option"),
         "preload/data.rs": ("an option among a message's control data", "socket option"),
         "preload/indirect.rs": ("such an option, by syscall(2)", "socket option"),

@@ -312,7 +312,7 @@ pub const CALLS: &[Row<&str>] = &[
         Back(Reason::HandedOver, "indirect.rs before_bpf"),
         "A sockmap takes a socket's bytes, or sends to it. Other maps and programs do not name one.",
     ),
-    row(&["fork", "clone", "clone3"], Same("tenants.rs"), "Parent and child share the connection."),
+    row(&["fork", "clone", "clone3"], Same("holders.rs"), "Parent and child share the connection."),
     row(
         &["vfork", "execve", "execveat"],
         Back(Reason::HandedOver, "conn/handover.rs"),
@@ -350,7 +350,7 @@ pub const CALLS: &[Row<&str>] = &[
     ),
     row(
         &["seccomp", "prctl"],
-        Back(Reason::Confined, "process.rs confine"),
+        Back(Reason::Confined, "life.rs confine"),
         "A filter of system calls ends all lanes; other settings do nothing to them. PR_SET_DUMPABLE 0 ends lending.",
     ),
     row(

@@ -93,7 +93,7 @@ pub const SOCKET: &[Row<Numbered>] = &[
     ),
     row(
         &[("SO_RCVTIMEO_OLD", 20), ("SO_SNDTIMEO_OLD", 21), ("SO_RCVTIMEO_NEW", 66), ("SO_SNDTIMEO_NEW", 67)],
-        Same("conn.rs timeout_option"),
+        Same("call.rs timeout_option"),
         "How long a call waits. The kernel is asked before a wait.",
     ),
     row(
@@ -366,7 +366,7 @@ pub const TCP: &[Row<Numbered>] = &[
     ),
     row(
         &[("TCP_QUICKACK", 12)],
-        Same("tx.rs acknowledge_at_once"),
+        Same("state.rs acknowledge_at_once"),
         "When TCP acknowledges. An end that sends by a lane does it at once, else a segment of the other end's could wait for it.",
     ),
     row(
