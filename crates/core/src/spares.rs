@@ -1,7 +1,7 @@
 //! DMBs of ours whose connection is over, kept mapped for the next one of the same link group and size: what the kernel's SMC
 //! does in `smc_buf_get_slot` (net/smc/smc_core.c).
 //!
-//! A DMB gets here when no thread of ours can look at it any more (see [`device`]), and is used again when the broker has said
+//! A DMB gets here when no thread of ours can look at it any more (see [`device`](crate::device)), and is used again when the broker has said
 //! that the peer's process has let go of it, too. The next connection is one of that same process: it may have kept what it
 //! had mapped, and nobody else's bytes may come there.
 

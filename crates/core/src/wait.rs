@@ -1,7 +1,7 @@
 //! Waiting: a spin perhaps ([`spin`]), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
 //!
 //! A nap is a FUTEX_WAIT on the lane's own wait word: one system call on each side. It sees nothing of TCP, so it is
-//! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`doorbell::new`]) sits edge-triggered in an
+//! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`doorbell::new`](crate::doorbell::new)) sits edge-triggered in an
 //! epoll instance of its own;
 //! beside it the TCP fd tells of death and of bytes of a revoked lane.
 
