@@ -40,7 +40,7 @@ mod proc;
 pub mod process;
 pub mod ready;
 mod reset;
-mod reuse;
+pub mod reuse;
 pub mod rings;
 pub mod rx;
 pub mod seen;

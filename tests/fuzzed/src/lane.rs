@@ -10,10 +10,11 @@
 use crate::script::Script;
 use rustix::fd::AsRawFd;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
-use shunpike_core::conn::{self, Outcome, phase};
+use shunpike_core::call::Outcome;
+use shunpike_core::state::phase;
 use shunpike_core::table::{self, Conn};
 use shunpike_core::tls::critical;
-use shunpike_core::{Errno, bufs::Bufs, device, process, rx, session, tx};
+use shunpike_core::{Errno, above, bufs::Bufs, closing, conn, life, reuse, rx, session, state, tx};
 use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, HEADER, MIN_WINDOW, Side, Words};
 use shunpike_shm::region;
@@ -34,7 +35,7 @@ const CANARY: u8 = 0xa5;
 /// One input.
 pub fn run(bytes: &[u8]) {
     static STARTED: Once = Once::new();
-    STARTED.call_once(|| process::start(process::Options::default()));
+    STARTED.call_once(|| life::start(life::Options::default()));
     // Of tests in threads one at a time: a world looks at its block once more after it was freed.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,7 +182,7 @@ impl World {
             half.ring.store((LEN - HEADER) as u32, Ordering::Relaxed);
             half.dmb.store(Dmb::address_of(memory.ours + WORDS, (LEN - HEADER) as u32), Ordering::Relaxed);
         }
-        let words = |half| rx::dmb(half).expect("just set").words();
+        let words = |half| state::rx_dmb(half).expect("just set").words();
         words(&block.rx).grant(1);
         block.rx.mode.store(mode::GRANTED, Ordering::SeqCst);
         words(&block.tx).set_reach((LEN - HEADER) as u64);
@@ -258,7 +259,7 @@ impl World {
         let (fd, flags) = (self.fd, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         // SAFETY: the buffer is as long as it says.
         let real = |flags| unsafe { libc::send(fd, iov[0].iov_base, n, flags) };
-        let source = tx::Source::Memory(Bufs::new(&iov));
+        let source = shunpike_core::source::Source::Memory(Bufs::new(&iov));
         match result(tx::send(self.conn, fd, source, flags, real)) {
             Ok(sent) => {
                 assert!(sent <= n, "{sent} of {n}");
@@ -449,16 +450,16 @@ impl World {
         match script.below(8) {
             0 => {
                 conn::revoke(conn, fd, Reason::Revoked);
-                conn::settle(conn, fd);
+                above::settle(conn, fd);
             }
-            1 => conn::stop(conn, fd),
+            1 => closing::stop(conn, fd),
             2 => drop(tx::overflow(conn, fd)),
             3 => tx::attend(conn, fd),
             4 => rx::tcp_news(conn, fd),
             5 | 6 => {
                 for (half, side) in [(&conn.block.rx, Side::Readers), (&conn.block.tx, Side::Writers)] {
                     let _critical = critical();
-                    if let Some(dmb) = rx::dmb(half) {
+                    if let Some(dmb) = state::rx_dmb(half) {
                         shunpike_core::wait::arm(half, dmb.words(), side, 1);
                         shunpike_core::wait::notify(conn.block, dmb.words(), side);
                     }
@@ -510,7 +511,7 @@ impl World {
         conn::close(self.fd);
         self.own = None;
         assert_eq!([&block.rx, &block.tx].map(|half| half.dmb.load(Ordering::Relaxed)), [0, 0]);
-        device::sweep(&mut session::lock());
+        reuse::sweep(&mut session::lock());
     }
 }
 
