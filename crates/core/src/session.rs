@@ -35,6 +35,9 @@ use crate::{clock, descriptors, sys, tap};
 
 /// A broker that is not there is looked for again after this long, microseconds;
 const RETRY_US: u64 = 1_000_000;
+/// ... one before whom so many wait that nobody can be added, after this long and twice as long each time, with so many doublings at most;
+const BUSY_US: u64 = 10_000;
+const BUSY_DOUBLINGS: u32 = 6;
 /// ... one that is there and lets no session come about, after twice as long each time, with so many doublings at most.
 const DOUBLINGS: u32 = 4;
 /// Descriptors that a message can carry: the link page and the peer's doorbells.
@@ -86,6 +89,8 @@ pub struct Session {
     retry_at: u64,
     /// Hellos in a row that came to nothing, at these brokers.
     unheard: u32,
+    /// Connects in a row that met a full queue.
+    busy: u32,
     asked: u64,
     /// Why there are no lanes to be had, while there are none.
     absence: Reason,
@@ -106,6 +111,7 @@ static SESSION: Mutex<Session> = Mutex::new(Session {
     device: None,
     retry_at: 0,
     unheard: 0,
+    busy: 0,
     asked: 0,
     absence: Reason::NoBroker,
     told: None,
@@ -327,9 +333,14 @@ impl Session {
             (self.asked, self.unheard) = (there, 0);
         }
         let opened = self.open();
-        let pause = RETRY_US << self.unheard.min(DOUBLINGS);
+        let pause = match opened {
+            Ok(()) => RETRY_US << self.unheard.min(DOUBLINGS),
+            Err(Errno::AGAIN) => BUSY_US << self.busy.min(BUSY_DOUBLINGS),
+            Err(_) => RETRY_US,
+        };
         self.unheard = if opened.is_ok() { self.unheard + 1 } else { 0 };
-        self.retry_at = clock::ticks() + clock::from_us(if opened.is_ok() { pause } else { RETRY_US });
+        self.busy = if opened == Err(Errno::AGAIN) { self.busy + 1 } else { 0 };
+        self.retry_at = clock::ticks() + clock::from_us(pause);
         if opened.is_err() {
             self.close();
         }
