@@ -2,6 +2,7 @@
 
 use crate::args::Broker;
 use crate::error::Error;
+use crate::log::Log;
 use crate::socket;
 use crate::tools::kernel;
 use shunpike_broker::policy::{Policy, SYSTEM_FILE, Source};
@@ -49,7 +50,7 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     config.successor = args.yield_to.map(Successor::new);
     config.idle_exit = args.idle_exit.map(|seconds| Duration::from_secs(seconds.into()));
     let level = if args.verbose { tracing::Level::DEBUG } else { tracing::Level::INFO };
-    tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_target(false).init();
+    tracing_subscriber::fmt().with_writer(|| Log).with_max_level(level).with_target(false).init();
     let stop = stop_signals().map_err(Error::Signals)?;
     // A broker that stays keeps no file system from being unmounted.
     let _ = env::set_current_dir("/");

@@ -9,6 +9,7 @@ mod cdi;
 mod codes;
 mod enable;
 mod error;
+mod log;
 mod names;
 mod pages;
 mod program;
@@ -21,7 +22,6 @@ use args::{Cli, Command, PolicyAction};
 use clap::Parser;
 use error::Error;
 use std::env;
-use tools::table::plain;
 
 /// Does what the process's arguments say and returns its exit status. `run` does not return if it succeeds.
 pub fn command_line() -> u8 {
@@ -38,7 +38,7 @@ pub fn command_line() -> u8 {
         // What was asked about is not so, and has been said.
         Ok(false) => 1,
         Err(error) => {
-            eprintln!("shunpike: {}", plain(&error.to_string()));
+            eprintln!("shunpike: {error}");
             error.exit_status()
         }
     }
