@@ -37,7 +37,7 @@ stress: build
 	ci/stress $(if $(SEED),--seed $(SEED))
 
 hostile: build
-	HOSTILE_ROUNDS=$(or $(HOSTILE_ROUNDS),2000) python3 -m pytest tests/test_hostile.py -v
+	HOSTILE_ROUNDS=$(or $(HOSTILE_ROUNDS),2000) python3 -m pytest tests/test_hostile.py tests/test_siege.py -v
 
 fuzz:
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),600) ci/fuzz

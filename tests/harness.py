@@ -66,7 +66,7 @@ class Broker:
         self.proc = self.world.start(self.name, argv, netns=self.netns)
         until(self.answers, lambda: f"{self.name} answers on {self.socket}: {self.proc.describe()}", pause=0.005)
         # Alone with its listening socket: the probe above has gone from its books too.
-        listening = 1 + any(str(option).startswith("unix:") for option in self.options)
+        listening = 1 + Path(f"{self.socket}.operator").exists() + any(str(option).startswith("unix:") for option in self.options)
         until(lambda: self.unix_sockets() == listening, lambda: f"{self.name} closes the probe's socket: {self.holdings()}")
         self.at_first = self.holdings()
 

@@ -2,9 +2,11 @@
 userfaultfd (a FUSE mount would do without rights), and goes on as that user."""
 
 import array
+import contextlib
 import ctypes
 import encodings.idna  # now: the user may not read the library
 import fcntl
+import functools
 import os
 import random
 import select
@@ -13,9 +15,13 @@ import struct
 import sys
 import threading
 
-from bridge import ARENA, CONN, HELLO, NOMINATE, VERSION, memory
+from bridge import AGAIN, ARENA, CONN, HELLO, MATCHED, NOMINATE, VERSION, WITHDRAW, memory
 
 EXPECT, QUERY = 10, 9
+# What can be asked without an argument, and what with one (crates/broker/src/client.rs).
+ASKED = {"ss": 1, "stats": 2, "stats_reset": 3, "device": 4, "info": 6, "linkgroup": 10, "sysctl": 12, "processes": 14, "policy_reload": 16}
+ASKED_OF = {"device_set": (5, b"active on"), "ueid": (7, b"show"), "seid": (8, b"show"), "explain": (9, b"1"), "revoke": (11, b"1"),
+            "check": (13, b"1 1"), "events": (17, b"0 1000")}  # fmt: skip
 SS, STATS, INFO = 1, 2, 6
 BLOCKS, HEADER, BLOCK = 32 * 1024, 8192, 1024
 PAGE = 4096
@@ -61,9 +67,9 @@ def lingering():
     return client, server
 
 
-def session(path, arena=None, bell=None):
+def session(path, arena=None, bell=None, timeout=1):
     it = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    it.settimeout(1)
+    it.settimeout(timeout)
     it.connect(path)
     fds = [arena if arena is not None else memory(ARENA), bell if bell is not None else os.eventfd(0, os.EFD_NONBLOCK)]
     say(it, struct.pack("<HIB16s", HELLO, VERSION, 1, b"siege"), fds)
@@ -147,10 +153,67 @@ def seem_large(path, _page):
     return it, arena, asking
 
 
+def connect(path, _page=None):
+    """Connects and leaves, without waiting, as fast as one can."""
+    for _ in range(200):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as it, contextlib.suppress(BlockingIOError):
+            it.connect(path)
+
+
+def speak_nonsense(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as it:
+        it.connect(path)
+        it.send(b"?")
+
+
+def ask(path, what, arg):
+    """One question, whose answer is read."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as it:
+        it.connect(path)
+        it.send(struct.pack("<HHH", QUERY, what, len(arg)) + arg)
+        while it.recv(1 << 16):
+            pass
+
+
+def floods(path):
+    """What can be done without end: each by its name."""
+    questions = {name: (what, b"") for name, what in ASKED.items()} | ASKED_OF
+    asking = {name: functools.partial(ask, path, *question) for name, question in questions.items()}
+    return {"connect": functools.partial(connect, path), "nonsense": functools.partial(speak_nonsense, path), **asking}
+
+
+def flood(path, orders):
+    """Has many programs with as much to tell as there can be, and then does what the file `orders` names, without end."""
+    kept = [seem_large(path, None) for _ in range(4)] + [session(path) for _ in range(40)]
+    ends, them = tcp_pair(), kept[-2:]
+    for n in range(1, 500):  # as many events
+        offer = lambda role: say(them[role], struct.pack("<HQBQQB", NOMINATE, CONN * n, role, 0, 0, 0), [ends[role].fileno()])
+        offer(0), offer(1)
+        for role, it in enumerate(them):
+            while (kind := struct.unpack_from("<H", it.recv(1024))[0]) != MATCHED:
+                if kind == AGAIN:
+                    offer(role)
+        for it in them:
+            say(it, struct.pack("<HQ", WITHDRAW, CONN * n))
+    print("begins", flush=True)
+
+    def go_on():
+        all_floods = floods(path)
+        while True:
+            with contextlib.suppress(OSError):
+                all_floods[open(orders).read()]()
+
+    for _ in range(4):
+        threading.Thread(target=go_on, daemon=True).start()
+    threading.Event().wait()
+
+
 def main(path, user, *only):
     pages = [endless_page() for _ in range(32)]
     os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
-    attacks = [hold_a_lock, keep_a_doorbell, hold_a_doorbell, leave_unread, expect_much, seem_large]
+    if only and only[0] == "flood":
+        return flood(path, only[1])
+    attacks = [hold_a_lock, keep_a_doorbell, hold_a_doorbell, leave_unread, expect_much, seem_large, connect]
     attacks = [attack for attack in attacks if not only or attack.__name__ in only]
     kept = []
     print("begins", flush=True)

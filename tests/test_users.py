@@ -9,14 +9,16 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from bridge import Session
 from harness import BINARY, LIBRARY, Accel, fifos
 from netns import needs_root
-from procs import descendants, finish_together, free_port, reap, until
+from procs import PATIENCE, descendants, finish_together, free_port, reap, until
 
 pytestmark = [pytest.mark.users, needs_root]
 
@@ -126,6 +128,56 @@ def test_each_sees_and_revokes_its_own(several, bed):
     status, out = ask(accel, contained, "device", "set", "active", "off")
     assert status == 1 and "not permitted (a container's root)" in out, out
     assert ask(accel, user(0), "device", "set", "active", "on")[0] == 0
+    client.stop()
+    server.stop()
+
+
+def in_a_container(*argv):
+    """Root by number only: a pid namespace of its own, the host's network, no right at all."""
+    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all", "--no-new-privs", "--"]
+    return ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *bare, *argv]
+
+
+def test_a_containers_root_does_not_lock_the_operator_out(world):
+    """It takes all places that a user may have, at both doors: the operator's are others."""
+    policy = world.directory / "broker.toml"
+    policy.write_text("[limits.user]\nsessions = 4\n")
+    broker = world.broker("--config", policy)
+    hog = """
+import socket, sys, time
+kept = []
+for path in sys.argv[1], sys.argv[1] + ".operator":
+    for n in range(40):
+        kept.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        kept[-1].connect(path)
+print("full", flush=True)
+time.sleep(100)
+"""
+    script = world.directory / "hog.py"
+    script.write_text(hog)
+    hog = world.start("hog", in_a_container(sys.executable, script, broker.socket))
+    until(lambda: "full" in hog.out, hog.describe)
+    before = time.monotonic()
+    assert json.loads(broker.tool("info", "--json"))["sessions"] == 0
+    with Session(broker).socket as program:
+        assert program.recv(1024), "a program of the operator's is welcome"
+    # Those who say nothing go after five seconds.
+    assert time.monotonic() - before < 4 * PATIENCE
+    hog.kill()
+
+
+def test_a_containers_root_taps_what_it_could_trace_and_no_more(several, bed):
+    """Users are not all that the kernel looks at before it lets one process read another's memory: nor are they here."""
+    accel, port = several(), free_port()
+    server = accel.start_as("server", user(0), [bed / "pingpong", "server", port, 1, 10_000_000]).wait_listening(port)
+    client = accel.start_as("client", user(0), [bed / "pingpong", "client", port, 1, 10_000_000])
+    until(lambda: len(accel.broker.connections()) == 2, lambda: f"both are there: {accel.broker.connections()}")
+    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"]
+    for who, is_shown in (([], True), (bare, False), (in_a_container(), False)):
+        env = accel.world.env | {"SHUNPIKE_SOCKET": str(accel.broker.socket)}
+        argv = [*who, "timeout", "-s", "KILL", "2", accel.world.binary, "tap"]
+        told = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        assert "waiting" in told.stderr and ("pingpong" in told.stderr) == is_shown, (who, told)
     client.stop()
     server.stop()
 

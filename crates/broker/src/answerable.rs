@@ -2,6 +2,7 @@
 //!
 //! A peer's message may lie in its socket behind one that a helper has. It was said earlier all the same.
 
+use crate::clock;
 use crate::ism::SessionId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ impl Answerable {
         if *left == 0 {
             self.awaited.remove(&session);
         }
-        self.until = self.latest.min(Instant::now() + STILL);
+        self.until = self.latest.min(clock::now() + STILL);
     }
 
     /// Nothing of the session's lies unread, or it has ended.

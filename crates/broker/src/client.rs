@@ -1,5 +1,6 @@
 //! The tools' side of a query: one question, one answer.
 
+use crate::runtime::operators_socket;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice};
 use rustix::net::sockopt::{self, Timeout};
@@ -100,21 +101,24 @@ pub fn query(socket: &Path, what: u16, arg: &str) -> Result<String, QueryError> 
     ask(socket, what, arg).map(|(_, text)| text)
 }
 
-/// The answer, and the connection that it came by.
+/// The answer, and the connection that it came by. A container's root may open the operator's socket, and is turned away there: it asks
+/// where everybody does.
 fn ask(socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryError> {
+    if let Ok(fd) = connect_at(&operators_socket(socket), SocketFlags::CLOEXEC) {
+        match ask_by(fd, socket, what, arg) {
+            Err(QueryError::Broken { .. }) => {}
+            other => return other,
+        }
+    }
+    let absent = |errno: Errno| QueryError::NoBroker { socket: socket.to_owned(), error: errno.into() };
+    ask_by(connect_at(socket, SocketFlags::CLOEXEC).map_err(absent)?, socket, what, arg)
+}
+
+fn ask_by(fd: OwnedFd, socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryError> {
     let arg = ClcBytes::new(arg.as_bytes()).map_err(|_| QueryError::Argument(arg.len()))?;
     let mut message = [0; MAX];
     let len = ToBroker::Query { what, arg }.encode(&mut message).map_err(|_| QueryError::Argument(MAX))?;
-    let absent = |errno: Errno| QueryError::NoBroker { socket: socket.to_owned(), error: errno.into() };
     let broken = |errno: Errno| QueryError::Broken { socket: socket.to_owned(), error: errno.into() };
-    let family = AddressFamily::UNIX;
-    let fd = rustix::net::socket_with(family, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .map_err(absent)?;
-    for timeout in [Timeout::Recv, Timeout::Send] {
-        sockopt::set_socket_timeout(&fd, timeout, Some(PATIENCE)).map_err(absent)?;
-    }
-    let address = SocketAddrUnix::new(socket).map_err(absent)?;
-    rustix::net::connect(&fd, &address).map_err(absent)?;
     let sent = message.get(..len).unwrap_or(&[]);
     rustix::net::send(&fd, sent, SendFlags::NOSIGNAL).map_err(broken)?;
     let mut text = Vec::new();
@@ -137,11 +141,19 @@ fn ask(socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryEr
     }
 }
 
+fn connect_at(path: &Path, flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    for timeout in [Timeout::Recv, Timeout::Send] {
+        sockopt::set_socket_timeout(&fd, timeout, Some(PATIENCE))?;
+    }
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    Ok(fd)
+}
+
 /// The user of the process that listens at `path`. Never waits. Errors: what connecting said.
 pub fn who_serves(path: &Path) -> std::io::Result<u32> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    let fd = connect_at(&operators_socket(path), flags).or_else(|_| connect_at(path, flags))?;
     let (_, uid) = crate::sockopt::peer_credentials(fd.as_fd()).ok_or(Errno::NOTCONN)?;
     Ok(uid)
 }

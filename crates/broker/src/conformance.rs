@@ -42,7 +42,13 @@ pub fn register(device: &mut impl IsmDevice, owner: u64, peer: u64) -> Result<Dm
     let memory = region::create("conformance", HEADER + SIZE.bytes()).expect("memfd");
     // Users by the dozen.
     let user = owner as u32 / 12;
-    device.register_dmb(NewDmb { owner: party(owner), user, peer: party(peer), size: SIZE, memory })
+    device.register_dmb(NewDmb {
+        owner: party(owner),
+        user,
+        peer: party(peer),
+        size: SIZE,
+        memory: memory.into(),
+    })
 }
 
 fn identity(device: &impl IsmDevice) {
@@ -211,7 +217,7 @@ fn a_parked_dmb_that_others_may_have_serves_nobody(device: &mut impl IsmDevice) 
 fn moved_bytes_arrive(device: &mut impl IsmDevice) {
     let memory = region::create("conformance", HEADER + SIZE.bytes()).expect("memfd");
     let look = memory.try_clone().expect("dup");
-    let new = NewDmb { owner: party(1), user: 0, peer: party(2), size: SIZE, memory };
+    let new = NewDmb { owner: party(1), user: 0, peer: party(2), size: SIZE, memory: memory.into() };
     let token = device.register_dmb(new).expect("room");
     device.attach_dmb(token, party(2)).expect("attach");
     let offset = HEADER as u64 + 5;

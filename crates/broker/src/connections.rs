@@ -5,8 +5,8 @@ use crate::query::{failure, json};
 use crate::report::{Connection, Failure, ReasonText};
 use crate::server::Server;
 use crate::session::{Program, Session};
-use crate::stats::{ArenaKey, direction};
-use shunpike_shm::arena::{BLOCKS, Block, Half, mode};
+use crate::stats::{ArenaKey, Looks, direction};
+use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbToken, Reason, cdc};
 use std::collections::{HashMap, VecDeque};
@@ -39,6 +39,13 @@ fn trees(server: &Server) -> HashMap<ArenaKey, Tree<'_>> {
     trees
 }
 
+/// The sessions that share this arena.
+fn tree(server: &Server, key: ArenaKey) -> Tree<'_> {
+    let mut tree: Tree<'_> = server.programs().filter(|(_, _, program)| program.key == key).collect();
+    tree.sort_by_key(|(id, ..)| *id);
+    tree
+}
+
 /// A list that is made as it is read: nothing of it is kept.
 #[derive(Default)]
 pub struct Listing {
@@ -62,14 +69,12 @@ impl Listing {
 
     /// The next piece of the answer, a JSON text of [`crate::report::Connections`], and whether it is the last.
     pub fn next(&mut self, server: &Server, is_shown: impl Fn(SessionId) -> bool) -> (String, bool) {
-        let trees = trees(server);
         let mut text = String::new();
         let mut looked = 0;
         while let Some(&first) = self.arenas.front() {
             let key = server.sessions.get(&first).and_then(Session::program).map(|program| program.key);
-            let Some((tree, (_, _, program))) =
-                key.and_then(|key| trees.get(&key)).and_then(|tree| Some((tree, tree.first()?)))
-            else {
+            let tree = key.map_or_else(Vec::new, |key| tree(server, key));
+            let Some((_, _, program)) = tree.first() else {
                 self.go_to_next();
                 continue;
             };
@@ -83,7 +88,7 @@ impl Listing {
                 self.block = index + 1;
                 let conn = ConnId::new(index, block.name.load(Ordering::Acquire));
                 let found =
-                    show(server, tree, maker, conn, &block).filter(|found| is_shown(found.party.session));
+                    show(server, &tree, maker, conn, &block).filter(|found| is_shown(found.party.session));
                 if let Some(found) = found {
                     text.push_str(if std::mem::replace(&mut self.began, true) {
                         ","
@@ -159,14 +164,18 @@ pub fn of(
     let on = fd.map_or_else(|| format!("PID {pid}"), |fd| format!("PID {pid}, descriptor {fd}"));
     let mut all = Vec::new();
     let mut is_hidden = false;
-    for tree in trees(server).into_values() {
-        let Some((_, _, program)) = tree.first() else { continue };
+    let mut trees: Vec<Tree<'_>> = trees(server).into_values().collect();
+    // A child may speak for a connection in an arena whose sessions are others': those come last, and as far as a look may go.
+    trees.sort_by_key(|tree| !tree.iter().any(|(_, session, _)| session.peer.pid == pid));
+    let mut looks = Looks::default();
+    for tree in trees {
+        let Some((_, session, program)) = tree.first() else { continue };
         if !tree.iter().any(|(id, ..)| is_shown(*id)) {
             is_hidden |= tree.iter().any(|(_, session, _)| session.peer.pid == pid);
             continue;
         }
         let maker = program.arena.header().pid.load(Ordering::Relaxed);
-        for (index, block) in program.arena.held(0, &mut BLOCKS.clone()) {
+        for (index, block) in program.arena.held(0, looks.of(session.peer.uid())) {
             if fd.is_some_and(|fd| fd != block.fd.load(Ordering::Relaxed)) {
                 continue;
             }

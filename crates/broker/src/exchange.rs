@@ -16,11 +16,10 @@ use crate::matching::{Decision, Matching};
 use crate::policy::{Identity, Policy};
 use parking::Parking;
 use room::{Holder, Promises};
-use rustix::fd::OwnedFd;
 use shunpike_shm::arena::BLOCKS;
 use shunpike_wire::session::{ClcBytes, ConnId, Expected, FromBroker, Role};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 /// So many handshakes at a time are congestion, for `limit_smc_hs`.
@@ -94,7 +93,12 @@ struct End {
     promise: Option<Holder>,
     /// Whether it has the peer's DMB, or had it.
     has_attached: bool,
+    /// CLC messages that it has had passed on.
+    said: u32,
 }
+
+/// CLC messages of one end of a match: a handshake has four. They wait at the peer, who is not to pay for more.
+const MOST_CLC: u32 = 256;
 
 /// All tables of the broker.
 pub struct Exchange {
@@ -222,6 +226,11 @@ impl Exchange {
         self.unanswered.len()
     }
 
+    /// Whose those are.
+    pub fn asking(&self) -> BTreeSet<SessionId> {
+        self.unanswered.iter().map(|party| party.session).collect()
+    }
+
     /// Tells the first `count` unanswered ends, those that still wait, whether anybody may come to the other end.
     /// To be called when all has been heard that was said before their nominations.
     pub fn answer(&mut self, count: usize) {
@@ -316,15 +325,20 @@ impl Exchange {
         }
     }
 
-    /// Passes a CLC message on to the matched peer; to nobody when there is none any more.
-    pub fn relay(&mut self, from: Party, clc: ClcBytes) {
-        if let Some(peer) = self.peer(from) {
+    /// Passes a CLC message on to the matched peer; to nobody when there is none any more. False: they are too many.
+    pub fn relay(&mut self, from: Party, clc: ClcBytes) -> bool {
+        let Some(End { peer: Some(peer), said, .. }) = self.ends.get_mut(&from) else { return true };
+        let peer = *peer;
+        *said += 1;
+        let is_lawful = *said <= MOST_CLC;
+        if is_lawful {
             self.post(peer.session, FromBroker::Clc { conn: peer.conn, clc });
         }
+        is_lawful
     }
 
     /// Registers a DMB for an end that has a match, whose peer may attach it.
-    pub fn register(&mut self, owner: Party, class: u8, memory: Option<OwnedFd>) {
+    pub fn register(&mut self, owner: Party, class: u8, memory: Option<Shared>) {
         let result = self.try_register(owner, class, memory);
         self.answer_register(owner, result);
     }
@@ -359,7 +373,7 @@ impl Exchange {
         self.device.reuse_dmb(token, owner, peer).map_err(reason_of)
     }
 
-    fn try_register(&mut self, owner: Party, class: u8, memory: Option<OwnedFd>) -> Result<DmbToken, Reason> {
+    fn try_register(&mut self, owner: Party, class: u8, memory: Option<Shared>) -> Result<DmbToken, Reason> {
         if !self.active {
             return Err(Reason::Inactive);
         }
@@ -415,14 +429,7 @@ impl Exchange {
     fn try_attach(&mut self, by: Party, token: DmbToken) -> Result<(DmbSize, Vec<Rc<Shared>>), Reason> {
         self.permitted_peer(by)?;
         let attachment = self.device.attach_dmb(token, by).map_err(reason_of)?;
-        let size = attachment.size;
-        match attachment.memory.map(|memory| memory.try_clone_to_owned()).transpose() {
-            Ok(memory) => Ok((size, memory.into_iter().map(|memory| Rc::new(memory.into())).collect())),
-            Err(_) => {
-                self.detach(by.session, token.0, true);
-                Err(Reason::NoDescriptors)
-            }
-        }
+        Ok((attachment.size, attachment.memory.into_iter().map(Rc::clone).collect()))
     }
 
     /// Lets a registered DMB go. One that is not the session's, or of an earlier broker, is nobody's loss.
@@ -477,6 +484,11 @@ impl Exchange {
         identity(one).zip(identity(other)).is_some_and(|(one, other)| self.policy.permits(one, other))
     }
 
+    /// Whether memory that an end registers could be used.
+    pub fn may_register(&self, owner: Party) -> bool {
+        self.active && self.permitted_peer(owner).is_ok()
+    }
+
     /// The other end of a match, for memory to be shared with. Errors: why not.
     fn permitted_peer(&self, party: Party) -> Result<Party, Reason> {
         let peer = self.peer(party).ok_or(Reason::PeerVanished)?;
@@ -496,6 +508,11 @@ impl Exchange {
     /// Link group and slot of a matched end.
     pub fn seat(&self, party: Party) -> Option<Seat> {
         self.ends.get(&party).map(|end| end.seat)
+    }
+
+    /// Doorbells of all.
+    pub fn doorbells(&self) -> usize {
+        self.members.values().map(|member| usize::from(member.queues)).sum()
     }
 
     /// Completion queues of a session's process.
@@ -556,7 +573,10 @@ impl Exchange {
             return Err(reason);
         }
         for (own, peer, holder) in [(client, server, one), (server, client, other)] {
-            self.ends.insert(own, End { seat, peer: Some(peer), promise: Some(holder), has_attached: false });
+            self.ends.insert(
+                own,
+                End { seat, peer: Some(peer), promise: Some(holder), has_attached: false, said: 0 },
+            );
         }
         self.news.push(News::Matched { client, server });
         self.introduce(client, server, seat);

@@ -3,7 +3,8 @@
 //! Merely closing one can make the closer wait: for a socket's unsent bytes (SO_LINGER), for the answer of a file system that
 //! is a program (FUSE), for an epoll instance whose lock a page fault of the client's holds. So the broker itself is given
 //! none but memory, which a helper has looked at. A client's doorbells it holds *in flight*: unread in a socket that a helper
-//! has made, from which it takes copies for the moment in which they are sent on. It is never the last to close one. That holds
+//! has made, from which it takes copies for the moment in which they are sent on. It is never the last to close one, nor memory:
+//! whoever closes that last frees its pages, half a second for a GiB. That holds
 //! for a broker that is killed as well: the kernel closes a process's own descriptors first (its lock, its sessions), and what
 //! lay in a socket when that one is closed.
 
@@ -13,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use shunpike_shm::{arena, region};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::mem;
 use std::rc::Rc;
 
@@ -22,6 +23,8 @@ use std::rc::Rc;
 pub enum Last {
     /// Close it.
     Close,
+    /// Close it, which frees memory: so few at a time that a helper is done in time.
+    Free,
     /// Give its memory, so many bytes, back to the system, and close it.
     Empty(u64),
 }
@@ -42,11 +45,14 @@ impl Graves {
     }
 }
 
-/// What is passed on to clients: a descriptor of ours, or those of a client's that are in flight, which a helper ends.
+/// What is passed on to clients: a descriptor of ours; or a client's, memory or what is in flight, which a helper ends.
 #[derive(Debug)]
 pub struct Shared {
     fd: Option<OwnedFd>,
     of: Option<(u32, Graves)>,
+    is_in_flight: bool,
+    /// As many bytes are given back to the system first.
+    empties: Cell<u64>,
 }
 
 /// The descriptors of a [`Shared`], for as long as they are sent.
@@ -60,13 +66,27 @@ pub enum Given<'a> {
 impl Shared {
     /// What came from a process of `user`, in flight: see [`put_in_flight`].
     pub fn of_client(in_flight: OwnedFd, user: u32, graves: &Graves) -> Self {
-        Self { fd: Some(in_flight), of: Some((user, graves.clone())) }
+        Self::new(in_flight, Some((user, graves.clone())), true)
+    }
+
+    /// Memory that came from a process of `user`.
+    pub fn memory_of_client(fd: OwnedFd, user: u32, graves: &Graves) -> Self {
+        Self::new(fd, Some((user, graves.clone())), false)
+    }
+
+    fn new(fd: OwnedFd, of: Option<(u32, Graves)>, is_in_flight: bool) -> Self {
+        Self { fd: Some(fd), of, is_in_flight, empties: Cell::new(0) }
+    }
+
+    /// Has as many bytes given back to the system when it is needed no more: its owner may have it mapped, and sleep.
+    pub fn empty_at_last(&self, len: u64) {
+        self.empties.set(len);
     }
 
     /// What a client is given.
     pub fn given(&self) -> Result<Given<'_>, Errno> {
-        let fd = self.fd.as_ref().expect("there until it is dropped").as_fd();
-        if self.of.is_some() { channel::copies(fd).map(Given::Copies) } else { Ok(Given::Held(fd)) }
+        let fd = self.as_fd();
+        if self.is_in_flight { channel::copies(fd).map(Given::Copies) } else { Ok(Given::Held(fd)) }
     }
 }
 
@@ -84,15 +104,26 @@ impl Given<'_> {
 impl From<OwnedFd> for Shared {
     /// One that closes at once: memory, or of our own making.
     fn from(fd: OwnedFd) -> Self {
-        Self { fd: Some(fd), of: None }
+        Self::new(fd, None, false)
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
         if let (Some(fd), Some((user, graves))) = (self.fd.take(), self.of.take()) {
-            graves.enter(user, fd, Last::Close);
+            let last = match (self.is_in_flight, self.empties.get()) {
+                (true, _) => Last::Close,
+                (false, 0) => Last::Free,
+                (false, len) => Last::Empty(len),
+            };
+            graves.enter(user, fd, last);
         }
+    }
+}
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_ref().expect("there until it is dropped").as_fd()
     }
 }
 
@@ -164,5 +195,9 @@ mod tests {
         assert!(matches!(graves.take()[..], [(7, _, Last::Close)]));
         drop(Shared::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
         assert!(graves.take().is_empty());
+        let memory = || Shared::memory_of_client(region::create("t", 4096).unwrap(), 7, &graves);
+        assert!(matches!(memory().given(), Ok(Given::Held(_))));
+        memory().empty_at_last(4096);
+        assert!(matches!(graves.take()[..], [(7, _, Last::Free), (7, _, Last::Empty(4096))]));
     }
 }

@@ -5,9 +5,10 @@
 //! Nothing above this trait may assume that a DMB can be mapped by its peer: a device that is no memory
 //! ([`IsmDevice::support_dmb_nocopy`] false) moves bytes by [`IsmDevice::move_data`] only.
 
-use rustix::fd::{BorrowedFd, OwnedFd};
+use crate::foreign::Shared;
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
+use std::rc::Rc;
 
 /// Names a session with the broker; never used twice in a broker's life.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -85,7 +86,7 @@ pub struct NewDmb {
     /// Ring size; the memory is a header page longer.
     pub size: DmbSize,
     /// Header page and ring, sealed against any change of size.
-    pub memory: OwnedFd,
+    pub memory: Shared,
 }
 
 /// What an attached DMB looks like to its peer.
@@ -94,7 +95,7 @@ pub struct Attachment<'a> {
     /// Ring size.
     pub size: DmbSize,
     /// The memory to map, where the device is memory.
-    pub memory: Option<BorrowedFd<'a>>,
+    pub memory: Option<&'a Rc<Shared>>,
 }
 
 /// One transfer into a peer's DMB.

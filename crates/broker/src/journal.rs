@@ -3,6 +3,7 @@
 //! An event is of a connection, which has two ends. Who asks sees those of which `ss` would show an end, and of these the ends that it
 //! would show. What a program wrote in its arena is shown, and decides nothing else.
 
+use crate::clock;
 use crate::connections::reason_text;
 use crate::exchange::News;
 use crate::ism::{Party, SessionId};
@@ -231,7 +232,7 @@ impl Server {
                 let pair = Rc::new(RefCell::new(Pair {
                     parties: [client, server],
                     ends: [self.describe(client), self.describe(server)],
-                    matched: Instant::now(),
+                    matched: clock::now(),
                     opened: None,
                     has_left: [false; 2],
                     is_told: false,
@@ -242,8 +243,8 @@ impl Server {
             News::Opened { party } => {
                 let Some(pair) = self.journal.pairs.get(&party).map(Rc::clone) else { return };
                 let mut pair = pair.borrow_mut();
-                pair.opened = Some(Instant::now());
-                let after = Some(pair.matched.elapsed());
+                pair.opened = Some(clock::now());
+                let after = Some(clock::since(pair.matched));
                 self.journal.note(Kind::Opened, after, None, pair.all());
             }
             News::Refused { parties, reason } => {
@@ -296,7 +297,7 @@ impl Server {
             return;
         }
         let side = ["client", "server"][pair.side(by)];
-        let after = Some(pair.opened.unwrap_or(pair.matched).elapsed());
+        let after = Some(clock::since(pair.opened.unwrap_or(pair.matched)));
         self.journal.note(kind, after, reason.map(|reason| (reason, Some(side.to_owned()))), pair.all());
     }
 

@@ -4,6 +4,7 @@
 
 mod answerable;
 mod client;
+pub mod clock;
 #[cfg(test)]
 mod conformance;
 mod connections;

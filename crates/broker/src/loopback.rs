@@ -1,21 +1,22 @@
 //! loopback-ism: an ISM device whose DMBs are memfds of this host's processes.
 
-use crate::foreign::{Graves, Last};
+use crate::foreign::Shared;
 use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::SealFlags;
 use shunpike_shm::lane::{self, Cursor, Dmb as Lane, MAX_CLASS, Wait, Words};
 use shunpike_shm::region;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
+use std::rc::Rc;
 
 struct Dmb {
     owner: Party,
     user: u32,
     peer: Party,
     size: DmbSize,
-    memory: OwnedFd,
+    memory: Rc<Shared>,
     /// Whether the owner still holds its reference.
     owned: bool,
     /// References of the peer.
@@ -39,29 +40,13 @@ pub struct LoopbackIsm {
     of: BTreeSet<(SessionId, u64)>,
     limit: usize,
     next_token: fn() -> u64,
-    graves: Graves,
 }
 
 impl LoopbackIsm {
     /// A device of at most `limit` DMBs (the kernel's has 5000).
     pub fn new(gid: Gid, limit: usize) -> Self {
         let (sessions, users) = (HashMap::new(), HashMap::new());
-        let graves = Graves::default();
-        Self {
-            gid,
-            dmbs: HashMap::new(),
-            sessions,
-            users,
-            of: BTreeSet::new(),
-            limit,
-            next_token: random,
-            graves,
-        }
-    }
-
-    /// The same, whose memory is given back by those who see to `graves`.
-    pub fn with_graves(self, graves: Graves) -> Self {
-        Self { graves, ..self }
+        Self { gid, dmbs: HashMap::new(), sessions, users, of: BTreeSet::new(), limit, next_token: random }
     }
 
     fn free_token(&self) -> DmbToken {
@@ -83,7 +68,7 @@ impl LoopbackIsm {
             self.forget(token, &dmb);
             if dmb.parked && !dmb.shared {
                 // Its owner may sleep, and unmaps it when it wakes. Not here: a writer to it could make us wait.
-                self.graves.enter(dmb.user, dmb.memory, Last::Empty(memory_len(dmb.size)));
+                dmb.memory.empty_at_last(memory_len(dmb.size));
             }
         }
     }
@@ -118,6 +103,7 @@ impl IsmDevice for LoopbackIsm {
         check_memory(new.memory.as_fd(), new.size).ok_or(IsmError::NoMemory)?;
         let token = self.free_token();
         let NewDmb { owner, user, peer, size, memory } = new;
+        let memory = Rc::new(memory);
         for held in [self.sessions.entry(owner.session).or_default(), self.users.entry(user).or_default()] {
             held.dmbs += 1;
             held.bytes += memory_len(size);
@@ -149,7 +135,7 @@ impl IsmDevice for LoopbackIsm {
             return Err(IsmError::PeerGone);
         }
         dmb.attached += 1;
-        Ok(Attachment { size: dmb.size, memory: Some(dmb.memory.as_fd()) })
+        Ok(Attachment { size: dmb.size, memory: Some(&dmb.memory) })
     }
 
     fn detach_dmb(&mut self, token: DmbToken, by: SessionId, gone: bool) -> Result<(), IsmError> {
@@ -220,7 +206,7 @@ impl IsmDevice for LoopbackIsm {
         let mut at = transfer.offset;
         let mut rest = transfer.data;
         while !rest.is_empty() {
-            let n = rustix::io::pwrite(&dmb.memory, rest, at).map_err(|_| IsmError::NoMemory)?;
+            let n = rustix::io::pwrite(dmb.memory.as_fd(), rest, at).map_err(|_| IsmError::NoMemory)?;
             rest = rest.get(n..).unwrap_or(&[]);
             at += n as u64;
         }
@@ -271,7 +257,7 @@ impl IsmDevice for LoopbackIsm {
         let words = Lane::words_at(token.0);
         let word = |at: usize| {
             let mut word = [0; 8];
-            let n = rustix::io::pread(memory, &mut word, (words + at) as u64).ok()?;
+            let n = rustix::io::pread(memory.as_fd(), &mut word, (words + at) as u64).ok()?;
             (n == word.len()).then(|| u64::from_ne_bytes(word))
         };
         let (produced, consumed) = (Cursor(word(Words::PROD_AT)?), Cursor(word(Words::CONS_AT)?));
@@ -373,7 +359,7 @@ mod tests {
         let token = conformance::register(&mut device, 1, 2).unwrap();
         let write = |device: &LoopbackIsm, at: usize, word: u64| {
             let at = (Lane::words_at(token.0) + at) as u64;
-            rustix::io::pwrite(&device.dmbs[&token].memory, &word.to_ne_bytes(), at).unwrap();
+            rustix::io::pwrite(device.dmbs[&token].memory.as_fd(), &word.to_ne_bytes(), at).unwrap();
         };
         write(&device, Words::PROD_AT, Cursor::new(3, 700).0);
         write(&device, Words::CONS_AT, Cursor::new(3, 500).with(Cursor::TAKEN).0);
@@ -392,7 +378,7 @@ mod tests {
         let len = HEADER + size.bytes();
         let party = |session| Party { session: SessionId(session), conn: ConnId(1) };
         let refused = |memory| {
-            let new = NewDmb { owner: party(1), user: 0, peer: party(2), size, memory };
+            let new = NewDmb { owner: party(1), user: 0, peer: party(2), size, memory: Shared::from(memory) };
             assert_eq!(device().register_dmb(new), Err(IsmError::NoMemory));
         };
         let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;

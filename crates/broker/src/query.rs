@@ -2,6 +2,7 @@
 
 use crate::Config;
 use crate::client::what;
+use crate::clock;
 use crate::connections;
 use crate::explain;
 use crate::ism::{IsmDevice, SessionId};
@@ -293,7 +294,7 @@ impl Server {
             private: self.config.private,
             policy: self.config.policy.report(),
             privileged: self.is_privileged(),
-            uptime: self.began.elapsed().as_secs(),
+            uptime: clock::since(self.began).as_secs(),
             sessions: self.programs().count() as u64,
             other_versions: self.laneless().count() as u64,
             waiting: self.exchange.waiting() as u64,

@@ -60,18 +60,43 @@ impl Shares {
     const PART: u32 = 10;
     const BURST: Duration = Duration::from_secs(1);
 
+    /// From when on something is left to `who`; in the past or now where something is.
+    pub fn free_at(&self, who: u32) -> Option<Instant> {
+        self.of.get(&who).and_then(|whole_at| whole_at.checked_sub(Self::BURST))
+    }
+
     /// Whether something is left to `who`.
-    pub fn has_left(&mut self, who: u32, now: Instant) -> bool {
-        if self.of.len() >= MANY {
-            self.of.retain(|_, whole_at| *whole_at > now);
-        }
-        self.of.get(&who).is_none_or(|whole_at| *whole_at <= now + Self::BURST)
+    pub fn has_left(&self, who: u32, now: Instant) -> bool {
+        self.free_at(who).is_none_or(|at| at <= now)
     }
 
     /// `who` has had so much, which it has paid for after ten times as long.
     pub fn spend(&mut self, who: u32, time: Duration, now: Instant) {
+        if self.of.len() >= MANY {
+            self.of.retain(|_, whole_at| *whole_at > now);
+        }
         let whole_at = self.of.entry(who).or_insert(now);
         *whole_at = (*whole_at).max(now) + time * Self::PART;
+    }
+}
+
+/// Something that is told of once in a second at most, with how often it happened: who can have it happen writes no log.
+#[derive(Debug)]
+pub struct Seldom {
+    rate: Rate,
+    untold: u64,
+}
+
+impl Seldom {
+    /// Nothing happened yet.
+    pub fn new(now: Instant) -> Self {
+        Self { rate: Rate::new(now), untold: 0 }
+    }
+
+    /// It happened. Whether to tell of it: how often it did since it was told of.
+    pub fn happened(&mut self, now: Instant) -> Option<u64> {
+        self.untold += 1;
+        self.rate.take(1, now).then(|| std::mem::take(&mut self.untold))
     }
 }
 
@@ -110,6 +135,15 @@ mod tests {
         }
         assert!(!shares.has_left(1, start) && shares.has_left(2, start));
         assert!(!shares.has_left(1, at(99)) && shares.has_left(1, at(100)));
+    }
+
+    #[test]
+    fn what_happens_often_is_told_of_seldom() {
+        let start = Instant::now();
+        let mut seldom = Seldom::new(start);
+        let told: Vec<u64> =
+            (0..5000).filter_map(|ms| seldom.happened(start + Duration::from_millis(ms))).collect();
+        assert_eq!(told, [1, 1000, 1000, 1000, 1000]);
     }
 
     #[test]

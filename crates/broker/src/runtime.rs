@@ -17,8 +17,14 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Connections that may wait to be accepted: a busy broker must not make programs look brokerless.
-const BACKLOG: i32 = 1024;
+/// Connections that may wait to be accepted: a busy broker must not make programs look brokerless. The kernel allows as many
+/// (net.core.somaxconn) since Linux 5.4.
+const BACKLOG: i32 = 4096;
+
+/// The operator's own socket, beside the one that everybody uses: who waits there waits for nobody else's connections.
+pub fn operators_socket(socket: &Path) -> PathBuf {
+    with_suffix(socket, ".operator")
+}
 
 /// A place that this process alone serves, until it is dropped.
 pub struct Place {
@@ -62,12 +68,21 @@ impl Place {
 
     /// Listens at the socket, in the place of whatever a dead broker left there, with this mode and group.
     pub fn listen(&self, mode: u32, group: Option<u32>) -> Result<OwnedFd, BrokerError> {
-        if std::fs::symlink_metadata(&self.socket).is_ok_and(|meta| !meta.file_type().is_socket()) {
-            return Err(BrokerError::NotASocket { path: self.socket.clone() });
+        Self::listen_at(&self.socket, mode, group)
+    }
+
+    /// Listens at the [`operators_socket`]: for the broker's own user, and root.
+    pub fn listen_for_operator(&self) -> Result<OwnedFd, BrokerError> {
+        Self::listen_at(&operators_socket(&self.socket), 0o600, None)
+    }
+
+    fn listen_at(socket: &Path, mode: u32, group: Option<u32>) -> Result<OwnedFd, BrokerError> {
+        if std::fs::symlink_metadata(socket).is_ok_and(|meta| !meta.file_type().is_socket()) {
+            return Err(BrokerError::NotASocket { path: socket.to_owned() });
         }
-        let new = with_suffix(&self.socket, ".new");
+        let new = with_suffix(socket, ".new");
         let failed = |what| {
-            let path = self.socket.clone();
+            let path = socket.to_owned();
             move |errno: Errno| BrokerError::Io { what, path, error: errno.into() }
         };
         let _ = std::fs::remove_file(&new);
@@ -89,7 +104,7 @@ impl Place {
         rustix::fs::chmod(&new, Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
         rustix::net::listen(&listener, BACKLOG).map_err(failed("listen at"))?;
         // Whoever finds the name finds a broker that listens.
-        rustix::fs::rename(&new, &self.socket).map_err(failed("rename the new socket to"))?;
+        rustix::fs::rename(&new, socket).map_err(failed("rename the new socket to"))?;
         Ok(listener)
     }
 
@@ -105,20 +120,30 @@ impl Place {
         owned
     }
 
-    /// Takes the name away from newcomers, so that [`Place::leave`] or [`Place::stay`] can follow.
+    /// Takes the names away from newcomers, so that [`Place::leave`] or [`Place::stay`] can follow.
     pub fn hide(&self) {
-        let _ = std::fs::rename(&self.socket, with_suffix(&self.socket, ".closing"));
+        for socket in self.sockets() {
+            let _ = std::fs::rename(&socket, with_suffix(&socket, ".closing"));
+        }
     }
 
-    /// Gives the name back.
+    /// Gives the names back.
     pub fn stay(&self) {
-        let _ = std::fs::rename(with_suffix(&self.socket, ".closing"), &self.socket);
+        for socket in self.sockets() {
+            let _ = std::fs::rename(with_suffix(&socket, ".closing"), &socket);
+        }
     }
 
-    /// Removes the socket.
+    /// Removes the sockets.
     pub fn leave(&self) {
-        let _ = std::fs::remove_file(with_suffix(&self.socket, ".closing"));
-        let _ = std::fs::remove_file(&self.socket);
+        for socket in self.sockets() {
+            let _ = std::fs::remove_file(with_suffix(&socket, ".closing"));
+            let _ = std::fs::remove_file(&socket);
+        }
+    }
+
+    fn sockets(&self) -> [PathBuf; 2] {
+        [self.socket.clone(), operators_socket(&self.socket)]
     }
 
     /// The GID of this place's device: the one kept since the system came up, or a new one, kept from now on.
@@ -160,6 +185,31 @@ pub fn shares_our_pids(socket: BorrowedFd<'_>, pid: u32) -> bool {
     sockopt::peer_process(socket).is_some_and(|process| has_our_pids(pid, &status_of(pid)) && lives(&process))
 }
 
+/// How many descriptors may be under way in sockets, ours and our helpers'.
+pub fn descriptors_under_way() -> usize {
+    // CAP_SYS_ADMIN or CAP_SYS_RESOURCE of the machine, not of a user namespace: net/core/scm.c, too_many_unix_fds().
+    const EXEMPT: u64 = 1 << 21 | 1 << 24;
+    let ours = Confinement::of(std::process::id());
+    let is_all = |users: &str| users.split_whitespace().eq(["0", "0", "4294967295"]);
+    if ours.is_some_and(|ours| ours.effective & EXEMPT != 0 && is_all(&ours.users)) {
+        return usize::MAX;
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// Whether [`shares_our_pids`] can be true: it is of this process.
+pub fn knows_operators() -> bool {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .is_ok_and(|(one, _other)| shares_our_pids(one.as_fd(), std::process::id()))
+}
+
+/// Whether the process that connected `socket` lives, so that what /proc said of its number is said of it. False before Linux 6.5.
+pub fn is_alive(socket: BorrowedFd<'_>) -> bool {
+    sockopt::peer_process(socket).is_some_and(|process| lives(&process))
+}
+
 /// Whether the process of a pidfd has not ended: its number is nobody else's then.
 fn lives(process: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
@@ -173,6 +223,54 @@ pub fn may_read_others(pid: u32) -> bool {
     let is_filtered =
         status.lines().find_map(|line| line.strip_prefix("Seccomp:")).is_none_or(|mode| mode.trim() != "0");
     !is_filtered && has_our_pids(pid, &status)
+}
+
+/// What of a process decides whether the kernel would let another one of its user look at its memory (ptrace(2)), as /proc tells
+/// it to anybody.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Confinement {
+    /// How its user namespace maps users: two that map them otherwise are not the same.
+    users: String,
+    /// Its pid namespace: ours, or another by its link in /proc, where we may read that.
+    pids: Option<PathBuf>,
+    permitted: u64,
+    effective: u64,
+}
+
+impl Confinement {
+    /// That of a process, by its number here. `None` where /proc does not tell, or of other processes.
+    pub fn of(pid: u32) -> Option<Self> {
+        let status = status_of(pid);
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            u64::from_str_radix(line.trim(), 16).ok()
+        };
+        let is_ours = has_our_pids(pid, &status);
+        let link = || std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        Some(Self {
+            users: std::fs::read_to_string(format!("/proc/{pid}/uid_map")).ok()?,
+            pids: if is_ours { Some("ours".into()) } else { link() },
+            permitted: field("CapPrm:")?,
+            effective: field("CapEff:")?,
+        })
+    }
+
+    /// Whether it may look at any process here.
+    pub fn sees_all(&self) -> bool {
+        const CAP_SYS_PTRACE: u32 = 19;
+        let own_users = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        self.pids == Some("ours".into())
+            && self.users == own_users
+            && self.effective & (1 << CAP_SYS_PTRACE) != 0
+    }
+
+    /// Whether it may look at another one of its user.
+    pub fn sees(&self, other: &Self) -> bool {
+        self.pids.is_some()
+            && self.pids == other.pids
+            && self.users == other.users
+            && other.permitted & !self.permitted == 0
+    }
 }
 
 fn status_of(pid: u32) -> String {

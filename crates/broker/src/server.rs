@@ -4,13 +4,16 @@
 
 mod admission;
 mod hearing;
+mod operators;
+mod questions;
 mod reload;
 
 use crate::answerable::Answerable;
+use crate::clock;
 use crate::datagram;
 use crate::diag::Diag;
 use crate::exchange::{Exchange, Post};
-use crate::foreign::{Graves, Shared};
+use crate::foreign::{Graves, Last, Shared};
 use crate::helpers::{self, Helpers};
 use crate::ism::SessionId;
 use crate::journal::Journal;
@@ -18,20 +21,23 @@ use crate::loopback::LoopbackIsm;
 use crate::metrics::{self, Metrics};
 use crate::policy::{self};
 use crate::query::System;
-use crate::rate::{Rates, Shares};
-use crate::runtime::Place;
+use crate::rate::{Rates, Seldom, Shares};
+use crate::runtime::{self, Place};
 use crate::sequence::SequenceReader;
-use crate::session::{Kind, Sent, Session};
+use crate::session::{Door, Kind, Sent, Session};
 use crate::settings::Settings;
 use crate::stats::Ledger;
 use crate::successor::LOOK;
 use crate::taps::Taps;
 use crate::{BrokerError, Config, Order, Orders};
+use operators::Operators;
+use questions::Questions;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use rustix::time::Timespec;
+use shunpike_shm::arena::BLOCKS;
 use shunpike_shm::pages::KnobPage;
 use shunpike_shm::published::Published;
 use std::cell::Cell;
@@ -42,12 +48,16 @@ use std::time::{Duration, Instant};
 
 const LISTENER: u64 = 0;
 const ORDERS: u64 = 1;
-const FIRST_SESSION: u64 = 2;
+const OPERATORS: u64 = 2;
+const FIRST_SESSION: u64 = 3;
 /// Looks at all sessions before a nomination is answered: what was sent before it is read by then, but for
 /// a crowd's messages.
 const LOOKS: u32 = 4;
 /// Sessions that end are served for so long in one turn, with what else it has.
 const ENDING: Duration = Duration::from_millis(10);
+
+/// What could not be sent, as the broker was short of something, is tried again after so long.
+const SHORT: Duration = Duration::from_millis(10);
 
 /// A broker at work.
 pub struct Server {
@@ -63,6 +73,8 @@ pub struct Server {
     pub(crate) began: Instant,
     /// Where the operator wants them.
     metrics: Option<Metrics>,
+    /// Doorbells that may be in flight: half of what may be, so that messages can have descriptors.
+    most_in_flight: usize,
     /// Nominations of users,
     rates: Rates,
     /// ... and of processes, whose sessions may be several.
@@ -71,6 +83,10 @@ pub struct Server {
     queued: HashMap<u32, Rc<Cell<usize>>>,
     /// The time that users' questions take.
     answering: Shares,
+    questions: Questions,
+    /// Connections of users.
+    arrivals: Rates,
+    told: Told,
     /// What the kernel says in the place of users and groups that have no name here.
     unmapped: (u32, u32),
     helpers: Helpers,
@@ -81,10 +97,14 @@ pub struct Server {
     knobs_fd: Rc<Shared>,
     place: Place,
     listener: OwnedFd,
+    /// Where several users are served.
+    operators: Option<Operators>,
     epoll: OwnedFd,
     next_session: u64,
     /// Connections that have yet to say what they are, or are answered, by their patience's end.
     patience: VecDeque<(Instant, SessionId)>,
+    /// Sessions for which something was short when they were told something, and when that is tried again.
+    short: VecDeque<(Instant, SessionId)>,
     idle_since: Option<Instant>,
     /// When the successor is looked for.
     successor_at: Instant,
@@ -96,6 +116,13 @@ pub struct Server {
     /// Turns since the nominations that are to be answered were heard.
     looks: u32,
     answerable: Option<Answerable>,
+}
+
+/// What clients can have happen, for the log.
+struct Told {
+    turned_away: Seldom,
+    not_served: Seldom,
+    wrongdoers: Seldom,
 }
 
 /// The client broke the protocol, or is gone: its session ends.
@@ -111,7 +138,7 @@ impl Server {
             None => place.gid()?,
         };
         let graves = Graves::default();
-        let device = LoopbackIsm::new(gid, config.max_dmbs).with_graves(graves.clone());
+        let device = LoopbackIsm::new(gid, config.max_dmbs);
         let knobs = Published::<KnobPage>::create("shunpike-knobs")?;
         knobs.page().cpus.store(cpus(), Ordering::Relaxed);
         let system_failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
@@ -125,6 +152,7 @@ impl Server {
         }
         let metrics = config.metrics.clone().map(|address| Metrics::new(address, &epoll)).transpose()?;
         let diag = Diag::new();
+        let operators = Operators::new(&config, &place, &epoll);
         // Last: whoever finds the socket finds a broker that is ready.
         let listener = place
             .listen(config.policy.socket_mode, config.policy.socket_group.as_ref().map(|group| group.gid))?;
@@ -132,6 +160,7 @@ impl Server {
             .map_err(system_failed("wait for clients"))?;
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
         let exchange = Exchange::new(Box::new(device), config.policy.clone(), config.private);
+        let began = clock::now();
         let mut server = Self {
             exchange,
             sessions: HashMap::new(),
@@ -140,12 +169,20 @@ impl Server {
             ledger: Ledger::default(),
             taps: Taps::default(),
             journal: Journal::default(),
-            began: Instant::now(),
+            began,
             metrics,
+            most_in_flight: runtime::descriptors_under_way() / 2,
             rates: Rates::default(),
             rates_of_processes: Rates::default(),
             queued: HashMap::new(),
             answering: Shares::default(),
+            questions: Questions::default(),
+            arrivals: Rates::default(),
+            told: Told {
+                turned_away: Seldom::new(began),
+                not_served: Seldom::new(began),
+                wrongdoers: Seldom::new(began),
+            },
             unmapped: policy::unmapped(),
             helpers: Helpers::new(sequences.ok()),
             graves,
@@ -153,11 +190,13 @@ impl Server {
             knobs_fd: Rc::new(knobs_fd.into()),
             place,
             listener,
+            operators,
             epoll,
             next_session: FIRST_SESSION,
             patience: VecDeque::new(),
-            idle_since: Some(Instant::now()),
-            successor_at: Instant::now() + LOOK,
+            short: VecDeque::new(),
+            idle_since: Some(began),
+            successor_at: began + LOOK,
             paused_until: None,
             is_ordered: false,
             events: Vec::with_capacity(256),
@@ -208,6 +247,10 @@ impl Server {
             Some(_) => patience.min(Duration::from_millis(1)),
             None => patience,
         };
+        let patience = match self.questions.due_at(&self.answering, clock::now()) {
+            Some(at) if at <= clock::now() => Duration::ZERO,
+            _ => patience,
+        };
         let timeout = if patience.is_zero() { Some(Timespec::default()) } else { self.timeout(patience) };
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -216,21 +259,24 @@ impl Server {
             }
         }
         // What ends may cost as much as it was, and can wait a little.
-        let began = Instant::now();
+        let began = clock::now();
         let is_end = |event: &&epoll::Event| { event.flags }.contains(EventFlags::HUP);
         for event in events.iter().filter(|event| !is_end(event)).chain(events.iter().filter(is_end)) {
-            if is_end(&event) && began.elapsed() > ENDING {
+            if is_end(&event) && clock::since(began) > ENDING {
                 break;
             }
             match event.data.u64() {
-                LISTENER => self.accept(),
+                LISTENER => self.accept(Door::Everybodys),
                 ORDERS => self.is_ordered = true,
+                OPERATORS => self.serve_operators(),
                 id if id & metrics::LISTENER != 0 => self.serve_metrics(id),
                 id if id & helpers::HELPER != 0 => self.hear_helper(id),
                 id => self.serve_session(SessionId(id), event.flags),
             }
             self.deliver();
+            self.look_at_operators();
         }
+        let answered = self.answer_questions();
         if looks_first {
             self.looks += 1;
             if events.is_empty() || self.looks >= LOOKS {
@@ -238,11 +284,11 @@ impl Server {
                 self.looks = 0;
             }
         }
-        if let Some(due) = self.answerable.take_if(|all| all.is_due(Instant::now())) {
+        if let Some(due) = self.answerable.take_if(|all| all.is_due(clock::now())) {
             self.exchange.answer(due.count);
             self.deliver();
         }
-        let served = events.len();
+        let served = events.len() + answered;
         self.events = events;
         if self.is_superseded() {
             tracing::info!("another broker serves: leaving");
@@ -261,8 +307,17 @@ impl Server {
             let behind = rustix::io::ioctl_fionread(session.as_fd()).unwrap_or(0);
             Some((id, pending.len + behind as usize))
         };
-        let awaited = self.helpers.sessions().filter_map(unread).collect();
-        Answerable::new(self.exchange.unanswered(), awaited, Instant::now())
+        // What others say, who are not to be peers of these, they do not wait for.
+        let asking: Vec<&Session> =
+            self.exchange.asking().iter().filter_map(|id| self.sessions.get(id)).collect();
+        let concerns = |id: &SessionId| {
+            let said = self.sessions.get(id).map(|session| &session.peer.identity);
+            said.is_some_and(|said| {
+                asking.iter().any(|asker| self.config.policy.permits(&asker.peer.identity, said))
+            })
+        };
+        let awaited = self.helpers.sessions().filter(concerns).filter_map(unread).collect();
+        Answerable::new(self.exchange.unanswered(), awaited, clock::now())
     }
 
     /// The knob page, for a program.
@@ -280,7 +335,7 @@ impl Server {
     /// Whether the broker serves that is to take over; looks once in a second.
     fn is_superseded(&mut self) -> bool {
         let Some(successor) = &self.config.successor else { return false };
-        let now = Instant::now();
+        let now = clock::now();
         if now < self.successor_at {
             return false;
         }
@@ -291,7 +346,7 @@ impl Server {
     fn timeout(&self, patience: Duration) -> Option<Timespec> {
         let due = self
             .next_deadline()
-            .map(|deadline| deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
+            .map(|deadline| deadline.saturating_duration_since(clock::now()) + Duration::from_millis(1));
         let left = due.unwrap_or(Duration::MAX).min(patience);
         (left != Duration::MAX)
             .then(|| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
@@ -349,6 +404,12 @@ impl Server {
             // More of a list is made when there is room for it.
             Sent::All => matches!(session.kind, Kind::Listing(_)),
             Sent::Waiting => true,
+            Sent::Short => {
+                if !std::mem::replace(&mut session.is_short, true) {
+                    self.short.push_back((clock::now() + SHORT, id));
+                }
+                false
+            }
             Sent::Over => return self.end(id),
         };
         if std::mem::replace(&mut session.awaits_room, waits) != waits {
@@ -364,7 +425,8 @@ impl Server {
         flags.set(EventFlags::OUT, session.awaits_room);
         // Its end is told of once, and not until the message that is with a helper is done.
         flags.set(EventFlags::ONESHOT, session.is_paused);
-        if epoll::modify(&self.epoll, session.as_fd(), EventData::new_u64(id.0), flags).is_err() {
+        let set = self.set_of(session.door);
+        if epoll::modify(set, session.as_fd(), EventData::new_u64(id.0), flags).is_err() {
             self.end(id);
         }
     }
@@ -372,15 +434,22 @@ impl Server {
     fn end(&mut self, id: SessionId) {
         self.note_news();
         let Some(session) = self.sessions.remove(&id) else { return };
-        let _ = epoll::delete(&self.epoll, session.as_fd());
+        let _ = epoll::delete(self.set_of(session.door), session.as_fd());
+        let arena = session.program().map(|program| Rc::clone(program.arena.fd()));
         if let Some(program) = session.program() {
             tracing::debug!(session = id.0, pid = session.peer.pid, comm = program.comm, "ended");
-            self.ledger.end(program.key, &program.arena);
+            let (user, now) = (session.peer.uid(), clock::now());
+            // What a user's greetings and ends cost is of its share for questions: whose share is spent is not counted in full.
+            let is_counted = session.peer.is_operator || self.answering.has_left(user, now);
+            let looks = if is_counted { BLOCKS } else { 0 };
+            self.ledger.end(program.key, &program.arena, looks);
+            self.answering.spend(user, clock::since(now), now);
             self.exchange.end_session(id);
         }
         self.end_of_taps(id);
         let user = session.peer.uid();
         self.helpers.forget(user, id);
+        self.questions.forget(user, id);
         self.answerable.iter_mut().for_each(|all| all.caught_up(id));
         let socket = session.socket();
         datagram::end(socket.as_fd());
@@ -388,13 +457,16 @@ impl Server {
         // First: a helper may close it as soon as it is asked to, and must find this one gone.
         drop(session);
         self.let_go(user, socket);
+        if let Some(arena) = arena {
+            self.helpers.bury(user, arena, Last::Free, &self.epoll);
+        }
         self.bury();
         if !self.sessions.values().any(|session| session.peer.uid() == user) {
             self.queued.remove(&user);
             self.helpers.dismiss(user, &self.epoll);
         }
         if self.sessions.is_empty() {
-            self.idle_since = Some(Instant::now());
+            self.idle_since = Some(clock::now());
         }
     }
 
@@ -405,7 +477,7 @@ impl Server {
         }
         if self.helpers.is_clogged() && self.paused_until.is_none() {
             tracing::warn!("too much waits to be closed; pausing");
-            self.pause_accepting();
+            self.pause_accepting(Door::Everybodys);
         }
     }
 
@@ -417,7 +489,10 @@ impl Server {
         let stale = self.exchange.stale_at();
         let successor = self.config.successor.as_ref().map(|_| self.successor_at);
         let helpers = self.helpers.deadline();
+        let questions = self.questions.due_at(&self.answering, clock::now());
         idle.into_iter()
+            .chain(questions)
+            .chain(self.short.front().map(|(at, _)| *at))
             .chain(successor)
             .chain(self.paused_until)
             .chain(silent)
@@ -429,10 +504,9 @@ impl Server {
 
     /// Does what is due; returns whether the broker has to go.
     fn keep_time(&mut self) -> bool {
-        let now = Instant::now();
+        let now = clock::now();
         if self.paused_until.is_some_and(|until| until <= now) {
-            self.paused_until = None;
-            self.listen_for(EventFlags::IN);
+            self.accept_again();
         }
         if let Some(metrics) = &mut self.metrics {
             metrics.keep_time(now, &self.epoll);
@@ -450,6 +524,15 @@ impl Server {
                 self.end(id);
             }
         }
+        while self.short.front().is_some_and(|(at, _)| *at <= now)
+            && let Some((_, id)) = self.short.pop_front()
+        {
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.is_short = false;
+                let sent = session.flush();
+                self.note(id, sent);
+            }
+        }
         self.exchange.drop_stale(now);
         for id in self.helpers.keep_time(now, &self.epoll) {
             self.end(id);
@@ -463,7 +546,9 @@ impl Server {
     /// Leaves, unless somebody came in the last moment.
     fn leave(&mut self) -> bool {
         self.place.hide();
-        self.accept();
+        for door in [Door::Everybodys, Door::Operators] {
+            self.accept(door);
+        }
         if self.sessions.is_empty() && self.paused_until.is_none() {
             self.place.leave();
             tracing::info!("idle: leaving");

@@ -1,12 +1,14 @@
 //! One connection to the broker: a program's session or a tool's question.
 
 use crate::client::CHUNK;
+use crate::clock;
 use crate::connections::Listing;
 use crate::datagram;
 use crate::foreign::Shared;
 use crate::laneless::Laneless;
 use crate::policy::Identity;
 use crate::rate::Rate;
+use crate::runtime::Confinement;
 use crate::stats::ArenaKey;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -18,7 +20,6 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// Messages that may wait for a client that does not read. One that is further behind is dropped; its
 /// connections stay on TCP or on the lanes that they have.
@@ -27,12 +28,17 @@ const MAX_QUEUE: usize = 4096;
 /// Bytes that may wait for the sessions of one user. The one that has more queued then is dropped.
 const OF_USER: usize = 32 << 20;
 
+/// What a descriptor that waits with its message counts for, bytes.
+const OF_DESCRIPTOR: usize = 1024;
+
 /// Who a session is with.
 pub struct Peer {
     /// Process, as this broker's pid namespace names it; 0 when it cannot.
     pub pid: u32,
     /// User and groups.
     pub identity: Identity,
+    /// Whether it is root or the broker's own user, and where there are several users, in the broker's own pid namespace.
+    pub is_operator: bool,
     /// SO_NETNS_COOKIE of its end of the session; `None` on a kernel without it (before 5.14).
     pub netns: Option<u64>,
 }
@@ -59,14 +65,31 @@ pub struct Program {
     pub comm: String,
     /// Of its nominations.
     pub rate: Rate,
+    /// What of its process decides who may look into it, as it was when it said hello; `None` where that is not known.
+    pub confinement: Option<Confinement>,
     page: Published<SessionPage>,
 }
 
 impl Program {
     /// A program whose session page does not count anything yet.
-    pub fn new(arena: ArenaView, key: ArenaKey, comm: String, page: Published<SessionPage>) -> Self {
-        Self { arena, key, comm, rate: Rate::new(Instant::now()), page }
+    pub fn new(
+        arena: ArenaView,
+        key: ArenaKey,
+        comm: String,
+        confinement: Option<Confinement>,
+        page: Published<SessionPage>,
+    ) -> Self {
+        Self { arena, key, comm, confinement, rate: Rate::new(clock::now()), page }
     }
+}
+
+/// A socket at which the broker listens.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Door {
+    /// The one that everybody uses.
+    Everybodys,
+    /// The operator's own.
+    Operators,
 }
 
 /// What a session is for.
@@ -120,7 +143,7 @@ struct Outgoing {
 impl Outgoing {
     /// What it takes while it waits, about.
     fn cost(&self) -> usize {
-        size_of::<Self>() + self.bytes.len()
+        size_of::<Self>() + self.bytes.len() + self.fds.len() * OF_DESCRIPTOR
     }
 }
 
@@ -131,6 +154,8 @@ pub enum Sent {
     All,
     /// The rest waits until the socket takes more.
     Waiting,
+    /// The rest waits: the broker is short of something, mostly of descriptors, or of what may be under way.
+    Short,
     /// The session has to end: the socket failed, the client is too far behind, or all was said.
     Over,
 }
@@ -139,6 +164,8 @@ pub enum Sent {
 pub struct Session {
     /// Who.
     pub peer: Peer,
+    /// Where it came in.
+    pub door: Door,
     /// What for.
     pub kind: Kind,
     /// To be ended once all is sent.
@@ -151,6 +178,8 @@ pub struct Session {
     pub with_helper: Option<Pending>,
     /// Whether the event loop does not wait for messages meanwhile, for there are some.
     pub is_paused: bool,
+    /// Whether what waits is tried again later, see [`Sent::Short`].
+    pub is_short: bool,
     /// Whether the client is gone, and a message of its is with a helper yet.
     pub is_over: bool,
     socket: Rc<OwnedFd>,
@@ -162,15 +191,17 @@ pub struct Session {
 impl Session {
     /// A connection just accepted.
     /// `queued` counts what waits for all sessions of its user.
-    pub fn new(socket: OwnedFd, peer: Peer, queued: Rc<Cell<usize>>) -> Self {
+    pub fn new(socket: OwnedFd, peer: Peer, door: Door, queued: Rc<Cell<usize>>) -> Self {
         Self {
             peer,
+            door,
             kind: Kind::New,
             closing: false,
             awaits_room: false,
             is_behind: false,
             with_helper: None,
             is_paused: false,
+            is_short: false,
             is_over: false,
             socket: Rc::new(socket),
             queue: VecDeque::new(),
@@ -267,11 +298,21 @@ impl Session {
                 Err(Errno::AGAIN) if self.queue.len() > MAX_QUEUE && !self.closing => return Sent::Over,
                 Err(Errno::AGAIN) if self.queued.get() > OF_USER => return Sent::Over,
                 Err(Errno::AGAIN) => return Sent::Waiting,
+                Err(errno) if is_shortage(errno) => {
+                    let is_behind = self.queue.len() > MAX_QUEUE || self.queued.get() > OF_USER;
+                    return if is_behind { Sent::Over } else { Sent::Short };
+                }
                 Err(_) => return Sent::Over,
             }
         }
         if self.closing { Sent::Over } else { Sent::All }
     }
+}
+
+/// Whether a failure to send is none of the client's. (Descriptors under way count against RLIMIT_NOFILE of whoever sends them, until
+/// somebody receives them: ETOOMANYREFS.)
+fn is_shortage(errno: Errno) -> bool {
+    matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS)
 }
 
 impl Drop for Session {
@@ -295,7 +336,7 @@ mod tests {
     fn namespaces_that_nobody_knows_are_not_the_same() {
         let peer = |netns| {
             let identity = Identity { uid: 1, groups: Vec::new(), unmapped: (65534, 65534) };
-            Peer { pid: 1, identity, netns }
+            Peer { pid: 1, identity, is_operator: false, netns }
         };
         assert!(peer(Some(3)).shares_netns(&peer(Some(3))));
         for (one, other) in [(Some(3), Some(4)), (Some(3), None), (None, Some(3)), (None, None)] {

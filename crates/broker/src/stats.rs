@@ -2,6 +2,7 @@
 //!
 //! Arenas are written by the clients at will: what is read here is shown, never acted upon.
 
+use crate::clock;
 use crate::report::{
     Calls, ConnectionCounts, Direction, FallbackCount, HISTOGRAM, Process, RoleCounts, Stats, Traffic,
     WakeUps,
@@ -326,14 +327,14 @@ impl Ledger {
     }
 
     /// A session with this arena ended.
-    pub fn end(&mut self, key: ArenaKey, arena: &ArenaView) {
+    pub fn end(&mut self, key: ArenaKey, arena: &ArenaView, mut looks: usize) {
         let Some(sessions) = self.open.get_mut(&key) else { return };
         *sessions -= 1;
         if *sessions > 0 {
             return;
         }
         self.open.remove(&key);
-        let sums = Sums::of(arena, &mut BLOCKS.clone());
+        let sums = Sums::of(arena, &mut looks);
         self.past.add(&sums);
         if self.departed.len() >= DEPARTED {
             self.departed.clear();
@@ -363,12 +364,12 @@ impl Ledger {
     fn lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Sums {
         let mut kept = self.lately.borrow_mut();
         if let Some((when, sums)) = &*kept
-            && when.elapsed() < LATELY
+            && clock::since(*when) < LATELY
         {
             return sums.clone();
         }
         let sums = self.now(arenas);
-        *kept = Some((Instant::now(), sums.clone()));
+        *kept = Some((clock::now(), sums.clone()));
         sums
     }
 
@@ -455,14 +456,14 @@ mod tests {
         ledger.begin(key, &view);
         ledger.begin(key, &view);
         assert_eq!(handled(&ledger, &[(key, 7, &view), (key, 7, &view)]), 5);
-        ledger.end(key, &view);
+        ledger.end(key, &view, BLOCKS);
         assert_eq!(handled(&ledger, &[(key, 7, &view)]), 5);
-        ledger.end(key, &view);
+        ledger.end(key, &view, BLOCKS);
         assert_eq!(handled(&ledger, &[]), 5);
         ledger.begin(key, &view);
         arena.header().handled[1].store(6, Ordering::Relaxed);
         assert_eq!(handled(&ledger, &[(key, 7, &view)]), 6);
-        ledger.end(key, &view);
+        ledger.end(key, &view, BLOCKS);
         assert_eq!(handled(&ledger, &[]), 6);
     }
 
@@ -475,7 +476,7 @@ mod tests {
         ledger.reset([(key, 7, &view)].into_iter());
         assert_eq!(ledger.report([(key, 7, &view)].into_iter()).sleeps, 0);
         arena.header().waits[1].sleeps.store(9, Ordering::Relaxed);
-        ledger.end(key, &view);
+        ledger.end(key, &view, BLOCKS);
         assert_eq!(ledger.report(std::iter::empty()).sleeps, 5);
     }
 

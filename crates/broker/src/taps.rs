@@ -8,17 +8,17 @@ use crate::exchange::Post;
 use crate::foreign::Shared;
 use crate::ism::SessionId;
 use crate::query::{Reply, done, failure};
-use crate::runtime;
+use crate::runtime::{self, Confinement};
 use crate::server::{End, Server};
 use crate::session::Kind;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::AsFd;
 use shunpike_wire::session::{FromBroker, MAX_TAPS};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 /// Taps of one user at a time. Root's are beside those of a program's user, so that a program's places suffice for both.
 const OF_USER: usize = MAX_TAPS / 2;
-/// Taps of all users at a time.
+/// Taps of all users at a time, beside the operator's.
 const OF_ALL: usize = 32;
 /// Rings that a tap can have handed over in advance.
 const SPARE: usize = MAX_FDS;
@@ -27,8 +27,11 @@ const SPARE: usize = MAX_FDS;
 #[derive(Default)]
 pub struct Taps(BTreeMap<SessionId, Tap>);
 
-#[derive(Default)]
 struct Tap {
+    /// Who looks; `None` where that is not known.
+    asker: Option<Confinement>,
+    /// Whether it may look at everybody's programs.
+    is_root: bool,
     /// Rings that no program has yet.
     spare: VecDeque<Spare>,
     /// The programs that it looks into, with its number for their ring.
@@ -49,7 +52,8 @@ impl Server {
             return Err(failure("not permitted", "tap", "your user has no name where the broker runs"));
         };
         let of_user = self.taps.0.keys().filter(|id| uid(id) == Some(own)).count();
-        if of_user >= OF_USER || self.taps.0.len() >= OF_ALL {
+        let is_operator = self.sessions.get(&asker).is_some_and(|session| session.peer.is_operator);
+        if of_user >= OF_USER || self.taps.0.len() >= OF_ALL && !is_operator {
             let on = format!("{of_user} of yours, {} in all", self.taps.0.len());
             return Err(failure("too many taps", &on, "end one first"));
         }
@@ -57,21 +61,34 @@ impl Server {
         if let Some(session) = self.sessions.get_mut(&asker) {
             session.kind = Kind::Tap;
         }
-        self.taps.0.insert(asker, Tap::default());
+        // Once, and before it is looked whether that process lives: /proc tells of a number.
+        let session = self.sessions.get(&asker);
+        let of_asker = session.and_then(|session| Confinement::of(session.peer.pid));
+        let is_asker = session.is_some_and(|session| runtime::is_alive(session.as_fd()));
+        let private = self.config.private;
+        let known = of_asker.filter(|_| private || is_asker);
+        let is_root = own == 0 && (private || known.as_ref().is_some_and(Confinement::sees_all));
+        let (spare, rings) = (VecDeque::new(), BTreeMap::new());
+        self.taps.0.insert(asker, Tap { asker: known, is_root, spare, rings });
         Ok(done("tapping"))
     }
 
     /// Whether the tap may look into the program, and whether it may as root: who may read a process's memory anyway. A
-    /// container's root is root by number only, and looks into its own user's programs in its own network namespace.
+    /// container's root is root by number only: it and others look into their own user's programs, in their own namespaces, that have
+    /// no rights which they have not.
     fn may_tap(&self, tap: SessionId, program: SessionId) -> Option<bool> {
-        let session = self.sessions.get(&tap)?;
-        let (asker, subject) = (&session.peer, &self.sessions.get(&program)?.peer);
-        let private = self.config.private;
-        let user = asker.identity.user()?;
-        if user == 0 && (private || runtime::shares_our_pids(session.as_fd(), asker.pid)) {
+        let known = self.taps.0.get(&tap)?;
+        if known.is_root {
             return Some(true);
         }
-        let together = subject.identity.user() == Some(user) && (private || subject.shares_netns(asker));
+        let session = self.sessions.get(&program)?;
+        let (asker, subject) = (&self.sessions.get(&tap)?.peer, &session.peer);
+        let user = asker.identity.user()?;
+        let sees = || {
+            let confined = session.program()?.confinement.as_ref()?;
+            Some(subject.shares_netns(asker) && known.asker.as_ref()?.sees(confined))
+        };
+        let together = subject.identity.user() == Some(user) && (self.config.private || sees() == Some(true));
         together.then_some(false)
     }
 
@@ -81,35 +98,38 @@ impl Server {
         id: SessionId,
         ring: u32,
         class: u8,
-        memory: Option<OwnedFd>,
+        memory: Option<Shared>,
     ) -> Result<(), End> {
-        let memory = Rc::new(Shared::from(memory.ok_or(End)?));
+        let memory = Rc::new(memory.ok_or(End)?);
         let tap = self.taps.0.get_mut(&id).ok_or(End)?;
         if tap.spare.len() >= SPARE {
             return Err(End);
         }
         tap.spare.push_back(Spare { ring, class, memory });
-        let programs = self.exchange.members();
-        programs.into_iter().for_each(|program| self.assign(id, program));
+        // The first that it may have. Others are of programs that are still to come.
+        let mut programs = self.exchange.members().into_iter();
+        let _ = programs.find(|program| self.assign(id, *program));
         Ok(())
     }
 
     /// A program has come.
     pub(crate) fn show_to_taps(&mut self, program: SessionId) {
         let taps: Vec<SessionId> = self.taps.0.keys().copied().collect();
-        taps.into_iter().for_each(|tap| self.assign(tap, program));
+        for tap in taps {
+            self.assign(tap, program);
+        }
     }
 
-    /// Gives the program a ring of the tap's, where it may have one and has none.
-    fn assign(&mut self, tap: SessionId, program: SessionId) {
+    /// Gives the program a ring of the tap's, where it may have one and has none. Whether it did.
+    fn assign(&mut self, tap: SessionId, program: SessionId) -> bool {
         let wanted = |tap: &Tap| !tap.spare.is_empty() && !tap.rings.contains_key(&program);
         if !self.taps.0.get(&tap).is_some_and(wanted) {
-            return;
+            return false;
         }
-        let Some(root) = self.may_tap(tap, program) else { return };
-        let Some(session) = self.sessions.get(&program) else { return };
-        let (Some(of), Some(known)) = (session.program(), self.taps.0.get_mut(&tap)) else { return };
-        let Some(Spare { ring, class, memory }) = known.spare.pop_front() else { return };
+        let Some(root) = self.may_tap(tap, program) else { return false };
+        let Some(session) = self.sessions.get(&program) else { return false };
+        let (Some(of), Some(known)) = (session.program(), self.taps.0.get_mut(&tap)) else { return false };
+        let Some(Spare { ring, class, memory }) = known.spare.pop_front() else { return false };
         known.rings.insert(program, ring);
         let mut comm = [0; 16];
         comm.iter_mut().zip(of.comm.bytes().take(15)).for_each(|(to, byte)| *to = byte);
@@ -119,6 +139,7 @@ impl Server {
         self.exchange.posts.push(Post { to: program, message, fds: vec![memory] });
         let message = FromBroker::Tapped { ring, pid, uid, comm };
         self.exchange.posts.push(Post { to: tap, message, fds: Vec::new() });
+        true
     }
 
     /// A session has ended: a tap's, or a program's.

@@ -103,6 +103,7 @@ pub fn answering(named: Option<PathBuf>) -> Result<PathBuf, Error> {
         }
         match shunpike_broker::who_serves(&path) {
             Ok(_) => return Ok(path),
+            Err(error) if is_busy(&error) => return Ok(path),
             Err(error) => tried.push(Tried::new(path, error)),
         }
     }
@@ -111,7 +112,12 @@ pub fn answering(named: Option<PathBuf>) -> Result<PathBuf, Error> {
 
 /// Whether a broker listens at `path`. Never blocks.
 pub fn answers(path: &Path) -> bool {
-    shunpike_broker::who_serves(path).is_ok()
+    shunpike_broker::who_serves(path).map_or_else(|error| is_busy(&error), |_| true)
+}
+
+/// Whether somebody listens there whom so many ask that nobody can be added without waiting.
+fn is_busy(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
 }
 
 /// Whether nobody else can have put a socket at `path`, because its directory is ours alone. So it is when

@@ -1,6 +1,6 @@
 //! A broker and up to four sessions, each of which may say anything with any descriptors, in any order.
 //!
-//! It is the real broker, with real sockets, turned by hand: one message, then turns until nobody has anything to
+//! It is the real broker, with real sockets and helpers, and with a clock that is one of the inputs, turned by hand: one message, then turns until nobody has anything to
 //! say. What the sessions hear is checked against what *they* know: who lent which socket, who was matched with
 //! whom. After each step the broker's tables must agree with one another ([`Server::audit`]), and after the last
 //! one, when all have left, they must be empty.
@@ -11,7 +11,7 @@ use crate::session_socket::{Heard, connect, receive, send, send_bytes};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
-use shunpike_broker::{Config, Server, what};
+use shunpike_broker::{Config, Server, clock, what};
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_shm::{arena, region};
 use shunpike_wire::clc::{Decline, Message};
@@ -76,6 +76,8 @@ thread_local! {
 /// One input.
 pub fn run(bytes: &[u8]) {
     PLACE.with_borrow_mut(|kept| {
+        // The clock is made up. Each input has a user's connections of a second.
+        clock::pass(Duration::from_secs(1));
         let mut place = kept.take().unwrap_or_else(Place::new);
         let mut world = World::new(&mut place);
         let mut script = Script::new(bytes);
@@ -237,6 +239,10 @@ impl<'a> World<'a> {
                 self.say(at, &ToBroker::Expect { conn: ConnId(conn), role, ip, port }, &[]);
             }
             14 => self.query(script),
+            // What patience, rates and parking go by.
+            _ if op == 0xff => {
+                clock::pass(script.pick(&[1, 30, 300, 3000, 11_000].map(Duration::from_millis)))
+            }
             _ if op >= 0xc0 => self.odd(at, script),
             _ => self.raw(at, script),
         }
@@ -530,7 +536,8 @@ impl<'a> World<'a> {
             // What a helper works on comes soon.
             let patience = if self.place.server.is_busy() { PATIENCE } else { Duration::ZERO };
             match self.place.server.turn(patience).expect("it serves") {
-                Some(0) if self.place.server.is_busy() => {}
+                // Less in all than a helper may take.
+                Some(0) if self.place.server.is_busy() => clock::pass(Duration::from_millis(1)),
                 Some(0) => return self.place.server.audit().expect("the tables agree"),
                 Some(_) => {}
                 None => panic!("it left"),

@@ -4,8 +4,9 @@ use super::*;
 use crate::facts::{Terms, Tuple};
 use crate::foreign::{Graves, Last};
 use crate::loopback::LoopbackIsm;
-use crate::policy::Peers;
+use crate::policy::{Limits, Peers};
 use proptest::prelude::*;
+use rustix::fd::{AsFd, OwnedFd};
 use shunpike_shm::lane::HEADER;
 use shunpike_shm::region;
 use shunpike_wire::Gid;
@@ -60,8 +61,8 @@ fn inode(fd: &OwnedFd) -> u64 {
     rustix::fs::fstat(fd).expect("stat").st_ino
 }
 
-fn memory() -> Option<OwnedFd> {
-    region::create("dmb", HEADER + (16 << 10)).ok()
+fn memory() -> Option<Shared> {
+    region::create("dmb", HEADER + (16 << 10)).ok().map(Shared::from)
 }
 
 fn posts_to(exchange: &mut Exchange, session: u64) -> Vec<FromBroker> {
@@ -337,7 +338,7 @@ fn a_new_nomination_ends_the_match() {
     posts_to(&mut exchange, 2);
     exchange.nominate(party(1, 1), Role::Client, facts(1, 80), false);
     assert_eq!(posts_to(&mut exchange, 2), [FromBroker::Gone { conn: ConnId(1) }]);
-    exchange.relay(party(2, 1), ClcBytes::new(b"x").expect("fits"));
+    assert!(exchange.relay(party(2, 1), ClcBytes::new(b"x").expect("fits")));
     exchange.nominate(party(2, 1), Role::Server, facts(2, 80), false);
     let told = posts_to(&mut exchange, 1);
     let again = told.last().expect("told");
@@ -383,7 +384,7 @@ fn registered_and_attached(exchange: &mut Exchange) -> u64 {
 }
 
 /// The same with this memory.
-fn registered_with(exchange: &mut Exchange, memory: Option<OwnedFd>) -> u64 {
+fn registered_with(exchange: &mut Exchange, memory: Option<Shared>) -> u64 {
     join(exchange, party(1, 1), party(2, 1), 80);
     exchange.register(party(1, 1), 0, memory);
     let told = exchange.posts.pop().expect("an answer").message;
@@ -518,9 +519,10 @@ fn a_parked_dmb_is_emptied_where_nobody_else_can_have_it() {
     for (number, (end, stays)) in ends.into_iter().enumerate() {
         for parked_before in [true, false] {
             let memory = memory().expect("a memfd");
-            let seen = memory.try_clone().expect("a descriptor");
+            let seen = memory.as_fd().try_clone_to_owned().expect("a descriptor");
             let graves = Graves::default();
-            let device = LoopbackIsm::new(Gid(7), 16).with_graves(graves.clone());
+            let memory = Shared::memory_of_client(seen.try_clone().expect("a descriptor"), 1000, &graves);
+            let device = LoopbackIsm::new(Gid(7), 16);
             let exchange = Exchange::new(Box::new(device), Policy::system_wide(8, 32), false);
             let mut exchange = with_users(exchange, [1000; 4]);
             let token = registered_with(&mut exchange, Some(memory));
@@ -742,4 +744,63 @@ proptest! {
         }
         prop_assert!(exchange.is_empty());
     }
+}
+
+/// Whoever closes memory last frees it, which takes half a second for a GiB.
+#[test]
+fn memory_of_a_client_is_closed_elsewhere_whatever_becomes_of_it() {
+    type End = fn(&mut Exchange, Shared);
+    let ends: [End; 6] = [
+        // Without a match, of a size that there is not, beyond a limit: refused.
+        |exchange, memory| exchange.register(party(3, 1), 0, Some(memory)),
+        |exchange, memory| exchange.register(party(1, 1), 11, Some(memory)),
+        |exchange, memory| {
+            let policy = Policy::system_wide(8, 32);
+            let process = Limits { dmbs: 0, ..policy.process };
+            exchange.set_policy(Policy { process, ..policy });
+            exchange.register(party(1, 1), 0, Some(memory));
+        },
+        |exchange, memory| {
+            exchange.register(party(1, 1), 0, Some(memory));
+            exchange.end_session(SessionId(1));
+        },
+        |exchange, memory| {
+            exchange.register(party(1, 1), 0, Some(memory));
+            let told = exchange.posts.pop().map(|post| post.message);
+            let Some(FromBroker::Registered { token, reason: 0, .. }) = told else { panic!("{told:?}") };
+            exchange.unregister(SessionId(1), token);
+        },
+        // The last that has it is a message on its way.
+        |exchange, memory| {
+            exchange.register(party(1, 1), 0, Some(memory));
+            let told = exchange.posts.pop().map(|post| post.message);
+            let Some(FromBroker::Registered { token, reason: 0, .. }) = told else { panic!("{told:?}") };
+            exchange.attach(party(2, 1), token);
+            exchange.end_session(SessionId(1));
+            exchange.end_session(SessionId(2));
+        },
+    ];
+    for (number, end) in ends.into_iter().enumerate() {
+        let mut exchange = with_users(exchange_with(|_| {}), [1000; 4]);
+        join(&mut exchange, party(1, 1), party(2, 1), 80);
+        let (graves, fd) = (Graves::default(), region::create("dmb", HEADER + (16 << 10)).expect("a memfd"));
+        let seen = fd.try_clone().expect("a descriptor");
+        end(&mut exchange, Shared::memory_of_client(fd, 1000, &graves));
+        exchange.posts.clear();
+        let left = graves.take();
+        let is_it = matches!(&left[..], [(1000, fd, Last::Free)] if inode(fd) == inode(&seen));
+        assert!(is_it, "{number}: {left:?}");
+    }
+}
+
+/// Messages that wait at the peer are the peer's, and end it when they are too many.
+#[test]
+fn who_has_more_passed_on_than_a_handshake_has_is_told_to_end() {
+    let mut exchange = with_users(exchange_with(|_| {}), [1000; 4]);
+    join(&mut exchange, party(1, 1), party(2, 1), 80);
+    exchange.posts.clear();
+    let clc = || ClcBytes::new(b"x").expect("fits");
+    let passed = (0..1000).take_while(|_| exchange.relay(party(1, 1), clc())).count();
+    assert_eq!((passed, posts_to(&mut exchange, 2).len()), (MOST_CLC as usize, MOST_CLC as usize));
+    assert!(exchange.relay(party(2, 1), clc()), "the peer's are others");
 }

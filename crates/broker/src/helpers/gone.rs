@@ -1,6 +1,7 @@
 //! Helpers that were killed and whose channels are closed: zombies, or what still waits for the last thing that it closes.
 
 use super::process::Process;
+use crate::clock;
 use std::time::{Duration, Instant};
 
 /// What was killed in its sleep has ended after so long, mostly. Then it is looked at less and less often.
@@ -18,7 +19,7 @@ pub struct Gone {
 impl Gone {
     /// None yet.
     pub fn new() -> Self {
-        Self { processes: Vec::new(), look_at: Instant::now(), every: SOON }
+        Self { processes: Vec::new(), look_at: clock::now(), every: SOON }
     }
 
     /// Kills one more.
@@ -26,7 +27,7 @@ impl Gone {
         process.kill();
         self.processes.push((user, process));
         self.every = SOON;
-        self.look_at = Instant::now() + SOON;
+        self.look_at = clock::now() + SOON;
     }
 
     /// Lets go of those of which nothing is left.

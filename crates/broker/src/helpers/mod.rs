@@ -11,6 +11,7 @@ mod gone;
 mod process;
 mod work;
 
+use crate::clock;
 use crate::foreign::Last;
 use crate::ism::SessionId;
 use crate::sequence::SequenceReader;
@@ -37,6 +38,8 @@ const GONE: usize = 32;
 const GROW: Duration = Duration::from_millis(20);
 /// A helper that has not answered for so long is killed, and the session that it works for ends.
 const GIVE_UP: Duration = Duration::from_secs(2);
+/// Descriptors of memory that a helper closes at a time: as much as they can have is freed in far less than that.
+const FREED: usize = 16;
 /// After a fork or a message that failed, and for helpers to end with the broker.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Descriptors that may wait to be closed before nobody new is let in: this part of those that the broker may have.
@@ -143,6 +146,12 @@ impl Helpers {
         let crew = self.crews.entry(user).or_default();
         match last {
             Last::Close => crew.doomed.push(fd),
+            Last::Free => match crew.jobs.back_mut() {
+                Some(Job { request: Request::Close, session: None, fds }) if fds.len() < FREED => {
+                    fds.push(fd)
+                }
+                _ => crew.jobs.push_back(Job { request: Request::Close, fds: vec![fd], session: None }),
+            },
             Last::Empty(len) => {
                 crew.jobs.push_back(Job { request: Request::Empty(len), fds: vec![fd], session: None });
             }
@@ -225,7 +234,7 @@ impl Helpers {
             let waits = !crew.jobs.is_empty() || !crew.doomed.is_empty();
             let grow = since.filter(|_| waits && crew.helpers.len() < OF_USER).map(|since| since + GROW);
             // One that is late already has been given all that there is to give.
-            let grow = grow.filter(|at| *at > Instant::now());
+            let grow = grow.filter(|at| *at > clock::now());
             since.map(|since| since + GIVE_UP).into_iter().chain(grow).min()
         });
         crews.chain(self.paused_until).chain(self.gone.deadline()).min()
@@ -282,7 +291,7 @@ impl Helpers {
                         // It waits for this, and has ended if it cannot be told.
                         let _ = channel::send(helper.process.channel.as_fd(), &Request::Go, &[]);
                     }
-                    helper.work = Some(Work { session, since: Instant::now() });
+                    helper.work = Some(Work { session, since: clock::now() });
                 }
                 Err(errno) => {
                     match job.request {
@@ -292,7 +301,7 @@ impl Helpers {
                     if !is_final(errno) {
                         // Memory, or more descriptors under way than a user may have: not this helper's fault.
                         tracing::warn!(%errno, "cannot tell a helper; pausing");
-                        self.paused_until = Some(Instant::now() + PAUSE);
+                        self.paused_until = Some(clock::now() + PAUSE);
                         return;
                     }
                     self.lose(user, at, epoll);
@@ -324,7 +333,7 @@ impl Helpers {
 
     /// Another helper for a user, where there may be one more and it would help.
     fn start(&mut self, user: u32, epoll: &OwnedFd) -> Option<usize> {
-        let now = Instant::now();
+        let now = clock::now();
         let own = rustix::process::geteuid().as_raw();
         let is_operator = user == 0 || user == own;
         let crew = self.crews.get(&user)?;

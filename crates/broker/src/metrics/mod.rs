@@ -7,6 +7,7 @@ mod http;
 mod text;
 
 use crate::BrokerError;
+use crate::clock;
 use crate::report::{Info, Stats, Sysctl};
 use crate::runtime;
 use http::{Scrape, Step};
@@ -175,18 +176,20 @@ impl Metrics {
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             // Descriptors or memory: the listener would have us spin.
             Err(_) => {
-                self.paused_until = Some(Instant::now() + PAUSE);
+                self.paused_until = Some(clock::now() + PAUSE);
                 return self.listen_for(EventFlags::empty(), epoll);
             }
         };
         if self.scrapes.len() >= MOST {
+            // The one that has had its place for longest: who asks at once and reads the answer needs none for long.
             self.served.turned_away += 1;
-            return;
+            let oldest = self.scrapes.iter().min_by_key(|(_, scrape)| scrape.until).map(|(id, _)| *id);
+            oldest.into_iter().for_each(|id| self.end(id, epoll));
         }
         let id = self.next;
         self.next = (self.next + 1) | LISTENER;
         if epoll::add(epoll, &socket, EventData::new_u64(id), EventFlags::IN).is_ok() {
-            self.scrapes.insert(id, Scrape::new(socket, Instant::now() + PATIENCE));
+            self.scrapes.insert(id, Scrape::new(socket, clock::now() + PATIENCE));
         }
     }
 
@@ -218,12 +221,12 @@ fn fresh(
 ) -> Rc<str> {
     served.scrapes += 1;
     if let Some((made, text)) = text
-        && made.elapsed() < FRESH
+        && clock::since(*made) < FRESH
     {
         return Rc::clone(text);
     }
     let made: Rc<str> = text::of(&figures(), *served).into();
-    *text = Some((Instant::now(), Rc::clone(&made)));
+    *text = Some((clock::now(), Rc::clone(&made)));
     made
 }
 

@@ -1,22 +1,30 @@
 //! Who is let in, and how connections end that are not.
 
 use super::{LISTENER, Server};
+use crate::clock;
 use crate::datagram::{self, Next};
 use crate::facts;
 use crate::foreign::Last;
 use crate::ism::SessionId;
 use crate::policy::{Identity, Policy};
-use crate::session::{Peer, Session};
+use crate::runtime;
+use crate::session::{Door, Peer, Session};
 use crate::sockopt;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use shunpike_wire::session::MAX_CQS;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Connections accepted in one turn.
+/// Connections let in in one turn.
 const ACCEPTS_A_TURN: usize = 64;
+/// ... and those looked at, most of which are turned away where they are so many.
+const MOST_A_TURN: usize = 512;
+/// Connections of one user in a second: who waits to be let in waits behind everybody's, so that those who come too often are
+/// turned away by the first look.
+const ARRIVALS: u32 = 1000;
 /// Connections beyond the programs': tools, and those that have not said what they are.
 const TOOLS: usize = 64;
 /// Of these, those that one user, of several, can have beside as many programs as one may have.
@@ -29,52 +37,77 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Server {
-    pub(super) fn accept(&mut self) {
-        for _ in 0..ACCEPTS_A_TURN {
+    /// Lets in who waits at a door.
+    pub(super) fn accept(&mut self, door: Door) {
+        let (mut admitted, began) = (0, clock::now());
+        for _ in 0..MOST_A_TURN {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = match rustix::net::accept_with(&self.listener, flags) {
+            let socket = match rustix::net::accept_with(self.listener_at(door), flags) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(errno) => {
                     // Descriptors or memory: level-triggered, the listener would have us spin.
                     tracing::warn!(%errno, "cannot accept; pausing");
-                    return self.pause_accepting();
+                    return self.pause_accepting(door);
                 }
             };
-            match self.admit(&socket) {
-                Ok(peer) => self.begin(socket, peer),
-                Err(user) => {
-                    tracing::warn!("turned a connection away");
+            match self.admit(&socket, door, began) {
+                Ok(peer) => {
+                    self.begin(socket, peer, door);
+                    admitted += 1;
+                    if admitted == ACCEPTS_A_TURN {
+                        return;
+                    }
+                }
+                Err((user, why)) => {
+                    if let Some(times) = self.told.turned_away.happened(clock::now()) {
+                        tracing::warn!(uid = user, times, "turned a connection away: {why}");
+                    }
                     self.let_go(user, Rc::new(socket));
                 }
             }
         }
     }
 
-    /// Who is at the other end, if we serve them. Errors: which user is turned away.
-    fn admit(&self, socket: &OwnedFd) -> Result<Peer, u32> {
-        let (pid, uid) = sockopt::peer_credentials(socket.as_fd()).ok_or(u32::MAX)?;
+    /// Who is at the other end, if we serve them. Errors: which user is turned away, and why.
+    fn admit(&mut self, socket: &OwnedFd, door: Door, now: Instant) -> Result<Peer, (u32, &'static str)> {
+        let (pid, uid) = sockopt::peer_credentials(socket.as_fd()).ok_or((u32::MAX, "it is nobody's"))?;
         let own = rustix::process::geteuid().as_raw();
-        let is_operator = uid == own || uid == 0;
-        if self.config.private && !is_operator {
-            return Err(uid);
+        let is_operators = uid == own || uid == 0;
+        if self.config.private && !is_operators {
+            return Err((uid, "another user's"));
+        }
+        // First: this one costs least.
+        let is_bounded = !self.config.private && door == Door::Everybodys;
+        if is_bounded && !self.arrivals.take(uid, ARRIVALS, now) {
+            return Err((uid, "its user connects too often"));
+        }
+        // A container's root is root by number only.
+        let is_operator =
+            is_operators && (self.config.private || runtime::shares_our_pids(socket.as_fd(), pid));
+        if door == Door::Operators && !is_operator {
+            return Err((uid, "it is not the operator"));
         }
         let mut limit = self.config.max_sessions + TOOLS;
         // Where there are several users, none can keep the others out, nor all of them the operator.
         if !self.config.private {
-            let of_user = self.sessions.values().filter(|session| session.peer.uid() == uid).count();
-            if of_user >= self.config.policy.user.sessions.saturating_add(TOOLS_OF_USER) {
-                return Err(uid);
+            let is_tools = |session: &Session| session.peer.is_operator && !session.is_programs();
+            let tools = || self.sessions.values().filter(|session| is_tools(session)).count();
+            let has_place = is_operator && tools() < TOOLS_OF_OPERATOR;
+            let like = |other: &Peer| (other.uid(), other.is_operator) == (uid, is_operator);
+            let of_user = self.sessions.values().filter(|session| like(&session.peer)).count();
+            if !has_place && of_user >= self.config.policy.user.sessions.saturating_add(TOOLS_OF_USER) {
+                return Err((uid, "its user has as many as policy allows"));
             }
-            limit -= if is_operator { 0 } else { TOOLS_OF_OPERATOR };
+            limit -= if has_place { 0 } else { TOOLS_OF_OPERATOR };
         }
         if self.sessions.len() >= limit {
-            return Err(uid);
+            return Err((uid, "there are as many as can be served"));
         }
         let groups = sockopt::peer_groups(socket.as_fd());
         let identity = Identity { uid, groups, unmapped: self.unmapped };
-        Ok(Peer { pid, identity, netns: facts::netns_cookie(socket.as_fd()) })
+        Ok(Peer { pid, identity, is_operator, netns: facts::netns_cookie(socket.as_fd()) })
     }
 
     /// Whether one more program may be served. Errors: why not.
@@ -87,24 +120,30 @@ impl Server {
         let Policy { process, user, .. } = &self.config.policy;
         if of(&|_| true) >= self.config.max_sessions {
             Err("as many as configured are served")
-        } else if of(&|other| other.uid() == identity.uid) >= user.sessions {
+        } else if of(&|other| (other.uid(), other.is_operator) == (identity.uid, peer.is_operator))
+            >= user.sessions
+        {
             Err("its user has as many as policy allows")
         } else if *pid != 0 && of(&|other| other.pid == *pid) >= process.sessions {
             Err("its process has as many sessions as policy allows")
+        } else if self.exchange.doorbells() + MAX_CQS > self.most_in_flight {
+            Err(
+                "its doorbells would be more descriptors than may be under way (the broker's limit of open files)",
+            )
         } else {
             Ok(())
         }
     }
 
-    fn begin(&mut self, socket: OwnedFd, peer: Peer) {
+    fn begin(&mut self, socket: OwnedFd, peer: Peer, door: Door) {
         let id = self.next_session;
         self.next_session += 1;
-        if let Err(errno) = epoll::add(&self.epoll, &socket, EventData::new_u64(id), EventFlags::IN) {
+        if let Err(errno) = epoll::add(self.set_of(door), &socket, EventData::new_u64(id), EventFlags::IN) {
             return tracing::warn!(%errno, "cannot wait for a client");
         }
         let queued = self.queued.entry(peer.uid()).or_default();
-        self.sessions.insert(SessionId(id), Session::new(socket, peer, Rc::clone(queued)));
-        self.patience.push_back((Instant::now() + PATIENCE, SessionId(id)));
+        self.sessions.insert(SessionId(id), Session::new(socket, peer, door, Rc::clone(queued)));
+        self.patience.push_back((clock::now() + PATIENCE, SessionId(id)));
         self.idle_since = None;
     }
 
@@ -123,14 +162,31 @@ impl Server {
         }
     }
 
-    pub(super) fn pause_accepting(&mut self) {
-        self.paused_until = Some(Instant::now() + PAUSE);
-        self.listen_for(EventFlags::empty());
+    pub(super) fn pause_accepting(&mut self, door: Door) {
+        self.paused_until = Some(clock::now() + PAUSE);
+        self.listen_at(door, EventFlags::empty());
     }
 
-    pub(super) fn listen_for(&self, flags: EventFlags) {
-        if let Err(errno) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags) {
+    /// After a pause.
+    pub(super) fn accept_again(&mut self) {
+        self.paused_until = None;
+        self.listen_at(Door::Everybodys, EventFlags::IN);
+        if self.operators.is_some() {
+            self.listen_at(Door::Operators, EventFlags::IN);
+        }
+    }
+
+    fn listen_at(&self, door: Door, flags: EventFlags) {
+        let (set, listener) = (self.set_of(door), self.listener_at(door));
+        if let Err(errno) = epoll::modify(set, listener, EventData::new_u64(LISTENER), flags) {
             tracing::error!(%errno, "listener");
+        }
+    }
+
+    fn listener_at(&self, door: Door) -> &OwnedFd {
+        match (door, &self.operators) {
+            (Door::Operators, Some(operators)) => &operators.listener,
+            _ => &self.listener,
         }
     }
 }

@@ -1,25 +1,23 @@
 //! What clients say, and what is done about it.
 
 use super::admission::PATIENCE;
+use super::questions::Asked;
 use super::{End, Server};
-use crate::client::what;
-use crate::connections::Listing;
+use crate::clock;
 use crate::datagram::{self, Next};
 use crate::facts::{self, Counts, Endpoint, Proof};
 use crate::foreign::{Last, Shared};
 use crate::helpers::{Heard, Reply, Request};
 use crate::ism::{Party, SessionId};
 use crate::policy::Policy;
-use crate::query::{failure, json};
-use crate::report::Answer;
-use crate::runtime;
+use crate::runtime::{self, Confinement};
 use crate::session::{Kind, Pending, Program, Said, Sent, Session};
 use crate::stats::ArenaKey;
 use rustix::event::epoll::EventFlags;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use shunpike_shm::arena::{ArenaView, BLOCKS};
-use shunpike_shm::lane::HEADER;
+use shunpike_shm::lane::{HEADER, MAX_CLASS};
 use shunpike_shm::pages::SessionPage;
 use shunpike_shm::published::Published;
 use shunpike_shm::tap;
@@ -28,7 +26,6 @@ use shunpike_wire::session::{CONTROL, FromBroker, MAX_CQS, SessionError, ToBroke
 use shunpike_wire::{DmbSize, Reason};
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::time::Instant;
 
 /// Messages of one client that are handled before the others have their turn.
 const MESSAGES_A_TURN: usize = 16;
@@ -38,11 +35,10 @@ impl Server {
         if events.contains(EventFlags::OUT)
             && let Some(session) = self.sessions.get_mut(&id)
         {
-            let mut sent = session.flush();
-            if sent == Sent::All && matches!(session.kind, Kind::Listing(_)) {
-                sent = self.list_more(id);
+            match session.flush() {
+                Sent::All if matches!(session.kind, Kind::Listing(_)) => self.take_question(id, Asked::More),
+                sent => self.note(id, sent),
             }
-            self.note(id, sent);
         }
         if !events.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
             return;
@@ -54,51 +50,13 @@ impl Server {
         self.read(id);
     }
 
-    /// What is said to a question. Who is not the operator can have so much of the broker's time for it.
-    fn answer(&mut self, id: SessionId, what: u16, arg: &[u8]) -> String {
-        let now = Instant::now();
-        let user = self.sessions.get(&id).map_or(u32::MAX, |session| session.peer.uid());
-        let is_free = self.gets_exact_figures(id);
-        if !is_free && !self.answering.has_left(user, now) {
-            let hint = "ask again in a second: each user has a share of the broker's time";
-            return json(&Answer { error: Some(failure("asked too much", &format!("uid {user}"), hint)) });
-        }
-        let text = self.query(id, what, arg);
-        if !is_free {
-            self.answering.spend(user, now.elapsed(), now);
-        }
-        text
-    }
-
-    fn begin_listing(&mut self, id: SessionId) {
-        let is_shown = self.is_shown(id);
-        let listing = Listing::new(self, |session| is_shown(self, session));
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.kind = Kind::Listing(listing);
-            session.awaits_room = true;
-            self.listen_to(id);
-        }
-    }
-
-    /// There is room for more of a list: the next piece is made then, and no earlier.
-    fn list_more(&mut self, id: SessionId) -> Sent {
-        let Some(session) = self.sessions.get_mut(&id) else { return Sent::Over };
-        let Kind::Listing(listing) = &mut session.kind else { return Sent::All };
-        let mut listing = std::mem::take(listing);
-        let is_shown = self.is_shown(id);
-        let (text, is_last) = listing.next(self, |session| is_shown(self, session));
-        let Some(session) = self.sessions.get_mut(&id) else { return Sent::Over };
-        session.kind = Kind::Listing(listing);
-        session.add(&text, is_last)
-    }
-
     /// Something is said while an earlier message is with a helper.
     fn pause(&mut self, id: SessionId, events: EventFlags) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if events.intersects(EventFlags::HUP | EventFlags::ERR) && !session.is_over {
             // What it said still counts, but nobody waits for a helper that does not come to it.
             session.is_over = true;
-            self.patience.push_back((Instant::now() + PATIENCE, id));
+            self.patience.push_back((clock::now() + PATIENCE, id));
         }
         if !std::mem::replace(&mut session.is_paused, true) {
             self.listen_to(id);
@@ -132,14 +90,20 @@ impl Server {
                 false => self.hear(id, said, None, Vec::new()),
             });
             if heard.is_err() {
-                tracing::warn!(session = id.0, "ended a session that broke the protocol");
-                return self.end(id);
+                return self.end_wrongdoer(id);
             }
             self.deliver();
         }
         if let Some(session) = self.sessions.get_mut(&id) {
             session.is_behind = true;
         }
+    }
+
+    fn end_wrongdoer(&mut self, id: SessionId) {
+        if let Some(times) = self.told.wrongdoers.happened(clock::now()) {
+            tracing::warn!(session = id.0, times, "ended a session that broke the protocol");
+        }
+        self.end(id);
     }
 
     fn decode(&self, id: SessionId, message: &[u8]) -> Result<Said, End> {
@@ -165,6 +129,10 @@ impl Server {
         };
         let request = match (*message, &session.kind) {
             (ToBroker::Hello { version: VERSION, doorbells, .. }, Kind::New) => {
+                // Before there is an arena.
+                if !(1..=MAX_CQS).contains(&usize::from(doorbells)) {
+                    return Err(End);
+                }
                 Request::Greeting(doorbells.into())
             }
             // What lies beside may be anything.
@@ -172,10 +140,14 @@ impl Server {
             (ToBroker::Ring { class, .. }, Kind::Tap) if class <= tap::MAX_CLASS => {
                 Request::Memory(tap::len(class))
             }
-            (ToBroker::Register { class, .. }, Kind::Program(_)) => {
-                // No memory is of a size that there is not.
-                Request::Memory(DmbSize::from_class(class).map_or(0, |size| HEADER + size.bytes()))
-            }
+            (ToBroker::Register { conn, class }, Kind::Program(_)) => match DmbSize::from_class(class) {
+                Some(size)
+                    if class <= MAX_CLASS && self.exchange.may_register(Party { session: id, conn }) =>
+                {
+                    Request::Memory(HEADER + size.bytes())
+                }
+                _ => Request::Discard,
+            },
             (ToBroker::Nominate { conn, .. }, _) if conn.index() >= BLOCKS as u32 => return Err(End),
             (ToBroker::Nominate { conn, role, tx, rx, .. }, Kind::Program(program)) => {
                 fds.push(Rc::clone(program.arena.fd()));
@@ -216,8 +188,7 @@ impl Server {
                 };
                 self.answerable.iter_mut().for_each(|all| all.heard(id, len));
                 if self.hear(id, said, Some(reply), fds).is_err() {
-                    tracing::warn!(session = id.0, "ended a session that broke the protocol");
-                    return self.end(id);
+                    return self.end_wrongdoer(id);
                 }
                 self.deliver();
                 // At once: others may wait for what was said behind it.
@@ -269,8 +240,10 @@ impl Server {
                     && let Err(why) = self.may_serve(peer)
                 {
                     let user = peer.uid();
-                    tracing::warn!(pid = peer.pid, uid = user, "turned a program away: {why}");
-                    fds.into_iter().for_each(|fd| self.graves.enter(user, fd, Last::Close));
+                    if let Some(times) = self.told.not_served.happened(clock::now()) {
+                        tracing::warn!(pid = peer.pid, uid = user, times, "turned a program away: {why}");
+                    }
+                    fds.into_iter().for_each(|fd| self.graves.enter(user, fd, Last::Free));
                     return Err(End);
                 }
                 return match version {
@@ -278,16 +251,13 @@ impl Server {
                     _ => self.hello_without_lanes(id, (control, version), comm),
                 };
             }
-            ToBroker::Query { what, .. } if is_new && what == what::SS => self.begin_listing(id),
-            ToBroker::Query { what, arg } if is_new => {
-                let text = self.answer(id, what, arg.as_slice());
-                if let Some(session) = self.sessions.get_mut(&id) {
-                    let sent = session.answer(&text);
-                    self.note(id, sent);
-                }
-            }
+            ToBroker::Query { what, arg } if is_new => self.take_question(id, Asked::This(what, arg)),
             ToBroker::Hello { .. } | ToBroker::Query { .. } => return Err(End),
-            ToBroker::Ring { ring, class } if is_tap => return self.take_ring(id, ring, class, single(fds)),
+            ToBroker::Ring { ring, class } if is_tap => {
+                let user = session.peer.uid();
+                let memory = single(fds).map(|fd| Shared::memory_of_client(fd, user, &self.graves));
+                return self.take_ring(id, ring, class, memory);
+            }
             ToBroker::Ring { .. } => return Err(End),
             _ if !is_program => return Err(End),
             ToBroker::Nominate { conn, .. } if conn.index() >= BLOCKS as u32 => return Err(End),
@@ -320,17 +290,21 @@ impl Server {
                         return Err(End);
                     }
                 }
-                self.exchange.relay(party(conn), clc);
+                if !self.exchange.relay(party(conn), clc) {
+                    return Err(End);
+                }
             }
             ToBroker::Register { conn, class } => {
-                self.exchange.register(party(conn), class, single(fds));
+                let user = session.peer.uid();
+                let memory = single(fds).map(|fd| Shared::memory_of_client(fd, user, &self.graves));
+                self.exchange.register(party(conn), class, memory);
             }
             ToBroker::Attach { conn, token } => self.exchange.attach(party(conn), token),
             ToBroker::Unregister { token } => self.exchange.unregister(id, token),
             ToBroker::Detach { token, gone } => self.exchange.detach(id, token, gone),
             // Its arena shows what it has.
             ToBroker::Lanes { .. } => {}
-            ToBroker::Park { token } => self.exchange.park(id, token, Instant::now()),
+            ToBroker::Park { token } => self.exchange.park(id, token, clock::now()),
             ToBroker::Reuse { conn, token } => self.exchange.reuse(party(conn), token),
         }
         Ok(())
@@ -347,9 +321,6 @@ impl Server {
         let user = self.sessions.get(&id).map_or(u32::MAX, |session| session.peer.uid());
         let [arena, bells] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| End)?;
         let bells = Shared::of_client(bells, user, &self.graves);
-        if !(1..=MAX_CQS).contains(&usize::from(doorbells)) {
-            return Err(End);
-        }
         let key = ArenaKey::of(arena.as_fd()).map_err(|_| End)?;
         let view = ArenaView::of(arena).map_err(|_| End)?;
         let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
@@ -360,7 +331,9 @@ impl Server {
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
         self.ledger.begin(key, &view);
-        session.kind = Kind::Program(Box::new(Program::new(view, key, comm, page)));
+        let confinement = Confinement::of(session.peer.pid);
+        let confinement = confinement.filter(|_| runtime::is_alive(session.as_fd()));
+        session.kind = Kind::Program(Box::new(Program::new(view, key, comm, confinement, page)));
         self.exchange.begin_session(id, session.peer.identity.clone(), bells, doorbells);
         if runtime::may_read_others(session.peer.pid) {
             self.exchange.lets_read(id, session.peer.pid);
@@ -374,7 +347,7 @@ impl Server {
 
     /// Looking at a socket is the most that a message can cost us.
     fn may_nominate(&mut self, id: SessionId) -> bool {
-        let now = Instant::now();
+        let now = clock::now();
         let Policy { process, user, .. } = &self.config.policy;
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         let (pid, uid) = (session.peer.pid, session.peer.uid());
