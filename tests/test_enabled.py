@@ -311,16 +311,21 @@ def verified(system, unit):
 def test_a_unit_is_enabled_and_disabled(world, system):
     write(system, "cache.service", UNIT + 'Environment=A=1 "LD_PRELOAD=/a.so"\n')
     write(system, "many@.service", UNIT)
-    ran = asked(world, system, "enable", "cache", "many@1.service")
+    write(system, "web-front.service", UNIT)
+    write(system, "web-.service.d/10-web.conf", "[Service]\nEnvironment=LD_PRELOAD=/web.so\n", place="etc/systemd/system")
+    ran = asked(world, system, "enable", "cache", "many@1.service", "web-front")
     assert ran.returncode == 0 and "systemctl restart cache.service" in ran.stdout, ran.stderr
     drop_in = system / "etc/systemd/system/cache.service.d/90-shunpike.conf"
     assert f'Environment="LD_PRELOAD={LIBRARY}:/a.so"\n' in drop_in.read_text(), "what the unit preloads stays"
     assert (system / "etc/systemd/system/many@1.service.d/90-shunpike.conf").exists()
+    text = (system / "etc/systemd/system/web-front.service.d/90-shunpike.conf").read_text()
+    assert f'Environment="LD_PRELOAD={LIBRARY}:/web.so"\n' in text, "what all units of that beginning preload stays, too"
     before = drop_in.read_text()
     assert asked(world, system, "enable", "cache").returncode == 0 and drop_in.read_text() == before, "its own is no unit's"
     assert not verified(system, "cache.service")
-    assert asked(world, system, "disable", "cache", "many@1").returncode == 0
-    assert not list((system / "etc/systemd/system").iterdir()), "nothing is left"
+    assert asked(world, system, "disable", "cache", "many@1", "web-front").returncode == 0
+    left = sorted(path.name for path in (system / "etc/systemd/system").iterdir())
+    assert left == ["web-.service.d"], "nothing of ours is left"
     ran = asked(world, system, "disable", "cache")
     assert ran.returncode == 0 and "is not enabled" in ran.stdout
 

@@ -190,6 +190,11 @@ def test_its_removal_undoes_what_enable_has_done(package, tmp_path):
         env = {"PATH": f"{tools}:{os.environ['PATH']}"}
         subprocess.run(["unshare", "--mount", "sh", "-c", setup, "sh", "sh", "-c", text, "sh", word], env=env, check=True)
         assert not drop_in.exists() and not (etc / "ld.so.preload").exists(), script
+    (etc / "shunpike").mkdir()
+    for word, stays in [("remove", True), ("purge", False)]:
+        (etc / "shunpike/enabled").touch()
+        subprocess.run(["unshare", "--mount", "sh", "-c", setup, "sh", tmp_path / "control/postrm", word], check=True)
+        assert (etc / "shunpike").exists() == stays, word
 
 
 @needs_root

@@ -132,19 +132,42 @@ fn a_client_that_does_not_read_is_dropped_and_others_are_served() {
     let mut handshake =
         Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] };
     (0..4).for_each(|n| handshake.step(n));
-    let (client, deaf) = (handshake.client.take().unwrap(), handshake.server.take().unwrap());
+    let (deaf, peer) = (handshake.client.take().unwrap(), handshake.server.take().unwrap());
+    let mut attach = [0; 1024];
+    let len = ToBroker::Attach { conn: CONN, token: 0 }.encode(&mut attach).expect("encodes");
     let mut worst = Duration::ZERO;
-    while client.silent() {
+    while peer.silent() {
         for _ in 0..200 {
-            client.say(ToBroker::Clc { conn: CONN, clc: clc() });
+            let _ = send_bytes(&deaf.socket, &attach[..len], &[]);
         }
         let asked = Instant::now();
         broker.info();
         worst = worst.max(asked.elapsed());
     }
-    assert_eq!(client.hear(), FromBroker::Gone { conn: CONN });
+    assert_eq!(peer.hear(), FromBroker::Gone { conn: CONN });
     assert!(worst < Duration::from_secs(2), "another client waited {worst:?}");
     deaf.until_over();
+    assert_eq!(broker.info().sessions, 1);
+}
+
+/// A handshake takes a few messages. What is said beyond it is the peer's to keep.
+#[test]
+fn a_client_that_says_more_than_any_handshake_is_dropped_and_its_peer_is_not() {
+    let broker = TestBroker::start();
+    let mut handshake =
+        Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] };
+    (0..4).for_each(|n| handshake.step(n));
+    let (client, peer) = (handshake.client.take().unwrap(), handshake.server.take().unwrap());
+    for _ in 0..300 {
+        client.say(ToBroker::Clc { conn: CONN, clc: clc() });
+    }
+    client.until_over();
+    let heard =
+        std::iter::from_fn(|| Some(peer.hear())).take_while(|said| !matches!(said, FromBroker::Gone { .. }));
+    assert!(
+        (1..=256).contains(&heard.count()),
+        "no more than the broker lets through, and then that it is gone"
+    );
     assert_eq!(broker.info().sessions, 1);
 }
 

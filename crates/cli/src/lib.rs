@@ -22,6 +22,7 @@ use args::{Cli, Command, PolicyAction};
 use clap::Parser;
 use error::Error;
 use std::env;
+use tools::table::plain;
 
 /// Does what the process's arguments say and returns its exit status. `run` does not return if it succeeds.
 pub fn command_line() -> u8 {
@@ -38,7 +39,7 @@ pub fn command_line() -> u8 {
         // What was asked about is not so, and has been said.
         Ok(false) => 1,
         Err(error) => {
-            eprintln!("shunpike: {error}");
+            eprintln!("shunpike: {}", plain(&error.to_string()));
             error.exit_status()
         }
     }

@@ -4,7 +4,7 @@ use crate::error::Error;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// What a new file is: anybody's to read.
@@ -14,6 +14,7 @@ const MODE: u32 = 0o644;
 /// everything is as it was.
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
     let failed = |source| Error::Write { path: path.to_owned(), source };
+    refuse_others_link(path).map_err(failed)?;
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let directory = target.parent().unwrap_or(Path::new("/"));
     make(directory).map_err(failed)?;
@@ -25,6 +26,19 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
     }
     // So that the new name is there after a power failure, too.
     written.and_then(|()| File::open(directory)?.sync_all()).map_err(failed)
+}
+
+/// Errors: what lies there is a link of another user's, who would choose what is written to. As the kernel has it in directories like /tmp
+/// (protected_symlinks of proc_sys_fs(5)); by us a link is read, not followed, which it does not see.
+pub fn refuse_others_link(path: &Path) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    match fs::symlink_metadata(path) {
+        Ok(there) if there.is_symlink() && there.uid() != own && there.uid() != 0 => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("it is a link of uid {}'s", there.uid()),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Makes a directory, and those above it, which anybody may look into whatever the caller's umask is.
@@ -80,6 +94,21 @@ mod tests {
         assert_eq!(fs::read(&real).expect("readable"), b"two");
         assert_eq!(fs::metadata(&real).expect("there").permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(dir.path()).expect("readable").count(), 2, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_link_of_another_users_is_not_followed() {
+        // Only root can make one here.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        fs::write(&real, "before").expect("written");
+        std::os::unix::fs::symlink(&real, &link).expect("link");
+        std::os::unix::fs::lchown(&link, Some(1), None).expect("given away");
+        assert!(replace(&link, b"after").is_err());
+        assert_eq!(fs::read(&real).expect("readable"), b"before");
     }
 
     #[test]

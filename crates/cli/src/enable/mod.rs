@@ -6,7 +6,7 @@ mod unit;
 use crate::args::{Disable, Enable};
 use crate::error::Error;
 use crate::run;
-use crate::tools::table::print;
+use crate::tools::table::{plain, print};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -31,7 +31,7 @@ pub fn enable(args: &Enable) -> Result<(), Error> {
         args.units.iter().map(|name| unit::Unit::find(&args.root, name)).collect::<Result<_, _>>()?;
     for unit in &units {
         for doubt in unit.doubts(&args.root) {
-            eprintln!("shunpike: {doubt}");
+            eprintln!("shunpike: {}", plain(&doubt));
         }
         print(&unit.enable(&args.root, &library)?)?;
     }

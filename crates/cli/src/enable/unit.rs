@@ -54,7 +54,8 @@ impl Unit {
             return Err(Error::MaskedUnit { name, file: root.join(file.strip_prefix("/").unwrap_or(&file)) });
         }
         let text = fs::read_to_string(&target).map_err(|source| Error::Read { path: target, source })?;
-        let drop_ins = names.iter().rev().flat_map(|name| drop_ins(root, name));
+        let whose = wider(&name).into_iter().chain(names.iter().rev().map(|name| (*name).to_owned()));
+        let drop_ins = whose.flat_map(|name| drop_ins(root, &name));
         let drop_ins = drop_ins.map(|file| fs::read_to_string(below(root, &file)).unwrap_or_default());
         let texts: Vec<String> = [text].into_iter().chain(drop_ins).collect();
         Ok(Self::read(name, &texts))
@@ -167,6 +168,12 @@ pub fn full_name(name: &str) -> Result<String, Error> {
 fn template(name: &str) -> Option<String> {
     let (before, instance) = name.split_once('@')?;
     (instance != ".service").then(|| format!("{before}@.service"))
+}
+
+/// Whose drop-ins are a service's, too, the widest first: `service`, and of `a-b.service` `a-.service`.
+fn wider(name: &str) -> Vec<String> {
+    let dashes = name.match_indices('-').map(|(at, _)| format!("{}-.service", &name[..at]));
+    std::iter::once("service".to_owned()).chain(dashes).filter(|wider| wider != name).collect()
 }
 
 fn drop_in(root: &Path, name: &str) -> PathBuf {
@@ -287,6 +294,8 @@ mod tests {
         }
         assert_eq!(template("a@b.service").as_deref(), Some("a@.service"));
         assert_eq!(template("a@.service"), None);
+        assert_eq!(wider("a.service"), ["service"]);
+        assert_eq!(wider("a-b-c.service"), ["service", "a-.service", "a-b-.service"]);
     }
 
     #[test]

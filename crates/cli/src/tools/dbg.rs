@@ -1,7 +1,7 @@
 //! `dbg`: one archive for a bug report. No payload is in it, and no secret: tokens are numbered, command lines and
 //! environments left out but for Shunpike's own variables.
 
-use super::table::print;
+use super::table::{plain, print};
 use super::{Broker, kernel};
 use crate::error::Error;
 use flate2::Compression;
@@ -32,7 +32,8 @@ pub fn collect(broker: Result<Broker, Error>, output: Option<PathBuf>) -> Result
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
     let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
     for (file, text) in contents(broker) {
-        add(&mut archive, &format!("{name}/{file}"), &text).map_err(failed)?;
+        // It is looked through before it is sent, at a terminal.
+        add(&mut archive, &format!("{name}/{file}"), &plain(&text)).map_err(failed)?;
     }
     archive.into_inner().and_then(GzEncoder::finish).and_then(|mut file| file.flush()).map_err(failed)?;
     print(&format!(
@@ -134,17 +135,22 @@ fn process(pid: u32) -> String {
         }
     }
     if let Ok(program) = fs::read_link(format!("/proc/{pid}/exe")) {
-        let _ = writeln!(text, "program {}", program.display());
+        let _ = writeln!(text, "program {}", line(&program.display().to_string()));
     }
     for (variable, value) in kernel::variables(pid, "").unwrap_or_default() {
         if is_ours(&variable) {
-            let _ = writeln!(text, "{variable}={value}");
+            let _ = writeln!(text, "{}", line(&format!("{variable}={value}")));
         }
     }
     for line in of("maps").lines().filter(|line| line.contains("shunpike")) {
         let _ = writeln!(text, "{line}");
     }
     text + &of("limits")
+}
+
+/// What a process says of itself, as one line: it is not to look like several.
+fn line(text: &str) -> String {
+    plain(text).replace(['\n', '\t'], "?")
 }
 
 fn is_ours(variable: &str) -> bool {
@@ -183,6 +189,11 @@ impl Mask {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_process_says_is_one_line_without_orders() {
+        assert_eq!(line("SHUNPIKE_X=a\nUid:\t0\x1b[2J"), "SHUNPIKE_X=a?Uid:?0?[2J");
+    }
 
     #[test]
     fn a_token_is_the_same_number_everywhere() {

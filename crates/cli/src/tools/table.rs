@@ -45,8 +45,8 @@ pub fn print(text: &str) -> Result<(), Error> {
 }
 
 /// Text that gives a terminal no orders: names and environments in it are those of other users' processes.
-fn plain(text: &str) -> Cow<'_, str> {
-    let is_order = |c: char| c.is_control() && c != '\n';
+pub fn plain(text: &str) -> Cow<'_, str> {
+    let is_order = |c: char| c.is_control() && c != '\n' && c != '\t';
     if text.contains(is_order) { text.replace(is_order, "?").into() } else { text.into() }
 }
 

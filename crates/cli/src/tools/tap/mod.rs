@@ -11,6 +11,7 @@ mod streams;
 use crate::args::Tap;
 use crate::broker;
 use crate::error::Error;
+use crate::replace::refuse_others_link;
 use crate::socket;
 use crate::tools::filter::Filter;
 use filter::{Subject, Wanted};
@@ -23,10 +24,10 @@ use rustix::time::Timespec;
 use shunpike_broker::{TapSession, query, report, what};
 use shunpike_shm::tap;
 use std::collections::HashMap;
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use streams::{Ends, Streams, ends};
@@ -81,17 +82,26 @@ pub fn tap(args: &Tap, named: Option<PathBuf>) -> Result<(), Error> {
         None => standard_output()?,
         Some(path) if path == Path::new("-") && io::stdout().is_terminal() => return Err(Error::Terminal),
         Some(path) if path == Path::new("-") => standard_output()?,
-        // What is in it is nobody else's business.
-        Some(path) => OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(|source| Error::Write { path: path.to_owned(), source })?
-            .into(),
+        Some(path) => capture(path).map_err(|source| Error::Write { path: path.to_owned(), source })?,
     };
     run(&options, kind, to, named)
+}
+
+/// The file of a capture. What is in it is nobody else's business: whoever has made a file of that name before does not get it.
+fn capture(path: &Path) -> io::Result<OwnedFd> {
+    const MODE: u32 = 0o600;
+    refuse_others_link(path)?;
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(path)?;
+    let there = file.metadata()?;
+    if there.is_file() {
+        if there.uid() != rustix::process::geteuid().as_raw() {
+            let why = format!("it is there, and uid {}'s", there.uid());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        file.set_permissions(Permissions::from_mode(MODE))?;
+        file.set_len(0)?;
+    }
+    Ok(file.into())
 }
 
 fn standard_output() -> Result<OwnedFd, Error> {
@@ -431,6 +441,31 @@ impl Whose {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::{chown, lchown, symlink};
+
+    #[test]
+    fn a_capture_goes_into_nobody_elses_file() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, "before").expect("written");
+        fs::set_permissions(&file, Permissions::from_mode(0o666)).expect("mode");
+        symlink(&file, &link).expect("link");
+        for path in [&file, &link, &dir.path().join("new")] {
+            drop(capture(path).expect("our own"));
+            let there = fs::metadata(path).expect("there");
+            assert_eq!((there.len(), there.mode() & 0o777), (0, 0o600));
+        }
+        // Only root can give a file away.
+        if rustix::process::geteuid().is_root() {
+            fs::write(&file, "before").expect("written");
+            lchown(&link, Some(1), None).expect("given away");
+            assert!(capture(&link).is_err(), "another's link");
+            chown(&file, Some(1), None).expect("given away");
+            assert!(capture(&file).is_err(), "another's file");
+            assert_eq!(fs::read(&file).expect("readable"), b"before");
+        }
+    }
 
     #[test]
     fn sizes_of_rings_are_checked() {
