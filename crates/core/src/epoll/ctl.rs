@@ -230,13 +230,16 @@ pub fn closing(conn: Conn, fd: i32) {
 fn leaving(conn: Conn, fd: i32) {
     // What stands in a parent's set is the parent's.
     let is_ours = |reg: &Reg| reg.set.get().is_some_and(|set| !is_inherited(set));
-    if conn.block.dups.load(Ordering::Relaxed) != 0 || !holders::alone(conn.block) {
+    let end_lingering_here = || {
         let _control = CONTROL.lock();
         for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
             if reg.lingers.get() && is_ours(reg) {
                 end_lingering_of(reg, index);
             }
         }
+    };
+    if conn.block.dups.load(Ordering::Relaxed) != 0 || !holders::alone(conn.block) {
+        end_lingering_here();
     }
     let here = || {
         conn.block.dups.load(Ordering::Relaxed) != 0
@@ -256,6 +259,8 @@ fn leaving(conn: Conn, fd: i32) {
     if concerned && here() {
         above::revoke_for_good(conn, fd, Reason::SharedInSet);
         restore(conn, || ());
+        // What has come to linger by that nobody could change under a closed number.
+        end_lingering_here();
     }
 }
 
