@@ -1,6 +1,6 @@
 //! Shared memory: the only crate that maps it and the only one that dereferences it.
 //!
-//! What is shared with whom, and what a hostile value can do, is one table in ARCHITECTURE.md; each
+//! What is shared with whom, and what a hostile value can do, is one table, docs/shared-memory.md; each
 //! module here repeats its own rows.
 
 pub mod arena;

@@ -16,7 +16,7 @@ use shunpike_wire::{DmbSize, DmbToken};
 use crate::dice::Dice;
 use crate::session::{Group, Session};
 
-/// Words of a DMB, bytes from its start (ARCHITECTURE.md, "Shared memory").
+/// Words of a DMB, bytes from its start (docs/shared-memory.md).
 pub const PROD: usize = 0x000;
 /// See [`PROD`].
 pub const WINDOW: usize = 0x008;
