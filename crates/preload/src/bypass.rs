@@ -12,7 +12,7 @@ use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
 use crate::lifecycle::{let_go, plain};
 use crate::memory;
 use crate::real::{Arguments, Real};
-use crate::syscall;
+use crate::{removed, syscall};
 
 fn before_dprintf([fd, ..]: Arguments) {
     plain(fd as c_int, Reason::Stdio);
@@ -45,9 +45,15 @@ const ON_DESCRIPTORS: [c_long; 19] = [
     libc::SYS_dup3,
 ];
 
+/// A filter of system calls comes.
+fn confine() {
+    removed::confine();
+    life::confine();
+}
+
 fn before_prctl([option, value, ..]: Arguments) {
     match option as c_int {
-        libc::PR_SET_SECCOMP => life::confine(),
+        libc::PR_SET_SECCOMP => confine(),
         // Nobody may look at its memory from then on.
         libc::PR_SET_DUMPABLE if value == 0 && process::enabled() => lending::close(),
         _ => {}
@@ -60,7 +66,7 @@ stubs! { before_prctl:
 
 fn before_syscall([number, fd, second, third, fourth, _]: Arguments) -> Option<*mut c_void> {
     match number as c_long {
-        libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => life::confine(),
+        libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => confine(),
         libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
         libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),
         number @ (libc::SYS_mmap

@@ -7,7 +7,7 @@
 
 use core::ffi::c_char;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use shunpike_core::{libc_function, sys};
 
@@ -22,6 +22,17 @@ const MOST: usize = 1 << 16;
 /// What LD_PRELOAD calls us, ended by a NUL; none where something else had us loaded. Written at start-up, when there is one thread.
 static PATH: [AtomicU8; LONGEST_NAME] = [const { AtomicU8::new(0) }; LONGEST_NAME];
 static LEN: AtomicUsize = AtomicUsize::new(0);
+/// The program has asked for a filter of system calls: no call of ours any more.
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// The program is about to have a filter of system calls.
+pub fn confine() {
+    CONFINED.store(true, Ordering::Relaxed);
+}
+
+fn may_look() -> bool {
+    LEN.load(Ordering::Relaxed) != 0 && !CONFINED.load(Ordering::Relaxed)
+}
 
 /// Where `preloaded` (the value of LD_PRELOAD) names us: from where to where.
 fn ours(preloaded: &[u8]) -> Option<(usize, usize)> {
@@ -64,7 +75,7 @@ fn is_gone() -> bool {
     len != 0 && looked.is_err_and(|errno| [libc::ENOENT, libc::ENOTDIR].contains(&errno.raw_os_error()))
 }
 
-/// Whether a filter of system calls (or no /proc) may be in the way: one that does not know the calls below may end the process for them.
+/// Whether a filter of system calls that was inherited (or no /proc) may be in the way: one that does not know the calls below may end the process for them.
 fn is_filtered() -> bool {
     let mut status = [0; 4096];
     let (file, flags) = (c"/proc/self/status".as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize);
@@ -83,7 +94,7 @@ fn is_filtered() -> bool {
 
 /// Before a program is executed with the environment `environment`.
 pub fn before_exec(environment: *const *const c_char) {
-    if LEN.load(Ordering::Relaxed) == 0 || environment.is_null() || !is_gone() || is_filtered() {
+    if !may_look() || environment.is_null() || !is_gone() || is_filtered() {
         return;
     }
     for index in 0..MOST {
@@ -105,7 +116,7 @@ pub fn before_exec_with_environ() {
     // SAFETY: a variable of libc's, of this type, where it has one; it is read as the call that follows reads it.
     let environ = libc_function!("__environ": unsafe extern "C" fn()).map(|at| at as usize);
     let mut environment = [0; size_of::<usize>()];
-    if LEN.load(Ordering::Relaxed) != 0 && environ.is_some_and(|at| read(at, &mut environment)) {
+    if may_look() && environ.is_some_and(|at| read(at, &mut environment)) {
         before_exec(core::ptr::without_provenance(usize::from_ne_bytes(environment)));
     }
 }
