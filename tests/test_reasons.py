@@ -31,7 +31,7 @@ CAUSES = {
         "core/life.rs": ("the program installs a filter", "that the program has installed"),
         "core/upgrade/nomination.rs": ("a filter refuses getsockopt or ioctl", "refuses what a proof takes"),
     },
-    "EpollSets": {"core/epoll/ctl.rs": ("the list of registrations is full", "more registrations")},
+    "EpollSets": {"core/sets/ctl.rs": ("the list of registrations is full", "more registrations")},
     "GraceExceeded": {
         "core/tx/room.rs": ("a full ring, and a reader that does not move", "took no bytes"),
         "core/tx/unheard.rs": ("bytes for which nobody at the other end waits or asks", "took no bytes"),
@@ -73,8 +73,8 @@ CAUSES = {
         "core/upgrade.rs": ("a DMB or link page cannot be mapped", "refused memory"),
     },
     "NestedSets": {
-        "core/epoll/ctl.rs": ("a set in a set", "waited for itself"),
-        "core/epoll/mod.rs": ("the same, of connections on lanes; a set in poll, in AIO, sent by SCM_RIGHTS", "sent to another program"),
+        "core/sets/ctl.rs": ("a set in a set", "waited for itself"),
+        "core/sets/mod.rs": ("the same, of connections on lanes; a set in poll, in AIO, sent by SCM_RIGHTS", "sent to another program"),
         "core/zerocopy.rs": ("asked, not set", "waited for itself"),
     },
     "NoBroker": {"core/session.rs": ("nobody listens there", "no broker reached")},
@@ -110,13 +110,13 @@ CAUSES = {
     "PortOff": {"core/upgrade/nomination.rs": ("a list has one of its ports off", "one of its ports off")},
     "PrivateDescriptors": {"preload/indirect.rs": ("unshare(CLONE_FILES) in a thread", "descriptors of their own")},
     "Revoked": {"core/upgrade.rs": ("`shunpike revoke`", "by the operator")},
-    "SetUnseen": {"core/epoll/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},
+    "SetUnseen": {"core/sets/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},
     "Shared": {
         "core/eager.rs": ("asked, not set", "several processes"),
         "core/upgrade.rs": ("a fork in the midst of a handshake", "several processes"),
         "core/upgrade/nomination.rs": ("a forked child has it, too", "several processes"),
     },
-    "SharedInSet": {"core/epoll/ctl.rs": ("close() of a registered dup", "closed while it has another one")},
+    "SharedInSet": {"core/sets/ctl.rs": ("close() of a registered dup", "closed while it has another one")},
     "Splice": {"preload/data.rs": ("splice, tee", "splice or tee")},
     "Stdio": {
         "preload/bypass.rs": ("dprintf and its kin", "stdio"),

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half};
 
 use crate::call;
-use crate::epoll;
+use crate::sets;
 use crate::table::Conn;
 use crate::wait::{Nap, Napped};
 
@@ -16,7 +16,7 @@ pub const UNWATCHED_US: u64 = 500;
 
 /// The same for calls that move bytes: seldom where an epoll set watches it anyway.
 pub fn tcp_check_us(fd: i32) -> u64 {
-    if epoll::watches(fd) { 50_000 } else { UNWATCHED_US }
+    if sets::watches(fd) { 50_000 } else { UNWATCHED_US }
 }
 
 /// Of one call.

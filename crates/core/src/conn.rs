@@ -11,8 +11,8 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
 use crate::{
-    above, clock, closing, eager, epoll, holders, keepalive, link, options, process, reset, reuse, rx,
-    session, state, surface, sys, tap, trace, tx, upgrade, wait, zerocopy,
+    above, clock, closing, eager, holders, keepalive, link, options, process, reset, reuse, rx, session,
+    sets, state, surface, sys, tap, trace, tx, upgrade, wait, zerocopy,
 };
 
 mod given;
@@ -49,7 +49,7 @@ pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {
         header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
     }
     let conn = Conn::new(block);
-    epoll::by_tcp();
+    sets::by_tcp();
     // What stood there was closed behind our back.
     stale(fd, table::set(fd, Entry::Conn(conn)));
     if process::eager() {
@@ -61,10 +61,10 @@ pub fn watch(fd: i32, server: bool, nonblock: bool, announced: bool) {
 pub fn stale(fd: i32, entry: Entry) {
     match entry {
         Entry::Conn(conn) => {
-            epoll::forget(fd);
+            sets::forget(fd);
             drop_end(conn, fd, false);
         }
-        Entry::Set(set) => epoll::close(set, fd),
+        Entry::Set(set) => sets::close(set, fd),
         Entry::None | Entry::Socket | Entry::Internal => {}
     }
 }
@@ -144,7 +144,7 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     let tries = if carried >= WORTHWHILE { 0 } else { block.attempts.load(Ordering::Relaxed).min(8) };
     block.attempts.store(tries + 1, Ordering::Relaxed);
     block.retry_at.store(clock::ticks() + clock::from_us(REOPEN_US << tries), Ordering::Relaxed);
-    epoll::restore(conn, || {
+    sets::restore(conn, || {
         link::part(block);
         // Last: who closes a connection that is watched has no lanes to end, nor waits for us.
         upgrade::go_on(block, phase::WATCHED);
@@ -157,7 +157,7 @@ pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
     closing::stop(conn, fd);
     tx::revoke(conn, fd);
     reset::wake_ourselves();
-    epoll::touch(conn);
+    sets::touch(conn);
 }
 
 /// The connection stays on TCP from its next byte on: what it does now, a lane cannot do. Bytes that are in
@@ -224,7 +224,7 @@ pub fn close(fd: i32) {
     session::pump_if_news();
     if let Some(conn) = table::conn(fd) {
         eager::leaving(conn, fd);
-        epoll::closing(conn, fd);
+        sets::closing(conn, fd);
         if eager::is_lent(conn.block)
             && conn.block.dups.load(Ordering::Relaxed) == 0
             && holders::alone(conn.block)
@@ -234,10 +234,10 @@ pub fn close(fd: i32) {
     }
     let entry = table::take(fd);
     // Before the block can be another connection's: sets look at what their registrations name.
-    epoll::forget(fd);
+    sets::forget(fd);
     match entry {
         Entry::Conn(conn) => drop_end(conn, fd, true),
-        Entry::Set(set) => epoll::close(set, fd),
+        Entry::Set(set) => sets::close(set, fd),
         Entry::Socket if process::eager() => eager::closing(fd),
         _ => {}
     }
@@ -332,7 +332,7 @@ fn abandon_handshake(conn: Conn, fd: i32) {
     let mut session = session::lock();
     closing::withdraw_grant(conn, fd);
     upgrade::forget(&mut session, block);
-    epoll::restore(conn, || link::part(block));
+    sets::restore(conn, || link::part(block));
     block.phase.store(phase::WATCHED, Ordering::Release);
 }
 
@@ -374,7 +374,7 @@ pub fn duplicated(old: i32, new: i32) {
     let entry = table::look(old);
     match entry {
         Entry::Conn(conn) => conn.block.dups.store(1, Ordering::Relaxed),
-        Entry::Set(set) => epoll::retain(set),
+        Entry::Set(set) => sets::retain(set),
         Entry::None if table::is_none(new) => return,
         _ => {}
     }
@@ -389,6 +389,12 @@ pub fn replaced(fd: i32) {
     if !table::is_none(fd) {
         close(fd);
     }
+}
+
+/// epoll_create() returned `epfd`.
+pub fn set_created(epfd: i32) {
+    replaced(epfd);
+    sets::created(epfd);
 }
 
 /// shutdown(): before libc's own. The lane's end comes before TCP's FIN.
@@ -416,7 +422,7 @@ pub fn readable_bytes(conn: Conn, fd: i32) -> usize {
     let n = rx::available(conn, fd);
     let _critical = critical();
     if let Some(dmb) = state::rx_dmb(&conn.block.rx).filter(|_| n > 0) {
-        epoll::shown(conn, dmb.words(), Side::Readers);
+        sets::shown(conn, dmb.words(), Side::Readers);
     }
     n
 }

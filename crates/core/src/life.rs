@@ -6,7 +6,7 @@ use crate::table::{self, Entry};
 use crate::tls::readers;
 use crate::zerocopy::lending;
 use crate::{
-    above, clock, conn, descriptors, device, eager, epoll, holders, hope, process, reuse, session, sys, tap,
+    above, clock, conn, descriptors, device, eager, holders, hope, process, reuse, session, sets, sys, tap,
     upgrade,
 };
 
@@ -74,7 +74,7 @@ pub fn before_fork() {
     // Not while a lane is being opened: it is mapped in both processes, or in neither's state. And not while another
     // thread is within what any lock protects: the child gets a copy of it, and no thread that would finish.
     session::hold_across_fork();
-    epoll::hold_across_fork();
+    sets::hold_across_fork();
     process::share_with_child();
     // From here on nothing is lent, as the connections are shared.
     lending::before_fork();
@@ -87,7 +87,7 @@ fn let_go_after_fork() {
     descriptors::let_go_after_fork();
     device::let_go_after_fork();
     process::let_go_after_fork();
-    epoll::let_go_after_fork();
+    sets::let_go_after_fork();
     session::let_go_after_fork();
 }
 

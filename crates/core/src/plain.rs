@@ -9,7 +9,7 @@ use shunpike_shm::arena::{Half, mode};
 
 use crate::state::phase;
 use crate::table::Conn;
-use crate::{above, eager, epoll, link, process, session, sys};
+use crate::{above, eager, link, process, session, sets, sys};
 
 /// What `rx` and `tx` have to know of.
 const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc::MSG_ZEROCOPY;
@@ -44,7 +44,7 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
     // Only now: whoever sees nobody inside must see the bytes counted, too.
     half.leave();
     if n > 0 {
-        epoll::by_tcp();
+        sets::by_tcp();
     }
     if n == 0 || !is_young(conn, half, calls) {
         heed_refusal(conn, half, fd, n, wish);
@@ -65,7 +65,7 @@ fn heed_refusal(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
     if core::ptr::eq(half, &conn.block.tx) && link::registrations(conn.block).is_some() && is_short() {
         conn.block.starved.fetch_add(1, Ordering::Relaxed);
         // Another thread may have taken the kernel's word of room before that.
-        epoll::starved(conn);
+        sets::starved(conn);
     }
 }
 

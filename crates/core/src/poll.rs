@@ -12,7 +12,8 @@ use crate::tls::critical;
 use crate::trace::Sleep;
 use crate::wait;
 use crate::{
-    above, call, cork, eager, epoll, holders, process, ready, seen, session, state, sys, tx, upgrade, user,
+    above, call, cork, eager, holders, process, ready, seen, session, sets, state, sys, told, tx, upgrade,
+    user,
 };
 
 /// Where no lane can open for so long, nobody needs to ring.
@@ -33,7 +34,7 @@ pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
     session::pump_if_news();
     let on_lane = |one: &libc::pollfd| match table::look(one.fd) {
         Entry::Conn(conn) => state::on_lane(conn),
-        Entry::Set(set) => epoll::has_lanes(set),
+        Entry::Set(set) => sets::has_lanes(set),
         _ => false,
     };
     eager::attention().is_some() || fds.iter().any(on_lane)
@@ -42,7 +43,7 @@ pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
 fn ours(fd: i32) -> bool {
     match table::look(fd) {
         Entry::Conn(_) => true,
-        Entry::Set(set) => epoll::has_lanes(set),
+        Entry::Set(set) => sets::has_lanes(set),
         _ => false,
     }
 }
@@ -90,7 +91,7 @@ fn poll_with(
                     lanes = true;
                 }
                 Entry::Set(set) => {
-                    epoll::watch(set);
+                    sets::watch(set);
                     others = true;
                 }
                 _ => others |= one.fd >= 0,
@@ -192,7 +193,7 @@ fn shown(conn: Conn, revents: i16) {
         (libc::POLLOUT, state::tx_dmb(&conn.block.tx), Side::Writers),
     ] {
         if let Some(dmb) = dmb.filter(|_| revents & bit != 0) {
-            epoll::shown(conn, dmb.words(), side);
+            sets::shown(conn, dmb.words(), side);
         }
     }
 }
@@ -223,7 +224,7 @@ fn take(fds: &mut [libc::pollfd], kernel: &[libc::pollfd]) -> usize {
 fn any_changed(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|one| match table::look(one.fd) {
         Entry::Conn(conn) if state::on_lane(conn) => {
-            ready::changed(conn, one.events as u16 as u32, &ready::Seen::NOTHING)
+            ready::changed(conn, one.events as u16 as u32, &told::Seen::NOTHING)
         }
         _ => false,
     })

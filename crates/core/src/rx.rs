@@ -24,7 +24,7 @@ use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::{
-    above, ahead, call, clock, closing, cork, epoll, hope, peek, plain, process, reset, seen, session, state,
+    above, ahead, call, clock, closing, cork, hope, peek, plain, process, reset, seen, session, sets, state,
     sys, window,
 };
 
@@ -201,7 +201,7 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
             wake_writers(conn.block, &dmb);
         }
         if peeks || n == bufs.left() {
-            epoll::shown(conn, dmb.words(), Side::Readers);
+            sets::shown(conn, dmb.words(), Side::Readers);
         }
     }
     step

@@ -13,29 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::OFlags;
 use shunpike_shm::arena::{Block, Half};
 
-use crate::epoll::{self, Waited};
+use crate::sets::{self, Waited};
 use crate::table::{self, Conn, Entry};
-use crate::{clock, sys};
-
-/// Bits of `Block::seen`.
-mod bit {
-    /// A read that found nothing waited for bytes.
-    pub const READ: u8 = 1;
-    /// poll or select told that there is something to read,
-    pub const TOLD: u8 = 2;
-    /// or that there is room, after bytes were sent: before, it tells that connect() is done.
-    pub const ROOM: u8 = 4;
-    /// epoll_wait was called on a set that held it.
-    pub const SET: u8 = 8;
-    /// The peer took back what was left unread: what is known is void.
-    pub const VOID: u8 = 16;
-    /// That has happened: nothing is supposed.
-    pub const DOUBTED: u8 = 32;
-    /// It was nominated on what was supposed, which stands until it proves wrong: the peer may be found much later.
-    pub const SUPPOSED: u8 = 64;
-    /// What says how it is read.
-    pub const READS: u8 = READ | TOLD | SET;
-}
+use crate::{clock, state, sys};
 
 /// What goes mostly one way is a stream from so many bytes on.
 const STREAM: u64 = 64 * 1024;
@@ -60,18 +40,18 @@ static DOUBT_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// Whether it is known that the program waits for the connection through the hooks.
 pub(crate) fn is_seen(conn: Conn, fd: i32) -> bool {
     let seen = conn.block.seen.load(Ordering::Relaxed);
-    if seen & bit::VOID != 0 {
-        if seen & bit::READS == 0 {
+    if seen & state::seen::VOID != 0 {
+        if seen & state::seen::READS == 0 {
             DOUBT_UNTIL.store(clock::ticks() + clock::from_us(DOUBT_US), Ordering::Relaxed);
         }
-        conn.block.seen.store(bit::DOUBTED, Ordering::Relaxed);
-        epoll::forget_waits(conn, fd);
+        conn.block.seen.store(state::seen::DOUBTED, Ordering::Relaxed);
+        sets::forget_waits(conn, fd);
         return false;
     }
-    match epoll::waited(conn, fd) {
+    match sets::waited(conn, fd) {
         Waited::Since => true,
         // As those who take a connection out of a set and add it again for each message.
-        Waited::Ever => conn.block.seen.load(Ordering::Relaxed) & bit::READS != 0,
+        Waited::Ever => conn.block.seen.load(Ordering::Relaxed) & state::seen::READS != 0,
         Waited::Never => false,
         Waited::Nowhere => is_seen_elsewhere(conn.block, fd),
     }
@@ -81,12 +61,12 @@ fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
     let seen = block.seen.load(Ordering::Relaxed);
     // Who has never read has had nothing to wait for but room, and a write that blocks waits itself.
     let only_writes = block.rx.tcp_bytes.load(Ordering::Relaxed) == 0;
-    if seen & (bit::READS | bit::SUPPOSED) != 0 {
+    if seen & (state::seen::READS | state::seen::SUPPOSED) != 0 {
         return true;
     }
-    let is_enough = only_writes && (seen & bit::ROOM != 0 || blocks(fd)) || is_supposed(block, fd);
+    let is_enough = only_writes && (seen & state::seen::ROOM != 0 || blocks(fd)) || is_supposed(block, fd);
     if is_enough {
-        note(block, bit::SUPPOSED);
+        state::note_seen(block, state::seen::SUPPOSED);
     }
     is_enough
 }
@@ -94,7 +74,7 @@ fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
 /// Whether it may be supposed that calls which never had to wait would.
 fn is_supposed(block: &Block, fd: i32) -> bool {
     let seen = block.seen.load(Ordering::Relaxed);
-    if seen & bit::DOUBTED != 0 || clock::ticks() < DOUBT_UNTIL.load(Ordering::Relaxed) {
+    if seen & state::seen::DOUBTED != 0 || clock::ticks() < DOUBT_UNTIL.load(Ordering::Relaxed) {
         return false;
     }
     let bytes = |half: &Half| half.tcp_bytes.load(Ordering::Relaxed);
@@ -105,20 +85,20 @@ fn is_supposed(block: &Block, fd: i32) -> bool {
     // ... or whose client reads more slowly than they come.
     let reads = streams(read, sent);
     let as_others = WAITED.load(Ordering::Relaxed) && block.unseen.load(Ordering::Relaxed) >= TRIES;
-    sends && seen & bit::ROOM != 0 || (sends || reads || as_others) && blocks(fd)
+    sends && seen & state::seen::ROOM != 0 || (sends || reads || as_others) && blocks(fd)
 }
 
 /// The same before the first byte (`--eager`), when nothing can be known yet: a socket that blocks, or a program that waits for its
 /// sockets through the hooks, will be waited for so.
 pub(crate) fn is_likely(conn: Conn, fd: i32) -> bool {
-    match epoll::waited(conn, fd) {
+    match sets::waited(conn, fd) {
         Waited::Since | Waited::Ever => true,
         Waited::Never => false,
         Waited::Nowhere => {
-            conn.block.seen.load(Ordering::Relaxed) & !bit::DOUBTED != 0
+            conn.block.seen.load(Ordering::Relaxed) & !state::seen::DOUBTED != 0
                 || blocks(fd)
                 || POLLS.load(Ordering::Relaxed)
-                || epoll::any_waited()
+                || sets::any_waited()
         }
     }
 }
@@ -145,7 +125,7 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
         && sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
         && blocks(fd)
     {
-        note(block, bit::READ);
+        state::note_seen(block, state::seen::READ);
         if !WAITED.load(Ordering::Relaxed) {
             WAITED.store(true, Ordering::Relaxed);
         }
@@ -157,12 +137,7 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
 
 /// The peer has taken back what the program left unread without a wait: it may wait past the hooks by now.
 pub(crate) fn void(block: &Block) {
-    note(block, bit::VOID);
-}
-
-/// The connection leaves a set that was waited for.
-pub(crate) fn note_set(block: &Block) {
-    note(block, bit::SET);
+    state::note_seen(block, state::seen::VOID);
 }
 
 /// poll has told of `n` of `fds`.
@@ -187,14 +162,14 @@ pub fn told_of(fd: i32, events: i16) {
             let block = conn.block;
             let mut seen = 0;
             if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
-                seen |= bit::TOLD;
+                seen |= state::seen::TOLD;
             }
             if events & (libc::POLLOUT | libc::POLLWRNORM) != 0
                 && block.tx.tcp_bytes.load(Ordering::Relaxed) != 0
             {
-                seen |= bit::ROOM;
+                seen |= state::seen::ROOM;
             }
-            note(block, seen);
+            state::note_seen(block, seen);
         }
         Entry::Socket => {}
         _ => return,
@@ -207,12 +182,6 @@ pub fn told_of(fd: i32, events: i16) {
 pub(crate) fn polls() {
     if !POLLS.load(Ordering::Relaxed) {
         POLLS.store(true, Ordering::Relaxed);
-    }
-}
-
-fn note(block: &Block, seen: u8) {
-    if block.seen.load(Ordering::Relaxed) & seen != seen {
-        block.seen.fetch_or(seen, Ordering::Relaxed);
     }
 }
 
@@ -237,7 +206,7 @@ mod tests {
         let arena = Arena::create(1).expect("an arena");
         let block = arena.allocate().expect("a block");
         ask(block, socket.as_raw_fd(), flags);
-        block.seen.load(Ordering::Relaxed) & bit::READ != 0
+        block.seen.load(Ordering::Relaxed) & state::seen::READ != 0
     }
 
     #[test]

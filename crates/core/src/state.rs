@@ -93,3 +93,35 @@ pub fn acknowledge_at_once(conn: Conn, fd: i32) {
         let _ = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, &1i32);
     }
 }
+
+/// Bits of `Block::seen`.
+pub(crate) mod seen {
+    /// A read that found nothing waited for bytes.
+    pub const READ: u8 = 1;
+    /// poll or select told that there is something to read,
+    pub const TOLD: u8 = 2;
+    /// or that there is room, after bytes were sent: before, it tells that connect() is done.
+    pub const ROOM: u8 = 4;
+    /// epoll_wait was called on a set that held it.
+    pub const SET: u8 = 8;
+    /// The peer took back what was left unread: what is known is void.
+    pub const VOID: u8 = 16;
+    /// That has happened: nothing is supposed.
+    pub const DOUBTED: u8 = 32;
+    /// It was nominated on what was supposed, which stands until it proves wrong: the peer may be found much later.
+    pub const SUPPOSED: u8 = 64;
+    /// What says how it is read.
+    pub const READS: u8 = READ | TOLD | SET;
+}
+
+/// Notes what was seen of the program's waits.
+pub(crate) fn note_seen(block: &Block, what: u8) {
+    if block.seen.load(Ordering::Relaxed) & what != what {
+        block.seen.fetch_or(what, Ordering::Relaxed);
+    }
+}
+
+/// The connection leaves a set that was waited for.
+pub(crate) fn note_set(block: &Block) {
+    note_seen(block, seen::SET);
+}

@@ -3,7 +3,7 @@
 use shunpike_shm::arena::Block;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::epoll::Set;
+use crate::set::Set;
 
 /// What a descriptor number stands for.
 #[derive(Copy, Clone)]
@@ -95,7 +95,7 @@ fn slot(fd: i32) -> Option<&'static AtomicU64> {
     Some(unsafe { &*ENTRIES.load(Ordering::Relaxed).add(index) })
 }
 
-/// Head of the list of epoll registrations of `fd` (an index of `epoll::Reg`, plus one; 0 none).
+/// Head of the list of epoll registrations of `fd` (an index of `sets::regs::Reg`, plus one; 0 none).
 pub fn regs(fd: i32) -> Option<&'static AtomicU32> {
     let index = fd as u32 as usize;
     if index >= LEN.load(Ordering::Acquire) {

@@ -28,7 +28,7 @@ use crate::session::{Fds, Session, close_raw, keep};
 use crate::state::phase;
 use crate::table::{self, Conn};
 use crate::{
-    above, clock, closing, device, eager, epoll, holders, limits, link, memory, process, reuse, seen, state,
+    above, clock, closing, device, eager, holders, limits, link, memory, process, reuse, seen, sets, state,
     tap, window,
 };
 
@@ -290,7 +290,7 @@ fn withdraw(session: &mut Session, block: &Block) {
 fn part_unless_granted(conn: Conn) -> bool {
     let over = conn.block.rx.mode.load(Ordering::Acquire) == mode::PLAIN;
     if over {
-        epoll::restore(conn, || link::part(conn.block));
+        sets::restore(conn, || link::part(conn.block));
     } else {
         go_on(conn.block, phase::OPEN);
     }
@@ -378,8 +378,8 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
     // The block's now: it is let go with the lane, also where that ends before the handshake does.
     shake.own = None;
     shake.registered = None;
-    // The peer does not know of it yet. Whoever comes to wait for one of its sets from here on finds a lane there (`epoll::watch`).
-    let input = epoll::bars_managed(conn).map_or(Input::Registered(named), Input::Refused);
+    // The peer does not know of it yet. Whoever comes to wait for one of its sets from here on finds a lane there (`sets::watch`).
+    let input = sets::bars_managed(conn).map_or(Input::Registered(named), Input::Refused);
     step(session, id, input);
 }
 

@@ -27,7 +27,7 @@ use crate::call::Outcome;
 use crate::source::Source;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{above, clock, doorbell, epoll, link, process, send_lock, state, sys};
+use crate::{above, clock, doorbell, link, process, send_lock, sets, state, sys};
 
 pub use errqueue::{read, read_bare};
 
@@ -304,7 +304,7 @@ fn tell(conn: Conn) {
         doorbell::ring(bell);
     }
     if in_sets(conn) {
-        epoll::touch(conn);
+        sets::touch(conn);
     }
 }
 
@@ -327,7 +327,7 @@ fn hand_back(conn: Conn) -> bool {
 /// or about to come, which the kernel knows nothing of. (poll and select ask us as long as it is our turn.) Not where it would
 /// cost more than a notice.
 pub fn keeps(conn: Conn, fd: i32) -> bool {
-    let nested = || epoll::watches(fd) && epoll::bars(fd) == Some(Reason::NestedSets);
+    let nested = || sets::watches(fd) && sets::bars(fd) == Some(Reason::NestedSets);
     !(hand_back(conn) || !in_sets(conn) || process::confined() || nested())
 }
 

@@ -11,12 +11,13 @@ use shunpike_core::source::Source;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::send as transmit;
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, epoll, libc_is_musl, plain, sys, user, zerocopy};
+use shunpike_core::{Errno, libc_is_musl, plain, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
 use shunpike_core::call;
 use shunpike_core::rx;
+use shunpike_core::sets;
 use shunpike_core::state;
 use shunpike_core::tx;
 
@@ -595,7 +596,7 @@ unsafe fn hand_over_rights(msg: *const msghdr) {
                 };
                 match table::look(fd) {
                     Entry::Conn(conn) => conn::hand_over(conn, fd, Reason::HandedOver),
-                    Entry::Set(set) => epoll::watch(set),
+                    Entry::Set(set) => sets::watch(set),
                     _ => {}
                 }
             }

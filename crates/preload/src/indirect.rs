@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
-use shunpike_core::{epoll, life, options, sys, user};
+use shunpike_core::{life, options, sets, sys, user};
 
 use crate::lifecycle::plain;
 use crate::real::Arguments;
@@ -44,7 +44,7 @@ pub fn before_submit([_, count, jobs, ..]: Arguments) {
         let Some(job) = job else { return };
         match table::look(job.descriptor as c_int) {
             // It can only be polled: a wait that we do not see.
-            Entry::Set(set) => epoll::watch(set),
+            Entry::Set(set) => sets::watch(set),
             _ => plain(job.descriptor as c_int, Reason::BypassedHooks),
         }
     }

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunpike_core::table::{self, Entry};
-use shunpike_core::{clock, epoll, libc_is_musl, poll as mixed, seen, user};
+use shunpike_core::{clock, conn, epoll, libc_is_musl, poll as mixed, seen, sets, user};
 
 use shunpike_core::sys::Waits;
 
@@ -147,13 +147,13 @@ hooks! {
     /// epoll_create(2)
     fn epoll_create(size: c_int) -> c_int {
         let fd = covered::epoll_create(size);
-        if fd >= 0 { epoll::created(fd); }
+        if fd >= 0 { conn::set_created(fd); }
         fd
     }
     /// epoll_create1(2)
     fn epoll_create1(flags: c_int) -> c_int {
         let fd = covered::epoll_create1(flags);
-        if fd >= 0 { epoll::created(fd); }
+        if fd >= 0 { conn::set_created(fd); }
         fd
     }
     /// epoll_ctl(2)
@@ -195,7 +195,7 @@ pub unsafe fn ctl_by(
     let wish = if event.is_null() { None } else { unsafe { user::fetch_event(event) } };
     // An event that cannot be read is the kernel's to refuse, unless it does not look at it.
     let unread = wish.is_none() && !event.is_null() && op != libc::EPOLL_CTL_DEL;
-    match if unread { None } else { epoll::ctl(epfd, op, fd, wish) } {
+    match if unread { None } else { sets::ctl(epfd, op, fd, wish) } {
         Some(done) => result(done.map(|()| 0)),
         None => covered(),
     }
@@ -329,7 +329,7 @@ pub unsafe fn wait(
 /// `None`: a call that the kernel refuses.
 #[inline(never)]
 unsafe fn wait_for_lanes(
-    set: &'static epoll::Set,
+    set: &'static shunpike_core::set::Set,
     epfd: c_int,
     (events, n): (*mut epoll_event, c_int),
     timeout: Option<u64>,

@@ -3,7 +3,7 @@
 use core::cell::Cell;
 use core::ffi::{c_int, c_long};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use shunpike_core::{clock, epoll, libc_function, table, user};
+use shunpike_core::{clock, conn, libc_function, table, user};
 
 use crate::readiness::{Selected, ctl_by, limit, milliseconds, poll_by, pselect_by, select_by, wait};
 use crate::real::Real;
@@ -154,7 +154,7 @@ unsafe fn answer(call: &Call) -> c_long {
             libc::SYS_epoll_create | libc::SYS_epoll_create1 => {
                 let fd = own();
                 if fd >= 0 {
-                    epoll::created(fd);
+                    conn::set_created(fd);
                 }
                 fd
             }

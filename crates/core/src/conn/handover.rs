@@ -12,7 +12,7 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
 use crate::{
-    above, clock, closing, eager, epoll, keepalive, link, process, rings, session, state, sys, tx, upgrade,
+    above, clock, closing, eager, keepalive, link, process, rings, session, sets, state, sys, tx, upgrade,
 };
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
@@ -115,7 +115,7 @@ fn survive(child: u32) {
             if let Entry::Set(set) = entry
                 && survives(fd)
             {
-                epoll::end_lingering(set);
+                sets::end_lingering(set);
             }
         }
     }

@@ -1,286 +1,491 @@
-//! The program's epoll sets.
-//!
-//! A set stays the kernel's own. While a connection is on a lane its registration there is edge-triggered
-//! and carries a tag of ours (TCP then only tells of death and stray bytes), and the set has our doorbell;
-//! what the program registered is kept here and answered from the lane. Sets without lanes are untouched.
-//!
-//! A set keeps an *active list* of connections that it looks at itself. One that has been quiet is armed
-//! (its publisher posts to the set's CQ) and leaves the list: epoll_wait costs O(active), and a busy
-//! connection costs its peer no post at all (models/cq.pml).
-//!
-//! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `active`:
-//! looks and reports; `wait`: epoll_wait.
+//! epoll_wait: turns over the lanes and the kernel's part of a set, and the sleep when neither has anything.
 
-mod active;
-mod ctl;
-mod regs;
+mod looks;
 #[cfg(test)]
 mod tests;
-mod wait;
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use shunpike_wire::Reason;
+use rustix::io::Errno;
+use shunpike_shm::arena::mode;
 
-use crate::mutex::Mutex;
-use crate::table::{self, Conn, Entry};
-use crate::{above, conn, process};
+use self::looks::{arm, hot, look, scan};
+use crate::set::Set;
+use crate::sets::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
+use crate::sets::list::{news, next, push};
+use crate::sets::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
+use crate::sets::{EDGE, WAIT, has_lanes, is_inherited, own, ring};
+use crate::spin::spin;
+use crate::table::Conn;
+use crate::tls::{critical, thread};
+use crate::trace::Sleep;
+use crate::{above, call, clock, holders, link, process, session, state, sys, told, tx, wait};
 
-use self::active::List;
-use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
+/// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
+const KERNEL_US: u64 = 200;
+/// ... and in each look for so long after its thread had to do with a connection on TCP, microseconds: who writes to such a one and
+/// then to a lane may count on the order.
+const MIXED_US: u64 = 10_000;
+/// Events taken from the kernel in one call, where the program asks for no more.
+const BATCH: usize = 128;
+/// ... where it asks for few.
+const FEW: usize = 8;
 
-pub(crate) use self::active::enlist;
-pub use self::active::{shown, starved, touch};
-pub use self::ctl::{bars, bars_managed, closing, ctl, end_lingering, forget, manage, restore, watches};
-pub use self::wait::{by_tcp, kernels, wait};
-
-/// A wait through the hooks, in `Set::waits`.
-const WAIT: u64 = 1 << 32;
-
-/// Sets of a process that can have lanes.
-const SETS: usize = 4096;
-
-const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
-const EDGE: u32 = libc::EPOLLET as u32;
-const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-
-/// An epoll set of the program. 64-byte aligned: the table keeps its address beside a kind.
-#[repr(align(64))]
-pub struct Set {
-    epfd: AtomicI32,
-    /// Process that uses it.
-    pid: AtomicU32,
-    refs: AtomicU32,
-    /// Registrations in it that are on lanes.
-    managed: AtomicU32,
-    /// Doorbell queue plus one, once the doorbell is in the set.
-    cq: AtomicU32,
-    /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
-    /// answers for the whole of it.
-    watched: AtomicBool,
-    /// Beginnings and ends of waits through the hooks (upper half), and threads in libc's own wait, which a lane's bell does not reach
-    /// (lower half). One that was cancelled there stays counted.
-    waits: AtomicU64,
-    /// Counts what a call must not tell of twice: reports, and registrations that came on lanes.
-    clock: AtomicU64,
-    /// When the last wait began in which the kernel told of all that it had.
-    told_all: AtomicU64,
-    /// Link group at which the next look for news begins.
-    links: AtomicU32,
-    list: Mutex<List>,
+/// A set's wait that libc's own call does, into the program's array.
+pub struct Kernels {
+    set: &'static Set,
+    before: u64,
+    began: u64,
 }
 
-static SETS_AT: [Set; SETS] = [const { Set::new() }; SETS];
-static NEXT_SET: AtomicUsize = AtomicUsize::new(0);
+/// Whether libc's own call does: there is no lane in the set, and nobody waits for the broker's word. [`Kernels::is_all`] follows
+/// it: a lane may come meanwhile, by another thread or a handler, and the kernel then tells of tags of ours.
+#[inline]
+pub fn kernels(set: &'static Set) -> Option<Kernels> {
+    let is_quiet =
+        !has_lanes(set) && !is_inherited(set) && !session::has_news() && crate::eager::attention().is_none();
+    is_quiet.then(|| {
+        set.waits.fetch_add(WAIT + 1, Ordering::Relaxed);
+        Kernels { set, before: set.now(), began: clock::ticks() }
+    })
+}
 
-impl Set {
-    const fn new() -> Self {
-        Self {
-            epfd: AtomicI32::new(-1),
-            pid: AtomicU32::new(0),
-            refs: AtomicU32::new(0),
-            managed: AtomicU32::new(0),
-            cq: AtomicU32::new(0),
-            watched: AtomicBool::new(false),
-            waits: AtomicU64::new(0),
-            clock: AtomicU64::new(0),
-            told_all: AtomicU64::new(0),
-            links: AtomicU32::new(0),
-            list: Mutex::new(List::new()),
+impl Kernels {
+    /// libc's call has returned.
+    #[inline(always)]
+    pub fn returned(&self) {
+        self.set.waits.fetch_add(WAIT - 1, Ordering::Relaxed);
+    }
+
+    /// Whether libc's call, which has told of `told` events and had room for so many, was all of it: no set of the process ever had a lane.
+    #[inline]
+    pub fn is_all(&self, told: i32, room: i32) -> bool {
+        if (0..room).contains(&told) {
+            self.set.told_all.store(self.began, Ordering::Relaxed);
+        }
+        told < 0 || !has_tags()
+    }
+
+    /// After a call for which it may not have been, with what it has told of in `out`: how many of these there are for the program,
+    /// at the beginning of it. `None`: wait on, for what is left of the time.
+    #[inline(never)]
+    pub fn end(&self, out: &mut [libc::epoll_event]) -> Option<usize> {
+        let (n, _) = sort_out(self.set, out, None);
+        if n == 0 {
+            return (out.is_empty() && !has_lanes(self.set)).then_some(0);
+        }
+        let n = n + of_lanes(self.set, out, n, self.before);
+        if has_lanes(self.set) {
+            wake_others(self.set);
+        }
+        Some(n)
+    }
+}
+
+/// epoll_wait and its kin. `timeout` in nanoseconds. Not for an `out` of nothing.
+pub fn wait(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    session::pump_if_news();
+    own(set);
+    set.waits.fetch_add(WAIT, Ordering::Relaxed);
+    let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
+    let signals = call::restarts_before().0;
+    // Once a look has found nothing, the next one is at the news of all link groups.
+    let mut again = false;
+    loop {
+        let left = match (timeout, call::remaining(deadline)) {
+            (Some(0), _) | (_, Err(_)) => Some(0),
+            (_, Ok(left)) => left,
+        };
+        let lanes = has_lanes(set);
+        let complete = left == Some(0);
+        let mut n = if lanes { turn(set, epfd, out, complete, complete || again) } else { 0 };
+        if lanes && n == 0 && !complete && spin(left, || hot(set)) {
+            n = turn(set, epfd, out, false, true);
+        }
+        if n == 0 && (!lanes || !complete) {
+            // A handler that ran while we looked would have ended the kernel's own wait.
+            if call::restarts_before().0 != signals {
+                return Err(Errno::INTR);
+            }
+            // The look and the spin were part of the program's time.
+            let left = if lanes && !complete { call::remaining(deadline).unwrap_or(Some(0)) } else { left };
+            n = sleep(set, epfd, out, left, mask)?;
+        }
+        // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
+        if n > 0 || complete && (lanes || !has_lanes(set)) {
+            wake_others(set);
+            return Ok(n);
+        }
+        again = true;
+    }
+}
+
+/// The kernel has told the program of `n` events since `before`: how many more there are of lanes that came meanwhile.
+fn of_lanes(set: &'static Set, out: &mut [libc::epoll_event], n: usize, before: u64) -> usize {
+    if !has_lanes(set) {
+        return 0;
+    }
+    news(set, true);
+    scan_after(set, out, n, before)
+}
+
+/// A thread that goes back to the program with connections unarmed leaves them to the one that still sleeps.
+fn wake_others(set: &'static Set) {
+    let list = set.list.lock();
+    let wake = list.sleepers > 0 && list.len > 0;
+    drop(list);
+    if wake {
+        ring(set);
+    }
+}
+
+/// One look at lanes and, when it is time or the look must be complete, at the kernel's part. `all`: with the news of all link
+/// groups. Nothing is told of twice, as the kernel would not: other threads take connections from the kernel and give them back
+/// meanwhile.
+fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: bool, all: bool) -> usize {
+    news(set, all);
+    let now = clock::ticks();
+    let mut list = set.list.lock();
+    if has_used_tcp() {
+        list.mixed_until = now + clock::from_us(MIXED_US);
+    }
+    let due =
+        complete || now < list.mixed_until || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
+    // Where the kernel had enough for the whole of `out` last time, it is the lanes' turn.
+    let lanes_first = core::mem::take(&mut list.kernel_filled);
+    if due {
+        list.kernel_at = now;
+    }
+    drop(list);
+    let of_kernel = |out: &mut [libc::epoll_event], control: Option<&Control>| {
+        kernel(set, epfd, out, Some(0), core::ptr::null(), control).unwrap_or(0)
+    };
+    let before = set.now();
+    let mut n = 0;
+    if due && lanes_first {
+        // Held: what a scan told of does not become the kernel's before that is asked.
+        let control = CONTROL.lock();
+        n += scan(set, set.list.lock(), out, |_| false);
+        if n < out.len() {
+            n += of_kernel(&mut out[n..], Some(&control));
+            // The kernel may have told of lanes, too.
+            n += scan(set, set.list.lock(), &mut out[n..], |reg| reg.reported.get() > before);
+        }
+    } else {
+        n += if due { of_kernel(out, None) } else { 0 };
+        n += scan_after(set, out, n, before);
+    }
+    // Last: what goes back to the kernel may be told of already, and the kernel would tell of it a second time.
+    if settle_unsettled(set) && n == 0 && complete {
+        n = of_kernel(out, None);
+    }
+    n
+}
+
+/// Whether it has since it was last asked.
+fn has_used_tcp() -> bool {
+    let thread = thread();
+    let calls = thread.tcp_calls.load(Ordering::Relaxed);
+    calls != thread.tcp_known.load(Ordering::Relaxed) && {
+        thread.tcp_known.store(calls, Ordering::Relaxed);
+        true
+    }
+}
+
+/// `scan`, when the kernel has told of `n` since `before`: what it has ceded since may be among them.
+fn scan_after(set: &'static Set, out: &mut [libc::epoll_event], n: usize, before: u64) -> usize {
+    scan(set, set.list.lock(), &mut out[n..], |reg| n > 0 && reg.ours_since.get() > before)
+}
+
+/// The kernel's part of the set: its own events go to the program, ours are looked at. `control`: for who holds it.
+///
+/// Not into the program's array, which beyond its events must stay as it is; a large one serves itself, as the kernel
+/// tells of what is level-triggered once in a call only.
+fn kernel(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+    control: Option<&Control>,
+) -> Result<usize, Errno> {
+    const NONE: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
+    match out.len() {
+        // Clearing the larger one takes as long as all the rest.
+        0..=FEW => kernel_by(&mut [NONE; FEW], set, epfd, out, (timeout, mask), control),
+        _ => kernel_by(&mut [NONE; BATCH], set, epfd, out, (timeout, mask), control),
+    }
+}
+
+/// ... by way of `batch`.
+#[inline(never)]
+fn kernel_by(
+    batch: &mut [libc::epoll_event],
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    (mut timeout, mut mask): (Option<u64>, *const libc::sigset_t),
+    control: Option<&Control>,
+) -> Result<usize, Errno> {
+    let mut n = 0;
+    while n < out.len() {
+        let room = &mut out[n..];
+        let (most, direct) = (room.len(), room.len() > batch.len());
+        let into = if direct { &mut *room } else { &mut batch[..most] };
+        let began = clock::ticks();
+        let got = match sys::sleep_in_epoll(epfd, into, timeout, mask) {
+            Ok(got) => got,
+            Err(_) if n > 0 => break,
+            Err(errno) => return Err(errno),
+        };
+        if got < most {
+            set.told_all.store(began, Ordering::Relaxed);
+        }
+        let (kept, has_more) = sort_out(set, &mut into[..got], control);
+        if !direct {
+            room[..kept].copy_from_slice(&batch[..kept]);
+        }
+        n += kept;
+        // Tags of ours took the place of what the kernel may have for the program. Not where it had something: a
+        // second call would report what is level-triggered a second time.
+        if got < most && !has_more || n > 0 {
+            break;
+        }
+        (timeout, mask) = (Some(0), core::ptr::null());
+    }
+    if n == out.len() {
+        set.list.lock().kernel_filled = true;
+    }
+    Ok(n)
+}
+
+/// What an event of the kernel's comes to that has our tag.
+enum Told {
+    /// It is for the program.
+    Event(libc::epoll_event),
+    /// The kernel tells the program for itself, next time.
+    Again,
+    /// Nothing, or a connection that is to be looked at.
+    Ours,
+}
+
+/// Of what the kernel has told, keeps at the beginning what is for the program, and says how much that is, and whether the kernel has
+/// something again. Ours is looked at.
+fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option<&Control>) -> (usize, bool) {
+    let (mut n, mut has_more) = (0, false);
+    for at in 0..events.len() {
+        let event = events[at];
+        let told = match untag(event.u64) {
+            None => Told::Event(event),
+            Some(BELL) => Told::Ours,
+            Some(word) => tcp_news(set, word, event.events, control),
+        };
+        match told {
+            Told::Event(event) => {
+                events[n] = event;
+                n += 1;
+            }
+            Told::Again => has_more = true,
+            Told::Ours => {}
         }
     }
-
-    /// The next moment of the set's clock. Under the list's lock.
-    fn tick(&self) -> u64 {
-        let now = self.clock.load(Ordering::Relaxed) + 1;
-        self.clock.store(now, Ordering::Relaxed);
-        now
-    }
-
-    fn now(&self) -> u64 {
-        self.clock.load(Ordering::Relaxed)
-    }
-
-    /// How many waits through the hooks have begun or ended, wrapping.
-    fn waits(&self) -> u32 {
-        (self.waits.load(Ordering::Relaxed) >> 32) as u32
-    }
+    (n, has_more)
 }
 
-/// epoll_create() returned `epfd`.
-pub fn created(epfd: i32) {
-    conn::replaced(epfd);
-    if let Some(set) = new_set(epfd) {
-        table::set(epfd, Entry::Set(set));
+/// The kernel reports the TCP socket of a registration that has our tag.
+fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>) -> Told {
+    let (index, turn) = index_and_turn(word);
+    let _control = control.is_none().then(|| CONTROL.lock());
+    let mut list = set.list.lock();
+    let Some(reg) = reg(index).filter(|reg| reg.turn.get() == turn && reg.is_in(set)) else {
+        return Told::Ours;
+    };
+    let is_news = is_news(reg, events) && is_asked_for(reg, events);
+    if reg.managed.get() {
+        reg.dirty.set(true);
+        reg.edge.set(reg.edge.get() || is_news);
+        push(&mut list, index);
+        return Told::Ours;
     }
+    if reg.lingers.get() {
+        return if is_news && end_lingering_of(reg, index) { Told::Again } else { Told::Ours };
+    }
+    // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
+    let fires = !reg.disarmed.replace(true);
+    if fires { Told::Event(libc::epoll_event { events, u64: reg.data.get() }) } else { Told::Ours }
 }
 
-fn new_set(epfd: i32) -> Option<&'static Set> {
-    if !process::enabled() {
-        return None;
+/// Whether what the kernel tells of our entry is more than the program has been told. The first event of an entry is what stood when it was
+/// made. Of the stream's end the kernel tells twice (tcp_fin, then tcp_data_ready, net/ipv4/tcp_input.c), to whoever asks in between,
+/// and a look of ours may have come before both.
+fn is_news(reg: &Reg, events: u32) -> bool {
+    let Some(known) = reg.known.take() else { return true };
+    // Off its lanes nobody counts the calls that find no room, and none of its edges may be lost.
+    let may_be_room = || reg.lingers.get() && known.has_sent(reg.fd.get());
+    if known.has_more(reg.fd.get()) || may_be_room() {
+        return true;
     }
-    for _ in 0..SETS {
-        let set = &SETS_AT[NEXT_SET.fetch_add(1, Ordering::Relaxed) % SETS];
-        if set.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            set.epfd.store(epfd, Ordering::Relaxed);
-            set.pid.store(process::pid(), Ordering::Relaxed);
-            set.managed.store(0, Ordering::Relaxed);
-            set.cq.store(0, Ordering::Relaxed);
-            set.watched.store(false, Ordering::Relaxed);
-            set.waits.store(0, Ordering::Relaxed);
-            set.told_all.store(0, Ordering::Relaxed);
-            *set.list.lock() = List::new();
-            return Some(set);
+    if !known.is_over() {
+        return false;
+    }
+    reg.known.set(Some(known));
+    // Errors and notices come one after the other, and room is an edge each time that a call has found none.
+    let is_error = events & (libc::EPOLLERR | libc::EPOLLPRI) as u32 != 0;
+    is_error || reg.conn.get().is_none_or(|conn| is_in_want(reg, conn))
+}
+
+/// Whether news of our entry, which asks for all, are some of the program's. Bytes alone are not for who asks for room only, unless
+/// TCP may have had none; ends and errors are for everybody.
+fn is_asked_for(reg: &Reg, events: u32) -> bool {
+    let are_bytes = events & !(told::IN | told::OUT) == 0;
+    let may_be_room = |conn: Conn| {
+        let is_on_tcp = conn.block.tx.mode.load(Ordering::Acquire) != mode::LANE;
+        // Off its lanes nobody counts the calls that find no room.
+        reg.lingers.get() || is_on_tcp && (is_in_want(reg, conn) || !has_had_room(reg))
+    };
+    !are_bytes || reg.events.get() & told::IN != 0 || reg.conn.get().is_none_or(may_be_room)
+}
+
+/// Whether a call has found no room since the program was told of some.
+fn is_in_want(reg: &Reg, conn: Conn) -> bool {
+    reg.seen.get() != reg.seen.get().with_room(conn.block)
+}
+
+/// Arms everything, declares the sleep, looks once more, and waits in the kernel.
+fn sleep(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    left: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let lanes = set.managed.load(Ordering::SeqCst) > 0;
+    let (mut bound, mut asleep) = (None, None);
+    let before = set.now();
+    if lanes && left != Some(0) {
+        let cq = set.cq.load(Ordering::Acquire).checked_sub(1);
+        if let Some(better) = cq.and_then(|cq| process::better_cq(cq as u8)) {
+            move_to(set, better);
         }
-    }
-    None
-}
-
-/// Another descriptor of the same set.
-pub fn retain(set: &'static Set) {
-    set.refs.fetch_add(1, Ordering::Relaxed);
-}
-
-/// A descriptor of the set is closed; with the last one its registrations go.
-pub fn close(set: &'static Set, fd: i32) {
-    if set.refs.load(Ordering::Acquire) > 1 {
-        let same = |entry| matches!(entry, Entry::Set(other) if core::ptr::eq(other, set));
-        if set.epfd.load(Ordering::Relaxed) == fd
-            && let Some((other, _)) = table::all().find(|&(other, entry)| other != fd && same(entry))
-        {
-            set.epfd.store(other, Ordering::Relaxed);
+        let _critical = critical();
+        let mut list = set.list.lock();
+        let mut news = false;
+        for _ in 0..list.len {
+            let Some((index, reg, conn)) = next(&mut list) else { continue };
+            let level = look(reg, conn);
+            let stays = arm(set, reg, conn, &level);
+            let wanted = reg.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+            let reported = reg.events.get() & EDGE == 0
+                || reg.edge.get()
+                || level.is_fresh(reg.events.get(), &reg.seen.get());
+            news |= stays || level.settled || level.events & wanted != 0 && reported;
+            if level.full {
+                bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
+            }
+            let unheard = tx::unheard(conn, reg.fd.get());
+            bound = bound.into_iter().chain(level.bound).chain(unheard).min();
+            news |= state::modes(conn.block) != level.modes;
+            if stays
+                || level.full
+                || level.bound.is_some()
+                || unheard.is_some()
+                || state::modes(conn.block) != level.modes
+                || level.settled
+                || level.events & wanted != 0 && reported
+                || level.keep_looking && reg.events.get() & EDGE == 0
+            {
+                push(&mut list, index);
+            }
+            if holders::shared(conn.block) {
+                bound = Some(bound.unwrap_or(u64::MAX).min(wait::SHARED_BOUND_NS));
+            }
         }
-        set.refs.fetch_sub(1, Ordering::AcqRel);
-        return;
-    }
-    if let Some(cq) = set.cq.load(Ordering::Relaxed).checked_sub(1)
-        && !is_inherited(set)
-    {
-        process::leave_cq(cq as u8);
-    }
-    let mut control = CONTROL.lock();
-    for index in 1..=control.used {
-        if let Some(reg) = reg(index)
-            && reg.is_in(set)
-        {
-            remove(&mut control, index, reg.fd.get());
+        if news {
+            return Ok(0);
         }
-    }
-    set.refs.fetch_sub(1, Ordering::AcqRel);
-}
-
-/// A forked child has its parent's sets, and shares what the kernel tells of them: where it uses one itself, the
-/// connections in it go back to TCP.
-fn is_inherited(set: &Set) -> bool {
-    set.pid.load(Ordering::Relaxed) != process::pid()
-}
-
-fn own(set: &'static Set) {
-    if is_inherited(set) {
-        set.pid.store(process::pid(), Ordering::Relaxed);
-        watch(set);
-    }
-}
-
-/// Somebody is about to wait for the set itself: its connections go back to TCP, for good. With no lock held.
-pub fn watch(set: &'static Set) {
-    // SeqCst: pairs with who brings a connection on a lane and asks `bars_managed`, after `take_over` has counted it. Of those
-    // on their way to one only they know.
-    set.watched.store(true, Ordering::SeqCst);
-    end_lingering(set);
-    let mut after = 0;
-    while set.managed.load(Ordering::SeqCst) > 0 {
-        let Some((index, conn, fd)) = managed_after(set, after) else { return };
-        above::revoke_for_good(conn, fd, Reason::NestedSets);
-        after = index;
-    }
-}
-
-/// What is known of the waits for the sets that a connection is in.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Waited {
-    /// It is in none.
-    Nowhere,
-    /// Each was waited for through the hooks since the connection came there,
-    Since,
-    /// ... or at least some time.
-    Ever,
-    /// Of one of them no wait was seen.
-    Never,
-}
-
-/// What is known of the waits for the sets that hold the connection, under whichever of its descriptors.
-pub fn waited(conn: Conn, fd: i32) -> Waited {
-    let mut known = Waited::Nowhere;
-    each_of(conn, fd, |reg| known = known.and(reg.waited()));
-    known
-}
-
-/// Those count that come from now on.
-pub fn forget_waits(conn: Conn, fd: i32) {
-    each_of(conn, fd, Reg::forget_waits);
-}
-
-fn each_of(conn: Conn, fd: i32, mut each: impl FnMut(&Reg)) {
-    let _control = CONTROL.lock();
-    indices(fd).filter_map(reg).for_each(&mut each);
-    if conn.block.dups.load(Ordering::Relaxed) != 0 {
-        let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
-        for (other, _) in table::all().filter(|&(other, entry)| other != fd && same(entry)) {
-            indices(other).filter_map(reg).for_each(&mut each);
+        list.sleepers += 1;
+        drop(list);
+        if let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) {
+            link::all().for_each(|link| link.declare_sleep(cq as u8));
+            if link::all().any(|link| link.has_news(cq as u8)) {
+                set.list.lock().sleepers -= 1;
+                return Ok(0);
+            }
         }
+        asleep = Some(wait::Asleep::begin(Sleep::Set, epfd));
     }
+    let shortest = match (left, bound) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    let result = match crate::eager::attention().filter(|_| left != Some(0)) {
+        Some(session) => attentive(set, epfd, out, (shortest, session), mask),
+        None => kernel(set, epfd, out, shortest, mask, None),
+    };
+    if let (Some(asleep), Some(cq)) = (asleep, set.cq.load(Ordering::Relaxed).checked_sub(1)) {
+        asleep.end_on(cq as u8);
+    }
+    if lanes && left != Some(0) {
+        let mut list = set.list.lock();
+        list.sleepers -= 1;
+        list.kernel_at = clock::ticks();
+    }
+    let n = result?;
+    Ok(if n == 0 { 0 } else { n + of_lanes(set, out, n, before) })
 }
 
-impl Waited {
-    fn and(self, other: Self) -> Self {
-        use Waited::{Ever, Never, Nowhere, Since};
-        match (self, other) {
-            (Never, _) | (_, Never) => Never,
-            (Ever, _) | (_, Ever) => Ever,
-            (Since, _) | (_, Since) => Since,
-            (Nowhere, Nowhere) => Nowhere,
+/// Sleeps as `kernel`, but also until the broker says something, which is attended to.
+fn attentive(
+    set: &'static Set,
+    epfd: i32,
+    out: &mut [libc::epoll_event],
+    (left, (session, most)): (Option<u64>, (libc::pollfd, u64)),
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let mut fds = [libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 }, session];
+    sys::sleep_in_poll(&mut fds, Some(left.map_or(most, |left| left.min(most))), mask)?;
+    if fds[1].revents != 0 {
+        session::pump();
+    }
+    if fds[0].revents != 0 { kernel(set, epfd, out, Some(0), core::ptr::null(), None) } else { Ok(0) }
+}
+
+/// Connections whose lanes closed under a look go back to the kernel, now that no lock is held. Says whether there were
+/// such.
+fn settle_unsettled(set: &'static Set) -> bool {
+    let mut any = false;
+    loop {
+        let found = {
+            let list = set.list.lock();
+            let mut at = list.head;
+            let mut found = None;
+            while let Some(reg) = reg(at) {
+                if let Some(conn) = reg.conn.get()
+                    && (conn.block.unsettled.load(Ordering::Relaxed) != 0 || is_left(conn))
+                {
+                    found = Some((conn, reg.fd.get()));
+                    break;
+                }
+                at = reg.next_active.get();
+            }
+            found
+        };
+        match found {
+            Some((conn, _)) if is_left(conn) => restore_left(set, conn),
+            Some((conn, fd)) => above::settle(conn, fd),
+            None => return any,
         }
+        any = true;
     }
 }
 
-/// Whether any set of the process was waited for through the hooks.
-pub fn any_waited() -> bool {
-    open_sets().any(|set| set.waits() != 0)
-}
-
-/// Whether lanes are in the set.
-pub fn has_lanes(set: &Set) -> bool {
-    set.managed.load(Ordering::SeqCst) > 0
-}
-
-fn open_sets() -> impl Iterator<Item = &'static Set> {
-    let used = NEXT_SET.load(Ordering::Relaxed).min(SETS);
-    SETS_AT.iter().take(used).filter(|set| set.refs.load(Ordering::Acquire) != 0)
-}
-
-fn ring(set: &Set) {
-    if let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1)
-        && let Some(bell) = process::doorbell(cq as u8)
-    {
-        crate::doorbell::ring(bell);
-    }
-}
-
-/// Sets whose lists are held across a fork.
-static HELD: AtomicUsize = AtomicUsize::new(0);
-
-/// Before fork(): registrations and lists are whole. After the session's lock.
-pub fn hold_across_fork() {
-    CONTROL.hold();
-    // Those that are made meanwhile are not the child's.
-    let held = NEXT_SET.load(Ordering::Relaxed).min(SETS);
-    HELD.store(held, Ordering::Relaxed);
-    SETS_AT.iter().take(held).for_each(|set| set.list.hold());
-}
-
-/// After it, in the parent and in the child.
-pub fn let_go_after_fork() {
-    SETS_AT.iter().take(HELD.load(Ordering::Relaxed)).for_each(|set| set.list.let_go());
-    CONTROL.let_go();
+/// Whether another process that has the connection took it back to TCP.
+fn is_left(conn: Conn) -> bool {
+    link::of(conn.block).is_none() && state::modes(conn.block) == (mode::PLAIN, mode::PLAIN)
 }

@@ -8,8 +8,10 @@ use std::sync::atomic::Ordering;
 use shunpike_shm::arena::{Arena, Block};
 use shunpike_shm::pages::CQS;
 
-use super::regs::{CONTROL, find, tag};
-use super::{EDGE, SETS_AT, Set, ctl, manage, wait};
+use super::wait;
+use crate::set::Set;
+use crate::sets::regs::{CONTROL, find, tag};
+use crate::sets::{EDGE, SETS_AT, ctl, manage};
 use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::{link, process, session, sys};
@@ -86,7 +88,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        super::forget(self.socket.as_raw_fd());
+        crate::sets::forget(self.socket.as_raw_fd());
         table::set(self.socket.as_raw_fd(), Entry::None);
         table::set(self.epoll.as_raw_fd(), Entry::None);
         let _session = session::lock();
@@ -127,7 +129,7 @@ fn room_after_the_end_is_told_off_the_lanes_too() {
     watched.end();
     watched.told().expect("the end");
     watched.block.phase.store(phase::OPEN, Ordering::Relaxed);
-    super::restore(Conn::new(watched.block), || ());
+    crate::sets::restore(Conn::new(watched.block), || ());
     watched.socket.set_nonblocking(true).expect("nonblocking");
     let lump = [0; 1 << 16];
     while watched.socket.write(&lump).is_ok() {}
@@ -146,7 +148,7 @@ fn the_end_is_told_once_off_the_lanes_too() {
     watched.end();
     watched.told().expect("the end");
     watched.block.phase.store(phase::OPEN, Ordering::Relaxed);
-    super::restore(Conn::new(watched.block), || ());
+    crate::sets::restore(Conn::new(watched.block), || ());
     watched.wake();
     assert_eq!(watched.told(), None);
 }
@@ -181,7 +183,7 @@ fn bytes_are_no_edge_for_who_asks_for_room_only() {
 fn a_handshake_that_fails_late_tells_of_nothing() {
     let watched = Watched::new(5, IN_OUT_RDHUP | EDGE);
     watched.block.phase.store(phase::SHAKING, Ordering::Relaxed);
-    super::restore(Conn::new(watched.block), || ());
+    crate::sets::restore(Conn::new(watched.block), || ());
     assert_eq!(watched.told(), None);
     watched.end();
     assert_eq!(watched.told(), Some(IN_OUT_RDHUP));

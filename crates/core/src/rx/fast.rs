@@ -13,7 +13,7 @@ use shunpike_shm::short;
 use crate::call::is_ordinary;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{above, ahead, epoll, rx, session, state, user, window};
+use crate::{above, ahead, rx, session, sets, state, user, window};
 
 /// Receives what there is into `size` bytes at `to`.
 ///
@@ -60,7 +60,7 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     drop(guard);
     rx::wake_writers(conn.block, &dmb);
     if n == size {
-        epoll::shown(conn, words, Side::Readers);
+        sets::shown(conn, words, Side::Readers);
     }
     drop(critical);
     above::settle(conn, fd);

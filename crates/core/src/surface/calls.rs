@@ -292,7 +292,7 @@ pub const CALLS: &[Row<&str>] = &[
     row(&["poll", "ppoll", "select", "pselect6"], Same("poll.rs"), "Wait for several descriptors."),
     row(
         &["epoll_create", "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait", "epoll_pwait2"],
-        Same("epoll/mod.rs"),
+        Same("sets/mod.rs"),
         "Sets of descriptors.",
     ),
     row(&["epoll_ctl_old", "epoll_wait_old"], Nothing, "Never were."),

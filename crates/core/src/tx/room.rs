@@ -130,7 +130,7 @@ impl Wait {
                 return Ok(());
             }
             block.starved.fetch_add(1, Ordering::Relaxed);
-            crate::epoll::starved(conn);
+            crate::sets::starved(conn);
             return Err(Errno::AGAIN);
         }
         {

@@ -10,7 +10,7 @@ use shunpike_wire::Reason;
 use super::take_back;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{clock, closing, epoll, process, send_lock, state};
+use crate::{clock, closing, process, send_lock, sets, state};
 
 /// Before a sleep of ours: where bytes of ours are unread so, for how long that is borne yet, nanoseconds. After the grace they are
 /// taken back and go by TCP, which wakes whoever waits there. A busy reader gets its bytes that way, too.
@@ -44,7 +44,7 @@ pub(crate) fn published(conn: Conn) {
 fn watch_over(conn: Conn, half: &Half) {
     half.unheard_at.store(half.other.load(Ordering::Relaxed), Ordering::Relaxed);
     half.unheard_since.store(clock::ticks().max(1), Ordering::Relaxed);
-    epoll::enlist(conn);
+    sets::enlist(conn);
 }
 
 /// Before a set leaves a quiet connection alone: whether bytes are unread so.

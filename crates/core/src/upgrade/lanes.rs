@@ -16,7 +16,7 @@ use crate::state::phase;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::{
-    closing, cork, device, epoll, holders, keepalive, limits, link, process, reset, state, stores, sys, tap,
+    closing, cork, device, holders, keepalive, limits, link, process, reset, sets, state, stores, sys, tap,
     trace, window, zerocopy,
 };
 
@@ -81,7 +81,7 @@ pub(super) fn grant(conn: Conn, fd: i32, (region, ring): (Region, u32), token: D
             return false;
         }
     }
-    epoll::manage(conn, fd);
+    sets::manage(conn, fd);
     // A thread that waits in poll() for this connection has TCP in view only.
     reset::wake_ourselves();
     true
@@ -129,7 +129,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     }
     trace::upgrade(conn.block, fd, half.ring.load(Ordering::Relaxed));
     keepalive::begin(conn, fd);
-    epoll::manage(conn, fd);
+    sets::manage(conn, fd);
     begin(conn, fd);
 }
 

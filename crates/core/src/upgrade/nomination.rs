@@ -14,7 +14,7 @@ use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::Conn;
 use crate::{
-    clock, eager, enabled, epoll, holders, later, options, process, rings, seen, session, state, sys, table,
+    clock, eager, enabled, holders, later, options, process, rings, seen, session, sets, state, sys, table,
     trace, user,
 };
 
@@ -79,7 +79,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         block.phase.store(phase::DONE, Ordering::Relaxed);
         state::note(block, reason);
     };
-    if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| epoll::bars(fd)) {
+    if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| sets::bars(fd)) {
         return stays(reason);
     }
     // A peer that waits for the lane (`--eager`) hears of it by way of the match.

@@ -3,16 +3,17 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
-use super::active::pop;
-use super::{ONESHOT, Set, Waited};
+use super::list::pop;
+use super::{ONESHOT, Waited};
 use crate::mutex::Mutex;
+use crate::set::Set;
 use crate::table::{self, Conn};
-use crate::{clock, link, ready, seen, sys};
+use crate::{clock, link, state, sys, told};
 
 /// Registrations of a process (sets times connections); more are left to the kernel, on TCP.
 const REGS: usize = 1 << 18;
 /// Tag of the doorbell, in place of a registration's index.
-pub(super) const BELL: u32 = u32::MAX;
+pub(crate) const BELL: u32 = u32::MAX;
 const INDEX_BITS: u32 = 20;
 const TURNS: u32 = 1 << (32 - INDEX_BITS);
 const _: () = assert!(REGS < 1 << INDEX_BITS);
@@ -22,95 +23,95 @@ const _: () = assert!(REGS < 1 << INDEX_BITS);
 /// Who writes a field holds CONTROL or the lock of its set's list; the groups say which. Only managed registrations are
 /// listed, so a holder of the list's lock alone meets no other. On lines of its own, as neighbours are other threads'.
 #[repr(align(64))]
-pub(super) struct Reg {
+pub(crate) struct Reg {
     // Under CONTROL. What a holder of the list's lock reads too changes only while the registration is unlisted.
-    pub(super) set: Place,
-    pub(super) fd: Cell<i32>,
-    pub(super) conn: Cell<Option<Conn>>,
+    pub(crate) set: Place,
+    pub(crate) fd: Cell<i32>,
+    pub(crate) conn: Cell<Option<Conn>>,
     /// Next registration of the same descriptor; also read without the lock.
-    pub(super) next: Word,
+    pub(crate) next: Word,
     /// The list of its connection's managed registrations: where it begins, and what follows.
-    pub(super) kin: Cell<Option<&'static AtomicU32>>,
-    pub(super) next_kin: Word,
+    pub(crate) kin: Cell<Option<&'static AtomicU32>>,
+    pub(crate) next_kin: Word,
     /// A one-shot that carries our tag in the kernel, or did at its last change.
-    pub(super) tagged: Cell<bool>,
+    pub(crate) tagged: Cell<bool>,
     /// `Set::waits` when it was made.
-    pub(super) since: Cell<u32>,
+    pub(crate) since: Cell<u32>,
     /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
-    pub(super) turn: Cell<u32>,
+    pub(crate) turn: Cell<u32>,
     /// The kernel has our silent entry for a connection that is on TCP again: what it tells of next, it tells the program (`ctl::restore`).
-    pub(super) lingers: Cell<bool>,
+    pub(crate) lingers: Cell<bool>,
     /// Changed under CONTROL and the list's lock: who holds the latter and finds it set has a registration that stays managed,
     /// and of which the kernel tells only us.
-    pub(super) managed: Flag,
+    pub(crate) managed: Flag,
 
     // Of a managed registration under the list's lock, else under CONTROL.
     /// The program has deleted it. The kernel keeps it while the connection is on a lane: programs that delete
     /// and add with every message need no system call.
-    pub(super) parked: Flag,
+    pub(crate) parked: Flag,
     /// Also read without the lock, for EXCLUSIVE, which does not change.
-    pub(super) events: Word,
-    pub(super) data: Cell<u64>,
+    pub(crate) events: Word,
+    pub(crate) data: Cell<u64>,
     /// A one-shot that has fired.
-    pub(super) disarmed: Cell<bool>,
+    pub(crate) disarmed: Cell<bool>,
     /// When it was asked for so.
-    pub(super) asked_at: Cell<u64>,
-    pub(super) listed: Cell<bool>,
-    pub(super) prev_active: Cell<u32>,
-    pub(super) next_active: Cell<u32>,
+    pub(crate) asked_at: Cell<u64>,
+    pub(crate) listed: Cell<bool>,
+    pub(crate) prev_active: Cell<u32>,
+    pub(crate) next_active: Cell<u32>,
     /// Looks without news.
-    pub(super) quiet: Cell<u8>,
+    pub(crate) quiet: Cell<u8>,
     /// The kernel had news of the TCP socket.
-    pub(super) dirty: Cell<bool>,
+    pub(crate) dirty: Cell<bool>,
     /// Something happened since the last report of an edge-triggered registration.
-    pub(super) edge: Cell<bool>,
+    pub(crate) edge: Cell<bool>,
     /// When it was last reported, by its set's clock.
-    pub(super) reported: Cell<u64>,
+    pub(crate) reported: Cell<u64>,
     /// When the kernel had it from us; it may have told of it for itself before, and nobody knows when it has.
-    pub(super) ours_since: Cell<u64>,
+    pub(crate) ours_since: Cell<u64>,
     /// What TCP had shown when the kernel got our silent entry, where the program had been told of all: of what stands it tells at once,
     /// and that is no edge. Or what was there at the last report, with the stream's end among it.
-    pub(super) known: Cell<Option<sys::Shown>>,
+    pub(crate) known: Cell<Option<sys::Shown>>,
     /// What was there at the last report.
-    pub(super) seen: Cell<ready::Seen>,
+    pub(crate) seen: Cell<told::Seen>,
 }
 
 /// A field as a [`Cell`] is, that others may look at without its lock.
-pub(super) struct Word(AtomicU32);
+pub(crate) struct Word(AtomicU32);
 
 impl Word {
-    pub(super) fn get(&self) -> u32 {
+    pub(crate) fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set(&self, value: u32) {
+    pub(crate) fn set(&self, value: u32) {
         self.0.store(value, Ordering::Relaxed);
     }
 }
 
 /// The same of a flag.
-pub(super) struct Flag(AtomicBool);
+pub(crate) struct Flag(AtomicBool);
 
 impl Flag {
-    pub(super) fn get(&self) -> bool {
+    pub(crate) fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set(&self, value: bool) {
+    pub(crate) fn set(&self, value: bool) {
         self.0.store(value, Ordering::Relaxed);
     }
 }
 
 /// The same of the set that a registration is in.
-pub(super) struct Place(AtomicPtr<Set>);
+pub(crate) struct Place(AtomicPtr<Set>);
 
 impl Place {
-    pub(super) fn get(&self) -> Option<&'static Set> {
+    pub(crate) fn get(&self) -> Option<&'static Set> {
         // SAFETY: null, or one of the sets, which are static.
         unsafe { self.0.load(Ordering::Relaxed).as_ref() }
     }
 
-    pub(super) fn set(&self, set: Option<&'static Set>) {
+    pub(crate) fn set(&self, set: Option<&'static Set>) {
         let at = set.map_or(core::ptr::null_mut(), |set| core::ptr::from_ref(set).cast_mut());
         self.0.store(at, Ordering::Relaxed);
     }
@@ -122,12 +123,12 @@ impl Place {
 unsafe impl Sync for Reg {}
 
 impl Reg {
-    pub(super) fn is_in(&self, set: &Set) -> bool {
+    pub(crate) fn is_in(&self, set: &Set) -> bool {
         self.set.get().is_some_and(|other| core::ptr::eq(other, set))
     }
 
     /// A new use: `event` of `fd` in `set`, on TCP. Under CONTROL.
-    pub(super) fn begin(&self, set: &'static Set, fd: i32, conn: Option<Conn>, event: libc::epoll_event) {
+    pub(crate) fn begin(&self, set: &'static Set, fd: i32, conn: Option<Conn>, event: libc::epoll_event) {
         self.set.set(Some(set));
         self.fd.set(fd);
         self.conn.set(conn);
@@ -150,11 +151,11 @@ impl Reg {
         self.edge.set(false);
         self.reported.set(0);
         self.ours_since.set(0);
-        self.seen.set(ready::Seen::NOTHING);
+        self.seen.set(told::Seen::NOTHING);
     }
 
     /// What the program wants to hear, and with which word. Under the locks of these fields.
-    pub(super) fn wish(&self, events: u32, data: u64, disarmed: bool) {
+    pub(crate) fn wish(&self, events: u32, data: u64, disarmed: bool) {
         self.events.set(events);
         self.data.set(data);
         self.disarmed.set(disarmed);
@@ -162,12 +163,12 @@ impl Reg {
     }
 
     /// Those count that come from now on. Under CONTROL.
-    pub(super) fn forget_waits(&self) {
+    pub(crate) fn forget_waits(&self) {
         self.since.set(self.set.get().map_or(0, Set::waits));
     }
 
     /// What is known of the waits for its set. Under CONTROL.
-    pub(super) fn waited(&self) -> Waited {
+    pub(crate) fn waited(&self) -> Waited {
         let waits = self.set.get().map_or(0, Set::waits);
         let is_read = |conn: Conn| conn.block.rx.tcp_bytes.load(Ordering::Relaxed) != 0;
         match waits {
@@ -177,33 +178,31 @@ impl Reg {
                 Waited::Never
             }
             // It says nothing of how the connection is read.
-            _ if self.events.get() & ready::IN == 0 && self.conn.get().is_some_and(is_read) => {
-                Waited::Nowhere
-            }
+            _ if self.events.get() & told::IN == 0 && self.conn.get().is_some_and(is_read) => Waited::Nowhere,
             waits if waits != self.since.get() => Waited::Since,
             _ => Waited::Ever,
         }
     }
 
     /// Voids what the kernel has queued. Under CONTROL.
-    pub(super) fn next_turn(&self) {
+    pub(crate) fn next_turn(&self) {
         self.turn.set((self.turn.get() + 1) % TURNS);
     }
 }
 
 /// Owns the registrations: taken for epoll_ctl, for changes of mode, and to hand out news.
-pub(super) struct Control {
+pub(crate) struct Control {
     free: u32,
-    pub(super) used: u32,
+    pub(crate) used: u32,
 }
 
-pub(super) static CONTROL: Mutex<Control> = Mutex::new(Control { free: 0, used: 0 });
+pub(crate) static CONTROL: Mutex<Control> = Mutex::new(Control { free: 0, used: 0 });
 static POOL: AtomicPtr<Reg> = AtomicPtr::new(core::ptr::null_mut());
 /// See [`cookie`]; 0 before the first tag.
 static COOKIE: AtomicU32 = AtomicU32::new(0);
 
 /// A registration by index.
-pub(super) fn reg(index: u32) -> Option<&'static Reg> {
+pub(crate) fn reg(index: u32) -> Option<&'static Reg> {
     // Acquire pairs with the Release in `allocate`: the pool is mapped.
     let pool = POOL.load(Ordering::Acquire);
     if pool.is_null() || index == 0 || index as usize > REGS {
@@ -215,27 +214,27 @@ pub(super) fn reg(index: u32) -> Option<&'static Reg> {
 }
 
 /// Our word in the kernel for a registration: cookie (32 bits) | turn (12) | index (20).
-pub(super) fn tag(index: u32, turn: u32) -> u64 {
+pub(crate) fn tag(index: u32, turn: u32) -> u64 {
     u64::from(cookie()) << 32 | u64::from(turn << INDEX_BITS | index)
 }
 
-pub(super) fn bell_tag() -> u64 {
+pub(crate) fn bell_tag() -> u64 {
     u64::from(cookie()) << 32 | u64::from(BELL)
 }
 
 /// Whether the kernel ever had a word of ours.
-pub(super) fn has_tags() -> bool {
+pub(crate) fn has_tags() -> bool {
     COOKIE.load(Ordering::Relaxed) != 0
 }
 
 /// Index and turn, or the doorbell's word, of a tag of ours.
-pub(super) fn untag(data: u64) -> Option<u32> {
+pub(crate) fn untag(data: u64) -> Option<u32> {
     let cookie = COOKIE.load(Ordering::Relaxed);
     (cookie != 0 && (data >> 32) as u32 == cookie).then_some(data as u32)
 }
 
 /// Index and turn of a word that [`untag`] returned, other than the doorbell's.
-pub(super) fn index_and_turn(word: u32) -> (u32, u32) {
+pub(crate) fn index_and_turn(word: u32) -> (u32, u32) {
     (word & ((1 << INDEX_BITS) - 1), word >> INDEX_BITS)
 }
 
@@ -254,7 +253,7 @@ fn cookie() -> u32 {
     }
 }
 
-pub(super) fn allocate(control: &mut Control) -> Option<u32> {
+pub(crate) fn allocate(control: &mut Control) -> Option<u32> {
     if POOL.load(Ordering::Relaxed).is_null() {
         POOL.store(reserve()?, Ordering::Release);
     }
@@ -281,12 +280,12 @@ fn reserve() -> Option<*mut Reg> {
 }
 
 /// The registration of `fd` in `set`. Under CONTROL.
-pub(super) fn find(set: &'static Set, fd: i32) -> Option<(u32, &'static Reg)> {
+pub(crate) fn find(set: &'static Set, fd: i32) -> Option<(u32, &'static Reg)> {
     among(set, indices(fd))
 }
 
 /// The same without CONTROL: it may be missed, or be another one by now, which the lock of the set's list tells.
-pub(super) fn glimpse(set: &'static Set, fd: i32) -> Option<(u32, &'static Reg)> {
+pub(crate) fn glimpse(set: &'static Set, fd: i32) -> Option<(u32, &'static Reg)> {
     // A list that changes under the look may lead anywhere.
     among(set, indices(fd).take(KIN))
 }
@@ -296,7 +295,7 @@ fn among(set: &'static Set, mut indices: impl Iterator<Item = u32>) -> Option<(u
 }
 
 /// Registrations of `fd`. Under CONTROL, but for `glimpse`.
-pub(super) fn indices(fd: i32) -> impl Iterator<Item = u32> {
+pub(crate) fn indices(fd: i32) -> impl Iterator<Item = u32> {
     let mut next = table::regs(fd).map_or(0, |head| head.load(Ordering::Relaxed));
     core::iter::from_fn(move || {
         let index = next;
@@ -309,11 +308,11 @@ pub(super) fn indices(fd: i32) -> impl Iterator<Item = u32> {
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 /// A change of the lists of kin.
-pub(super) struct Changing;
+pub(crate) struct Changing;
 
 impl Changing {
     /// Under CONTROL.
-    pub(super) fn begin(_control: &Control) -> Self {
+    pub(crate) fn begin(_control: &Control) -> Self {
         CHANGES.fetch_add(1, Ordering::AcqRel);
         Self
     }
@@ -331,7 +330,7 @@ const KIN: usize = 8;
 
 /// Calls `each` with the managed registrations of the connection whose list begins at `first`; they may have changed since,
 /// which the lock of their set's list tells. Without CONTROL, which all threads share, unless lists are just changing.
-pub(super) fn managed_of(first: &AtomicU32, each: impl FnMut(u32)) {
+pub(crate) fn managed_of(first: &AtomicU32, each: impl FnMut(u32)) {
     // Acquire pairs with the Release of who changed them last.
     let before = CHANGES.load(Ordering::Acquire);
     let (mut found, mut n) = ([0; KIN], 0);
@@ -349,7 +348,7 @@ pub(super) fn managed_of(first: &AtomicU32, each: impl FnMut(u32)) {
 }
 
 /// The managed registrations of a connection, under whichever descriptor. Under CONTROL.
-pub(super) fn kin(first: &AtomicU32) -> impl Iterator<Item = u32> {
+pub(crate) fn kin(first: &AtomicU32) -> impl Iterator<Item = u32> {
     let mut next = first.load(Ordering::Relaxed);
     core::iter::from_fn(move || {
         let index = next;
@@ -358,11 +357,11 @@ pub(super) fn kin(first: &AtomicU32) -> impl Iterator<Item = u32> {
     })
 }
 
-pub(super) fn kin_of(conn: Conn) -> impl Iterator<Item = u32> {
+pub(crate) fn kin_of(conn: Conn) -> impl Iterator<Item = u32> {
     link::registrations(conn.block).into_iter().flat_map(kin)
 }
 
-pub(super) fn remove(control: &mut Control, index: u32, fd: i32) {
+pub(crate) fn remove(control: &mut Control, index: u32, fd: i32) {
     if let Some(head) = table::regs(fd) {
         let after = reg(index).map_or(0, |reg| reg.next.get());
         if head.load(Ordering::Relaxed) == index {
@@ -376,7 +375,7 @@ pub(super) fn remove(control: &mut Control, index: u32, fd: i32) {
     }
     let Some(reg) = reg(index) else { return };
     if let Some(conn) = reg.conn.get().filter(|conn| conn.current() && reg.waited() == Waited::Since) {
-        seen::note_set(conn.block);
+        state::note_set(conn.block);
     }
     unmanage(control, reg, index);
     reg.set.set(None);
@@ -386,7 +385,7 @@ pub(super) fn remove(control: &mut Control, index: u32, fd: i32) {
 }
 
 /// Answered by the kernel from now on, or not at all. Under CONTROL.
-pub(super) fn unmanage(control: &Control, reg: &Reg, index: u32) {
+pub(crate) fn unmanage(control: &Control, reg: &Reg, index: u32) {
     let Some(set) = reg.set.get().filter(|_| reg.managed.get()) else { return };
     {
         let mut list = set.list.lock();
@@ -405,7 +404,7 @@ pub(super) fn unmanage(control: &Control, reg: &Reg, index: u32) {
     }
 }
 
-pub(super) fn managed_after(set: &'static Set, after: u32) -> Option<(u32, Conn, i32)> {
+pub(crate) fn managed_after(set: &'static Set, after: u32) -> Option<(u32, Conn, i32)> {
     let control = CONTROL.lock();
     (after + 1..=control.used).find_map(|index| {
         let reg = reg(index)?;

@@ -6,15 +6,17 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
-use super::active::{List, pop, push};
+use super::list::{pop, push};
 use super::regs::{
     CONTROL, Changing, Control, Reg, allocate, bell_tag, find, glimpse, indices, kin, kin_of, reg, remove,
     tag, unmanage,
 };
-use super::{EDGE, EXCLUSIVE, ONESHOT, Set, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
+use super::{EDGE, EXCLUSIVE, ONESHOT, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
+use crate::set::List;
+use crate::set::Set;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::{above, holders, link, process, ready, state, sys, wait};
+use crate::{above, holders, link, process, state, sys, told, wait};
 
 /// What a connection on a lane is registered for in the kernel: news of TCP, once each.
 const TCP_EVENTS: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
@@ -387,7 +389,7 @@ fn known(set: &Set, reg: &Reg, is_new: bool) -> Option<(sys::Shown, bool)> {
     let is_idle = sys::poll_now(epfd, libc::POLLIN) == 0;
     // Room that has been there from the first is told by the first wait that has told of all.
     let is_asked_for =
-        if reg.events.get() & ready::IN != 0 { !libc::POLLOUT } else { !(libc::POLLIN | libc::POLLOUT) };
+        if reg.events.get() & told::IN != 0 { !libc::POLLOUT } else { !(libc::POLLIN | libc::POLLOUT) };
     let stands = shown.events & is_asked_for != 0;
     let is_told =
         is_idle || !stands && set.told_all.load(Ordering::Relaxed) > reg.asked_at.get() && has_had_room(reg);
@@ -408,7 +410,7 @@ fn is_queued_alone(set: &Set, reg: &Reg) -> bool {
 
 /// Whether so little has gone out that TCP's buffer has had room at all times: at most a page for each call beside the bytes, and the
 /// kernel calls it writable up to two thirds.
-pub(super) fn has_had_room(reg: &Reg) -> bool {
+pub(crate) fn has_had_room(reg: &Reg) -> bool {
     let Some(conn) = reg.conn.get() else { return false };
     let half = &conn.block.tx;
     let most =
@@ -418,7 +420,7 @@ pub(super) fn has_had_room(reg: &Reg) -> bool {
 }
 
 /// The set goes to queue `to`, which it has taken: pollers have come or gone. With no lock held.
-pub(super) fn move_to(set: &'static Set, to: u8) {
+pub(crate) fn move_to(set: &'static Set, to: u8) {
     let control = CONTROL.lock();
     let epfd = set.epfd.load(Ordering::Relaxed);
     let from = set.cq.load(Ordering::Relaxed);
@@ -540,7 +542,7 @@ fn lingers(reg: &Reg) -> bool {
 
 /// The kernel has news for a registration of which our entry lingers: it gets the program's, and tells of them anew. Under CONTROL. Says
 /// whether it does.
-pub(super) fn end_lingering_of(reg: &Reg, index: u32) -> bool {
+pub(crate) fn end_lingering_of(reg: &Reg, index: u32) -> bool {
     tell_kernel(reg, index, as_asked).is_ok()
 }
 
@@ -555,7 +557,7 @@ pub fn end_lingering(set: &'static Set) {
 }
 
 /// `restore` for the registrations in `set` of a connection that is on no link any more.
-pub(super) fn restore_left(set: &'static Set, conn: Conn) {
+pub(crate) fn restore_left(set: &'static Set, conn: Conn) {
     let mut control = CONTROL.lock();
     for index in 1..=control.used {
         if let Some(reg) = reg(index)

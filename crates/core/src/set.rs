@@ -1,0 +1,84 @@
+//! An epoll set as the table of descriptors knows it: plain data, which `sets` keeps and `epoll` reads.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::mutex::Mutex;
+
+/// An epoll set of the program. 64-byte aligned: the table keeps its address beside a kind.
+#[repr(align(64))]
+pub struct Set {
+    pub(crate) epfd: AtomicI32,
+    /// Process that uses it.
+    pub(crate) pid: AtomicU32,
+    pub(crate) refs: AtomicU32,
+    /// Registrations in it that are on lanes.
+    pub(crate) managed: AtomicU32,
+    /// Doorbell queue plus one, once the doorbell is in the set.
+    pub(crate) cq: AtomicU32,
+    /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
+    /// answers for the whole of it.
+    pub(crate) watched: AtomicBool,
+    /// Beginnings and ends of waits through the hooks (upper half), and threads in libc's own wait, which a lane's bell does not reach
+    /// (lower half). One that was cancelled there stays counted.
+    pub(crate) waits: AtomicU64,
+    /// Counts what a call must not tell of twice: reports, and registrations that came on lanes.
+    pub(crate) clock: AtomicU64,
+    /// When the last wait began in which the kernel told of all that it had.
+    pub(crate) told_all: AtomicU64,
+    /// Link group at which the next look for news begins.
+    pub(crate) links: AtomicU32,
+    pub(crate) list: Mutex<List>,
+}
+
+impl Set {
+    pub(crate) const fn new() -> Self {
+        Self {
+            epfd: AtomicI32::new(-1),
+            pid: AtomicU32::new(0),
+            refs: AtomicU32::new(0),
+            managed: AtomicU32::new(0),
+            cq: AtomicU32::new(0),
+            watched: AtomicBool::new(false),
+            waits: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
+            told_all: AtomicU64::new(0),
+            links: AtomicU32::new(0),
+            list: Mutex::new(List::new()),
+        }
+    }
+
+    /// The next moment of the set's clock. Under the list's lock.
+    pub(crate) fn tick(&self) -> u64 {
+        let now = self.clock.load(Ordering::Relaxed) + 1;
+        self.clock.store(now, Ordering::Relaxed);
+        now
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// How many waits through the hooks have begun or ended, wrapping.
+    pub(crate) fn waits(&self) -> u32 {
+        (self.waits.load(Ordering::Relaxed) >> 32) as u32
+    }
+}
+
+/// The active list, and what its scans remember.
+pub(crate) struct List {
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+    pub(crate) len: u32,
+    pub(crate) kernel_at: u64,
+    /// Until then the kernel's part is asked in each look.
+    pub(crate) mixed_until: u64,
+    /// The kernel's events left no room for the lanes'.
+    pub(crate) kernel_filled: bool,
+    pub(crate) sleepers: u32,
+}
+
+impl List {
+    pub(crate) const fn new() -> Self {
+        Self { head: 0, tail: 0, len: 0, kernel_at: 0, mixed_until: 0, kernel_filled: false, sleepers: 0 }
+    }
+}
