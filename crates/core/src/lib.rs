@@ -1,73 +1,108 @@
 //! Socket semantics on lanes: connections, sending and receiving, readiness, the session with the broker.
 //!
-//! Exports no libc symbol; the preload library maps libc's names onto this. Start reading at [`rx`] and
-//! [`tx`] (the data path), then [`wait`], [`epoll`] and [`upgrade`].
+//! Exports no libc symbol; the preload library maps libc's names onto this. Start reading at [`tx`] and
+//! [`rx`] (the data path), then [`wait`], [`epoll`] and [`upgrade`].
+//!
+//! The modules stand in floors, the lowest first: a module uses its own floor and those below it. What lies above is told
+//! by two tables, [`session::Above`] and [`above::Above`], which [`life::start`] fills.
+//!
+//! A hooked call, in short:
+//!
+//! ```ignore
+//! let Some(conn) = table::conn(fd) else { return libc() };            // not ours
+//! match tx::fast::send(conn, fd, buf, len, flags) {                   // a short message on a lane
+//!     Some(n) => n,
+//!     None => tx::send(conn, fd, Source::Memory(bufs), flags, libc),  // everything else
+//! }
+//! ```
 
-pub mod above;
+// Leaves: no connection is known here.
 mod ahead;
-mod blocking;
-pub mod bufs;
-pub mod call;
 pub mod clock;
-pub mod closing;
-pub mod conn;
-pub mod cork;
-pub mod descriptors;
-pub mod device;
 mod doorbell;
-pub mod eager;
-pub mod enabled;
-pub mod epoll;
-mod handshakes;
-pub mod holders;
-mod hope;
-pub mod keepalive;
-mod later;
-pub mod life;
-pub mod limits;
-pub mod link;
-mod look;
-pub mod memory;
 pub mod mutex;
+pub mod policy;
+mod proc;
+pub mod surface;
+pub mod sys;
+pub mod tls;
+pub mod trace;
+pub mod user;
+
+// What a process has.
+pub mod descriptors;
+pub mod limits;
+pub mod memory;
+pub mod process;
+pub mod set;
+pub mod table;
+pub mod tenants;
+
+// A connection's state, and the calls on it.
+pub mod above;
+pub mod call;
+pub mod enabled;
+pub mod holders;
+pub mod keepalive;
 pub mod options;
+pub mod rings;
+pub mod state;
+
+// One end of a lane.
+pub mod bufs;
+pub mod device;
+mod handshakes;
+mod later;
+mod look;
 mod outbox;
 mod pace;
 pub mod peek;
-pub mod plain;
-pub mod policy;
-pub mod poll;
-mod proc;
-pub mod process;
-pub mod ready;
-mod reset;
-pub mod reuse;
-pub mod rings;
-pub mod rx;
-pub mod seen;
-mod send_lock;
-pub mod session;
-pub mod set;
-pub mod sets;
 pub mod source;
 pub mod spares;
-pub mod spin;
-pub mod state;
-pub mod stores;
-pub mod surface;
-pub mod sys;
-pub mod table;
 pub mod tap;
-pub mod tenants;
-pub mod tls;
-pub mod told;
-pub mod trace;
-pub mod tx;
-pub mod upgrade;
-pub mod user;
-pub mod wait;
 pub mod window;
+
+// The session with the broker.
+pub mod eager;
+pub mod link;
+pub mod reuse;
+pub mod session;
+
+// Waits, and the sets that wait.
+pub mod cork;
+mod reset;
+pub mod seen;
+mod send_lock;
+pub mod sets;
+pub mod spin;
+pub mod told;
+pub mod wait;
+
+// Memory that is lent, and the end of a direction's lane.
+pub mod closing;
+pub mod stores;
 pub mod zerocopy;
 
+// The handshake, and the wait for it.
+mod hope;
+pub mod upgrade;
+
+// Data calls.
+mod blocking;
+pub mod plain;
+pub mod rx;
+pub mod tx;
+
+// Readiness.
+pub mod epoll;
+pub mod poll;
+pub mod ready;
+
+// A connection's life.
+pub mod conn;
+
+// The process's life.
+pub mod life;
 pub use rustix::io::Errno;
 pub use shunpike_shm::{libc_function, libc_is_musl};
 pub use shunpike_wire as wire;
