@@ -224,7 +224,7 @@ fn goes_on(conn: Conn, flags: i32) -> bool {
 }
 
 /// Rings writers once a good part of the ring is free, so that they do not wake for a few bytes.
-#[inline]
+#[inline(always)]
 pub fn wake_writers(block: &Block, dmb: &Dmb) {
     let words = dmb.words();
     if words.waiting(Side::Writers).declared() {
@@ -350,7 +350,7 @@ fn lent_bytes(
 ///
 /// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
 /// that does not wait. But for what the sender was asked to take back.
-#[inline]
+#[inline(always)]
 pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
     let prod = dmb.words().prod();
     let unread = prod.offset().wrapping_sub(half.cursor.load(Ordering::Relaxed));
