@@ -25,7 +25,11 @@ struct Handshake<'a> {
 
 const STEPS: usize = 12;
 
-impl Handshake<'_> {
+impl<'a> Handshake<'a> {
+    fn new(broker: &'a TestBroker) -> Self {
+        Self { broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] }
+    }
+
     /// Does step `n` as far as those concerned live, and waits until the broker has.
     fn step(&mut self, n: usize) {
         match n {
@@ -61,6 +65,20 @@ impl Handshake<'_> {
             }
         }
     }
+}
+
+/// The two ends of a match, and their sockets.
+fn matched(broker: &TestBroker) -> (Client, Client, (TcpStream, TcpStream)) {
+    let mut handshake = Handshake::new(broker);
+    (0..4).for_each(|n| handshake.step(n));
+    (handshake.client.take().unwrap(), handshake.server.take().unwrap(), handshake.tcp)
+}
+
+/// Says that so many times, or until the broker has ended the session.
+fn flood(client: &Client, message: &ToBroker, times: usize) {
+    let mut bytes = [0; 1024];
+    let len = message.encode(&mut bytes).expect("encodes");
+    let _ = (0..times).try_for_each(|_| send_bytes(&client.socket, &bytes[..len], &[]).map(drop));
 }
 
 fn relay(from: &Option<Client>, to: &Option<Client>) {
@@ -101,9 +119,7 @@ fn a_session_may_die_after_any_step() {
     let broker = TestBroker::start();
     for death in 0..STEPS {
         for client_dies in [true, false] {
-            let tokens = [0; 2];
-            let mut handshake =
-                Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens };
+            let mut handshake = Handshake::new(&broker);
             for n in 0..STEPS {
                 handshake.step(n);
                 if n == death {
@@ -119,8 +135,7 @@ fn a_session_may_die_after_any_step() {
 #[test]
 fn a_whole_life_leaves_nothing_though_the_sessions_go_on() {
     let broker = TestBroker::start();
-    let mut handshake =
-        Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] };
+    let mut handshake = Handshake::new(&broker);
     (0..STEPS).for_each(|n| handshake.step(n));
     until(|| broker.info().device.dmbs_cnt == 0);
     assert_eq!((broker.info().waiting, broker.info().sessions), (0, 2));
@@ -129,17 +144,10 @@ fn a_whole_life_leaves_nothing_though_the_sessions_go_on() {
 #[test]
 fn a_client_that_does_not_read_is_dropped_and_others_are_served() {
     let broker = TestBroker::start();
-    let mut handshake =
-        Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] };
-    (0..4).for_each(|n| handshake.step(n));
-    let (deaf, peer) = (handshake.client.take().unwrap(), handshake.server.take().unwrap());
-    let mut attach = [0; 1024];
-    let len = ToBroker::Attach { conn: CONN, token: 0 }.encode(&mut attach).expect("encodes");
+    let (deaf, peer, _tcp) = matched(&broker);
     let mut worst = Duration::ZERO;
     while peer.silent() {
-        for _ in 0..200 {
-            let _ = send_bytes(&deaf.socket, &attach[..len], &[]);
-        }
+        flood(&deaf, &ToBroker::Attach { conn: CONN, token: 0 }, 200);
         let asked = Instant::now();
         broker.info();
         worst = worst.max(asked.elapsed());
@@ -154,13 +162,8 @@ fn a_client_that_does_not_read_is_dropped_and_others_are_served() {
 #[test]
 fn a_client_that_says_more_than_any_handshake_is_dropped_and_its_peer_is_not() {
     let broker = TestBroker::start();
-    let mut handshake =
-        Handshake { broker: &broker, client: None, server: None, tcp: tcp_pair(), tokens: [0; 2] };
-    (0..4).for_each(|n| handshake.step(n));
-    let (client, peer) = (handshake.client.take().unwrap(), handshake.server.take().unwrap());
-    for _ in 0..300 {
-        client.say(ToBroker::Clc { conn: CONN, clc: clc() });
-    }
+    let (client, peer, _tcp) = matched(&broker);
+    flood(&client, &ToBroker::Clc { conn: CONN, clc: clc() }, 300);
     client.until_over();
     let heard =
         std::iter::from_fn(|| Some(peer.hear())).take_while(|said| !matches!(said, FromBroker::Gone { .. }));

@@ -13,7 +13,7 @@ pub struct Above {
     pub settle: fn(Conn, i32),
     /// Closes both lanes at the next byte boundary.
     pub revoke: fn(Conn, i32, Reason),
-    /// ... and the connection stays on TCP.
+    /// Closes both lanes, and the connection stays on TCP.
     pub revoke_for_good: fn(Conn, i32, Reason),
     /// So many calls have moved bytes by TCP in one direction.
     pub moved: fn(Conn, i32, u16),
@@ -24,6 +24,12 @@ static ABOVE: OnceLock<Above> = OnceLock::new();
 /// Names them; at start-up, once.
 pub(crate) fn attach(above: Above) {
     let _ = ABOVE.set(above);
+}
+
+fn tell(what: impl FnOnce(&Above)) {
+    if let Some(above) = ABOVE.get() {
+        what(above);
+    }
 }
 
 /// After a lane closed, with no lock held: when both directions are on TCP the epoll sets are the kernel's
@@ -37,30 +43,22 @@ pub fn settle(conn: Conn, fd: i32) {
 
 #[cold]
 fn settle_slowly(conn: Conn, fd: i32) {
-    if let Some(above) = ABOVE.get() {
-        (above.settle)(conn, fd);
-    }
+    tell(|above| (above.settle)(conn, fd));
 }
 
 /// Closes both lanes of a connection at the next byte boundary; it goes on on TCP.
 #[cold]
 pub(crate) fn revoke(conn: Conn, fd: i32, reason: Reason) {
-    if let Some(above) = ABOVE.get() {
-        (above.revoke)(conn, fd, reason);
-    }
+    tell(|above| (above.revoke)(conn, fd, reason));
 }
 
-/// ... and stays there, for what it does now a lane cannot do.
+/// Closes both lanes of a connection for good: what it does now, a lane cannot do.
 #[cold]
 pub(crate) fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
-    if let Some(above) = ABOVE.get() {
-        (above.revoke_for_good)(conn, fd, reason);
-    }
+    tell(|above| (above.revoke_for_good)(conn, fd, reason));
 }
 
 /// After a call on plain TCP that moved bytes, one of so many in its direction: perhaps it is time for a lane.
 pub(crate) fn moved(conn: Conn, fd: i32, calls: u16) {
-    if let Some(above) = ABOVE.get() {
-        (above.moved)(conn, fd, calls);
-    }
+    tell(|above| (above.moved)(conn, fd, calls));
 }

@@ -2,7 +2,7 @@
 
 use crate::table::Conn;
 
-/// Connections that could not be nominated at once.
+/// So many at most; a connection beyond waits for its next call.
 pub(crate) const MOST: usize = 64;
 
 /// Connections to be nominated when that becomes possible.
@@ -21,7 +21,7 @@ impl Later {
         self.slots.iter_mut().filter(|slot| slot.is_some()).for_each(|slot| *slot = None);
     }
 
-    /// Says whether there was room.
+    /// One more; says whether there was room.
     pub(crate) fn add(&mut self, conn: Conn, fd: i32) -> bool {
         let free = self.slots.iter_mut().find(|slot| slot.is_none());
         free.map(|free| *free = Some((conn, fd))).is_some()

@@ -31,6 +31,7 @@ pub fn start(options: Options) {
     // 4. How readers without a lock are waited for.
     readers::start();
     process::follow_options(options.eager, options.profile);
+    // 5. What lower floors have to tell.
     above::attach(above::Above {
         settle: conn::settle_slowly,
         revoke: conn::revoke,
@@ -49,9 +50,9 @@ pub fn start(options: Options) {
         gone: upgrade::broker_gone,
         changes_user: lending::close,
     });
-    // 5. Room for descriptors of ours, before there are threads.
+    // 6. Room for descriptors of ours, before there are threads.
     descriptors::make_room();
-    // 6. The table, last: before it every descriptor is libc's business.
+    // 7. The table, last: before it every descriptor is libc's business.
     process::enable(table::init());
 }
 

@@ -40,7 +40,7 @@ fn conclude(session: &mut Session, item: Retired) {
 }
 
 /// Keeps what no thread of ours looks at any more, if the broker agrees.
-pub fn park(session: &mut Session, spare: Spare) {
+fn park(session: &mut Session, spare: Spare) {
     if session.device.is_none() {
         return spare.let_go();
     }
@@ -51,7 +51,7 @@ pub fn park(session: &mut Session, spare: Spare) {
 }
 
 /// One with a ring of `ring` bytes for a connection of link group `group`, as good as new.
-pub fn take(session: &mut Session, group: u32, ring: u32) -> Option<Spare> {
+pub(crate) fn take(session: &mut Session, group: u32, ring: u32) -> Option<Spare> {
     let latest =
         |spares: &Spares| spares.places(|spare, ready| ready && spare.is_like(group, ring)).next_back();
     while let Some(at) = latest(&session.spares) {

@@ -40,18 +40,18 @@ static DOUBT_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// Whether it is known that the program waits for the connection through the hooks.
 pub(crate) fn is_seen(conn: Conn, fd: i32) -> bool {
     let seen = conn.block.seen.load(Ordering::Relaxed);
-    if seen & state::seen::VOID != 0 {
-        if seen & state::seen::READS == 0 {
+    if seen & state::seen_bit::VOID != 0 {
+        if seen & state::seen_bit::READS == 0 {
             DOUBT_UNTIL.store(clock::ticks() + clock::from_us(DOUBT_US), Ordering::Relaxed);
         }
-        conn.block.seen.store(state::seen::DOUBTED, Ordering::Relaxed);
+        conn.block.seen.store(state::seen_bit::DOUBTED, Ordering::Relaxed);
         sets::forget_waits(conn, fd);
         return false;
     }
     match sets::waited(conn, fd) {
         Waited::Since => true,
         // As those who take a connection out of a set and add it again for each message.
-        Waited::Ever => conn.block.seen.load(Ordering::Relaxed) & state::seen::READS != 0,
+        Waited::Ever => conn.block.seen.load(Ordering::Relaxed) & state::seen_bit::READS != 0,
         Waited::Never => false,
         Waited::Nowhere => is_seen_elsewhere(conn.block, fd),
     }
@@ -61,12 +61,13 @@ fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
     let seen = block.seen.load(Ordering::Relaxed);
     // Who has never read has had nothing to wait for but room, and a write that blocks waits itself.
     let only_writes = block.rx.tcp_bytes.load(Ordering::Relaxed) == 0;
-    if seen & (state::seen::READS | state::seen::SUPPOSED) != 0 {
+    if seen & (state::seen_bit::READS | state::seen_bit::SUPPOSED) != 0 {
         return true;
     }
-    let is_enough = only_writes && (seen & state::seen::ROOM != 0 || blocks(fd)) || is_supposed(block, fd);
+    let is_enough =
+        only_writes && (seen & state::seen_bit::ROOM != 0 || blocks(fd)) || is_supposed(block, fd);
     if is_enough {
-        state::note_seen(block, state::seen::SUPPOSED);
+        state::note_seen(block, state::seen_bit::SUPPOSED);
     }
     is_enough
 }
@@ -74,7 +75,7 @@ fn is_seen_elsewhere(block: &Block, fd: i32) -> bool {
 /// Whether it may be supposed that calls which never had to wait would.
 fn is_supposed(block: &Block, fd: i32) -> bool {
     let seen = block.seen.load(Ordering::Relaxed);
-    if seen & state::seen::DOUBTED != 0 || clock::ticks() < DOUBT_UNTIL.load(Ordering::Relaxed) {
+    if seen & state::seen_bit::DOUBTED != 0 || clock::ticks() < DOUBT_UNTIL.load(Ordering::Relaxed) {
         return false;
     }
     let bytes = |half: &Half| half.tcp_bytes.load(Ordering::Relaxed);
@@ -85,7 +86,7 @@ fn is_supposed(block: &Block, fd: i32) -> bool {
     // ... or whose client reads more slowly than they come.
     let reads = streams(read, sent);
     let as_others = WAITED.load(Ordering::Relaxed) && block.unseen.load(Ordering::Relaxed) >= TRIES;
-    sends && seen & state::seen::ROOM != 0 || (sends || reads || as_others) && blocks(fd)
+    sends && seen & state::seen_bit::ROOM != 0 || (sends || reads || as_others) && blocks(fd)
 }
 
 /// The same before the first byte (`--eager`), when nothing can be known yet: a socket that blocks, or a program that waits for its
@@ -95,7 +96,7 @@ pub(crate) fn is_likely(conn: Conn, fd: i32) -> bool {
         Waited::Since | Waited::Ever => true,
         Waited::Never => false,
         Waited::Nowhere => {
-            conn.block.seen.load(Ordering::Relaxed) & !state::seen::DOUBTED != 0
+            conn.block.seen.load(Ordering::Relaxed) & !state::seen_bit::DOUBTED != 0
                 || blocks(fd)
                 || POLLS.load(Ordering::Relaxed)
                 || sets::any_waited()
@@ -125,7 +126,7 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
         && sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
         && blocks(fd)
     {
-        state::note_seen(block, state::seen::READ);
+        state::note_seen(block, state::seen_bit::READ);
         if !WAITED.load(Ordering::Relaxed) {
             WAITED.store(true, Ordering::Relaxed);
         }
@@ -137,7 +138,7 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
 
 /// The peer has taken back what the program left unread without a wait: it may wait past the hooks by now.
 pub(crate) fn void(block: &Block) {
-    state::note_seen(block, state::seen::VOID);
+    state::note_seen(block, state::seen_bit::VOID);
 }
 
 /// poll has told of `n` of `fds`.
@@ -162,12 +163,12 @@ pub fn told_of(fd: i32, events: i16) {
             let block = conn.block;
             let mut seen = 0;
             if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
-                seen |= state::seen::TOLD;
+                seen |= state::seen_bit::TOLD;
             }
             if events & (libc::POLLOUT | libc::POLLWRNORM) != 0
                 && block.tx.tcp_bytes.load(Ordering::Relaxed) != 0
             {
-                seen |= state::seen::ROOM;
+                seen |= state::seen_bit::ROOM;
             }
             state::note_seen(block, seen);
         }
@@ -206,7 +207,7 @@ mod tests {
         let arena = Arena::create(1).expect("an arena");
         let block = arena.allocate().expect("a block");
         ask(block, socket.as_raw_fd(), flags);
-        block.seen.load(Ordering::Relaxed) & state::seen::READ != 0
+        block.seen.load(Ordering::Relaxed) & state::seen_bit::READ != 0
     }
 
     #[test]

@@ -1,11 +1,10 @@
-//! Where the bytes of a send call come from.
+//! What a send call sends: the program's buffers, or a file.
 
 use rustix::io::Errno;
 use shunpike_shm::lane::Dmb;
 
 use crate::bufs::Bufs;
-use crate::sys;
-use crate::user;
+use crate::{sys, user};
 
 /// Where the bytes come from.
 pub enum Source<'a> {

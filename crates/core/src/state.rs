@@ -6,9 +6,8 @@ use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::Dmb;
 use shunpike_wire::Reason;
 
-use crate::process;
-use crate::sys;
 use crate::table::Conn;
+use crate::{process, sys};
 
 /// Where a connection stands with the broker.
 pub mod phase {
@@ -95,7 +94,7 @@ pub fn acknowledge_at_once(conn: Conn, fd: i32) {
 }
 
 /// Bits of `Block::seen`.
-pub(crate) mod seen {
+pub(crate) mod seen_bit {
     /// A read that found nothing waited for bytes.
     pub const READ: u8 = 1;
     /// poll or select told that there is something to read,
@@ -119,9 +118,4 @@ pub(crate) fn note_seen(block: &Block, what: u8) {
     if block.seen.load(Ordering::Relaxed) & what != what {
         block.seen.fetch_or(what, Ordering::Relaxed);
     }
-}
-
-/// The connection leaves a set that was waited for.
-pub(crate) fn note_set(block: &Block) {
-    note_seen(block, seen::SET);
 }

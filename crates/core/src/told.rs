@@ -30,9 +30,7 @@ impl Seen {
         let starved = block.starved.load(Ordering::Relaxed);
         Self { produced: produced(&block.rx), starved, noticed: block.notices.told() }
     }
-}
 
-impl Seen {
     /// The same when the connection comes on a lane: nothing of its ring was told of that is not there.
     pub fn of_lane(self, block: &Block) -> Self {
         Self { produced: self.produced.min(produced(&block.rx)), ..self }

@@ -375,7 +375,7 @@ pub(crate) fn remove(control: &mut Control, index: u32, fd: i32) {
     }
     let Some(reg) = reg(index) else { return };
     if let Some(conn) = reg.conn.get().filter(|conn| conn.current() && reg.waited() == Waited::Since) {
-        state::note_set(conn.block);
+        state::note_seen(conn.block, state::seen_bit::SET);
     }
     unmanage(control, reg, index);
     reg.set.set(None);

@@ -1,4 +1,4 @@
-//! Memory goes only when no reader without a lock can still look at it, as core's `device::sweep` does it.
+//! Memory goes only when no reader without a lock can still look at it, as core's `reuse::sweep` does it.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
