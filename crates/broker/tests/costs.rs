@@ -75,11 +75,11 @@ fn a_flood_of_each_message_costs_what_the_threat_model_says() {
 /// The longest that another waited for an answer during a flood from four sessions, and at their end.
 fn flood(broker: &TestBroker, kind: usize, socket: &TcpStream) -> Duration {
     let begins_session = matches!(messages(0)[kind], ToBroker::Hello { .. } | ToBroker::Query { .. });
+    let clients: Vec<Client> = (0..4).map(|_| Client::connect_at_last(broker)).collect();
     let worst = std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
+        for client in clients {
+            scope.spawn(move || {
                 let began = Instant::now();
-                let client = Client::connect(broker);
                 let fds = beside(&messages(0)[kind], socket, &client);
                 let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
                 let mut n = 0;
