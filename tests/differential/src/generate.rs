@@ -358,6 +358,34 @@ pub fn fresh() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(one, 2..10).prop_map(|all| all.into_iter().flatten().collect())
 }
 
+/// A connection whose lane opens while each lot of bytes is looked at before it is read: in `program` it opens within a first exchange of many
+/// rounds, so that a look seldom falls between the grant and the switch.
+pub fn switch() -> impl Strategy<Value = Vec<Op>> {
+    let look = prop_oneof![
+        3 => Just(LookBy::Fionread),
+        2 => prop::sample::select(vec![LookBy::Poll, LookBy::Select, LookBy::Epoll, LookBy::Peek]),
+    ];
+    let lot = (side(), send_by(), 1usize..300, look, recv_by(), 0u16..3).prop_map(
+        |(from, by, n, look, read, ms)| {
+            let to = from.other();
+            // The broker answers within a millisecond or so.
+            let wait = (ms > 0).then(|| Op::new(from, 0, Call::Meddle(Meddle::Wait(ms))));
+            let calls = [
+                Op::new(from, 0, Call::Send(by, n)),
+                Op::new(to, 0, Call::Look(look)),
+                Op::new(to, 0, Call::Recv(read, n)),
+            ];
+            wait.into_iter().chain(calls).collect::<Vec<_>>()
+        },
+    );
+    let lots = prop::collection::vec(lot, 2..16);
+    (any::<bool>(), side(), 1u16..14, 1usize..300, lots).prop_map(|(nonblock, asks, rounds, size, lots)| {
+        let open = Op::new(Side::Client, 0, Call::Open { nonblock, nagle: false });
+        let all = [open, Op::new(asks, 0, Call::Echo { rounds, size })];
+        all.into_iter().chain(lots.into_iter().flatten()).collect()
+    })
+}
+
 /// A program all whose waits are by system calls that no hook sees, as async-io's and Go's: it is on TCP all the time.
 pub fn unseen(longest: usize) -> impl Strategy<Value = Vec<Op>> {
     let look = prop::sample::select(vec![LookBy::Fionread, LookBy::SoError, LookBy::Peek, LookBy::AtMark]);

@@ -52,6 +52,7 @@ impl Maker {
         match self.made % 16 {
             7 | 15 => return self.make(generate::dialogue(12)),
             3 => return self.make(generate::fresh()),
+            5 => return self.make(generate::switch()),
             11 => return self.make(generate::unseen(12)),
             _ => {}
         }
