@@ -80,6 +80,9 @@ fn poll_with(
                 Entry::Conn(conn) if state::on_lane(conn) => {
                     let tcp = slept || ready::tcp_due(conn);
                     let level = ready::level(conn, one.fd, one.events as u16 as u32, tcp);
+                    if level.keep_looking {
+                        ready::ask_tcp_again(conn);
+                    }
                     above::settle(conn, one.fd);
                     let wanted = one.events | libc::POLLERR | libc::POLLHUP;
                     // RDNORM and WRNORM are IN and OUT under their STREAMS names.

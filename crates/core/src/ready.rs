@@ -140,6 +140,11 @@ pub fn tcp_due(conn: Conn) -> bool {
     due
 }
 
+/// After such a look: TCP has something that stands (its end, an error), and the next call is to find it, too.
+pub fn ask_tcp_again(conn: Conn) {
+    conn.block.rx.checked.store(0, Ordering::Relaxed);
+}
+
 /// Whether a look could find something new: cheap, without locks. TCP's part is the kernel's to tell.
 pub fn changed(conn: Conn, wanted: u32, seen: &Seen) -> bool {
     let _critical = critical();

@@ -465,7 +465,8 @@ pub fn take_back_last(conn: Conn, fd: i32) {
         return;
     };
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
-    if (1..=LAST_MOST).contains(&unread) {
+    // To who has shut both directions no byte can go by TCP: it would be answered by a reset.
+    if (1..=LAST_MOST).contains(&unread) && sys::tcp_shows(fd, libc::POLLRDHUP) == 0 {
         take_back(conn, fd, &dmb);
     }
 }
