@@ -232,16 +232,18 @@ pub fn closing(conn: Conn, fd: i32) {
 fn leaving(conn: Conn, fd: i32) {
     // What stands in a parent's set is the parent's.
     let is_ours = |reg: &Reg| reg.set.get().is_some_and(|set| !is_inherited(set));
-    let end_lingering_here = || {
+    // Nobody knows of them under a closed number: neither of what lingers nor of a one-shot's tag.
+    let give_all_back = || {
         let _control = CONTROL.lock();
         for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
-            if reg.lingers.get() && is_ours(reg) {
-                end_lingering_of(reg, index);
+            let is_tagged = reg.tagged.get() && !reg.managed.get() && !reg.disarmed.get();
+            if is_ours(reg) && (reg.lingers.get() || is_tagged) {
+                let _ = tell_kernel(reg, index, as_made);
             }
         }
     };
     if conn.block.dups.load(Ordering::Relaxed) != 0 || !holders::alone(conn.block) {
-        end_lingering_here();
+        give_all_back();
     }
     let here = || {
         conn.block.dups.load(Ordering::Relaxed) != 0
@@ -261,8 +263,8 @@ fn leaving(conn: Conn, fd: i32) {
     if concerned && here() {
         above::revoke_for_good(conn, fd, Reason::SharedInSet);
         restore(conn, || ());
-        // What has come to linger by that nobody could change under a closed number.
-        end_lingering_here();
+        // What `restore` has made.
+        give_all_back();
     }
 }
 
@@ -465,6 +467,12 @@ fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
         _ if reg.disarmed.get() => libc::epoll_event { events: ONESHOT, u64: tag(index, reg.turn.get()) },
         events => libc::epoll_event { events, u64: tag(index, reg.turn.get()) },
     }
+}
+
+/// ... for one that the program has armed and that is ours no more.
+fn as_made(reg: &Reg, _: u32) -> libc::epoll_event {
+    reg.tagged.set(false);
+    libc::epoll_event { events: reg.events.get(), u64: reg.data.get() }
 }
 
 /// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)).
