@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half};
 use shunpike_shm::lane::Dmb;
-use shunpike_shm::short;
+use shunpike_shm::lane::short;
 
 /// A call is about to send `n` bytes on this half: the producer's word. Not for more than go beside it: a reader that spins takes
 /// the line back before they are copied (docs/speed.md).

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use shunpike_shm::Region;
 use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;
-use shunpike_shm::short;
+use shunpike_shm::lane::short;
 use shunpike_wire::DmbToken;
 
 use crate::bufs::Bufs;

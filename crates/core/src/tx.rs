@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_shm::lock::{Guard, Section};
-use shunpike_shm::short;
 use shunpike_wire::Reason;
 
 pub use room::{has_room, overflow};

@@ -8,7 +8,7 @@ use shunpike_core::wire::Reason;
 use shunpike_core::{conn, life, process, table, tls};
 
 use crate::real::Arguments;
-use crate::{removed, start};
+use crate::{removed, start, vforked};
 
 /// Hands over what survives an exec.
 fn before_exec() {
@@ -41,7 +41,7 @@ fn before_shell(_: Arguments) {
 fn before_vfork(_: Arguments) {
     // The child must not be the first to enter a critical section: this thread's would have its number.
     drop(tls::critical());
-    tls::thread().vforked.store(1, core::sync::atomic::Ordering::Relaxed);
+    vforked::begins();
 }
 
 stubs! { before_vfork:

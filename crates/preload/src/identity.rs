@@ -3,7 +3,7 @@
 use shunpike_core::{process, session};
 
 use crate::real::Arguments;
-use crate::start::foreign_process;
+use crate::vforked::foreign_process;
 
 fn becomes(uid: usize) {
     // As the kernel: 32 bits of the register, all of them set for "as it is".

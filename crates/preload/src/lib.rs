@@ -25,6 +25,7 @@ mod removed;
 mod signals;
 mod start;
 mod syscall;
+mod vforked;
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};

@@ -11,7 +11,7 @@ use shunpike_core::{
 };
 
 use crate::set_errno;
-use crate::start::foreign_process;
+use crate::vforked::foreign_process;
 
 /// UFFDIO_REGISTER of include/uapi/linux/userfaultfd.h.
 const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;

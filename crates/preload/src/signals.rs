@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use libc::{sigaction as Action, sighandler_t, siginfo_t, ucontext_t};
 use shunpike_core::{process, sys, tls, user};
 
-use crate::start::foreign_process;
+use crate::vforked::foreign_process;
 
 const SIGNALS: usize = 65;
 

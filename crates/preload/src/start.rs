@@ -7,6 +7,7 @@ use shunpike_core::{
     conn, enabled, libc_function, libc_is_musl, life, process, session, sys, tls, user, wait,
 };
 
+use crate::vforked::foreign_process;
 use crate::{memory, readiness, removed, signals};
 
 #[used]
@@ -212,20 +213,4 @@ fn mark_thread() {
 
 extern "C" fn thread_ends(_: *mut c_void) {
     wait::thread_ends();
-}
-
-/// Whether this is a vfork child, which shares our memory but has descriptors of its own: what it closes or
-/// duplicates is not ours. (A forked child has been through `in_child`.) Costs a load on a thread that has not
-/// called vfork since it last asked.
-pub fn foreign_process() -> bool {
-    let vforked = &tls::thread().vforked;
-    if vforked.load(Ordering::Relaxed) == 0 {
-        return false;
-    }
-    let foreign = process::enabled() && process::pid() != shunpike_core::sys::pid();
-    if !foreign {
-        // The parent again.
-        vforked.store(0, Ordering::Relaxed);
-    }
-    foreign
 }

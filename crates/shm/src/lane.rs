@@ -14,8 +14,8 @@
 //! | woken | 0x188, 0x208 | who wakes a nap | who napped | lie in the other's statistics of wake-ups |
 //! | window | 0x008 | S | R | give R other bytes of the ring than were written: they are S's bytes anyway |
 //! | held | 0x010 | S | R | have R overlook bytes of S's for a while: as if S had sent them later |
-//! | lent | 0x018 | S | R | see [`crate::loans`], as what follows from 0x280 on |
-//! | short | 0x020 | S | R | see [`crate::short`] |
+//! | lent | 0x018 | S | R | see [`loans`], as what follows from 0x280 on |
+//! | short | 0x020 | S | R | see [`short`] |
 //!
 //! The ring *grows in place*: of the DMB's capacity only a window is used, byte `o` of the lane lies at `o` modulo
 //! the window. S doubles it only while both windows put all that is unread at the same places, so that R may read it
@@ -31,10 +31,14 @@
 //! (two DMBs each; 16 ways, 16 sets of 1024 in a second level of 1 MiB) would push each other out. Whatever is read here is
 //! one copy, checked by the caller against its private cursor before use.
 
-use crate::loans::Loans;
+pub mod loans;
+pub mod short;
+
+use loans::Loans;
+use short::Short;
+
 use crate::primitive::{Ordering, SharedU64, full_fence_after_rmw};
 use crate::region::Region;
-use crate::short::{self, Short};
 
 /// Bytes before the ring in a DMB.
 pub const HEADER: usize = 4096;

@@ -6,7 +6,6 @@
 pub mod arena;
 pub mod grace;
 pub mod lane;
-pub mod loans;
 pub mod lock;
 pub mod notices;
 pub mod pages;
@@ -14,7 +13,6 @@ pub mod place;
 mod primitive;
 pub mod published;
 pub mod region;
-pub mod short;
 pub mod tap;
 
 /// The function of libc of this name and type, if the process has it: `Option<TYPE>`. The library that is loaded into programs must not need

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, OFlags, SealFlags};
 use rustix::io::Errno;
+use shunpike_shm::lane::loans::{Loan, Witness};
 use shunpike_shm::lane::{Cursor, MAX_OFFSET};
-use shunpike_shm::loans::{Loan, Witness};
 use shunpike_shm::{Region, region};
 use shunpike_wire::session::{ClcBytes, ToBroker};
 

@@ -7,8 +7,8 @@
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, MAX_OFFSET, MIN_WINDOW, Side};
-use shunpike_shm::short;
 
 use crate::call::is_ordinary;
 use crate::table::Conn;

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;
-use shunpike_shm::loans::{Lent, Loan, SLOTS, Witness};
+use shunpike_shm::lane::loans::{Lent, Loan, SLOTS, Witness};
 
 use crate::bufs::Bufs;
 use crate::pace::{self, Way};

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half};
 use shunpike_shm::lane::Dmb;
-use shunpike_shm::loans::{Loan, SLOTS, Witness};
+use shunpike_shm::lane::loans::{Loan, SLOTS, Witness};
 use shunpike_wire::Reason;
 
 use crate::bufs::Bufs;

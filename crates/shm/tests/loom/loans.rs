@@ -4,8 +4,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU8, Ordering};
 use loom::thread;
+use shunpike_shm::lane::loans::{Lent, Loan, Witness};
 use shunpike_shm::lane::{Cursor, Words};
-use shunpike_shm::loans::{Lent, Loan, Witness};
 
 use crate::explore;
 

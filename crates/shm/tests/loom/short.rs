@@ -1,4 +1,4 @@
-//! A short message beside the producer's word: read whole, or not at all (crate::short).
+//! A short message beside the producer's word: read whole, or not at all (lane::short).
 
 use loom::sync::Arc;
 use loom::thread;

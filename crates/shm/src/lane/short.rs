@@ -12,7 +12,7 @@
 //! The tag is the sequence of a lock for readers only (seqlock): S takes it away before it changes the bytes, and names their place
 //! after. R looks before and after.
 
-use crate::lane::Words;
+use super::Words;
 use crate::primitive::{Ordering, SharedU64, fence};
 
 /// Most bytes of a short message: with them the line is full.

@@ -14,7 +14,7 @@
 //! R copies from S's memory first and asks then whether the loan still stood: if not, the copy is worth nothing, and the
 //! bytes are in the ring. S reuses its memory only after it took the loan back, or after R consumed it.
 
-use crate::lane::{Line, Words};
+use super::{Line, Words};
 use crate::primitive::{Ordering, SharedU64, fence};
 
 /// Loans of a lane at a time.
@@ -194,8 +194,8 @@ impl Words {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::HEADER;
     use super::*;
-    use crate::lane::HEADER;
 
     #[test]
     fn the_words_lie_where_the_tables_say() {
