@@ -3,7 +3,7 @@
 //! A peer's message may lie in its socket behind one that a helper has. It was said earlier all the same.
 
 use crate::clock;
-use crate::ism::SessionId;
+use crate::ends::SessionId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,7 @@
 //! What every ISM device must do, whatever it is made of.
 
-use crate::ism::{Held, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
+use crate::ends::{Party, SessionId};
+use crate::ism::{Held, IsmDevice, IsmError, NewDmb, Transfer};
 use shunpike_shm::lane::HEADER;
 use shunpike_shm::region;
 use shunpike_wire::session::ConnId;

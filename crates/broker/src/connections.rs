@@ -1,6 +1,7 @@
 //! The watched connections of all programs, as their arenas show them.
 
-use crate::ism::{Cursors, Party, SessionId};
+use crate::ends::{Party, SessionId};
+use crate::ism::Cursors;
 use crate::query::{failure, json};
 use crate::report::{Connection, Failure, ReasonText};
 use crate::server::Server;

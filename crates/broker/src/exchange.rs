@@ -7,10 +7,11 @@ mod audit;
 mod parking;
 mod room;
 
+use crate::ends::{Party, SessionId};
 use crate::expectations::Expectations;
 use crate::facts::{Endpoint, Facts, Proof};
 use crate::foreign::Shared;
-use crate::ism::{IsmDevice, IsmError, NewDmb, Party, SessionId};
+use crate::ism::{IsmDevice, IsmError, NewDmb};
 use crate::links::{LinkId, Links, Seat};
 use crate::matching::{Decision, Matching};
 use crate::policy::{Identity, Policy};

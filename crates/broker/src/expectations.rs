@@ -1,8 +1,8 @@
 //! Who is about to connect where, and who listens where: what lets a program that waits for its lane know
 //! whether anybody may come to the other end. Hints only; nothing is matched by them.
 
+use crate::ends::{Party, SessionId};
 use crate::facts::{Endpoint, Tuple};
-use crate::ism::{Party, SessionId};
 use shunpike_wire::session::{ConnId, Expected, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -2,7 +2,6 @@
 //!
 //! The descriptor is borrowed for the time of the reading: the broker never keeps a connection alive.
 
-use crate::sequence::Sequences;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType, ipproto, sockopt};
 use shunpike_wire::Reason;
@@ -61,6 +60,22 @@ impl Terms {
     /// The same terms as the other end sees them.
     pub fn mirrored(self) -> Self {
         Self { options: self.options, snd_wscale: self.rcv_wscale, rcv_wscale: self.snd_wscale }
+    }
+}
+
+/// Sequence numbers of the first byte in each direction.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Sequences {
+    /// Of the bytes that this end sends.
+    pub own: u32,
+    /// Of those that it receives.
+    pub peer: u32,
+}
+
+impl Sequences {
+    /// The same connection as the other end sees it.
+    pub fn mirrored(self) -> Self {
+        Self { own: self.peer, peer: self.own }
     }
 }
 

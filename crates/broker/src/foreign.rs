@@ -8,7 +8,7 @@
 //! for a broker that is killed as well: the kernel closes a process's own descriptors first (its lock, its sessions), and what
 //! lay in a socket when that one is closed.
 
-use crate::helpers::channel;
+use crate::channel;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::Errno;

@@ -5,36 +5,10 @@
 //! Nothing above this trait may assume that a DMB can be mapped by its peer: a device that is no memory
 //! ([`IsmDevice::support_dmb_nocopy`] false) moves bytes by [`IsmDevice::move_data`] only.
 
+use crate::ends::{Party, SessionId};
 use crate::foreign::Shared;
-use shunpike_wire::session::ConnId;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
 use std::rc::Rc;
-
-/// Names a session with the broker; never used twice in a broker's life.
-#[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct SessionId(pub u64);
-
-/// One end of a connection: a session, and the end's name within it.
-#[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Party {
-    /// The session.
-    pub session: SessionId,
-    /// The end.
-    pub conn: ConnId,
-}
-
-impl Party {
-    /// All ends that a session can have.
-    pub fn all_of(session: SessionId) -> core::ops::RangeInclusive<Party> {
-        Party { session, conn: ConnId(0) }..=Party { session, conn: ConnId(u64::MAX) }
-    }
-}
-
-impl core::fmt::Display for Party {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{}:{:x}", self.session.0, self.conn.0)
-    }
-}
 
 /// Why a device refused. The errno is the one that the kernel's loopback-ism gives in that case.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]

@@ -5,8 +5,8 @@
 
 use crate::clock;
 use crate::connections::reason_text;
+use crate::ends::{Party, SessionId};
 use crate::exchange::News;
-use crate::ism::{Party, SessionId};
 use crate::query::{Reply, failure, json};
 use crate::report::{Event, EventEnd, Events};
 use crate::server::Server;

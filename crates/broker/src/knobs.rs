@@ -1,6 +1,6 @@
 //! Settings made so: in the page that all programs look at, or in the broker's own tables.
 
-use crate::ism::SessionId;
+use crate::ends::SessionId;
 use crate::query::{Reply, failure, json};
 use crate::report::{Failure, Sysctls};
 use crate::server::Server;

@@ -4,7 +4,7 @@
 //!
 //! What they share with us may have any layout, and is not looked at: not their arena, and no message but those of control.
 
-use crate::ism::{Party, SessionId};
+use crate::ends::{Party, SessionId};
 use crate::report::{OtherVersion, ReasonText};
 use crate::server::{End, Server};
 use crate::session::{Kind, Session};

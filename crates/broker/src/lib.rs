@@ -2,7 +2,9 @@
 //!
 //! It is never on the data path. It believes what the kernel says of a socket, not what a client says.
 
+pub mod address;
 mod answerable;
+mod channel;
 mod client;
 pub mod clock;
 #[cfg(test)]
@@ -10,6 +12,7 @@ mod conformance;
 mod connections;
 mod datagram;
 mod diag;
+pub mod ends;
 pub mod exchange;
 mod expectations;
 mod explain;
@@ -64,7 +67,7 @@ pub struct Config {
     /// Settings that differ from the built-in ones, in rising precedence.
     pub settings: Vec<Setting>,
     /// Where metrics are served; nowhere otherwise.
-    pub metrics: Option<metrics::Address>,
+    pub metrics: Option<address::Address>,
     /// The device's GID; otherwise a random one, kept for the boot.
     pub gid: Option<Gid>,
     /// UEIDs, at most 8; where there is none, one of this system's own.

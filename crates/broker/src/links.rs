@@ -4,8 +4,8 @@
 //! each of its connections. A full group is followed by another one. Groups live until one of their two
 //! processes goes, so that the next connection of the same pair costs no mapping.
 
+use crate::ends::SessionId;
 use crate::foreign::Shared;
-use crate::ism::SessionId;
 use shunpike_shm::RegionError;
 use shunpike_shm::pages::PAGE;
 use shunpike_shm::region;

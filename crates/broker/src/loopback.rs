@@ -1,7 +1,8 @@
 //! loopback-ism: an ISM device whose DMBs are memfds of this host's processes.
 
+use crate::ends::{Party, SessionId};
 use crate::foreign::Shared;
-use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Party, SessionId, Transfer};
+use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Transfer};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::SealFlags;
 use shunpike_shm::lane::{self, Cursor, Dmb as Lane, MAX_CLASS, Wait, Words};

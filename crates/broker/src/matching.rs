@@ -6,9 +6,8 @@
 //! namespaces they may be anybody's, so that an exact mirror image of everything known is asked for, twice
 //! and with bytes in between, and where two could be meant, neither is taken.
 
-use crate::facts::{Facts, Tuple};
-use crate::ism::{Party, SessionId};
-use crate::sequence::Sequences;
+use crate::ends::{Party, SessionId};
+use crate::facts::{Facts, Sequences, Tuple};
 use shunpike_wire::Reason;
 use shunpike_wire::session::Role;
 use std::collections::{BTreeMap, HashMap};

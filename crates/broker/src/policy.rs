@@ -6,7 +6,7 @@ mod source;
 pub use file::{Configuration, PolicyError, load};
 pub use source::{SYSTEM_FILE, Source};
 
-use serde::{Deserialize, Serialize};
+use crate::report;
 use shunpike_shm::lane::{HEADER, MAX_CLASS};
 use std::path::PathBuf;
 
@@ -143,14 +143,14 @@ impl Policy {
     }
 
     /// For the tools.
-    pub fn report(&self) -> Report {
-        let limits = |limits: &Limits| LimitsReport {
+    pub fn report(&self) -> report::Policy {
+        let limits = |limits: &Limits| report::Limits {
             sessions: (limits.sessions != usize::MAX).then_some(limits.sessions as u64),
             dmbs: (limits.dmbs != usize::MAX).then_some(limits.dmbs as u64),
             bytes: (limits.bytes != u64::MAX).then_some(limits.bytes),
             nominations_per_second: (limits.nominations != u32::MAX).then_some(limits.nominations),
         };
-        Report {
+        report::Policy {
             file: self.file.as_ref().map(|path| path.display().to_string()),
             peers: self.word().to_owned(),
             line: self.peers_line,
@@ -164,41 +164,6 @@ impl Policy {
             user: limits(&self.user),
         }
     }
-}
-
-/// A policy as `info` shows it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Report {
-    /// The file that it comes from; absent: built in.
-    pub file: Option<String>,
-    /// `same-user`, `groups` or `any`.
-    pub peers: String,
-    /// The line of the file that says so; absent: it is built in.
-    #[serde(default)]
-    pub line: Option<usize>,
-    /// The groups.
-    pub groups: Vec<String>,
-    /// Mode of the socket, octal.
-    pub socket_mode: String,
-    /// Its group, where one is configured.
-    pub socket_group: Option<String>,
-    /// Of one process.
-    pub process: LimitsReport,
-    /// Of one user.
-    pub user: LimitsReport,
-}
-
-/// Limits as `info` shows them; absent: none.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct LimitsReport {
-    /// Sessions.
-    pub sessions: Option<u64>,
-    /// DMBs.
-    pub dmbs: Option<u64>,
-    /// Bytes of DMBs.
-    pub bytes: Option<u64>,
-    /// Nominations in a second.
-    pub nominations_per_second: Option<u32>,
 }
 
 /// Who a session is, by the kernel's word when it was connected.

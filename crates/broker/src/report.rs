@@ -338,7 +338,7 @@ pub struct Info {
     /// Whether it serves one user.
     pub private: bool,
     /// Who may be a peer of whom, and what each may take.
-    pub policy: crate::policy::Report,
+    pub policy: Policy,
     /// Whether it may look at sequence numbers, and so matches through NAT and between any namespaces.
     pub privileged: bool,
     /// Seconds since it began.
@@ -511,13 +511,48 @@ pub struct EventEnd {
     pub remote: String,
 }
 
+/// A policy as `info` shows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Policy {
+    /// The file that it comes from; absent: built in.
+    pub file: Option<String>,
+    /// `same-user`, `groups` or `any`.
+    pub peers: String,
+    /// The line of the file that says so; absent: it is built in.
+    #[serde(default)]
+    pub line: Option<usize>,
+    /// The groups.
+    pub groups: Vec<String>,
+    /// Mode of the socket, octal.
+    pub socket_mode: String,
+    /// Its group, where one is configured.
+    pub socket_group: Option<String>,
+    /// Of one process.
+    pub process: Limits,
+    /// Of one user.
+    pub user: Limits,
+}
+
+/// Limits as `info` shows them; absent: none.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Limits {
+    /// Sessions.
+    pub sessions: Option<u64>,
+    /// DMBs.
+    pub dmbs: Option<u64>,
+    /// Bytes of DMBs.
+    pub bytes: Option<u64>,
+    /// Nominations in a second.
+    pub nominations_per_second: Option<u32>,
+}
+
 /// `policy reload`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reloaded {
     /// Whether anything of it is other than before.
     pub changed: bool,
     /// The policy that holds now.
-    pub policy: crate::policy::Report,
+    pub policy: Policy,
     /// Settings that have another value now, as NAME=VALUE.
     pub settings: Vec<String>,
     /// Connections whose lanes it does not permit, and which were told to go back to TCP.

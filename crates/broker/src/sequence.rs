@@ -9,28 +9,12 @@
 //! `struct bpf_tcp_sock` (include/uapi/linux/bpf.h) has the numbers. It is attached to nothing; it runs when
 //! BPF_PROG_TEST_RUN calls it. Needs CAP_BPF and CAP_NET_ADMIN, for other namespaces CAP_SYS_ADMIN too.
 
-use crate::facts::{Facts, Tuple};
+use crate::facts::{Facts, Sequences, Tuple};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use shunpike_wire::session::Role;
 use std::io::Error;
 use std::net::IpAddr;
-
-/// Sequence numbers of the first byte in each direction.
-#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Sequences {
-    /// Of the bytes that this end sends.
-    pub own: u32,
-    /// Of those that it receives.
-    pub peer: u32,
-}
-
-impl Sequences {
-    /// The same connection as the other end sees it.
-    pub fn mirrored(self) -> Self {
-        Self { own: self.peer, peer: self.own }
-    }
-}
 
 /// Reads sequence numbers.
 pub struct SequenceReader {

@@ -4,9 +4,9 @@
 //! program that its tap may look into, and never maps it.
 
 use crate::datagram::MAX_FDS;
+use crate::ends::SessionId;
 use crate::exchange::Post;
 use crate::foreign::Shared;
-use crate::ism::SessionId;
 use crate::query::{Reply, done, failure};
 use crate::runtime::{self, Confinement};
 use crate::server::{End, Server};

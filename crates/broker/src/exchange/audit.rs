@@ -1,7 +1,7 @@
 //! Whether the tables agree with one another. For tests, which ask after each step.
 
 use super::{End, Exchange};
-use crate::ism::{Party, SessionId};
+use crate::ends::{Party, SessionId};
 use crate::links::Seat;
 use std::collections::HashSet;
 

@@ -4,7 +4,7 @@
 
 use super::Exchange;
 use super::room::Holder;
-use crate::ism::SessionId;
+use crate::ends::SessionId;
 use shunpike_wire::session::FromBroker;
 use shunpike_wire::{DmbToken, Reason};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

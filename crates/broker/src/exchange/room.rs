@@ -4,7 +4,8 @@
 //! every handshake needs, and none would ever get through. So a match is made only where there is room for
 //! both, and that room is promised to it.
 
-use crate::ism::{Held, IsmDevice, SessionId};
+use crate::ends::SessionId;
+use crate::ism::{Held, IsmDevice};
 use crate::policy::{Limits, Policy};
 use shunpike_shm::lane::HEADER;
 use shunpike_wire::{DmbSize, Reason};

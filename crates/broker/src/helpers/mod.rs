@@ -6,16 +6,15 @@
 //! but the socket of the session that it works for. Each user has helpers of its own, a few; what they wait for makes
 //! that user's programs wait.
 
-pub mod channel;
 mod gone;
 mod process;
 mod work;
 
+use crate::channel::{self, MOST};
 use crate::clock;
+use crate::ends::SessionId;
 use crate::foreign::Last;
-use crate::ism::SessionId;
 use crate::sequence::SequenceReader;
-use channel::MOST;
 use gone::Gone;
 use process::{Process, is_final};
 use rustix::event::epoll::{self, EventData, EventFlags};

@@ -1,6 +1,6 @@
 //! What a helper does: it takes messages that have descriptors, asks of these what the broker wants to know, and closes them.
 
-use super::channel::{self, Packet};
+use crate::channel::{self, Packet};
 use crate::facts::{self, Counts, Proof};
 use crate::foreign::{is_arena, is_doorbell, is_memory, put_in_flight};
 use crate::sequence::SequenceReader;

@@ -7,6 +7,7 @@ mod http;
 mod text;
 
 use crate::BrokerError;
+use crate::address::Address;
 use crate::clock;
 use crate::report::{Info, Stats, Sysctl};
 use crate::runtime;
@@ -16,12 +17,9 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
-use std::fmt;
-use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// Ids of scrapes in the event loop have this bit; the listener's has nothing else.
@@ -34,37 +32,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 /// A text is good for so long.
 const FRESH: Duration = Duration::from_millis(250);
-
-/// Where metrics are served.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Address {
-    /// By TCP.
-    Tcp(SocketAddr),
-    /// By a UNIX stream socket.
-    Unix(PathBuf),
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix("unix:") {
-            let path = PathBuf::from(path);
-            return if path.is_absolute() { Ok(Self::Unix(path)) } else { Err("write unix:/PATH".into()) };
-        }
-        let wrong = |_| "write ADDRESS:PORT, as 127.0.0.1:9477 or [::1]:9477, or unix:/PATH".to_owned();
-        text.parse().map(Self::Tcp).map_err(wrong)
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(f),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
 
 /// What the metrics are made of.
 pub struct Figures {

@@ -1,7 +1,7 @@
 //! The policy's file: TOML, every key optional, nothing unknown taken.
 
 use super::{Group, LEAST_BYTES, Limits, Peers, Policy};
-use crate::metrics::Address;
+use crate::address::Address;
 use crate::settings::{Origin, Setting};
 use serde::Deserialize;
 use std::collections::BTreeMap;

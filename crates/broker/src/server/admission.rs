@@ -3,9 +3,9 @@
 use super::{LISTENER, Server};
 use crate::clock;
 use crate::datagram::{self, Next};
+use crate::ends::SessionId;
 use crate::facts;
 use crate::foreign::Last;
-use crate::ism::SessionId;
 use crate::policy::{Identity, Policy};
 use crate::runtime;
 use crate::session::{Door, Peer, Session};

@@ -3,7 +3,7 @@
 use super::{LISTENER, OPERATORS, Server};
 use crate::Config;
 use crate::clock;
-use crate::ism::SessionId;
+use crate::ends::SessionId;
 use crate::runtime::{self, Place};
 use crate::session::Door;
 use rustix::event::epoll::{self, EventData, EventFlags};

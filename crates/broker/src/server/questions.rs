@@ -6,7 +6,7 @@ use super::Server;
 use crate::client::what;
 use crate::clock;
 use crate::connections::Listing;
-use crate::ism::SessionId;
+use crate::ends::SessionId;
 use crate::query::{failure, json};
 use crate::rate::Shares;
 use crate::report::Answer;

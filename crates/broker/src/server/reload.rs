@@ -1,7 +1,7 @@
 //! The policy read again, while all is served: taken as a whole, or not at all.
 
 use super::Server;
-use crate::ism::SessionId;
+use crate::ends::SessionId;
 use crate::policy::{Policy, PolicyError};
 use crate::query::{Reply, failure, json};
 use crate::report::Reloaded;

@@ -2,7 +2,7 @@
 
 use super::{gid, setting};
 use clap::{Args, ValueEnum, ValueHint};
-use shunpike_broker::metrics::Address;
+use shunpike_broker::address::Address;
 use shunpike_wire::Eid;
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -2,7 +2,6 @@
 
 use super::table::{Table, print};
 use crate::error::Error;
-use shunpike_broker::policy;
 use shunpike_broker::report::{Device, Failure, Info, Seid, Sysctls, Ueids};
 
 /// The emulated ISM device.
@@ -122,7 +121,7 @@ pub fn sysctls(answer: &Sysctls, with_sources: bool) -> Result<(), Error> {
 }
 
 /// Rows of a policy.
-pub fn policy(table: &mut Table, policy: &policy::Report) {
+pub fn policy(table: &mut Table, policy: &shunpike_broker::report::Policy) {
     let file = policy.file.as_deref().unwrap_or("built in");
     let line = policy.line.map_or(String::new(), |line| format!(", line {line}"));
     table.row(["Policy", &format!("{} ({file}{line})", policy.peers)]);
