@@ -144,11 +144,11 @@ impl Wait {
             let now = clock::ticks();
             let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
             if since > clock::from_us(tcp_check_us(fd)) {
+                half.checked.store(now, Ordering::Relaxed);
                 if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::tcp_shows(fd, NEWS) != 0 {
                     tcp_news(conn, fd);
                     return Ok(());
                 }
-                half.checked.store(now, Ordering::Relaxed);
             }
             return Err(Errno::AGAIN);
         }
