@@ -465,7 +465,7 @@ pub fn take_back_last(conn: Conn, fd: i32) {
         return;
     };
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
-    // To who has shut both directions no byte can go by TCP: it would be answered by a reset.
+    // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
     if (1..=LAST_MOST).contains(&unread) && sys::tcp_shows(fd, libc::POLLRDHUP) == 0 {
         take_back(conn, fd, &dmb);
     }

@@ -232,7 +232,7 @@ pub fn closing(conn: Conn, fd: i32) {
 fn leaving(conn: Conn, fd: i32) {
     // What stands in a parent's set is the parent's.
     let is_ours = |reg: &Reg| reg.set.get().is_some_and(|set| !is_inherited(set));
-    // Nobody knows of them under a closed number: neither of what lingers nor of a one-shot's tag.
+    // Once the number is closed, nobody can change an entry that lingers, and nobody knows the tag of an armed one-shot.
     let give_all_back = || {
         let _control = CONTROL.lock();
         for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
@@ -263,7 +263,7 @@ fn leaving(conn: Conn, fd: i32) {
     if concerned && here() {
         above::revoke_for_good(conn, fd, Reason::SharedInSet);
         restore(conn, || ());
-        // What `restore` has made.
+        // `restore` may have left some more.
         give_all_back();
     }
 }
