@@ -445,8 +445,7 @@ pub fn unread(conn: Conn, fd: i32) -> Option<i32> {
     }
     let bytes = readable_bytes(conn, fd) as i32;
     // As tcp_inq_hint() has it: the end of the stream is a byte more, and worth a read.
-    let is_over = sys::tcp_shows(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-    Some(bytes + i32::from(is_over))
+    Some(bytes + i32::from(sys::has_peers_end(fd)))
 }
 
 /// SIOCOUTQ: bytes sent that the peer has not taken yet.

@@ -340,10 +340,13 @@ fn is_news(reg: &Reg, events: u32) -> bool {
     is_error || reg.conn.get().is_none_or(|conn| is_in_want(reg, conn))
 }
 
-/// Whether news of our entry, which asks for all, are some of the program's. Bytes alone are not for who asks for room only, unless
-/// TCP may have had none; ends and errors are for everybody.
+/// Whether news of our entry, which asks for all, are some of the program's. Room alone is not for a program that asks for bytes only.
+/// Bytes alone are not for one that asks for room only, unless TCP may have had none. Ends and errors are for everybody.
 fn is_asked_for(reg: &Reg, events: u32) -> bool {
     let are_bytes = events & !(told::IN | told::OUT) == 0;
+    if are_bytes && events & told::IN == 0 && reg.events.get() & told::OUT == 0 {
+        return false;
+    }
     let may_be_room = |conn: Conn| {
         let is_on_tcp = conn.block.tx.mode.load(Ordering::Acquire) != mode::LANE;
         // Off its lanes nobody counts the calls that find no room.
