@@ -1,7 +1,6 @@
 //! What calls on a connection ask of its life, which lies above them: one table, filled at start-up.
 
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
 
 use shunpike_wire::Reason;
 
@@ -36,7 +35,7 @@ fn tell(what: impl FnOnce(&Above)) {
 /// again, and the connection may be nominated anew.
 #[inline]
 pub fn settle(conn: Conn, fd: i32) {
-    if conn.block.unsettled.load(Ordering::Relaxed) != 0 {
+    if conn.block.life.is_unsettled() {
         settle_slowly(conn, fd);
     }
 }

@@ -1,5 +1,6 @@
 //! How one direction leaves its lane: STOP and the end of what is granted on the receiving side, and what both let go of.
 
+use shunpike_shm::lifecycle::Phase;
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::Region;
@@ -8,7 +9,6 @@ use shunpike_shm::lane::{Cursor, Dmb};
 use shunpike_wire::{DmbToken, Reason};
 
 use crate::reset::rouse;
-use crate::state::phase;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
@@ -46,7 +46,7 @@ pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
         let copy = Region::of(Dmb::start_of(sndbuf), Dmb::len_at(sndbuf));
         device::retire(copy, DmbToken(0), device::Owner::Local);
     }
-    conn.block.unsettled.store(1, Ordering::Release);
+    conn.block.life.unsettle();
 }
 
 /// Takes back an offer that the peer did not, or not yet, make use of.
@@ -55,10 +55,8 @@ pub fn withdraw_grant(conn: Conn, fd: i32) {
         let _guard = conn.block.rx.lock.lock(critical());
         stop_receiving(conn, fd);
     }
-    if conn.block.phase.load(Ordering::Relaxed) == phase::SHAKING
-        && conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN
-    {
-        conn.block.unsettled.store(0, Ordering::Relaxed);
+    if conn.block.life.is(Phase::Shaking) && conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
+        conn.block.life.settle();
     }
 }
 

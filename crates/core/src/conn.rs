@@ -1,12 +1,12 @@
 //! A connection's life: watched, nominated, on a lane, back on TCP, closed.
 
+use shunpike_shm::lifecycle::{Event, Phase};
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, Header, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
-use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
@@ -73,9 +73,9 @@ pub fn stale(fd: i32, entry: Entry) {
 /// had is asked for again by the clock, which is looked at now and then: that takes a tenth of what the whole call costs.
 pub fn moved(conn: Conn, fd: i32, calls: u16) {
     let block = conn.block;
-    match block.phase.load(Ordering::Relaxed) {
-        phase::WATCHED if !calls.is_multiple_of(4) && block.retry_at.load(Ordering::Relaxed) != 0 => {}
-        phase::WATCHED => {
+    match block.life.phase() {
+        Phase::Watched if !calls.is_multiple_of(4) && block.retry_at.load(Ordering::Relaxed) != 0 => {}
+        Phase::Watched => {
             let knobs = process::knobs();
             let calls =
                 block.rx.tcp_calls.load(Ordering::Relaxed).min(block.tx.tcp_calls.load(Ordering::Relaxed));
@@ -87,9 +87,9 @@ pub fn moved(conn: Conn, fd: i32, calls: u16) {
                 upgrade::nominate(conn, fd);
             }
         }
-        phase::NOMINATED if !state::is_inherited(block) || holders::shared(block) => {}
-        phase::NOMINATED | phase::SHAKING | phase::OPEN => upgrade::retry(conn, fd),
-        phase::DONE if calls.is_multiple_of(4) => given::look(conn, fd),
+        Phase::Nominated if !state::is_inherited(block) || holders::shared(block) => {}
+        Phase::Nominated | Phase::Shaking | Phase::Open => upgrade::retry(conn, fd),
+        Phase::Given if calls.is_multiple_of(4) => given::look(conn, fd),
         _ => {}
     }
 }
@@ -101,10 +101,10 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     let block = conn.block;
     let plain = |half: &Half| half.mode.load(Ordering::Acquire) == mode::PLAIN;
     let both_plain = || conn.current() && plain(&block.rx) && plain(&block.tx);
-    block.unsettled.store(0, Ordering::Relaxed);
+    block.life.settle();
     zerocopy::told(conn);
     tx::attend(conn, fd);
-    if plain(&block.rx) && block.reason.load(Ordering::Relaxed) == Reason::LentDenied.code() {
+    if plain(&block.rx) && block.life.ends_both() {
         // Both directions, else neither would ever come on a lane again.
         tx::revoke(conn, fd);
     }
@@ -113,13 +113,13 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
         let _guard = block.tx.lock.lock(critical());
         if both_plain() {
             closing::lane_closed(conn, fd, &block.tx);
-            block.unsettled.store(0, Ordering::Relaxed);
+            block.life.settle();
         }
     }
-    // DONE: it was revoked for good with bytes unread.
+    // Left: it was revoked for good with bytes unread.
     let is_over = || {
         both_plain()
-            && matches!(block.phase.load(Ordering::Relaxed), phase::OPEN | phase::DONE)
+            && (block.life.is(Phase::Open) || block.life.phase().is_left())
             && link::of(block).is_some()
     };
     if !is_over() {
@@ -147,7 +147,7 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     sets::restore(conn, || {
         link::part(block);
         // Last: who closes a connection that is watched has no lanes to end, nor waits for us.
-        upgrade::go_on(block, phase::WATCHED);
+        block.life.on(Event::End);
     });
 }
 
@@ -170,7 +170,7 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
     } else {
         state::note(conn.block, reason);
     }
-    conn.block.phase.store(phase::DONE, Ordering::Relaxed);
+    conn.block.life.on(Event::Bar);
 }
 
 /// At exit: what the peer wants back, or may not read, goes out, unread bytes reset the connection as on TCP, and what a forked
@@ -276,9 +276,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     if eager::is_announced(block) {
         eager::dropped(&mut session::lock(), block, fd);
     }
-    if block.phase.load(Ordering::Relaxed) != phase::WATCHED
-        || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
-    {
+    if !block.life.is(Phase::Watched) || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
         end_lanes(conn, fd, open);
     }
     tap::over(block);
@@ -289,20 +287,19 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
             code if code == Reason::NotNominated.code() => Reason::NotNominated,
             code => Reason::from_code(code).unwrap_or(Reason::Internal),
         };
-        if (block.opened.load(Ordering::Relaxed) == 0 || reason == Reason::PeerViolation)
+        if (!block.life.has_been_open() || reason == Reason::PeerViolation)
             && let Some(count) = header.fallback[server].get(reason.index())
         {
             count.fetch_add(1, Ordering::Relaxed);
             trace::fallback(block, fd, true);
         }
         // Bytes may have come by a lane before ours was open.
-        if block.opened.load(Ordering::Relaxed) != 0 || block.phase.load(Ordering::Relaxed) != phase::WATCHED
-        {
+        if block.life.has_been_open() || !block.life.is(Phase::Watched) {
             sum_up(block, header);
         }
     }
     lending::forget(block);
-    block.phase.store(phase::CLOSED, Ordering::Release);
+    block.life.on(Event::Close);
     block.free();
 }
 
@@ -326,14 +323,14 @@ fn abandon_handshake(conn: Conn, fd: i32) {
     if process::index(block).is_none() {
         return;
     }
-    if !matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
+    if !block.life.phase().is_on_the_way() {
         return;
     }
     let mut session = session::lock();
     closing::withdraw_grant(conn, fd);
     upgrade::forget(&mut session, block);
     sets::restore(conn, || link::part(block));
-    block.phase.store(phase::WATCHED, Ordering::Release);
+    block.life.on(Event::End);
 }
 
 fn end_lanes(conn: Conn, fd: i32, open: bool) {

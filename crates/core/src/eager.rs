@@ -6,6 +6,7 @@
 //! is ours a busy machine is given time, and less with each time that it was in vain.
 
 use core::net::SocketAddr;
+use shunpike_shm::lifecycle::{Event, Phase};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use shunpike_shm::arena::Block;
@@ -13,7 +14,6 @@ use shunpike_wire::Reason;
 use shunpike_wire::session::{ConnId, Expected, Role, ToBroker};
 
 use crate::session::{self, Session};
-use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::{self, Conn, Entry};
 use crate::{clock, look, process, state, sys};
@@ -112,7 +112,7 @@ pub fn closing(fd: i32) {
 /// A connection is about to be closed: no other thread lends its descriptor to the broker from here on. (The kernel's epoll would go on
 /// telling of a socket that the broker still has.)
 pub fn leaving(conn: Conn, fd: i32) {
-    if process::eager() && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+    if process::eager() && conn.block.life.is(Phase::Watched) {
         session::lock().later.forget(conn, fd);
     }
 }
@@ -169,7 +169,7 @@ pub(crate) fn note_announced(block: &Block) {
 pub(crate) fn is_possible(block: &Block) -> bool {
     process::eager()
         && block.attempts.load(Ordering::Relaxed) == 0
-        && block.opened.load(Ordering::Relaxed) == 0
+        && !block.life.has_been_open()
         && block.nomination.load(Ordering::Relaxed) & mark::SPENT == 0
 }
 
@@ -182,7 +182,7 @@ pub(crate) fn again(session: &mut Session, conn: Conn, fd: i32, reason: Reason, 
     }
     state::note(conn.block, reason);
     conn.block.retry_at.store(0, Ordering::Relaxed);
-    conn.block.phase.store(phase::WATCHED, Ordering::Relaxed);
+    conn.block.life.on(Event::End);
     put_off(session, conn, fd);
     true
 }
@@ -310,13 +310,13 @@ pub fn is_settled(block: &Block) -> bool {
 /// Whether it was tried to nominate the connection, and is to be again: after a call (`above::moved`).
 #[inline]
 pub(crate) fn was_put_off(block: &Block) -> bool {
-    block.phase.load(Ordering::Relaxed) == phase::WATCHED && block.retry_at.load(Ordering::Relaxed) != 0
+    block.life.is(Phase::Watched) && block.retry_at.load(Ordering::Relaxed) != 0
 }
 
 /// Whether another process of the tree made the connection, which may get its lane as ours.
 #[inline]
 pub(crate) fn is_inherited(block: &Block) -> bool {
-    block.opened.load(Ordering::Relaxed) == 0 && state::is_inherited(block)
+    !block.life.has_been_open() && state::is_inherited(block)
 }
 
 /// In a forked child: what was announced is the parent's affair.

@@ -1,10 +1,10 @@
 //! Who holds a connection: the tenants of its arena that have a descriptor of it, a bit for each in its block.
 
+use shunpike_shm::lifecycle::Event;
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::Block;
 
-use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::tenants::{CROWD, evict_dead};
 use crate::tls::critical;
@@ -95,7 +95,7 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     let moved = Conn::new(block);
     table::set(fd, Entry::Conn(moved));
     if leave(old) {
-        old.phase.store(phase::CLOSED, Ordering::Release);
+        old.life.on(Event::Close);
         old.free();
     }
     Some(moved)

@@ -1,6 +1,7 @@
 //! With `--eager`, a data call that is about to use TCP waits for its lane while there is hope: how long is said by what the broker knows of
 //! the other end.
 
+use shunpike_shm::lifecycle::Phase;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::Errno;
@@ -9,7 +10,6 @@ use shunpike_shm::arena::Block;
 use crate::eager::{
     self, ATTENTION_US, BACKLOGS, LISTENERS, is_inherited, is_possible, is_settled, mark, was_put_off,
 };
-use crate::state::phase;
 use crate::table::Conn;
 use crate::{call, clock, holders, session, state, sys, upgrade};
 
@@ -50,24 +50,24 @@ enum Cause {
 /// What there is to wait for, and how long, microseconds.
 fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
     let broker = || (!SILENT.load(Ordering::Relaxed)).then_some((Cause::Broker, BROKER_US));
-    match block.phase.load(Ordering::Relaxed) {
-        phase::WATCHED | phase::NOMINATED | phase::SHAKING if is_inherited(block) => {
+    match block.life.phase() {
+        Phase::Watched | Phase::Nominated | Phase::Shaking if is_inherited(block) => {
             // Until the process that accepted it has closed it.
             let spent = block.nomination.load(Ordering::Relaxed) & mark::SPENT != 0;
             (!spent).then_some((Cause::Ourselves, SHORT_US))
         }
         _ if !is_possible(block) => None,
-        phase::WATCHED if session::is_closed() => None,
-        phase::WATCHED if session::is_opening() => broker(),
-        phase::WATCHED => Some((Cause::Ourselves, SHORT_US)),
-        phase::NOMINATED => match block.nomination.load(Ordering::Relaxed) {
+        Phase::Watched if session::is_closed() => None,
+        Phase::Watched if session::is_opening() => broker(),
+        Phase::Watched => Some((Cause::Ourselves, SHORT_US)),
+        Phase::Nominated => match block.nomination.load(Ordering::Relaxed) {
             marks if marks & mark::ANSWERED == 0 => broker(),
             marks if marks & mark::OTHER != 0 => Some((Cause::Peer, patience)),
             // It must be another thread of ours that connects or accepts.
             marks if marks & mark::OWN != 0 && sys::threads() > 1 => Some((Cause::Peer, patience)),
             _ => None,
         },
-        phase::SHAKING => Some((Cause::Peer, 2 * patience)),
+        Phase::Shaking => Some((Cause::Peer, 2 * patience)),
         _ => None,
     }
 }
@@ -84,7 +84,7 @@ pub fn await_lane(conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Err
 #[inline(never)]
 fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn, Errno> {
     // Before any system call: most connections of most programs have nothing to wait for.
-    let is_new = conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED && !was_put_off(conn.block);
+    let is_new = conn.block.life.is(Phase::Watched) && !was_put_off(conn.block);
     if !is_new
         && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none()
         && !(reading.is_some() && may_be_asked(conn.block))
@@ -108,7 +108,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
             // Its process may be gone, and have asked for a lane before.
             upgrade::retry(conn, fd);
         }
-        if conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+        if conn.block.life.is(Phase::Watched) {
             if is_inherited(conn.block) && holders::alone(conn.block) {
                 conn = holders::made_ours(conn, fd).unwrap_or(conn);
             }
@@ -167,7 +167,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
             let _ = sys::poll(&mut fds[..2], Some(SLICE_NS), core::ptr::null());
         }
     }
-    if waited && conn.block.opened.load(Ordering::Relaxed) != 0 {
+    if waited && conn.block.life.has_been_open() {
         let _ =
             PATIENCE_US.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |patience| Some(more(patience)));
     } else if waited && !blocks {
@@ -178,9 +178,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
 
 /// Whether the peer may still ask for a lane before the connection's first byte, so that who sleeps should hear the broker.
 fn may_be_asked(block: &Block) -> bool {
-    is_possible(block)
-        && matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING)
-        && eager::attention().is_some()
+    is_possible(block) && block.life.phase().is_on_the_way() && eager::attention().is_some()
 }
 
 /// How long a call may wait that does not want to block, microseconds.

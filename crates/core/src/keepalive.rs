@@ -4,13 +4,13 @@
 //! The settings are the socket's, so the program would see ours. Each look of its own at one of them finds its own
 //! ([`aside`]), and it has them back when the lanes are over. A peer that does not answer ends the connection no earlier than by them.
 
+use shunpike_shm::lifecycle::Phase;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use shunpike_shm::arena::Block;
 
-use crate::state::phase;
 use crate::table::Conn;
 use crate::{clock, sys};
 
@@ -126,7 +126,7 @@ pub fn over(conn: Conn, fd: i32) {
 pub fn aside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T) -> T {
     over(conn, fd);
     let result = call();
-    if conn.block.phase.load(Ordering::Relaxed) == phase::OPEN {
+    if conn.block.life.is(Phase::Open) {
         begin(conn, fd);
     }
     result

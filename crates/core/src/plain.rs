@@ -3,11 +3,11 @@
 //! Where nothing else is going on, which is so for short connections, and for those that get no lane. The rest is `rx`'s and
 //! `tx`'s.
 
+use shunpike_shm::lifecycle::Phase;
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Half, mode};
 
-use crate::state::phase;
 use crate::table::Conn;
 use crate::{above, eager, link, process, session, sets, sys};
 
@@ -73,7 +73,7 @@ fn heed_refusal(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
 #[inline(always)]
 fn is_young(conn: Conn, half: &Half, calls: u16) -> bool {
     let knobs = process::knobs();
-    conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED
+    conn.block.life.is(Phase::Watched)
         && u32::from(calls) < knobs.nominate_calls.load(Ordering::Relaxed)
         && half.tcp_bytes.load(Ordering::Relaxed) < u64::from(knobs.nominate_bytes.load(Ordering::Relaxed))
 }

@@ -124,7 +124,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     }
     let modes = state::modes(block);
     let settled = modes == (mode::PLAIN, mode::PLAIN)
-        && (block.unsettled.load(Ordering::Relaxed) != 0 || crate::link::of(block).is_none());
+        && (block.life.is_unsettled() || crate::link::of(block).is_none());
     let bound = cork::sleeps_at_most(&block.rx).filter(|_| wanted & IN != 0);
     Level { events, seen, modes, full, bound, keep_looking, settled }
 }

@@ -1,12 +1,12 @@
 //! Waking our own threads that wait on a lane, and the end of a connection whose peer broke the protocol.
 
+use shunpike_shm::lifecycle::Event;
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::Side;
 use shunpike_wire::Reason;
 
-use crate::state::phase;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::{doorbell, process, state, sys, wait};
@@ -39,5 +39,5 @@ pub fn reset(conn: Conn, fd: i32, reason: Reason) {
         half.mode.store(mode::PLAIN, Ordering::Release);
         rouse(conn.block, half);
     }
-    conn.block.phase.store(phase::DONE, Ordering::Relaxed);
+    conn.block.life.on(Event::Bar);
 }

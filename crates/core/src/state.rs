@@ -4,31 +4,16 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::Dmb;
+use shunpike_shm::lifecycle::Phase;
 use shunpike_wire::Reason;
 
 use crate::table::Conn;
 use crate::{process, sys};
 
-/// Where a connection stands with the broker.
-pub mod phase {
-    /// Bytes are counted.
-    pub const WATCHED: u8 = 0;
-    /// The broker has our nomination.
-    pub const NOMINATED: u8 = 1;
-    /// The CLC handshake is under way.
-    pub const SHAKING: u8 = 2;
-    /// At least one direction is, or was just now, on a lane.
-    pub const OPEN: u8 = 3;
-    /// Stays on TCP for good.
-    pub const DONE: u8 = 4;
-    /// Closed by the program.
-    pub const CLOSED: u8 = 5;
-}
-
 /// Whether a direction may be on a lane.
 #[inline]
 pub fn may_be_on_lane(block: &Block) -> bool {
-    !matches!(block.phase.load(Ordering::Relaxed), phase::WATCHED | phase::NOMINATED)
+    !matches!(block.life.phase(), Phase::Watched | Phase::Nominated)
 }
 
 /// Whether this end called connect(): its bytes_acked counts the SYN.
@@ -50,7 +35,7 @@ pub fn modes(block: &Block) -> (u16, u16) {
 pub fn on_lane(conn: Conn) -> bool {
     conn.block.rx.mode.load(Ordering::Acquire) != mode::PLAIN
         || conn.block.tx.mode.load(Ordering::Acquire) != mode::PLAIN
-        || conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
+        || conn.block.life.is(Phase::Open)
         || conn.block.notices.are_ours()
 }
 

@@ -121,7 +121,7 @@ pub fn begun(block: &Block) {
 
 /// Nothing more is sent on a connection that has been on a lane.
 pub fn over(block: &Block) {
-    if is_on() && block.opened.load(Ordering::Relaxed) != 0 {
+    if is_on() && block.life.has_been_open() {
         mark(block, flag::FIN);
     }
 }
@@ -227,7 +227,7 @@ mod tests {
         block.tx.bytes.store(5, Ordering::Relaxed);
         assert!(dmb.words().flag(1, Cursor::STOP, 0).is_ok());
         assert!(publish(block, &dmb, at.plus(5), 5).is_err(), "stopped: not sent");
-        block.opened.store(1, Ordering::Relaxed);
+        block.life.on(shunpike_shm::lifecycle::Event::Open);
         over(block);
 
         let mut bytes = Vec::new();

@@ -6,6 +6,7 @@
 mod lanes;
 mod nomination;
 
+use shunpike_shm::lifecycle::{Event, Phase};
 use std::sync::atomic::Ordering;
 
 use rustix::fd::{AsFd, OwnedFd};
@@ -25,7 +26,6 @@ pub use nomination::{nominate, not_within};
 
 use crate::handshakes::{Handshake, MOST, Machine};
 use crate::session::{Fds, Session, close_raw, keep};
-use crate::state::phase;
 use crate::table::{self, Conn};
 use crate::{
     above, clock, closing, device, eager, holders, limits, link, memory, process, reuse, seen, sets, state,
@@ -51,13 +51,6 @@ fn conn_of(id: ConnId) -> Option<(Conn, i32)> {
     core::ptr::eq(conn.block, block).then_some((conn, fd))
 }
 
-/// The next phase, unless the connection was given away meanwhile: a child does that without our session's lock, and it
-/// is final. Says whether it was not.
-pub(crate) fn go_on(block: &Block, next: u8) -> bool {
-    let unless_done = |at| (at != phase::DONE).then_some(next);
-    block.phase.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unless_done).is_ok()
-}
-
 /// A message of the broker.
 pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
     if let FromBroker::Matched { conn, .. }
@@ -81,8 +74,7 @@ pub fn take(session: &mut Session, message: FromBroker, mut fds: Fds) {
         FromBroker::Again { conn } => {
             if let Some((conn, fd)) = conn_of(conn) {
                 let block = conn.block;
-                if block.phase.load(Ordering::Relaxed) == phase::NOMINATED {
-                    go_on(block, phase::WATCHED);
+                if block.life.on(Event::AskAgain).is_taken() {
                     eager::asked_again(session, conn, fd);
                 }
             }
@@ -223,7 +215,7 @@ fn matched(
         decline_match(session, id, conn.block, Reason::WaitsUnseen);
         state::note(conn.block, Reason::WaitsUnseen);
         seen::put_off(conn.block);
-        go_on(conn.block, phase::WATCHED);
+        conn.block.life.on(Event::End);
         return;
     }
     let group = match group {
@@ -238,8 +230,7 @@ fn matched(
         withdraw(session, conn.block);
         return postpone(conn.block, Reason::NominationLimit);
     };
-    let (from, to) = (phase::NOMINATED, phase::SHAKING);
-    if conn.block.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+    if !conn.block.life.on(Event::Match).is_taken() {
         return withdraw(session, conn.block);
     }
     eager::attend();
@@ -292,7 +283,7 @@ fn part_unless_granted(conn: Conn) -> bool {
     if over {
         sets::restore(conn, || link::part(conn.block));
     } else {
-        go_on(conn.block, phase::OPEN);
+        conn.block.life.on(Event::Keep);
     }
     over
 }
@@ -300,8 +291,11 @@ fn part_unless_granted(conn: Conn) -> bool {
 /// Why the connection stays on TCP for good: this process, or a child of it, gave it away since it was nominated, or did
 /// with it what a lane cannot do.
 fn left_for_good(block: &Block) -> Option<Reason> {
-    let done = block.phase.load(Ordering::Relaxed) == phase::DONE;
-    done.then(|| Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal))
+    block
+        .life
+        .phase()
+        .is_left()
+        .then(|| Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal))
 }
 
 /// A match that came too late. The peer is told, lest it nominate anew and wait: not where others have the connection, who
@@ -329,7 +323,7 @@ pub fn decline(conn: Conn, fd: i32, reason: Reason) {
     if eager::is_possible(conn.block) {
         nominate(conn, fd);
     }
-    if conn.block.phase.load(Ordering::Relaxed) == phase::SHAKING {
+    if conn.block.life.is(Phase::Shaking) {
         step(&mut crate::session::lock(), id, Input::Refused(reason));
     }
 }
@@ -403,16 +397,16 @@ fn adopt(conn: Conn, fd: i32) {
     }
     state::note(block, Reason::NotNominated);
     block.retry_at.store(0, Ordering::Relaxed);
-    go_on(block, phase::WATCHED);
+    block.life.on(Event::End);
 }
 
 /// What waited for a thread to come out of the kernel, what waits too long, and what a process that is gone waited for.
 pub fn retry(conn: Conn, fd: i32) {
     let Some(mut session) = crate::session::try_lock() else { return };
     let block = conn.block;
-    match block.phase.load(Ordering::Relaxed) {
-        phase::NOMINATED | phase::SHAKING if state::is_inherited(block) => adopt(conn, fd),
-        phase::SHAKING => {
+    match block.life.phase() {
+        Phase::Nominated | Phase::Shaking if state::is_inherited(block) => adopt(conn, fd),
+        Phase::Shaking => {
             let Some(id) = id_of(block) else { return };
             let Some(Some(shake)) = session.handshakes.find(id) else { return };
             let (deadline, waiting) = (shake.deadline, shake.registered);
@@ -424,7 +418,7 @@ pub fn retry(conn: Conn, fd: i32) {
             }
         }
         // What another process has opened may not be mapped here.
-        phase::OPEN if !state::is_inherited(block) => begin(conn, fd),
+        Phase::Open if !state::is_inherited(block) => begin(conn, fd),
         _ => {}
     }
 }
@@ -557,7 +551,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
         Input::PeerVanished => {
             // TCP tells of the peer's end. Nobody may be left who knows of our DMB: a child of the peer goes on without.
             if let Some((conn, fd)) = conn_of(id)
-                && conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
+                && conn.block.life.is(Phase::Open)
                 && !has_begun(conn.block)
             {
                 above::revoke(conn, fd, Reason::PeerVanished);
@@ -613,7 +607,7 @@ pub fn broker_gone(session: &mut Session) {
     }
     for (_, entry) in table::all() {
         if let table::Entry::Conn(conn) = entry
-            && conn.block.phase.load(Ordering::Relaxed) == phase::NOMINATED
+            && conn.block.life.is(Phase::Nominated)
         {
             postpone(conn.block, Reason::BrokerGone);
         }
@@ -624,7 +618,7 @@ pub fn broker_gone(session: &mut Session) {
 fn revoke_all(reason: Reason) {
     for (fd, entry) in table::all() {
         if let table::Entry::Conn(conn) = entry
-            && conn.block.phase.load(Ordering::Relaxed) == phase::OPEN
+            && conn.block.life.is(Phase::Open)
         {
             above::revoke(conn, fd, reason);
         }

@@ -335,7 +335,7 @@ pub fn keeps(conn: Conn, fd: i32) -> bool {
 fn end_turn(conn: Conn, fd: i32) {
     let block = conn.block;
     if block.notices.are_ours() && state::modes(block) == (mode::PLAIN, mode::PLAIN) && hand_back(conn) {
-        block.unsettled.store(1, Ordering::Release);
+        block.life.unsettle();
         above::settle(conn, fd);
     }
 }

@@ -14,6 +14,8 @@ use rustix::io::Errno;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use crate::lifecycle::Lifecycle;
+
 mod view;
 
 pub use view::{ArenaView, HeldBlocks, verify};
@@ -267,24 +269,18 @@ pub struct Block {
     pub family: AtomicU8,
     /// Program asked for O_NONBLOCK (tracked; checked again before a sleep).
     pub nonblock: AtomicU8,
-    /// Handshake and end-of-life state, see core.
-    pub phase: AtomicU8,
+    /// Where it stands with the broker.
+    pub life: Lifecycle,
     /// Link group number; 0 none.
     pub link: AtomicU32,
     /// News slot in the link page.
     pub slot: AtomicU16,
     /// Side of the link page that is ours.
     pub side: AtomicU8,
-    /// A lane closed and what follows from it is not done yet.
-    pub unsettled: AtomicU8,
-    /// The connection has been on a lane.
-    pub opened: AtomicU8,
     /// Some process has had more than one descriptor of it.
     pub dups: AtomicU8,
     /// The program has set TCP_CORK.
     pub corked: AtomicU8,
-    /// Set once the broker was lent the descriptor: the kernel's socket may outlive the program's close().
-    pub lent: AtomicU8,
     /// Process that watches it.
     pub pid: AtomicU32,
     /// A descriptor number of it in that process.
@@ -610,11 +606,7 @@ impl Block {
             &self.role,
             &self.family,
             &self.nonblock,
-            &self.phase,
             &self.side,
-            &self.lent,
-            &self.unsettled,
-            &self.opened,
             &self.dups,
             &self.corked,
             &self.nomination,
@@ -624,6 +616,7 @@ impl Block {
         ] {
             byte.store(0, Ordering::Relaxed);
         }
+        self.life.begin();
         for word in [&self.reason, &self.peer_reason, &self.pid, &self.fd, &self.link, &self.starved] {
             word.store(0, Ordering::Relaxed);
         }

@@ -6,6 +6,7 @@
 pub mod arena;
 pub mod grace;
 pub mod lane;
+pub mod lifecycle;
 pub mod lock;
 pub mod notices;
 pub mod pages;

@@ -28,7 +28,7 @@ impl Arena {
         let mut looks = BLOCKS;
         let (_, block) = self.view.as_ref()?.held(0, &mut looks).find(|(_, block)| mine(block))?;
         let mode = |half: &shunpike_shm::arena::Half| half.mode.load(Ordering::Relaxed);
-        Some([block.phase.load(Ordering::Relaxed).into(), mode(&block.rx), mode(&block.tx)])
+        Some([block.life.phase() as u16, mode(&block.rx), mode(&block.tx)])
     }
 }
 

@@ -5,12 +5,12 @@
 //! be nominated again; bytes that they moved meanwhile are found by the proof. A descriptor that such a process passes on by
 //! SCM_RIGHTS is not seen.
 
+use shunpike_shm::lifecycle::{Event, Phase};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
-use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::{clock, eager, link, proc, process, state, sys};
 
@@ -41,7 +41,7 @@ pub(super) fn to_child(block: &Block, fd: i32, child: u32) {
         return;
     }
     let is_new = block.given.iter().all(|slot| slot.load(Ordering::Relaxed) == 0);
-    if is_new && block.phase.load(Ordering::Relaxed) == phase::DONE {
+    if is_new && block.life.phase().is_left() {
         // For another reason, which lasts.
         return to_anybody(block);
     }
@@ -75,7 +75,7 @@ pub fn spawned(child: Option<u32>) {
 pub(super) fn look(conn: Conn, fd: i32) {
     let block = conn.block;
     if block.given[0].load(Ordering::Relaxed) != ANYBODY
-        && block.reason.load(Ordering::Relaxed) == Reason::HandedOver.code()
+        && block.life.is(Phase::Given)
         && clock::ticks() >= block.retry_at.load(Ordering::Relaxed)
     {
         look_closely(conn, fd);
@@ -96,8 +96,7 @@ fn look_closely(conn: Conn, fd: i32) {
     block.retry_at.store(0, Ordering::Relaxed);
     eager::taken_back(block);
     state::note(block, Reason::NotNominated);
-    // Given away once more meanwhile, by another thread: it stays.
-    let _ = block.phase.compare_exchange(phase::DONE, phase::WATCHED, Ordering::AcqRel, Ordering::Relaxed);
+    block.life.on(Event::TakeBack);
 }
 
 /// Whether process `pid` has the socket at `fd` no more.

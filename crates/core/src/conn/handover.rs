@@ -1,5 +1,6 @@
 //! Connections that go to other programs: exec, SCM_RIGHTS, stdio, a filter of system calls.
 
+use shunpike_shm::lifecycle::Event;
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, mode};
@@ -7,7 +8,6 @@ use shunpike_shm::lane::Cursor;
 use shunpike_wire::Reason;
 
 use super::{drop_end, given};
-use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
@@ -22,25 +22,24 @@ use crate::{
 /// stand there then are out of a foreign program's reach, unless it has taken them back itself (`tx::conclude`).
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     given::to_anybody(conn.block);
-    leave_to_others(conn, fd, reason);
+    leave_to_others(conn, fd, Event::Bar, reason);
 }
 
 /// The same, where it is known that `child` is the one who gets it.
 fn hand_over_to(conn: Conn, fd: i32, child: u32) {
     given::to_child(conn.block, fd, child);
-    leave_to_others(conn, fd, Reason::HandedOver);
+    leave_to_others(conn, fd, Event::Give, Reason::HandedOver);
 }
 
-fn leave_to_others(conn: Conn, fd: i32, reason: Reason) {
+fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     let block = conn.block;
     state::note(block, reason);
     keepalive::over(conn, fd);
     eager::given(block);
-    if matches!(block.phase.load(Ordering::Relaxed), phase::NOMINATED | phase::SHAKING) {
+    // A forked child has no say in its parent's session: a match that is still to come finds this.
+    if block.life.on(event).leaves_a_handshake() {
         upgrade::forget(&mut session::lock(), block);
     }
-    // A forked child has no say in its parent's session: a match that is still to come finds this.
-    block.phase.store(phase::DONE, Ordering::Relaxed);
     {
         let _guard = block.rx.lock.lock(critical());
         if let Some(dmb) =

@@ -470,7 +470,7 @@ fn settle_unsettled(set: &'static Set) -> bool {
             let mut found = None;
             while let Some(reg) = reg(at) {
                 if let Some(conn) = reg.conn.get()
-                    && (conn.block.unsettled.load(Ordering::Relaxed) != 0 || is_left(conn))
+                    && (conn.block.life.is_unsettled() || is_left(conn))
                 {
                     found = Some((conn, reg.fd.get()));
                     break;

@@ -1,5 +1,6 @@
 //! What a set tells of a connection on lanes, by a real socket in a real set.
 
+use shunpike_shm::lifecycle::Event;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Once;
@@ -12,7 +13,6 @@ use super::wait;
 use crate::set::Set;
 use crate::sets::regs::{CONTROL, find, tag};
 use crate::sets::{EDGE, SETS_AT, ctl, manage};
-use crate::state::phase;
 use crate::table::{self, Conn, Entry};
 use crate::{link, process, session, sys};
 
@@ -128,7 +128,7 @@ fn room_after_the_end_is_told_off_the_lanes_too() {
     let mut watched = Watched::new(6, IN_OUT_RDHUP | EDGE);
     watched.end();
     watched.told().expect("the end");
-    watched.block.phase.store(phase::OPEN, Ordering::Relaxed);
+    watched.block.life.on(Event::Open);
     crate::sets::restore(Conn::new(watched.block), || ());
     watched.socket.set_nonblocking(true).expect("nonblocking");
     let lump = [0; 1 << 16];
@@ -147,7 +147,7 @@ fn the_end_is_told_once_off_the_lanes_too() {
     let watched = Watched::new(7, IN_OUT_RDHUP | EDGE);
     watched.end();
     watched.told().expect("the end");
-    watched.block.phase.store(phase::OPEN, Ordering::Relaxed);
+    watched.block.life.on(Event::Open);
     crate::sets::restore(Conn::new(watched.block), || ());
     watched.wake();
     assert_eq!(watched.told(), None);
@@ -182,7 +182,8 @@ fn bytes_are_no_edge_for_who_asks_for_room_only() {
 #[test]
 fn a_handshake_that_fails_late_tells_of_nothing() {
     let watched = Watched::new(5, IN_OUT_RDHUP | EDGE);
-    watched.block.phase.store(phase::SHAKING, Ordering::Relaxed);
+    watched.block.life.on(Event::Nominate);
+    watched.block.life.on(Event::Match);
     crate::sets::restore(Conn::new(watched.block), || ());
     assert_eq!(watched.told(), None);
     watched.end();

@@ -26,6 +26,7 @@ pub(super) fn begin(conn: Conn, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
     match words.flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END) {
         Ok(_) => {
             state::note(conn.block, Reason::LentDenied);
+            conn.block.life.end_both();
             wait::notify(conn.block, words, Side::Writers);
             link::rouse_peer(conn.block);
             Step::Again

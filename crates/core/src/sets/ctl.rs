@@ -1,5 +1,6 @@
 //! How registrations change: by epoll_ctl, with a connection's mode, and with its descriptors.
 
+use shunpike_shm::lifecycle::{Event, Phase};
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
@@ -196,7 +197,7 @@ fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &
     let Some((index, reg)) = added else {
         // More registrations than we can keep: this connection stays on TCP.
         if let Some(conn) = conn {
-            conn.block.phase.store(state::phase::DONE, Ordering::Relaxed);
+            conn.block.life.on(Event::Bar);
             state::note(conn.block, Reason::EpollSets);
         }
         return;
@@ -210,7 +211,7 @@ fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &
 
 fn on_lane(conn: Conn) -> bool {
     conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
-        || conn.block.phase.load(Ordering::Relaxed) == state::phase::OPEN
+        || conn.block.life.is(Phase::Open)
         || conn.block.notices.are_ours() && link::of(conn.block).is_some()
 }
 
@@ -250,7 +251,7 @@ fn leaving(conn: Conn, fd: i32) {
             && table::all()
                 .any(|(other, entry)| other != fd && matches!(entry, Entry::Conn(other) if other == conn))
     };
-    if conn.block.lent.load(Ordering::Relaxed) != 0 && !here() && holders::alone(conn.block) {
+    if conn.block.life.was_lent() && !here() && holders::alone(conn.block) {
         return deregister(fd);
     }
     if conn.block.dups.load(Ordering::Relaxed) == 0 || !on_lane(conn) {
@@ -532,9 +533,9 @@ fn lingers(reg: &Reg) -> bool {
     let kind = reg.events.get() & (EDGE | ONESHOT | EXCLUSIVE);
     let is_watched = || reg.set.get().is_none_or(|set| set.watched.load(Ordering::SeqCst));
     // Its lanes end, or its handshake has: nobody gives it away.
-    let goes_on = |block: &Block| match block.phase.load(Ordering::Relaxed) {
-        state::phase::OPEN => true,
-        state::phase::SHAKING => !holders::shared(block),
+    let goes_on = |block: &Block| match block.life.phase() {
+        Phase::Open => true,
+        Phase::Shaking => !holders::shared(block),
         _ => false,
     };
     let is_told = |conn: Conn| {

@@ -1,5 +1,6 @@
 //! The two halves of a connection get their lanes: the receive side is granted, the send side opened and begun.
 
+use shunpike_shm::lifecycle::Event;
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::Region;
@@ -10,9 +11,8 @@ use shunpike_wire::clc::handshake::Opened;
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbSize, DmbToken};
 
-use super::{go_on, left_for_good, part_unless_granted, tell_peer, withdraw};
+use super::{left_for_good, part_unless_granted, tell_peer, withdraw};
 use crate::session::Session;
-use crate::state::phase;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::{
@@ -120,8 +120,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         let words = region.base() as usize + Dmb::words_at(opened.peer.token.0);
         half.dmb.store(Dmb::address_of(words, (region.len() - HEADER) as u32), Ordering::Relaxed);
     }
-    go_on(conn.block, phase::OPEN);
-    conn.block.opened.store(1, Ordering::Relaxed);
+    conn.block.life.on(Event::Open);
     conn.block.carried.store(conn.block.lane_bytes(), Ordering::Relaxed);
     conn.block.reason.store(0, Ordering::Relaxed);
     if let Some(header) = process::header() {

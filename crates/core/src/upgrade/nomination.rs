@@ -1,6 +1,7 @@
 //! Asking the broker for a lane: the byte-count proof, and when to ask again.
 
 use core::net::SocketAddr;
+use shunpike_shm::lifecycle::{Event, Phase};
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
@@ -8,9 +9,8 @@ use shunpike_shm::arena::Block;
 use shunpike_wire::Reason;
 use shunpike_wire::session::{Role, ToBroker};
 
-use super::{go_on, id_of};
+use super::id_of;
 use crate::session::Session;
-use crate::state::phase;
 use crate::sys::borrowed;
 use crate::table::Conn;
 use crate::{
@@ -43,10 +43,10 @@ pub fn nominate(conn: Conn, fd: i32) {
 
 /// For how long nobody will ask for a lane for this connection, nanoseconds.
 pub fn not_within(block: &Block) -> u64 {
-    match block.phase.load(Ordering::Relaxed) {
-        phase::DONE => u64::MAX,
+    match block.life.phase() {
+        Phase::Stays | Phase::Given => u64::MAX,
         // With hope for its first byte it is asked for without regard to the time.
-        phase::WATCHED if !eager::is_possible(block) => {
+        Phase::Watched if !eager::is_possible(block) => {
             clock::to_ns(block.retry_at.load(Ordering::Relaxed).saturating_sub(clock::ticks()))
         }
         _ => 0,
@@ -56,7 +56,7 @@ pub fn not_within(block: &Block) -> u64 {
 /// ... under the session's lock.
 pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     let block = conn.block;
-    if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
+    if !block.life.is(Phase::Watched) {
         return;
     }
     if process::knobs().active.load(Ordering::Relaxed) == 0 {
@@ -72,11 +72,11 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         return state::note(block, session.absence());
     }
     // The broker's welcome has what waits for it nominated (`eager::catch_up`): this one, too.
-    if block.phase.load(Ordering::Relaxed) != phase::WATCHED {
+    if !block.life.is(Phase::Watched) {
         return;
     }
     let stays = |reason| {
-        block.phase.store(phase::DONE, Ordering::Relaxed);
+        block.life.on(Event::Bar);
         state::note(block, reason);
     };
     if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| sets::bars(fd)) {
@@ -118,11 +118,11 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     describe(block, fd);
     // Before the first copy on a lane.
     user::arm();
-    block.lent.store(1, Ordering::Relaxed);
+    block.life.lend();
     if session.offer(&message, &[borrowed(fd)]) {
         eager::nominated(session, block, fd);
         block.fd.store(fd as u32, Ordering::Relaxed);
-        go_on(block, phase::NOMINATED);
+        block.life.on(Event::Nominate);
         state::note(block, Reason::AwaitingPeer);
         barred.map(stays);
     } else {
@@ -194,8 +194,8 @@ pub(super) fn postpone(block: &Block, reason: Reason) {
     let most = if will_pass(reason) { PASSING } else { TRIES };
     let pause = clock::from_us(BACKOFF_US << tries.min(most));
     block.retry_at.store(clock::ticks() + pause, Ordering::Relaxed);
-    let next = if tries >= TRIES && !will_pass(reason) { phase::DONE } else { phase::WATCHED };
-    go_on(block, next);
+    let is_last = tries >= TRIES && !will_pass(reason);
+    block.life.on(if is_last { Event::GiveUp } else { Event::End });
 }
 
 /// Whether the reason lies outside of the connection, so that it says nothing of the next try.
@@ -224,7 +224,7 @@ pub(crate) fn made(conn: Conn, fd: i32, announced: bool) {
     }
     let mut session = session::lock();
     nominate_in(&mut session, conn, fd);
-    if eager::is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+    if eager::is_possible(conn.block) && conn.block.life.is(Phase::Watched) {
         eager::put_off(&mut session, conn, fd);
     }
 }
@@ -237,7 +237,7 @@ pub(crate) fn catch_up(session: &mut Session) {
             continue;
         }
         nominate_in(session, conn, fd);
-        if eager::is_possible(conn.block) && conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED {
+        if eager::is_possible(conn.block) && conn.block.life.is(Phase::Watched) {
             eager::put_off(session, conn, fd);
         }
     }

@@ -1,3 +1,4 @@
+use shunpike_shm::lifecycle::{Event, Phase};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -26,9 +27,10 @@ fn what_is_said_of_an_earlier_nomination_is_not_of_the_next() {
     block.fd.store(fd as u32, Ordering::Relaxed);
 
     let nominated = |session: &mut Session, message| {
-        block.phase.store(phase::NOMINATED, Ordering::Relaxed);
+        block.life.on(Event::End);
+        block.life.on(Event::Nominate);
         take(session, message, Fds::default());
-        block.phase.load(Ordering::Relaxed) == phase::NOMINATED
+        block.life.is(Phase::Nominated)
     };
     let earlier = id_of(block).expect("an id");
     forget(&mut session, block);
@@ -86,7 +88,7 @@ fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
     welcome(broker.as_fd());
     // The library looks at the socket seldom while nothing comes.
     let until = Instant::now() + Duration::from_secs(10);
-    while conn.block.phase.load(Ordering::Relaxed) == phase::WATCHED && Instant::now() < until {
+    while conn.block.life.is(Phase::Watched) && Instant::now() < until {
         nomination::nominate_in(&mut session, conn, fd);
     }
 

@@ -385,7 +385,7 @@ pub fn recall(conn: Conn, fd: i32) -> bool {
     }
     ledger.tell(block, cons, false);
     // Whoever waits for a notice is told by who settles the connection.
-    block.unsettled.store(1, Ordering::Release);
+    block.life.unsettle();
     if !whole {
         reset::reset(conn, fd, Reason::LentUnreadable);
     }
