@@ -442,7 +442,8 @@ pub fn unread(conn: Conn, fd: i32) -> Option<i32> {
     }
     let bytes = readable_bytes(conn, fd) as i32;
     // As tcp_inq_hint() has it: the end of the stream is a byte more, and worth a read.
-    Some(bytes + i32::from(sys::has_peers_end(fd)))
+    let read = conn.block.rx.tcp_bytes.load(Ordering::Relaxed);
+    Some(bytes + sys::left_out_by_siocinq(fd, read) as i32)
 }
 
 /// SIOCOUTQ: bytes sent that the peer has not taken yet.

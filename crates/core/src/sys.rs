@@ -605,20 +605,12 @@ pub fn is_held_back(fd: i32) -> bool {
         .is_ok_and(|info: TcpInfo| info.state == 1 && info.segs_out == 1)
 }
 
-/// Whether the peer's FIN has come, which POLLRDHUP does not tell from an end of one's own or from a reset: SOCK_DONE of the kernel
-/// (tcp_fin, net/ipv4/tcp_input.c).
-pub fn has_peers_end(fd: i32) -> bool {
-    const TIME_WAIT: u8 = 6;
-    const CLOSE: u8 = 7;
-    const CLOSE_WAIT: u8 = 8;
-    const LAST_ACK: u8 = 9;
-    const CLOSING: u8 = 11;
-    match option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).map_or(0, |info: TcpInfo| info.state) {
-        TIME_WAIT | CLOSE_WAIT | LAST_ACK | CLOSING => true,
-        // Both ends have ended it, or it was reset.
-        CLOSE => poll_now(fd, 0) & libc::POLLERR == 0,
-        _ => false,
-    }
+/// What SIOCINQ leaves out of what a reader finds behind the first `read` bytes of a stream: urgent data and all behind it, and the stream's
+/// end, which is a byte (tcp_inq and tcp_fin, net/ipv4).
+pub fn left_out_by_siocinq(fd: i32, read: u64) -> u64 {
+    let counted = queue(fd, SIOCINQ).unwrap_or(0) as u64;
+    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
+        .map_or(0, |info: TcpInfo| info.received.saturating_sub(read + counted))
 }
 
 /// struct tcp_info of include/uapi/linux/tcp.h, as far as we read it.
