@@ -1,6 +1,7 @@
 //! Actors on TCP or under Shunpike, two or more, and a program run by them.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -123,14 +124,24 @@ impl Stage {
     }
 
     fn start_broker(&mut self) {
+        let log = self.directory.path().join("broker.log");
         let mut command = self.tool(&["broker"]);
         command.arg("--socket").arg(self.socket());
-        self.broker = Some(command.spawn().expect("a broker starts"));
+        command.stderr(File::create(&log).expect("a log of the broker's"));
+        let mut broker = command.spawn().expect("a broker starts");
         let begin = Instant::now();
         while !self.tool(&["info"]).status().is_ok_and(|status| status.success()) {
-            assert!(begin.elapsed() < Duration::from_secs(20), "the broker answers");
+            let ended = broker.try_wait();
+            let said = || std::fs::read_to_string(&log).unwrap_or_default();
+            let is_late = begin.elapsed() > Duration::from_secs(20);
+            assert!(
+                matches!(ended, Ok(None)) && !is_late,
+                "the broker answers: {ended:?}, it said {}",
+                said()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
+        self.broker = Some(broker);
         if self.way == Way::Copy {
             let _ = self.tool(&["device", "set", "dmb_copy", "on"]).status();
         }
