@@ -1,13 +1,12 @@
 //! Why a connection is or is not on a lane, in words, and what to do about it.
 
-use crate::connections::Found;
 use crate::policy::Policy;
 use crate::report::{Connection, Explanation, Explanations, Failure};
 use shunpike_wire::Reason;
 
 /// Explains each of `found`, under this policy.
-pub fn explain(found: Vec<Found>, policy: &Policy) -> Result<Explanations, Failure> {
-    let explanations = found.into_iter().map(|found| one(found.connection, policy)).collect();
+pub fn explain(found: Vec<Connection>, policy: &Policy) -> Result<Explanations, Failure> {
+    let explanations = found.into_iter().map(|found| one(found, policy)).collect();
     Ok(Explanations { explanations, other_versions: Vec::new() })
 }
 

@@ -4,16 +4,11 @@
 //! would show. What a program wrote in its arena is shown, and decides nothing else.
 
 use crate::clock;
-use crate::connections::reason_text;
-use crate::ends::{Party, SessionId};
+use crate::ends::Party;
 use crate::exchange::News;
-use crate::query::{Reply, failure, json};
-use crate::report::{Event, EventEnd, Events};
-use crate::server::Server;
-use shunpike_wire::Reason;
+use crate::report::{Event, EventEnd, Events, ReasonText};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -52,22 +47,28 @@ impl Kind {
 
 /// Whose an end is: who sees it is told by that.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-struct Whose {
-    user: Option<u32>,
-    netns: Option<u64>,
+pub struct Whose {
+    /// The user.
+    pub user: Option<u32>,
+    /// The network namespace.
+    pub netns: Option<u64>,
 }
 
 /// An end of a connection, as it was when it had a session.
 #[derive(Clone, Debug)]
-struct End {
-    whose: Whose,
-    shown: EventEnd,
+pub struct End {
+    /// Who sees it.
+    pub whose: Whose,
+    /// What is shown.
+    pub shown: EventEnd,
 }
 
 /// Whose events are asked for.
 #[derive(Copy, Clone, Debug)]
-enum Of {
+pub enum Of {
+    /// All.
     Everybody,
+    /// This user.
     User(u32),
 }
 
@@ -218,52 +219,54 @@ impl Journal {
     }
 }
 
-impl Server {
-    /// Notes what the exchange has decided. Before anything of the sessions that it tells of is gone.
-    pub(crate) fn note_news(&mut self) {
-        for news in std::mem::take(&mut self.exchange.news) {
-            self.note_one(news);
-        }
-    }
+/// What the journal asks of the sessions.
+pub trait Ends {
+    /// An end, while its program has a session.
+    fn describe(&self, party: Party) -> Option<End>;
+    /// Why an end has left its match, where that is not that its connection has ended.
+    fn reason_of_leaving(&self, party: Party) -> Option<u32>;
+}
 
-    fn note_one(&mut self, news: News) {
+impl Journal {
+    /// Notes what the exchange has decided. Before anything of the sessions that it tells of is gone.
+    pub fn take(&mut self, news: News, ends: &impl Ends) {
         match news {
             News::Matched { client, server } => {
                 let pair = Rc::new(RefCell::new(Pair {
                     parties: [client, server],
-                    ends: [self.describe(client), self.describe(server)],
+                    ends: [ends.describe(client), ends.describe(server)],
                     matched: clock::now(),
                     opened: None,
                     has_left: [false; 2],
                     is_told: false,
                 }));
-                self.journal.pairs.insert(client, Rc::clone(&pair));
-                self.journal.pairs.insert(server, pair);
+                self.pairs.insert(client, Rc::clone(&pair));
+                self.pairs.insert(server, pair);
             }
             News::Opened { party } => {
-                let Some(pair) = self.journal.pairs.get(&party).map(Rc::clone) else { return };
+                let Some(pair) = self.pairs.get(&party).map(Rc::clone) else { return };
                 let mut pair = pair.borrow_mut();
                 pair.opened = Some(clock::now());
                 let after = Some(clock::since(pair.matched));
-                self.journal.note(Kind::Opened, after, None, pair.all());
+                self.note(Kind::Opened, after, None, pair.all());
             }
             News::Refused { parties, reason } => {
-                let ends = parties.into_iter().filter_map(|party| self.describe(party)).collect();
-                self.journal.note(Kind::FellBack, None, Some((reason.code(), None)), ends);
+                let ends = parties.into_iter().filter_map(|party| ends.describe(party)).collect();
+                self.note(Kind::FellBack, None, Some((reason.code(), None)), ends);
             }
             News::Declined { by, reason } => {
-                let Some(pair) = self.journal.pairs.get(&by).map(Rc::clone) else { return };
+                let Some(pair) = self.pairs.get(&by).map(Rc::clone) else { return };
                 self.end_of_pair(&pair, by, Kind::FellBack, Some(reason));
             }
             News::Left { party } => {
-                let Some(pair) = self.journal.pairs.remove(&party) else { return };
+                let Some(pair) = self.pairs.remove(&party) else { return };
                 let is_open = {
                     let mut pair = pair.borrow_mut();
                     let side = pair.side(party);
                     pair.has_left[side] = true;
                     pair.opened.is_some()
                 };
-                match self.reason_of_leaving(party) {
+                match ends.reason_of_leaving(party) {
                     Some(reason) => {
                         let kind = if is_open { Kind::Revoked } else { Kind::FellBack };
                         self.end_of_pair(&pair, party, kind, Some(reason));
@@ -278,19 +281,6 @@ impl Server {
         }
     }
 
-    /// Whether it keeps matches that there are, and no others. Errors: which.
-    pub(crate) fn audit_journal(&self) -> Result<(), String> {
-        let kept: Vec<&Party> = self.journal.pairs.keys().collect();
-        let matched: Vec<&Party> = self.exchange.matched().collect();
-        if kept == matched && self.exchange.news.is_empty() {
-            return Ok(());
-        }
-        Err(format!(
-            "the journal has matches of {kept:?}, the exchange of {matched:?}, news {:?}",
-            self.exchange.news
-        ))
-    }
-
     fn end_of_pair(&mut self, pair: &Rc<RefCell<Pair>>, by: Party, kind: Kind, reason: Option<u32>) {
         let mut pair = pair.borrow_mut();
         if std::mem::replace(&mut pair.is_told, true) {
@@ -298,49 +288,26 @@ impl Server {
         }
         let side = ["client", "server"][pair.side(by)];
         let after = Some(clock::since(pair.opened.unwrap_or(pair.matched)));
-        self.journal.note(kind, after, reason.map(|reason| (reason, Some(side.to_owned()))), pair.all());
+        self.note(kind, after, reason.map(|reason| (reason, Some(side.to_owned()))), pair.all());
     }
 
-    /// Why an end has left its match, where that is not that its connection has ended: the arena says so until the block is another
-    /// connection's, and of one that is open it has no reason.
-    fn reason_of_leaving(&self, party: Party) -> Option<u32> {
-        let program = self.sessions.get(&party.session)?.program()?;
-        let block = program.arena.block(party.conn.index())?;
-        let name = block.name.load(std::sync::atomic::Ordering::Acquire);
-        // It takes another name when it leaves.
-        let is_it = name == party.conn.name() || name == party.conn.name().wrapping_add(1);
-        let code = block.reason.load(std::sync::atomic::Ordering::Relaxed);
-        let says_nothing = [0, Reason::NotNominated.code(), Reason::AwaitingPeer.code()].contains(&code);
-        (is_it && !says_nothing).then_some(code)
+    /// The ends whose matches it keeps.
+    pub fn matched(&self) -> impl Iterator<Item = &Party> {
+        self.pairs.keys()
     }
 
-    fn describe(&self, party: Party) -> Option<End> {
-        let session = self.sessions.get(&party.session)?;
-        let program = session.program()?;
-        let block = program.arena.block(party.conn.index())?;
-        let (local, remote): (SocketAddr, SocketAddr) = block.addresses();
-        let is_client = block.role.load(std::sync::atomic::Ordering::Relaxed) == 0;
-        let shown = EventEnd {
-            role: if is_client { "client" } else { "server" }.to_owned(),
-            pid: session.peer.pid,
-            uid: session.peer.uid(),
-            comm: program.comm.clone(),
-            local: local.to_string(),
-            remote: remote.to_string(),
-        };
-        let whose = Whose { user: session.peer.identity.user(), netns: session.peer.netns };
-        Some(End { whose, shown })
-    }
-
-    /// Answers `events`: `SINCE`, the number of the last event that is known, and `LATELY`, how many at most.
-    pub(crate) fn events(&self, asker: SessionId, arg: &str) -> Reply {
-        let wrong = || failure("not a number of an event", arg, "use: SINCE LATELY");
-        let (since, lately) = arg.split_once(' ').ok_or_else(wrong)?;
-        let since: u64 = since.parse().map_err(|_| wrong())?;
-        let lately: usize = lately.parse().map_err(|_| wrong())?;
-        let (of, sees) = self.sees_ends(asker);
+    /// The events after number `since` of which `sees` is true of an end, at most [`ANSWER`]; with `lately` the last ones. `None`: of nobody.
+    /// `broker`: its life.
+    pub fn events(
+        &self,
+        of: Option<Of>,
+        since: u64,
+        lately: usize,
+        sees: impl Fn(&Whose) -> bool,
+        broker: &str,
+    ) -> Events {
         let Found { events, last, is_missing } = match of {
-            Some(of) => self.journal.after(of, since, lately, &sees),
+            Some(of) => self.after(of, since, lately, &sees),
             None => Found { events: Vec::new(), last: 0, is_missing: false },
         };
         // Those that are not to be seen are not to be asked for again.
@@ -349,22 +316,7 @@ impl Server {
             _ => last,
         };
         let events = events.iter().map(|(number, event)| event.report(*number, &sees)).collect();
-        Ok(json(&Events { events, next, is_missing, broker: self.life().to_owned() }))
-    }
-
-    /// As [`Server::is_shown`], of ends whose sessions may have ended; and in whose events they are found.
-    fn sees_ends(&self, asker: SessionId) -> (Option<Of>, impl Fn(&Whose) -> bool + use<>) {
-        let all = self.may_change(asker).is_ok();
-        let private = self.config.private;
-        let own = self.sessions.get(&asker).map(|session| (session.peer.identity.user(), session.peer.netns));
-        let of = if all { Some(Of::Everybody) } else { own.and_then(|(user, _)| user).map(Of::User) };
-        let sees = move |whose: &Whose| {
-            let is_own = |(user, netns): (Option<u32>, Option<u64>)| {
-                user.is_some() && user == whose.user && (private || netns.is_some() && netns == whose.netns)
-            };
-            all || own.is_some_and(is_own)
-        };
-        (of, sees)
+        Events { events, next, is_missing, broker: broker.to_owned() }
     }
 }
 
@@ -387,7 +339,7 @@ impl Noted {
             time_ms: since.as_millis() as u64,
             event: self.kind.name().to_owned(),
             after_us: self.after.map(|after| after.as_micros() as u64),
-            reason: self.why.as_ref().map(|(code, _)| reason_text(*code)),
+            reason: self.why.as_ref().map(|(code, _)| ReasonText::of_code(*code)),
             by: self.why.as_ref().and_then(|(_, by)| by.clone()),
             ends: self.ends.iter().filter(|end| sees(&end.whose)).map(|end| end.shown.clone()).collect(),
         }

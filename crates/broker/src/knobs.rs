@@ -1,7 +1,7 @@
 //! Settings made so: in the page that all programs look at, or in the broker's own tables.
 
 use crate::ends::SessionId;
-use crate::query::{Reply, failure, json};
+use crate::reply::{Reply, failure, json};
 use crate::report::{Failure, Sysctls};
 use crate::server::Server;
 use crate::settings::{Knob, Origin, Setting};

@@ -45,6 +45,16 @@ impl ReasonText {
     pub fn of(reason: shunpike_wire::Reason) -> Self {
         Self { code: reason.code(), key: reason.key().to_owned(), text: reason.text().to_owned() }
     }
+
+    /// What a program says is its reason, or its peer's.
+    pub fn of_code(code: u32) -> Self {
+        let unknown = || Self {
+            code,
+            key: "unknown".to_owned(),
+            text: "a reason that this version does not know".to_owned(),
+        };
+        shunpike_wire::Reason::from_code(code).map_or_else(unknown, Self::of)
+    }
 }
 
 /// `ss`.

@@ -3,10 +3,15 @@
 //! No descriptor of a client's is received here but memory and eventfds that a helper has looked at: see [`helpers`].
 
 mod admission;
+mod connections;
 mod hearing;
+mod journal;
+mod laneless;
 mod operators;
+mod query;
 mod questions;
 mod reload;
+mod taps;
 
 use crate::answerable::Answerable;
 use crate::clock;
@@ -20,7 +25,6 @@ use crate::journal::Journal;
 use crate::loopback::LoopbackIsm;
 use crate::metrics::{self, Metrics};
 use crate::policy::{self};
-use crate::query::System;
 use crate::rate::{Rates, Seldom, Shares};
 use crate::runtime::{self, Place};
 use crate::sequence::SequenceReader;
@@ -28,7 +32,8 @@ use crate::session::{Door, Kind, Sent, Session};
 use crate::settings::Settings;
 use crate::stats::Ledger;
 use crate::successor::LOOK;
-use crate::taps::Taps;
+use crate::system::System;
+
 use crate::{BrokerError, Config, Order, Orders};
 use operators::Operators;
 use questions::Questions;
@@ -45,6 +50,7 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use taps::Taps;
 
 const LISTENER: u64 = 0;
 const ORDERS: u64 = 1;

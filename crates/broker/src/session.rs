@@ -2,10 +2,10 @@
 
 use crate::client::CHUNK;
 use crate::clock;
-use crate::connections::Listing;
 use crate::datagram;
 use crate::foreign::Shared;
 use crate::laneless::Laneless;
+use crate::listing::Listing;
 use crate::policy::Identity;
 use crate::rate::Rate;
 use crate::runtime::Confinement;

@@ -5,10 +5,10 @@
 use super::Server;
 use crate::client::what;
 use crate::clock;
-use crate::connections::Listing;
 use crate::ends::SessionId;
-use crate::query::{failure, json};
+use crate::listing::Listing;
 use crate::rate::Shares;
+use crate::reply::{failure, json};
 use crate::report::Answer;
 use crate::session::{Kind, Sent};
 use shunpike_wire::session::ClcBytes;

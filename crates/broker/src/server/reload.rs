@@ -3,7 +3,7 @@
 use super::Server;
 use crate::ends::SessionId;
 use crate::policy::{Policy, PolicyError};
-use crate::query::{Reply, failure, json};
+use crate::reply::{Reply, failure, json};
 use crate::report::Reloaded;
 use crate::settings::{Knob, Origin, Setting};
 

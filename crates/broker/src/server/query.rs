@@ -1,88 +1,27 @@
 //! Answers to the tools.
 
-use crate::Config;
+use super::Server;
+use super::connections;
 use crate::client::what;
 use crate::clock;
-use crate::connections;
 use crate::ends::SessionId;
 use crate::explain;
-use crate::ism::IsmDevice;
-use crate::loopback::random_gid;
 use crate::metrics::Figures;
 use crate::policy::Identity;
+use crate::reply::{Reply, done, failure, json};
 use crate::report::{
-    Answer, Check, Device, Done, Explanations, Failure, Info, LinkGroup, LinkGroups, Process, Processes,
-    Seid, Stats, Ueids,
+    Answer, Check, Device, Explanations, Failure, Info, LinkGroup, LinkGroups, Process, Processes, Seid,
+    Stats, Ueids,
 };
 use crate::runtime;
-use crate::server::Server;
 use crate::session::{Peer, Program, Session};
 use crate::settings::Knob;
 use crate::stats::{self, ArenaKey, Looks};
 use rustix::fd::AsFd;
-use serde::Serialize;
 use shunpike_shm::arena::ArenaView;
-use shunpike_wire::session::{MAX_UEIDS, VERSION, Welcome};
-use shunpike_wire::{Eid, Gid, PeerId, Seid as WireSeid};
+use shunpike_wire::Eid;
+use shunpike_wire::session::{MAX_UEIDS, VERSION};
 use std::collections::{HashMap, HashSet};
-
-/// What names this system to its peers.
-pub struct System {
-    ueids: Vec<Eid>,
-    seid: WireSeid,
-    /// Tells this broker's life from another's.
-    life: String,
-}
-
-impl System {
-    /// The configured UEIDs, or one of this machine's own: off s390 there is no SEID, and two systems that
-    /// share no UEID do not talk SMC (net/smc/smc_clc.c, SMC_CLC_DECL_NOUEID).
-    pub fn new(config: &Config, gid: Gid) -> Self {
-        let mut ueids: Vec<Eid> = config.ueids.iter().copied().take(MAX_UEIDS).collect();
-        if ueids.is_empty() {
-            ueids.push(own_ueid(gid));
-        }
-        let life = format!("{:032x}", random_gid().0);
-        Self { ueids, seid: WireSeid::NONE, life }
-    }
-
-    /// The welcome of a new session, in these versions of control and lanes.
-    pub fn welcome(&self, device: &dyn IsmDevice, (control, version): (u16, u32)) -> Welcome {
-        let mut ueids = [[0; 32]; MAX_UEIDS];
-        for (to, ueid) in ueids.iter_mut().zip(&self.ueids) {
-            *to = ueid.0;
-        }
-        Welcome {
-            control,
-            version,
-            // A host that has only emulated devices has no MAC to be known by.
-            peer_id: PeerId::default().0,
-            gid: device.local_gid().0,
-            chid: device.chid().0,
-            seid_enabled: false,
-            seid: self.seid.0.0,
-            ueid_count: self.ueids.len() as u8,
-            ueids,
-        }
-    }
-
-    fn report(&self) -> Vec<String> {
-        self.ueids.iter().map(|ueid| ueid.as_str().to_owned()).collect()
-    }
-}
-
-/// "SHUNPIKE-" and 12 digits that are this machine's, so that all its programs have them in common.
-fn own_ueid(gid: Gid) -> Eid {
-    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-    let id: String = [machine, runtime::boot_id(), format!("{:032x}", gid.0)]
-        .into_iter()
-        .map(|id| id.chars().filter(char::is_ascii_hexdigit).take(12).collect::<String>())
-        .find(|id| id.len() == 12)
-        .unwrap_or_default();
-    Eid::ueid(&format!("SHUNPIKE-{id}")).expect("21 letters, digits and a hyphen")
-}
-
-pub(crate) type Reply = Result<String, Failure>;
 
 impl Server {
     /// The answer to a query: JSON text, of a type in `report`.
@@ -125,7 +64,11 @@ impl Server {
                     return Ok(json(&Explanations { explanations: Vec::new(), other_versions }));
                 }
                 let found = self.found(asker, connections::of(self, pid, fd, |id| is_shown(self, id)))?;
-                explain::explain(found, &self.config.policy).map(|report| json(&report))
+                explain::explain(
+                    found.into_iter().map(|found| found.connection).collect(),
+                    &self.config.policy,
+                )
+                .map(|report| json(&report))
             }
             what::LINKGROUP => Ok(json(&self.link_groups(asker))),
             what::REVOKE => self.revoke(asker, arg),
@@ -410,16 +353,4 @@ fn pid_and_fd(arg: &str) -> Result<(u32, Option<u32>), Failure> {
         None => (arg, None),
     };
     Ok((pid.parse().map_err(|_| wrong())?, fd))
-}
-
-pub(crate) fn failure(what: &str, on: &str, hint: &str) -> Failure {
-    Failure { what: what.to_owned(), on: on.to_owned(), hint: hint.to_owned() }
-}
-
-pub(crate) fn done(text: &str) -> String {
-    json(&Done { done: text.to_owned() })
-}
-
-pub(crate) fn json(report: &impl Serialize) -> String {
-    serde_json::to_string(report).expect("reports are structs of text and numbers")
 }

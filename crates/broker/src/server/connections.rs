@@ -1,16 +1,17 @@
 //! The watched connections of all programs, as their arenas show them.
 
+use super::Server;
 use crate::ends::{Party, SessionId};
 use crate::ism::Cursors;
-use crate::query::{failure, json};
+use crate::listing::Listing;
+use crate::reply::{failure, json};
 use crate::report::{Connection, Failure, ReasonText};
-use crate::server::Server;
 use crate::session::{Program, Session};
 use crate::stats::{ArenaKey, Looks, direction};
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbToken, Reason, cdc};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 /// A connection and who it is in the broker's tables.
@@ -45,16 +46,6 @@ fn tree(server: &Server, key: ArenaKey) -> Tree<'_> {
     let mut tree: Tree<'_> = server.programs().filter(|(_, _, program)| program.key == key).collect();
     tree.sort_by_key(|(id, ..)| *id);
     tree
-}
-
-/// A list that is made as it is read: nothing of it is kept.
-#[derive(Default)]
-pub struct Listing {
-    /// Arenas to come, by the first session of each.
-    arenas: VecDeque<SessionId>,
-    /// The next block of the first of them.
-    block: u32,
-    began: bool,
 }
 
 impl Listing {
@@ -261,8 +252,8 @@ fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Bloc
             (false, 0) => format!("TCP 0x{own:08x}"),
             (false, peer) => format!("TCP 0x{own:08x}/0x{peer:08x}"),
         },
-        reason: (!on_lane).then(|| reason_text(own)),
-        peer_reason: (!on_lane && peer != 0).then(|| reason_text(peer)),
+        reason: (!on_lane).then(|| ReasonText::of_code(own)),
+        peer_reason: (!on_lane && peer != 0).then(|| ReasonText::of_code(peer)),
         tx,
         rx,
         gid: on_lane.then(|| exchange.device.local_gid().to_string()),
@@ -276,12 +267,4 @@ fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Bloc
 fn cdc_flags(seen: Cursors) -> (u8, u8) {
     let prod = if seen.blocked { cdc::WRITE_BLOCKED | cdc::CONS_UPDATE_REQUESTED } else { 0 };
     (prod, if seen.ended { cdc::DONE_WRITING } else { 0 })
-}
-
-pub(crate) fn reason_text(code: u32) -> ReasonText {
-    let (key, text) = match Reason::from_code(code) {
-        Some(reason) => (reason.key(), reason.text()),
-        None => ("unknown", "a reason that this version does not know"),
-    };
-    ReasonText { code, key: key.to_owned(), text: text.to_owned() }
 }

@@ -3,13 +3,13 @@
 //! A tap hands over rings in advance, so that a program has one before it can have a lane. The broker passes each to a
 //! program that its tap may look into, and never maps it.
 
+use super::{End, Server};
 use crate::datagram::MAX_FDS;
 use crate::ends::SessionId;
 use crate::exchange::Post;
 use crate::foreign::Shared;
-use crate::query::{Reply, done, failure};
+use crate::reply::{Reply, done, failure};
 use crate::runtime::{self, Confinement};
-use crate::server::{End, Server};
 use crate::session::Kind;
 use rustix::fd::AsFd;
 use shunpike_wire::session::{FromBroker, MAX_TAPS};

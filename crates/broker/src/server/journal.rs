@@ -1,0 +1,91 @@
+//! What the journal is told of the sessions, and who may read it.
+
+use super::Server;
+use crate::ends::{Party, SessionId};
+use crate::journal::{End, Ends, Of, Whose};
+use crate::reply::{Reply, failure, json};
+use crate::report::EventEnd;
+use crate::session::Session;
+use shunpike_wire::Reason;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+impl Ends for HashMap<SessionId, Session> {
+    fn describe(&self, party: Party) -> Option<End> {
+        let session = self.get(&party.session)?;
+        let program = session.program()?;
+        let block = program.arena.block(party.conn.index())?;
+        let (local, remote): (SocketAddr, SocketAddr) = block.addresses();
+        let is_client = block.role.load(Ordering::Relaxed) == 0;
+        let shown = EventEnd {
+            role: if is_client { "client" } else { "server" }.to_owned(),
+            pid: session.peer.pid,
+            uid: session.peer.uid(),
+            comm: program.comm.clone(),
+            local: local.to_string(),
+            remote: remote.to_string(),
+        };
+        let whose = Whose { user: session.peer.identity.user(), netns: session.peer.netns };
+        Some(End { whose, shown })
+    }
+
+    /// The arena says so until the block is another connection's, and of one that is open it has no reason.
+    fn reason_of_leaving(&self, party: Party) -> Option<u32> {
+        let program = self.get(&party.session)?.program()?;
+        let block = program.arena.block(party.conn.index())?;
+        let name = block.name.load(Ordering::Acquire);
+        // It takes another name when it leaves.
+        let is_it = name == party.conn.name() || name == party.conn.name().wrapping_add(1);
+        let code = block.reason.load(Ordering::Relaxed);
+        let says_nothing = [0, Reason::NotNominated.code(), Reason::AwaitingPeer.code()].contains(&code);
+        (is_it && !says_nothing).then_some(code)
+    }
+}
+
+impl Server {
+    /// Notes what the exchange has decided. Before anything of the sessions that it tells of is gone.
+    pub(super) fn note_news(&mut self) {
+        for news in std::mem::take(&mut self.exchange.news) {
+            self.journal.take(news, &self.sessions);
+        }
+    }
+
+    /// Whether the journal keeps matches that there are, and no others. Errors: which.
+    pub(super) fn audit_journal(&self) -> Result<(), String> {
+        let kept: Vec<&Party> = self.journal.matched().collect();
+        let matched: Vec<&Party> = self.exchange.matched().collect();
+        if kept == matched && self.exchange.news.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "the journal has matches of {kept:?}, the exchange of {matched:?}, news {:?}",
+            self.exchange.news
+        ))
+    }
+
+    /// Answers `events`: `SINCE`, the number of the last event that is known, and `LATELY`, how many at most.
+    pub(super) fn events(&self, asker: SessionId, arg: &str) -> Reply {
+        let wrong = || failure("not a number of an event", arg, "use: SINCE LATELY");
+        let (since, lately) = arg.split_once(' ').ok_or_else(wrong)?;
+        let since: u64 = since.parse().map_err(|_| wrong())?;
+        let lately: usize = lately.parse().map_err(|_| wrong())?;
+        let (of, sees) = self.sees_ends(asker);
+        Ok(json(&self.journal.events(of, since, lately, sees, self.life())))
+    }
+
+    /// As [`Server::is_shown`], of ends whose sessions may have ended; and in whose events they are found.
+    fn sees_ends(&self, asker: SessionId) -> (Option<Of>, impl Fn(&Whose) -> bool + use<>) {
+        let all = self.may_change(asker).is_ok();
+        let private = self.config.private;
+        let own = self.sessions.get(&asker).map(|session| (session.peer.identity.user(), session.peer.netns));
+        let of = if all { Some(Of::Everybody) } else { own.and_then(|(user, _)| user).map(Of::User) };
+        let sees = move |whose: &Whose| {
+            let is_own = |(user, netns): (Option<u32>, Option<u64>)| {
+                user.is_some() && user == whose.user && (private || netns.is_some() && netns == whose.netns)
+            };
+            all || own.is_some_and(is_own)
+        };
+        (of, sees)
+    }
+}
