@@ -19,8 +19,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 pub use tools::{
-    DeviceAction, Events, Explain, Extcap, Groups, LinkgroupAction, PolicyAction, SeidAction, Ss, Stats,
-    StatsAction, Sysctl, Tap, Top, UeidAction,
+    DeviceAction, Events, Explain, Extcap, Groups, LinkgroupAction, PolicyAction, SeidAction, Sort, Ss,
+    Stats, StatsAction, Sysctl, Tap, Top, UeidAction,
 };
 
 /// Carries TCP connections between two programs of one host through shared memory.

@@ -1,8 +1,8 @@
 //! What can go wrong in a tool: what failed, on what, and what to do about it.
 
+use crate::filter::FilterError;
 use crate::program;
 use crate::socket::{self, Tried};
-use crate::tools::filter::FilterError;
 use shunpike_broker::policy::PolicyError;
 use shunpike_broker::report::Failure;
 use shunpike_broker::{BrokerError, QueryError};
@@ -380,6 +380,13 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// No broker answers at any of these.
+impl From<Vec<Tried>> for Error {
+    fn from(tried: Vec<Tried>) -> Self {
+        Error::NoBroker { tried }
+    }
+}
 
 impl From<QueryError> for Error {
     fn from(error: QueryError) -> Self {

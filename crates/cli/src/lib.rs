@@ -9,12 +9,16 @@ mod cdi;
 mod codes;
 mod enable;
 mod error;
+mod filter;
+mod kernel;
 mod log;
 mod names;
 mod pages;
+mod policy;
 mod program;
 mod replace;
 mod run;
+mod signals;
 mod socket;
 mod tools;
 

@@ -1,6 +1,5 @@
 //! Where brokers listen, and whether one does.
 
-use crate::error::Error;
 use shunpike_shm::place::Place;
 use std::env;
 use std::fmt;
@@ -90,8 +89,8 @@ pub fn stale_runtime_directory() -> Option<String> {
     Some(format!("XDG_RUNTIME_DIR={} {why}", dir.display()))
 }
 
-/// The socket at which a broker answers: `named`, or else the first of the default ones.
-pub fn answering(named: Option<PathBuf>) -> Result<PathBuf, Error> {
+/// The socket at which a broker answers: `named`, or else the first of the default ones. Errors: where it was looked for.
+pub fn answering(named: Option<PathBuf>) -> Result<PathBuf, Vec<Tried>> {
     let is_named = named.is_some();
     let places = named.map_or_else(|| vec![SYSTEM.into(), private()], |path| vec![path]);
     let mut tried = Vec::new();
@@ -107,7 +106,7 @@ pub fn answering(named: Option<PathBuf>) -> Result<PathBuf, Error> {
             Err(error) => tried.push(Tried::new(path, error)),
         }
     }
-    Err(Error::NoBroker { tried })
+    Err(tried)
 }
 
 /// Whether a broker listens at `path`. Never blocks.

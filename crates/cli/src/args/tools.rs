@@ -2,9 +2,8 @@
 
 use super::notes::DEVICE_NOTES;
 use super::{Format, Target, interval, link_id};
-use crate::tools::tap::{self, extcap};
-use crate::tools::top::Sort;
 use clap::{Args, Subcommand, ValueHint};
+use shunpike_shm::tap;
 use std::path::PathBuf;
 
 /// `ss`.
@@ -127,6 +126,31 @@ pub struct Top {
     pub batch: Option<u32>,
 }
 
+/// What a table is sorted by.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sort {
+    /// Calls in a second, the busiest first.
+    Calls,
+    /// Bytes sent.
+    Tx,
+    /// Bytes received.
+    Rx,
+    /// Connections.
+    Conns,
+    /// Waits ended by spinning.
+    Spins,
+    /// Sleeps.
+    Sleeps,
+    /// Latency of wake-ups, the longest first.
+    Wake,
+    /// Fallbacks.
+    Fallbacks,
+    /// Process id, the lowest first.
+    Pid,
+    /// Name.
+    Command,
+}
+
 /// `tap`.
 #[derive(Args)]
 pub struct Tap {
@@ -134,7 +158,7 @@ pub struct Tap {
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub write: Option<PathBuf>,
     /// Room for each process's segments until they are read, 256K to 32M
-    #[arg(short = 'B', long, value_name = "SIZE", default_value = extcap::BUFFER, value_parser = tap::buffer)]
+    #[arg(short = 'B', long, value_name = "SIZE", default_value = BUFFER, value_parser = buffer)]
     pub buffer: usize,
     /// End after N segments
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -172,7 +196,7 @@ pub struct Extcap {
     #[arg(long, value_name = "PATH")]
     pub fifo: Option<PathBuf>,
     /// As `tap --buffer`
-    #[arg(long, value_name = "SIZE", default_value = extcap::BUFFER, value_parser = extcap::buffer_or_default)]
+    #[arg(long, value_name = "SIZE", default_value = BUFFER, value_parser = buffer_or_default)]
     pub buffer: usize,
     /// Wireshark's log level: what there is to say goes to standard error
     #[arg(long = "log-level", value_name = "LEVEL")]
@@ -285,4 +309,39 @@ pub enum SeidAction {
     Enable,
     /// Leave it out of the match
     Disable,
+}
+
+/// Room for each process's segments that nobody has chosen.
+const BUFFER: &str = "4M";
+
+/// Bytes for a ring, as `4M`. Errors: what may be written.
+fn buffer(text: &str) -> Result<usize, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    let range = tap::ring_size(0)..=tap::ring_size(tap::MAX_CLASS);
+    bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| "write 256K to 32M".into())
+}
+
+/// Checks `--buffer`, where an empty one is none.
+fn buffer_or_default(text: &str) -> Result<usize, String> {
+    buffer(if text.is_empty() { BUFFER } else { text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_rings_are_checked() {
+        for (text, bytes) in [("256K", 256 << 10), ("4M", 4 << 20), ("32m", 32 << 20), ("300000", 300_000)] {
+            assert_eq!(buffer(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "K", "255K", "33M", "-1", "4G", "99999999999999999999M"] {
+            assert!(buffer(text).is_err(), "{text}");
+        }
+    }
 }

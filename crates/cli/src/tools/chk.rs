@@ -3,10 +3,10 @@
 mod reach;
 
 use super::Broker;
-use super::kernel::{self, Socket};
 use super::table::{Table, print, print_json};
 use crate::args::Format;
 use crate::error::Error;
+use crate::kernel::{self, Socket};
 use crate::program;
 use crate::socket;
 use reach::{Made, Namespace};

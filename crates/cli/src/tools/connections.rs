@@ -1,9 +1,9 @@
 //! `ss` and `linkgroup`, in the columns of smc-tools.
 
-use super::kernel::States;
 use super::table::{Table, print};
 use crate::args::Ss;
 use crate::error::Error;
+use crate::kernel::States;
 use shunpike_broker::report::{Connection, Connections, Direction, LinkGroups, OtherVersion};
 use std::fs;
 

@@ -1,9 +1,10 @@
 //! `dbg`: one archive for a bug report. No payload is in it, and no secret: tokens are numbered, command lines and
 //! environments left out but for Shunpike's own variables.
 
+use super::Broker;
 use super::table::{plain, print};
-use super::{Broker, kernel};
 use crate::error::Error;
+use crate::kernel;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};

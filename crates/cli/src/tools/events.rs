@@ -1,11 +1,11 @@
 //! `events`: what became of connections, lately and from now on.
 
 use super::Broker;
-use super::filter::Filter;
 use super::select::{Seen, Wanted};
 use super::table::{Table, print};
 use crate::args::Events;
 use crate::error::Error;
+use crate::filter::Filter;
 use serde_json::json;
 use shunpike_broker::report::{Event, EventEnd, Events as Answer};
 use shunpike_broker::what;

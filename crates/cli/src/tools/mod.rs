@@ -7,8 +7,6 @@ mod dbg;
 mod device;
 mod events;
 mod explain;
-pub mod filter;
-pub mod kernel;
 pub mod policy;
 mod select;
 mod stats;
@@ -20,8 +18,8 @@ use crate::args::{
     Command, DeviceAction, Format, LinkgroupAction, PolicyAction, SeidAction, StatsAction, Sysctl, UeidAction,
 };
 use crate::error::Error;
+use crate::filter::Filter;
 use crate::socket;
-use filter::Filter;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use shunpike_broker::report::{Connections, Device, Done, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids};

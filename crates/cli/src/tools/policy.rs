@@ -3,8 +3,8 @@
 use super::table::{Table, print, print_json};
 use super::{Broker, device};
 use crate::args::PolicyAction;
-use crate::broker::source;
 use crate::error::Error;
+use crate::policy::source;
 use serde_json::json;
 use shunpike_broker::policy::Policy;
 use shunpike_broker::report::{Info, Reloaded};

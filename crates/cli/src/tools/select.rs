@@ -1,6 +1,6 @@
 //! Which connections `ss` lists: the filters of iproute2's ss(8), as far as a lane has what they look at, and what only we know.
 
-use super::filter::{Condition, Filter, FilterError, Words};
+use crate::filter::{Condition, Filter, FilterError, Words};
 use shunpike_broker::report::Connection;
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,6 +1,6 @@
 //! Where a connection ends up: in this network namespace, in another one of this host, or elsewhere.
 
-use crate::tools::kernel::{self, LISTEN, Socket};
+use crate::kernel::{self, LISTEN, Socket};
 use std::collections::HashSet;
 use std::fs;
 use std::io;

@@ -1,10 +1,10 @@
 //! Wireshark's and tshark's own way to a tap: the program asks, in several calls, what there is, and then captures.
 
 use super::filter::Wanted;
-use super::{Kind, Options, buffer, run};
+use super::{Kind, Options, run};
 use crate::args::Extcap;
 use crate::error::Error;
-use crate::tools::filter::Filter;
+use crate::filter::Filter;
 use crate::tools::table;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -47,12 +47,4 @@ pub fn answer(args: &Extcap, named: Option<PathBuf>) -> Result<(), Error> {
         .map_err(|source| Error::Write { path: fifo.clone(), source })?;
     let named = named.filter(|path| !path.as_os_str().is_empty());
     run(&Options { filter, buffer: args.buffer, count: None }, Kind::Capture, to.into(), named)
-}
-
-/// The default for `--buffer`.
-pub const BUFFER: &str = "4M";
-
-/// Checks `--buffer`, where an empty one is none.
-pub fn buffer_or_default(text: &str) -> Result<usize, String> {
-    buffer(if text.is_empty() { BUFFER } else { text })
 }

@@ -1,6 +1,6 @@
 //! Which connections `tap` shows: a small part of pcap-filter(7), and the process.
 
-use crate::tools::filter::{Condition, Filter, FilterError, Words};
+use crate::filter::{Condition, Filter, FilterError, Words};
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 

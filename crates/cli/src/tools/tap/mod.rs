@@ -9,11 +9,11 @@ mod rings;
 mod streams;
 
 use crate::args::Tap;
-use crate::broker;
 use crate::error::Error;
+use crate::filter::Filter;
 use crate::replace::refuse_others_link;
+use crate::signals;
 use crate::socket;
-use crate::tools::filter::Filter;
 use filter::{Subject, Wanted};
 use output::{Output, Written};
 use packet::Packet;
@@ -56,18 +56,6 @@ pub struct Options {
 /// Size class of the smallest ring that holds so many bytes.
 fn class(bytes: usize) -> u8 {
     (0..tap::MAX_CLASS).find(|class| tap::ring_size(*class) >= bytes).unwrap_or(tap::MAX_CLASS)
-}
-
-/// Bytes for a ring, as `4M`. Errors: what may be written.
-pub fn buffer(text: &str) -> Result<usize, String> {
-    let (digits, unit) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
-        _ => (text, 1),
-    };
-    let bytes = digits.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
-    let range = tap::ring_size(0)..=tap::ring_size(tap::MAX_CLASS);
-    bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| "write 256K to 32M".into())
 }
 
 /// `shunpike tap`.
@@ -117,7 +105,7 @@ enum Kind {
 
 /// Writes to `to` until it is told to end, nobody reads any more, or `options.count` is reached.
 fn run(options: &Options, kind: Kind, to: OwnedFd, named: Option<PathBuf>) -> Result<(), Error> {
-    let stop = broker::stop_signals().map_err(Error::Signals)?;
+    let stop = signals::stop_signals().map_err(Error::Signals)?;
     let socket = socket::answering(named)?;
     let session = TapSession::begin(&socket)?;
     let rings = Rings::new(session, socket.clone(), class(options.buffer))?;
@@ -468,13 +456,9 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_rings_are_checked() {
-        for (text, bytes) in [("256K", 256 << 10), ("4M", 4 << 20), ("32m", 32 << 20), ("300000", 300_000)] {
-            assert_eq!(buffer(text), Ok(bytes), "{text}");
+    fn a_ring_has_the_room_that_was_asked_for() {
+        for bytes in [256 << 10, 4 << 20, 32 << 20, 300_000] {
             assert!(tap::ring_size(class(bytes)) >= bytes);
-        }
-        for text in ["", "K", "255K", "33M", "-1", "4G", "99999999999999999999M"] {
-            assert!(buffer(text).is_err(), "{text}");
         }
     }
 

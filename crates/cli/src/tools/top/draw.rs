@@ -159,7 +159,7 @@ pub fn text(view: &View, state: &State) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::top::model::Sort;
+    use crate::args::Sort;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 

@@ -4,9 +4,8 @@ mod draw;
 mod model;
 
 use super::Broker;
-use crate::args::Top;
+use crate::args::{Sort, Top};
 use crate::error::Error;
-pub use model::Sort;
 use model::{Sample, View};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use shunpike_broker::what;

@@ -1,5 +1,6 @@
 //! What `top` shows: rates between two samples, sorted.
 
+use crate::args::Sort;
 use shunpike_broker::report::{Connections, Info, Process, Processes, Stats};
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -53,31 +54,6 @@ pub struct Row {
     pub wake: Option<u64>,
     /// Connections that stayed on TCP, so far.
     pub fallbacks: u64,
-}
-
-/// What a table is sorted by.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Sort {
-    /// Calls in a second, the busiest first.
-    Calls,
-    /// Bytes sent.
-    Tx,
-    /// Bytes received.
-    Rx,
-    /// Connections.
-    Conns,
-    /// Waits ended by spinning.
-    Spins,
-    /// Sleeps.
-    Sleeps,
-    /// Latency of wake-ups, the longest first.
-    Wake,
-    /// Fallbacks.
-    Fallbacks,
-    /// Process id, the lowest first.
-    Pid,
-    /// Name.
-    Command,
 }
 
 impl Sort {
