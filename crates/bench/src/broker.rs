@@ -1,6 +1,6 @@
 //! The broker of one measurement, and what it says of the lanes.
 
-use crate::bed::{Child, Failed, last_line, wait_for};
+use crate::child::{Child, Failed, last_line, wait_for};
 use shunpike_broker::report::Stats;
 use shunpike_broker::{query, what};
 use std::path::{Path, PathBuf};

@@ -8,13 +8,16 @@
 mod bed;
 mod broker;
 mod chart;
+mod child;
 mod curve;
 mod goal;
 pub mod load;
 mod machine;
 mod report;
 mod round;
+mod settings;
 mod side;
+mod signals;
 mod table;
 mod unit;
 mod workloads;
@@ -107,7 +110,7 @@ pub fn bench(options: &Options, programs: &Programs) -> Result<(), Error> {
     if options.list {
         return table::list(&chosen).map_err(Error::Output);
     }
-    let settings = round::Settings::of(options);
+    let settings = settings::Settings::of(options);
     let report = round::all(&chosen, &settings, programs)?;
     table::show(&report).map_err(Error::Output)?;
     if let Some(path) = &options.json {
@@ -121,7 +124,7 @@ pub fn bench(options: &Options, programs: &Programs) -> Result<(), Error> {
 }
 
 fn curves(options: &Options, programs: &Programs) -> Result<(), Error> {
-    let settings = round::Settings::of(options);
+    let settings = settings::Settings::of(options);
     let curves = curve::measure(&options.workloads[1..], &settings, programs)?;
     curve::table(&curves).map_err(Error::Output)?;
     if let Some(path) = &options.json {

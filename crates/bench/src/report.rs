@@ -1,10 +1,11 @@
 //! From measurements to rows: medians, ratios, what was reached.
 
-use crate::bed::{Failed, Sample};
+use crate::bed::Sample;
 use crate::broker::Carried;
+use crate::child::Failed;
 use crate::goal::{Better, Goal, Yardsticks};
 use crate::machine::Machine;
-use crate::round::Settings;
+use crate::settings::Settings;
 use crate::side::Side;
 use crate::unit::Unit;
 use crate::workloads::{Metric, Seeds, Workload};

@@ -1,78 +1,20 @@
 //! Round by round: each workload on each side in turn (A B C, A B C), so that what the machine does meanwhile
 //! falls on all of them.
 
-use crate::bed::{Bed, Failed, Sample};
+use crate::bed::{Bed, Sample};
 use crate::broker::Carried;
+use crate::child::Failed;
 use crate::machine::Machine;
 use crate::report::{Report, Taken};
+use crate::settings::Settings;
 use crate::side::Side;
+use crate::signals::{end_at_signals, is_interrupted};
 use crate::workloads::Workload;
-use crate::{Error, Options, Programs};
+use crate::{Error, Programs};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde::Serialize;
 use std::io::{IsTerminal, stderr};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tempfile::TempDir;
-
-/// The seeds' number of requests is for runs of this length.
-const USUAL_SECONDS: u32 = 2;
-
-/// How each measurement is taken.
-#[derive(Debug, Serialize)]
-pub struct Settings {
-    /// Runs of each workload on each side.
-    pub runs: u32,
-    /// Length of a run.
-    pub seconds: u32,
-    /// --quick.
-    pub quick: bool,
-    /// Numbers for files.
-    #[serde(skip)]
-    pub files: AtomicU32,
-}
-
-impl Settings {
-    pub fn of(options: &Options) -> Self {
-        let usual = if options.quick { (1, 1) } else { (3, USUAL_SECONDS) };
-        Self {
-            runs: options.runs.unwrap_or(usual.0),
-            seconds: options.seconds.unwrap_or(usual.1),
-            quick: options.quick,
-            files: AtomicU32::new(0),
-        }
-    }
-
-    #[cfg(test)]
-    pub fn for_tests() -> Self {
-        Self { runs: 1, seconds: 1, quick: true, files: AtomicU32::new(0) }
-    }
-
-    /// How much longer than usual a run is.
-    pub fn share(&self) -> f64 {
-        let share = f64::from(self.seconds) / f64::from(USUAL_SECONDS);
-        if self.quick { share / 4.0 } else { share }
-    }
-}
-
-/// Set by SIGINT and SIGTERM: what was measured until then is shown.
-static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-
-/// Whether we were told to end.
-pub fn is_interrupted() -> bool {
-    INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
-}
-
-/// From here on SIGINT and SIGTERM end the rounds.
-pub fn end_at_signals() -> Result<(), Error> {
-    let flag = INTERRUPTED.get_or_init(Arc::default);
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, flag.clone())
-            .map_err(|error| Error::Setup("catch signals", error))?;
-    }
-    Ok(())
-}
 
 /// Where the programs of all measurements have theirs.
 pub fn directory() -> Result<TempDir, Error> {

@@ -7,11 +7,14 @@ mod show;
 
 pub use show::{draw, table};
 
-use crate::bed::{Bed, Failed, free_port, parse, wait_for};
+use crate::bed::{Bed, free_port, parse};
+use crate::child::{Failed, wait_for};
 use crate::load::Paced;
 use crate::machine::Machine;
-use crate::round::{self, Settings};
+use crate::round;
+use crate::settings::Settings;
 use crate::side::Side;
+use crate::signals;
 use crate::unit::Unit;
 use crate::workloads::{NGINX, Program, REDIS, one_worker};
 use crate::{Error, Programs};
@@ -89,7 +92,7 @@ pub fn measure(names: &[String], settings: &Settings, programs: &Programs) -> Re
         let known = SUBJECTS.iter().map(|subject| subject.name).collect();
         return Err(Error::NoLoad(unknown.clone(), known));
     }
-    round::end_at_signals()?;
+    signals::end_at_signals()?;
     let directory = round::directory()?;
     let mut curves = Curves {
         machine: Machine::look(),
@@ -115,7 +118,7 @@ pub fn measure(names: &[String], settings: &Settings, programs: &Programs) -> Re
             Ok(points) => curves.points.extend(points),
             Err(Failed(why)) => curves.failed.push(format!("{}: {why}", subject.name)),
         }
-        if round::is_interrupted() {
+        if signals::is_interrupted() {
             break;
         }
     }

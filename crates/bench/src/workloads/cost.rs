@@ -1,7 +1,8 @@
 //! What lanes cost: calls to the kernel while both ends are busy, CPU and memory while nothing happens.
 
 use super::{Metric, NO_UNIX, OWN, RATE, Seeds, Workload};
-use crate::bed::{Bed, Failed, Pin, Sample, parse, wait_for};
+use crate::bed::{Bed, Sample, parse};
+use crate::child::{Failed, Pin, wait_for};
 use crate::goal::{Better, Goal};
 use crate::load::Pings;
 use crate::side::Side;

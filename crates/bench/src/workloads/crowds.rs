@@ -1,7 +1,8 @@
 //! More connections, or more programs, than CPUs.
 
 use super::{LATENCY, Metric, OWN, RATE, Workload};
-use crate::bed::{Bed, Client, Failed, Sample, parse};
+use crate::bed::{Bed, Client, Sample, parse};
+use crate::child::Failed;
 use crate::goal::{Better, Goal};
 use crate::load::{Latencies, Pings};
 use crate::unit::Unit;

@@ -1,7 +1,8 @@
 //! nginx, with one worker unless said otherwise, and wrk.
 
 use super::{Metric, NO_UNIX, OWN, Program, RATE, Seeds, Workload, number};
-use crate::bed::{Bed, Failed, Sample, free_port};
+use crate::bed::{Bed, Sample, free_port};
+use crate::child::Failed;
 use crate::goal::Goal;
 use std::fs;
 use std::process::{Command, Stdio};

@@ -1,7 +1,8 @@
 //! The machine's own limits: what no socket can be faster than.
 
 use super::{LATENCY, Metric, OWN, RATE, Workload};
-use crate::bed::{Bed, Failed, Pin, Pinned, Sample, parse};
+use crate::bed::{Bed, Sample, parse};
+use crate::child::{Failed, Pin, Pinned};
 use crate::load::{MEMORY, SIZES};
 use crate::side::Side;
 use crate::unit::Unit;

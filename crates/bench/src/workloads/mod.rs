@@ -15,7 +15,8 @@ pub use http::{NGINX, one_worker};
 pub use limits::{LINE, RING};
 pub use packaged::REDIS;
 
-use crate::bed::{Bed, Failed, Sample};
+use crate::bed::{Bed, Sample};
+use crate::child::Failed;
 use crate::goal::{Better, Goal};
 use crate::side::Side::{self, Copy, NoCopy, Tcp, Unix};
 use crate::unit::Unit;

@@ -1,7 +1,8 @@
 //! One connection: messages to and fro, and a stream.
 
 use super::{Metric, OWN, RATE, Seeds, Workload};
-use crate::bed::{Bed, Failed, Pin, Sample};
+use crate::bed::{Bed, Sample};
+use crate::child::{Failed, Pin};
 use crate::goal::Goal;
 use crate::load::Pings;
 use crate::unit::Unit;

@@ -1,7 +1,8 @@
 //! sockperf, iperf3 and redis-benchmark, with the seeds' parameters.
 
 use super::{ALL, LATENCY, Metric, NO_UNIX, OWN, Program, RATE, Seeds, Workload, number};
-use crate::bed::{Bed, Failed, Pin, Sample, free_port};
+use crate::bed::{Bed, Sample, free_port};
+use crate::child::{Failed, Pin};
 use crate::goal::Goal;
 use crate::side::Side;
 use crate::unit::Unit;

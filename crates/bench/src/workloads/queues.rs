@@ -2,7 +2,8 @@
 //! and spread, as in the seeds' table of several CQs.
 
 use super::{Metric, OWN, Program, RATE, Seeds, Workload, http};
-use crate::bed::{Bed, Failed, Sample, free_port};
+use crate::bed::{Bed, Sample, free_port};
+use crate::child::Failed;
 use crate::side::Side;
 use serde::Deserialize;
 use shunpike_broker::what;

@@ -4,7 +4,8 @@
 //! 4, 16, 64, 256 KiB and 1 MiB, of the whole system's 79, 67, 64, 63 and 61 %. Here it is CPU time, of the two programs.
 
 use super::{Metric, OWN, RATE, Seeds, Workload};
-use crate::bed::{Bed, Failed, Pin, Sample};
+use crate::bed::{Bed, Sample};
+use crate::child::{Failed, Pin};
 use crate::goal::{Better, Goal};
 use crate::side::Side;
 use crate::unit::Unit;
