@@ -5,6 +5,10 @@ mod notes;
 mod start;
 mod tools;
 
+pub use self::tools::{
+    DeviceAction, Events, Explain, Extcap, Groups, LinkgroupAction, PolicyAction, SeidAction, Sort, Ss,
+    Stats, StatsAction, Sysctl, Tap, Top, UeidAction,
+};
 use clap::{Args, Parser, Subcommand, ValueHint};
 pub use node::{CdiAction, Disable, Enable};
 use node::{DISABLE_NOTES, ENABLE_NOTES};
@@ -18,10 +22,6 @@ pub use start::{Broker, Run, Whose};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-pub use tools::{
-    DeviceAction, Events, Explain, Extcap, Groups, LinkgroupAction, PolicyAction, SeidAction, Sort, Ss,
-    Stats, StatsAction, Sysctl, Tap, Top, UeidAction,
-};
 
 /// Carries TCP connections between two programs of one host through shared memory.
 #[derive(Parser)]

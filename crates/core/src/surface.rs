@@ -58,10 +58,10 @@ const fn row<Name>(names: &'static [Name], does: Does, note: &'static str) -> Ro
 const NUMBERS: usize = 128;
 /// The levels that have a table: SOL_SOCKET, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP.
 const LEVELS: [(i32, &[Row<Numbered>]); 4] = [
-    (libc::SOL_SOCKET, options::SOCKET),
-    (libc::IPPROTO_IP, options::IP),
-    (libc::IPPROTO_IPV6, options::IPV6),
-    (libc::IPPROTO_TCP, options::TCP),
+    (libc::SOL_SOCKET, self::options::SOCKET),
+    (libc::IPPROTO_IP, self::options::IP),
+    (libc::IPPROTO_IPV6, self::options::IPV6),
+    (libc::IPPROTO_TCP, self::options::TCP),
 ];
 
 static OPTIONS: [[Does; NUMBERS]; 4] = {

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::event::epoll;
+use rustix::event;
 use rustix::fd::{AsRawFd, IntoRawFd};
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, wake_bucket};
@@ -252,7 +252,7 @@ const SLEEPER_US: u64 = 100_000;
 static SLEEPER_AT: AtomicU64 = AtomicU64::new(0);
 
 fn new_sleeper(cq: u8) -> Result<i32, Errno> {
-    let fd = descriptors::internal(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+    let fd = descriptors::internal(event::epoll::create(event::epoll::CreateFlags::CLOEXEC)?)?;
     match add_doorbell(fd.as_raw_fd(), cq, 0) {
         Ok(()) => Ok(fd.into_raw_fd()),
         Err(errno) => {
