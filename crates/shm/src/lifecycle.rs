@@ -159,8 +159,11 @@ impl Lifecycle {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |word| {
             let from = Phase::ALL.get(usize::from(word & PHASE)).copied().unwrap_or(Phase::Closed);
             step = Step { from, to: from.on(event) };
-            let flags = match (event, step.to) {
-                (Event::Open, Phase::Open) => word & !(PHASE | BOTH_END) | OPENED,
+            let flags = match event {
+                // What a lane before had to end is over.
+                Event::Nominate => word & !(PHASE | BOTH_END),
+                // Also where a child gave the connection away meanwhile.
+                Event::Open => word & !(PHASE | BOTH_END) | OPENED,
                 _ => word & !PHASE,
             };
             Some(flags | step.to as u8)
@@ -302,10 +305,8 @@ mod tests {
         assert!(life.on(Event::End).is_taken() && life.is_unsettled() && life.ends_both() && life.was_lent());
         life.settle();
         assert!(!life.is_unsettled() && life.has_been_open() && life.is(Phase::Watched));
-        assert!(
-            life.on(Event::Give).leaves_a_handshake()
-                == at(Phase::Watched).on(Event::Give).leaves_a_handshake()
-        );
+        assert!(life.on(Event::Nominate).is_taken() && !life.ends_both() && life.was_lent());
+        assert!(!at(Phase::Watched).on(Event::Give).leaves_a_handshake());
         assert!(at(Phase::Shaking).on(Event::Give).leaves_a_handshake());
         life.begin();
         assert!(!life.was_lent() && !life.has_been_open());

@@ -26,6 +26,8 @@ struct Half {
     urgent: bool,
     /// SO_OOBINLINE: the urgent byte is one of the stream.
     in_line: bool,
+    /// Another program has got it.
+    given: bool,
     waiting: Option<WaitBy>,
 }
 
@@ -183,11 +185,11 @@ impl Model {
             // For what stands in a ring by then these do not count (COMPLIANCE.md).
             Call::Set(Opt::PeekOff(_) | Opt::LowWater(_)) => self.bytes(side, conn) == 0 && !peer.urgent,
             Call::Set(Opt::OobInline(_)) => !peer.urgent,
-            // Of a connection that it has half closed, a set may be told of room once more, and of bytes where a lane closes for good, as urgent
-            // data does it (COMPLIANCE.md).
+            // Of a connection that it has half closed, a set may be told of room once more, and of what stands where a lane closes for good, or as
+            // another program gets the connection; urgent data does the first (COMPLIANCE.md).
             Call::Look(LookBy::Epoll) => (0..CONNS).all(|conn| {
                 let (own, peer) = (self.end(side, conn), self.end(side.other(), conn));
-                !own.is_half_closed() && !own.urgent && !peer.urgent
+                !own.is_half_closed() && !own.given && !own.urgent && !peer.urgent
             }),
             // The kernel's poll looks at a socket without its lock: of a reset just then it may see the error alone.
             Call::Finish(End::Close | End::RawClose) if peer.waiting.is_some() => {
@@ -369,6 +371,9 @@ impl Model {
                 if (1..=5).contains(&sent) {
                     self.end_mut(side, conn).sent += sent as usize;
                 }
+            }
+            Call::Fork(Child::Execs) => {
+                (0..CONNS).for_each(|conn| self.end_mut(op.side, conn).given = true);
             }
             Call::Fork(Child::Receives | Child::ReceivesAndCloses) => {
                 let got =
