@@ -403,6 +403,7 @@ pub fn shutdown(fd: i32, how: i32) {
         tap::over(conn.block);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+        conn.block.life.end_reading();
         closing::stop(conn, fd);
         reset::wake_ourselves();
     }

@@ -430,7 +430,14 @@ fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
             let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
             return if debt && since > clock::from_us(DEBT_US) { violated(conn, fd) } else { Step::Empty };
         }
-        return if debt { inherit(conn, &dmb, bufs, flags, fd) } else { forget(conn, fd, seen) };
+        return match (debt, sys::peer_may_send(fd)) {
+            // Our own SHUT_RD. What is owed comes yet,
+            (true, true) => Step::Empty,
+            // and a sender that begins at this moment is read.
+            (false, true) => end_reading(conn, fd, &dmb),
+            (true, false) => inherit(conn, &dmb, bufs, flags, fd),
+            (false, false) => forget(conn, fd, seen),
+        };
     }
     let n = queued.min(limit).min(bufs.left() as u64) as usize;
     if n == 0 {
@@ -607,6 +614,21 @@ fn forget(conn: Conn, fd: i32, seen: u64) -> Step {
     }
     finish(conn, fd);
     Step::Again
+}
+
+/// Reading was shut down round the hooks, before the lane has begun.
+fn end_reading(conn: Conn, fd: i32, dmb: &Dmb) -> Step {
+    let half = &conn.block.rx;
+    closing::stop_receiving(conn, fd);
+    let has_begun = dmb.words().start(half.generation.load(Ordering::Relaxed)).is_some();
+    if half.mode.load(Ordering::Relaxed) == mode::PLAIN {
+        Step::Again
+    } else if has_begun {
+        // Behind bytes that TCP has yet to bring.
+        Step::Data(0)
+    } else {
+        violated(conn, fd)
+    }
 }
 
 /// The sender died between taking back and resending: what never came by TCP is still in the ring.

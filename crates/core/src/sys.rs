@@ -605,6 +605,15 @@ pub fn is_held_back(fd: i32) -> bool {
         .is_ok_and(|info: TcpInfo| info.state == 1 && info.segs_out == 1)
 }
 
+/// Whether the peer may send yet, whatever POLLRDHUP shows: that stands after one's own SHUT_RD, too.
+pub fn peer_may_send(fd: i32) -> bool {
+    const ESTABLISHED: u8 = 1;
+    const FIN_WAIT1: u8 = 4;
+    const FIN_WAIT2: u8 = 5;
+    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
+        .is_ok_and(|info: TcpInfo| matches!(info.state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
+}
+
 /// What SIOCINQ leaves out of what a reader finds behind the first `read` bytes of a stream: urgent data and all behind it, and the stream's
 /// end, which is a byte (tcp_inq and tcp_fin, net/ipv4).
 pub fn left_out_by_siocinq(fd: i32, read: u64) -> u64 {

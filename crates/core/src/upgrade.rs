@@ -291,6 +291,9 @@ fn part_unless_granted(conn: Conn) -> bool {
 /// Why the connection stays on TCP for good: this process, or a child of it, gave it away since it was nominated, or did
 /// with it what a lane cannot do.
 fn left_for_good(block: &Block) -> Option<Reason> {
+    if block.life.has_ended_reading() {
+        return Some(Reason::NotEstablished);
+    }
     block
         .life
         .phase()

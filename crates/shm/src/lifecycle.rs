@@ -129,6 +129,8 @@ const UNSETTLED: u8 = 16;
 const BOTH_END: u8 = 32;
 /// The broker was lent the descriptor: the kernel's socket may outlive the program's close().
 const LENT: u8 = 64;
+/// The program has shut down its reading.
+const READ_OUT: u8 = 128;
 
 /// The word of a connection end. Private to the processes that share it; written here only.
 #[repr(transparent)]
@@ -205,6 +207,16 @@ impl Lifecycle {
     /// The one towards us was asked to end, and neither would come back alone.
     pub fn end_both(&self) {
         self.0.fetch_or(BOTH_END, Ordering::Relaxed);
+    }
+
+    /// Whether the program has shut down its reading: it gets no lane any more. TCP shows that as the stream's end, while the peer goes on.
+    pub fn has_ended_reading(&self) -> bool {
+        self.has(READ_OUT)
+    }
+
+    /// shutdown() with SHUT_RD or SHUT_RDWR. AcqRel: the receive lock, taken after it, tells who grants a lane.
+    pub fn end_reading(&self) {
+        self.0.fetch_or(READ_OUT, Ordering::AcqRel);
     }
 
     /// Whether the broker was ever lent the descriptor.
@@ -298,18 +310,20 @@ mod tests {
     fn flags_outlive_the_phases() {
         let life = at(Phase::Shaking);
         life.lend();
+        life.end_reading();
         life.end_both();
         assert!(life.on(Event::Open).is_taken() && life.has_been_open() && !life.ends_both());
         life.unsettle();
         life.end_both();
         assert!(life.on(Event::End).is_taken() && life.is_unsettled() && life.ends_both() && life.was_lent());
+        assert!(life.has_ended_reading());
         life.settle();
         assert!(!life.is_unsettled() && life.has_been_open() && life.is(Phase::Watched));
         assert!(life.on(Event::Nominate).is_taken() && !life.ends_both() && life.was_lent());
         assert!(!at(Phase::Watched).on(Event::Give).leaves_a_handshake());
         assert!(at(Phase::Shaking).on(Event::Give).leaves_a_handshake());
         life.begin();
-        assert!(!life.was_lent() && !life.has_been_open());
+        assert!(!life.was_lent() && !life.has_been_open() && !life.has_ended_reading());
         // A lane that could not be withdrawn is no lane that was opened.
         assert!(at(Phase::Shaking).on(Event::Keep).is_taken());
     }

@@ -46,7 +46,7 @@ pub(super) fn step(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> 
         return Step::Again;
     }
     // TCP first: what the sender does before its FIN it has done then.
-    let is_over = sys::tcp_shows(fd, NEWS) & !(libc::POLLIN | libc::POLLPRI) != 0;
+    let is_over = sys::tcp_shows(fd, NEWS) & !(libc::POLLIN | libc::POLLPRI) != 0 && !sys::peer_may_send(fd);
     if dmb.words().cons().has(Cursor::TAKEN) {
         taken(conn, dmb, prod, at, fd)
     } else if is_over || left(&conn.block.rx) == 0 {

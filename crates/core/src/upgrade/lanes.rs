@@ -48,7 +48,9 @@ pub(super) fn grant(conn: Conn, fd: i32, (region, ring): (Region, u32), token: D
     let half = &conn.block.rx;
     {
         let _guard = half.lock.lock(critical());
-        if half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0 {
+        let is_busy =
+            half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0;
+        if is_busy || conn.block.life.has_ended_reading() {
             return false;
         }
         let Some(dmb) = Dmb::part(region, token.0, ring) else { return false };

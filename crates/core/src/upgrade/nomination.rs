@@ -82,6 +82,10 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     if let Some(reason) = rings::in_use().then_some(Reason::IoUring).or_else(|| sets::bars(fd)) {
         return stays(reason);
     }
+    // Its reader would take what TCP shows then for the stream's end.
+    if block.life.has_ended_reading() {
+        return stays(Reason::NotEstablished);
+    }
     // A peer that waits for the lane (`--eager`) hears of it by way of the match.
     let barred = options::barred(fd);
     if let Some(reason) = barred.filter(|_| !eager::is_possible(block)) {
