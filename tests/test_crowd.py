@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +93,39 @@ def test_nobody_waits_for_the_busy_ones(world):
     assert busy.popen.poll() is None, "the busy ones still were"
     assert len(json.loads(accel.broker.tool("linkgroup", "--json"))["link_groups"]) >= 15
     busy.kill()
+
+
+QUIET = """
+import os, socket, sys, time
+port, count, sign = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+message = os.urandom(100)
+rounds = 0
+while not os.path.exists(sign):
+    for connection in connections:
+        connection.sendall(message)
+        assert connection.recv(len(message), socket.MSG_WAITALL) == message
+    rounds += 1
+    print("round", flush=True)
+    time.sleep(0.005)
+print("done", flush=True)
+"""
+
+
+def test_what_asks_and_answers_takes_a_page_each_way(world, bed):
+    """Many connections with short messages, each of which has sent several times what a first ring holds."""
+    accel = Accel(world, "both")
+    port, sign, count = free_port(), world.directory / "enough", 60
+    accel.server("echo", [bed / "echo", "server", "lt", port, 1_000_000]).wait_listening(port)
+    client = accel.client("quiet", [sys.executable, "-c", QUIET, port, count, sign])
+    until(lambda: accel.broker.stats().lanes >= count, lambda: f"{count} lanes: {accel.broker.stats()}", seconds=60)
+    rounds = client.out.count("round") + 100
+    until(lambda: client.out.count("round") >= rounds, "so many rounds", seconds=60)
+    (pid,) = {end["pid"] for end in accel.broker.connections() if end["pid"] == client.pid}
+    smaps = Path(f"/proc/{pid}/smaps").read_text()
+    resident = sum(int(kib) for kib in re.findall(r"memfd:shunpike-dmb.*?\nRss: +(\d+) kB", smaps, re.S))
+    windows = [end[way]["window"] for end in accel.broker.connections() for way in ("tx", "rx")]
+    assert resident <= 9 * count, f"{resident} KiB for {count} connections"
+    assert set(windows) == {2048}, windows
+    sign.touch()
+    client.finish()

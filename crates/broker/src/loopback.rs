@@ -5,7 +5,7 @@ use crate::foreign::Shared;
 use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Transfer};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::SealFlags;
-use shunpike_shm::lane::{self, Cursor, Dmb as Lane, MAX_CLASS, Wait, Words};
+use shunpike_shm::lane::{self, Cursor, Dmb as Lane, MAX_CLASS, Wait, Window, Words};
 use shunpike_shm::region;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
 use std::collections::{BTreeSet, HashMap};
@@ -265,7 +265,7 @@ impl IsmDevice for LoopbackIsm {
         Some(Cursors {
             produced: produced.offset(),
             consumed: consumed.offset(),
-            window: word(Words::WINDOW_AT)?,
+            window: Window(word(Words::WINDOW_AT)?).size(),
             ended: produced.has(Cursor::END),
             blocked: Wait(word(Words::WWAIT_AT)?).declared(),
         })

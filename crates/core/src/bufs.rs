@@ -94,16 +94,16 @@ impl<'a> Bufs<'a> {
     #[inline]
     pub unsafe fn fill(&self, dmb: &Dmb, mut offset: u64, len: usize, stores: Stores) -> Result<(), Errno> {
         for (base, n) in self.stretches(len) {
-            let (to, room) = dmb.span(offset);
-            let first = n.min(room);
-            // SAFETY: `first` bytes fit before the window's end, the rest from its beginning; the stretch is the caller's.
-            unsafe { user::copy_by(stores, to, base, first) }.map_err(|fault| blame(fault, dmb))?;
-            if n > first {
-                // SAFETY: as above.
-                unsafe { user::copy_by(stores, dmb.span(0).0, base.wrapping_add(first), n - first) }
+            let mut done = 0;
+            while done < n {
+                let (to, room) = dmb.span(offset);
+                let part = (n - done).min(room);
+                // SAFETY: `part` bytes fit before the window's end; the stretch is the caller's.
+                unsafe { user::copy_by(stores, to, base.wrapping_add(done), part) }
                     .map_err(|fault| blame(fault, dmb))?;
+                done += part;
+                offset += part as u64;
             }
-            offset += n as u64;
         }
         Ok(())
     }
@@ -129,16 +129,16 @@ impl<'a> Bufs<'a> {
     #[inline]
     pub unsafe fn drain(&self, dmb: &Dmb, mut offset: u64, len: usize) -> Result<(), Errno> {
         for (base, n) in self.stretches(len) {
-            let (from, room) = dmb.span(offset);
-            let first = n.min(room);
-            // SAFETY: as in `fill`. The peer may change the bytes meanwhile: they are its bytes.
-            unsafe { user::copy(base, from, first) }.map_err(|fault| blame(fault, dmb))?;
-            if n > first {
-                // SAFETY: as above.
-                unsafe { user::copy(base.wrapping_add(first), dmb.span(0).0, n - first) }
+            let mut done = 0;
+            while done < n {
+                let (from, room) = dmb.span(offset);
+                let part = (n - done).min(room);
+                // SAFETY: as in `fill`. The peer may change the bytes meanwhile: they are its bytes.
+                unsafe { user::copy(base.wrapping_add(done), from, part) }
                     .map_err(|fault| blame(fault, dmb))?;
+                done += part;
+                offset += part as u64;
             }
-            offset += n as u64;
         }
         Ok(())
     }
@@ -147,8 +147,8 @@ impl<'a> Bufs<'a> {
 /// Whose memory a copy faulted on.
 #[cold]
 fn blame(user::Fault(at): user::Fault, dmb: &Dmb) -> Errno {
-    let ring = dmb.span(0).0 as usize;
-    if (ring..ring + dmb.mapped() as usize).contains(&at) { Errno::NOMEM } else { Errno::FAULT }
+    let start = Dmb::start_of(dmb.address());
+    if (start..start + Dmb::len_at(dmb.address())).contains(&at) { Errno::NOMEM } else { Errno::FAULT }
 }
 
 #[cfg(test)]

@@ -453,7 +453,8 @@ pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
     let _guard = half.lock.lock(critical());
     let ring =
         state::tx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
-            half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset()).min(dmb.window())
+            let end = half.cursor.load(Ordering::Relaxed);
+            end.wrapping_sub(dmb.words().cons().offset()).min(end - dmb.oldest(end))
         });
     ring as usize + sys::queue(fd, sys::SIOCOUTQ).unwrap_or(0)
 }

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, Dmb, Held, Side, Words};
+use shunpike_shm::lane::{Cursor, Dmb, Held, MIN_WINDOW, Side, Words};
 
 use crate::table::{self, Conn};
 use crate::tls::critical;
@@ -51,7 +51,7 @@ fn decide(block: &Block, dmb: &Dmb, bytes: core::ops::Range<u64>, more: bool) ->
     let goes_on = held.left(now, clock::from_us(MOST_US)) > 0;
     let first = if goes_on { bytes.end - held.before(bytes.end) } else { bytes.start };
     // A ring that nobody empties must not be full of them.
-    let segment = SEGMENT.min(dmb.window() / 2);
+    let segment = SEGMENT.min(dmb.window().max(MIN_WINDOW.into()) / 2);
     let complete = (bytes.end - first) / segment * segment;
     let next = if goes_on && complete == 0 { held.moved(first) } else { Held::new(first + complete, now) };
     half.held.store(next.0, Ordering::Relaxed);

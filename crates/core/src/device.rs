@@ -264,15 +264,15 @@ pub fn sndbuf(ring: u32) -> usize {
 
 /// move_data (smcd_ops): `n` bytes at `offset` of the send buffer into the peer's DMB.
 pub fn move_data(dmb: &Dmb, sndbuf: &Dmb, offset: u64, n: usize) {
-    let (from, room) = sndbuf.span(offset);
-    let first = n.min(room);
-    // SAFETY: the stretch of the send buffer was just filled, under the send lock that also makes the
-    // stretch of the DMB ours; both rings have one size.
-    unsafe {
-        dmb.fill(offset, from, first);
-        if n > first {
-            dmb.fill(offset + first as u64, sndbuf.span(0).0, n - first);
-        }
+    let mut done = 0;
+    while done < n {
+        let at = offset + done as u64;
+        let (from, room) = sndbuf.span(at);
+        let part = room.min(n - done);
+        // SAFETY: the stretch of the send buffer was just filled, under the send lock that also makes the
+        // stretch of the DMB ours; `part` bytes are there.
+        unsafe { dmb.fill(at, from, part) };
+        done += part;
     }
 }
 

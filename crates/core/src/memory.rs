@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::clock;
-use shunpike_shm::lane::{HEADER, MIN_WINDOW};
+use shunpike_shm::lane::{MIN_WINDOW, PAGE};
 use shunpike_shm::region;
 
 use crate::limits::{each_line, number_of};
@@ -47,10 +47,11 @@ pub fn may_open(lanes: u64, bytes: u64) -> bool {
     (lanes + 1) * bytes <= limit / LANES && left >= limit / FREE
 }
 
-/// Whether there is memory for the lanes of a connection more, one each way, beside those that are mapped.
+/// Whether there is memory for the lanes of a connection more, one each way, beside those that are mapped. Each counts with the window that
+/// it may grow to without asking again.
 pub fn may_open_lane() -> bool {
     let (_, mappings) = region::mapped();
-    may_open(mappings as u64, (HEADER + MIN_WINDOW as usize) as u64)
+    may_open(mappings as u64, (PAGE + MIN_WINDOW as usize) as u64)
 }
 
 /// Whether it is so tight that a ring in use should be given up.

@@ -40,7 +40,7 @@ pub fn deliver(
     let mut known = peeked.saturating_sub(offset).min(n as u64);
     let mut rest = *bufs;
     if (peeks || known > 0)
-        && let Some(copy) = copy_of(half, dmb, peeks)
+        && let Some(copy) = copy_of(half, dmb, peeks.then_some(offset))
     {
         if peeks {
             device::move_data(&copy, dmb, offset + known, n - known as usize);
@@ -60,20 +60,24 @@ pub fn deliver(
 /// it was. Errors: as above.
 pub fn repeat(half: &Half, dmb: &Dmb, bufs: &Bufs<'_>, offset: u64, n: usize) -> Result<(), Errno> {
     let known = half.peeked.load(Ordering::Relaxed).saturating_sub(offset).min(n as u64);
-    match copy_of(half, dmb, false).filter(|_| known > 0) {
+    match copy_of(half, dmb, None).filter(|_| known > 0) {
         // SAFETY: as above.
         Some(copy) => unsafe { bufs.drain(&copy, offset, known as usize) },
         None => Ok(()),
     }
 }
 
-/// Where this process keeps what it has peeked at, made if `make`. `None`: nowhere, or there is no memory for it;
+/// Where this process keeps what it has peeked at, made for what is unread from offset `make` on. `None`: nowhere, or there is no memory for it;
 /// then the program sees the ring itself.
-pub fn copy_of(half: &Half, dmb: &Dmb, make: bool) -> Option<Dmb> {
+pub fn copy_of(half: &Half, dmb: &Dmb, make: Option<u64>) -> Option<Dmb> {
     let pid = process::pid();
-    if make && half.sndbuf.load(Ordering::Relaxed) == 0 {
+    // While the sender moves, more can be unread than its window has.
+    let size = make.map(|from| dmb.most(from).max(dmb.mapped().into()).next_power_of_two() as u32);
+    if let Some(size) = size
+        && half.sndbuf.load(Ordering::Relaxed) == 0
+    {
         half.peeker.store(pid, Ordering::Relaxed);
-        half.sndbuf.store(device::sndbuf(dmb.mapped()), Ordering::Relaxed);
+        half.sndbuf.store(device::sndbuf(size), Ordering::Relaxed);
     }
     let base = half.sndbuf.load(Ordering::Relaxed);
     if base == 0 || half.peeker.load(Ordering::Relaxed) != pid {
@@ -82,7 +86,10 @@ pub fn copy_of(half: &Half, dmb: &Dmb, make: bool) -> Option<Dmb> {
     // SAFETY: a mapping with a DMB's layout that this process made; retired with the DMB's. All of it is in use, whatever part of the
     // ring is.
     let copy = unsafe { Dmb::at(base, Dmb::mapped_at(base)) };
-    if make && copy.mapped() < dmb.mapped() { larger(half, &copy, dmb.mapped()) } else { Some(copy) }
+    match size.filter(|&size| copy.mapped() < size) {
+        Some(size) => larger(half, &copy, size),
+        None => Some(copy),
+    }
 }
 
 /// The ring has grown since the copy was made: another one, with what was peeked at.

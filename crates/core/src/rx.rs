@@ -230,7 +230,11 @@ pub fn wake_writers(block: &Block, dmb: &Dmb) {
     if words.waiting(Side::Writers).declared() {
         let unread = words.prod().offset().wrapping_sub(block.rx.cursor.load(Ordering::Relaxed));
         // A window that cannot be will be met by the next read.
-        if dmb.as_sent().is_none_or(|dmb| dmb.window().saturating_sub(unread) >= window::writable_at(&dmb)) {
+        let cursor = block.rx.cursor.load(Ordering::Relaxed);
+        if dmb
+            .as_sent_behind(cursor)
+            .is_none_or(|dmb| dmb.most(cursor).saturating_sub(unread) >= window::writable_at(&dmb))
+        {
             wait::notify(block, words, Side::Writers);
         }
     }
@@ -242,8 +246,8 @@ pub fn wake_writers(block: &Block, dmb: &Dmb) {
 fn wake_lender(block: &Block, dmb: &Dmb, before: u64, prod: Cursor) {
     let (cursor, prod) = (block.rx.cursor.load(Ordering::Relaxed), prod.offset());
     let has_room = |cursor| {
-        dmb.as_sent()
-            .is_none_or(|dmb| dmb.window().saturating_sub(prod - cursor) >= window::writable_at(&dmb))
+        dmb.as_sent_behind(cursor)
+            .is_none_or(|dmb| dmb.most(cursor).saturating_sub(prod - cursor) >= window::writable_at(&dmb))
     };
     // Who waits for room waits for this moment: it has found none before, and looks again once it is declared.
     let has_room_now = has_room(cursor) && !has_room(before);
@@ -350,13 +354,28 @@ fn lent_bytes(
 ///
 /// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
 /// that does not wait. But for what the sender was asked to take back.
-#[inline(always)]
 pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
+    unread_as(half, dmb, Dmb::as_sent_behind)
+}
+
+/// The same; `None` also while the sender moves from the first ring to the one behind the header.
+#[inline(always)]
+fn unread_still(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
+    unread_as(half, dmb, |dmb, _| dmb.as_sent())
+}
+
+#[inline(always)]
+fn unread_as(
+    half: &Half,
+    dmb: &Dmb,
+    as_sent: impl Fn(Dmb, u64) -> Option<Dmb>,
+) -> Option<(Dmb, Cursor, u64)> {
     let prod = dmb.words().prod();
-    let unread = prod.offset().wrapping_sub(half.cursor.load(Ordering::Relaxed));
+    let cursor = half.cursor.load(Ordering::Relaxed);
+    let unread = prod.offset().wrapping_sub(cursor);
     let is_back = prod.offset() < half.other.load(Ordering::Relaxed);
     let ours = prod.generation() == half.generation.load(Ordering::Relaxed);
-    let dmb = dmb.as_sent().filter(|dmb| unread <= dmb.window())?;
+    let dmb = as_sent(*dmb, cursor).filter(|dmb| unread <= dmb.most(cursor))?;
     if !ours || !prod.is_lawful() || is_back {
         return None;
     }
@@ -378,7 +397,7 @@ fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
     let last = dmb.words().prod();
     let owed = last.offset().wrapping_sub(at.offset());
     // Asked again: it may have grown until then.
-    let fits = dmb.as_sent().is_some_and(|dmb| owed <= dmb.window());
+    let fits = dmb.as_sent_behind(at.offset()).is_some_and(|dmb| owed <= dmb.most(at.offset()));
     if last.generation() != prod.generation() || !fits {
         return violated(conn, fd);
     }
@@ -636,8 +655,9 @@ fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step 
     let half = &conn.block.rx;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     let end = half.debt_end.load(Ordering::Relaxed);
-    let Some(dmb) = dmb.as_sent() else { return violated(conn, fd) };
-    let owed = end.saturating_sub(seen).min(dmb.window());
+    let cursor = half.cursor.load(Ordering::Relaxed);
+    let Some(dmb) = dmb.as_sent_behind(cursor) else { return violated(conn, fd) };
+    let owed = end.saturating_sub(seen).min(dmb.most(cursor));
     let from = owed_at(half, seen);
     if owed == 0 {
         finish(conn, fd);

@@ -6,8 +6,8 @@ use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::lock::{Guard, Section};
 
-use crate::cork;
 use crate::state::tx_dmb;
+use crate::{cork, window};
 
 /// The send lock: what a holder that died had not written down is derived anew.
 #[inline(always)]
@@ -28,6 +28,6 @@ fn derive(half: &Half, dmb: Dmb) {
     half.cursor.store(dmb.words().prod().offset(), Ordering::Relaxed);
     dmb.words().forget_short();
     cork::forget(half, dmb.words());
-    let window = dmb.as_sent().unwrap_or(dmb).window();
-    half.window.store(window as u32, Ordering::Relaxed);
+    let dmb = dmb.as_left(half.cursor.load(Ordering::Relaxed)).unwrap_or(dmb);
+    window::note(half, &dmb);
 }

@@ -1,9 +1,9 @@
 //! Where a connection stands, by the words of its block: its phase with the broker, the modes of its two directions, and their DMBs.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
-use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::Dmb;
+use shunpike_shm::arena::{Block, Half, MOVES, mode};
+use shunpike_shm::lane::{Dmb, Words};
 use shunpike_shm::lifecycle::Phase;
 use shunpike_wire::Reason;
 
@@ -51,11 +51,36 @@ pub fn rx_dmb(half: &Half) -> Option<Dmb> {
 /// The DMB of the lane towards the peer, the peer's.
 #[inline]
 pub fn tx_dmb(half: &Half) -> Option<Dmb> {
+    let window = half.window.load(Ordering::Relaxed);
+    let until = if window & MOVES == 0 { 0 } else { moved(half) };
+    whole_tx_dmb(half)?.with_own_window(window & !MOVES, until)
+}
+
+#[cold]
+fn moved(half: &Half) -> u64 {
+    // Acquire pairs with the Release in `window::note`, for who looks without the lock.
+    fence(Ordering::Acquire);
+    half.moved.load(Ordering::Relaxed)
+}
+
+/// The same for who has found the window of `half` not to move.
+#[inline]
+pub fn still_tx_dmb(half: &Half, window: u32) -> Option<Dmb> {
+    whole_tx_dmb(half)?.with_own_window(window, 0)
+}
+
+/// The words of that DMB.
+#[inline]
+pub fn tx_words(half: &Half) -> Option<&'static Words> {
+    whole_tx_dmb(half).map(|dmb| dmb.words())
+}
+
+#[inline]
+fn whole_tx_dmb(half: &Half) -> Option<Dmb> {
     let base = half.dmb.load(Ordering::Relaxed);
     // SAFETY: set by `begin` to a mapping of a DMB with this ring size; unmapped only after every thread
     // has left the critical section in which it may have read the address.
-    let dmb = (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })?;
-    dmb.with_window(half.window.load(Ordering::Relaxed).into())
+    (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
 }
 
 /// Whether another process of the tree accepted or connected it, which is who speaks with the broker of it then.

@@ -102,7 +102,8 @@ pub fn stop_all() {
 pub fn publish(block: &Block, dmb: &Dmb, at: Cursor, n: usize) -> Result<Cursor, Cursor> {
     let (base, room) = dmb.span(at.offset());
     let first = n.min(room);
-    let bytes = [(base.cast_const(), first), (dmb.span(0).0.cast_const(), n - first)];
+    let bytes =
+        [(base.cast_const(), first), (dmb.span(at.offset() + first as u64).0.cast_const(), n - first)];
     let mut taken = reserve(n);
     write(block, 0, &mut taken, bytes);
     let published = dmb.words().publish(at, n as u64);

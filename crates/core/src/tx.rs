@@ -198,9 +198,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         end(conn, fd, &dmb);
         return Step::Again;
     }
-    if dmb.window() > u64::from(MIN_WINDOW) {
-        dmb = window::shrink(half, dmb, offset);
-    }
+    dmb = window::adapt(half, dmb, offset, source.left() as u64);
     let (mut wish, mut from) = ((source.left() as u64).min(CHUNK as u64), core::ptr::null());
     // Whoever looks sees what is in the ring.
     if call.is_noticed() && !tap::is_on() {
@@ -210,19 +208,21 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         // Nothing needs no room, and nobody would look for any.
         return Step::Sent(0);
     }
-    let mut free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
+    let known_free = || dmb.room(half.other.load(Ordering::Relaxed), offset).unwrap_or(0);
+    let mut free = known_free();
     if free <= wish {
         let cons = words.cons();
-        let unread = offset.wrapping_sub(cons.offset());
         if cons.generation() != generation {
             leave_plain(conn, fd);
             return Step::Again;
         }
-        if unread > dmb.window() || cons.offset() < half.other.load(Ordering::Relaxed) {
+        let is_back = cons.offset() < half.other.load(Ordering::Relaxed);
+        let Some(room) = dmb.room(cons.offset(), offset).filter(|_| !is_back && cons.offset() <= offset)
+        else {
             return violated(conn, fd);
-        }
+        };
         half.other.store(cons.offset(), Ordering::Relaxed);
-        free = dmb.window() - unread;
+        free = room;
     }
     let mut limit = u64::MAX;
     // Not full to the last byte either, where it can be larger: TCP's buffers would have room for more.
@@ -237,7 +237,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             }
         }
         (dmb, limit) = window::fit(conn.block, dmb, offset, source.left() as u64);
-        free = dmb.window().saturating_sub(offset.wrapping_sub(half.other.load(Ordering::Relaxed)));
+        free = dmb.room(half.other.load(Ordering::Relaxed), offset).unwrap_or(0);
     }
     let at = Cursor::new(generation, offset);
     // What is lent costs the receiver a system call, so it is worth waiting for as much room as poll() tells of.
@@ -352,17 +352,24 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
 
 /// Asks TCP now and then whether the peer still is there: what it closed, TCP answers with its own errors.
 #[inline]
-pub fn peer_is_gone(half: &Half, fd: i32) -> bool {
-    let now = clock::ticks();
-    if now.wrapping_sub(half.checked.load(Ordering::Relaxed)) < clock::from_us(tcp_check_us(fd)) {
+fn peer_is_gone(half: &Half, fd: i32) -> bool {
+    if !is_to_be_checked(half, fd) {
         return false;
     }
+    let now = clock::ticks();
     let is_gone = sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
     // One that is gone is asked for again, by who ends the lane.
     if !is_gone {
         half.checked.store(now, Ordering::Relaxed);
     }
     is_gone
+}
+
+/// Whether it is time for that.
+#[inline]
+fn is_to_be_checked(half: &Half, fd: i32) -> bool {
+    let since = clock::ticks().wrapping_sub(half.checked.load(Ordering::Relaxed));
+    since >= clock::from_us(tcp_check_us(fd))
 }
 
 /// Ends the lane in peace: the receiver drains the ring, then goes on with TCP. Under the send lock.
@@ -423,7 +430,9 @@ pub fn owes(half: &Half) -> bool {
 
 /// A window's worth of bytes may not fit: the kernel may keep more than the program allowed, this once.
 fn make_room(conn: Conn, fd: i32) {
-    let owed = conn.block.tx.window.load(Ordering::Relaxed) as i32;
+    let half = &conn.block.tx;
+    let end = half.cursor.load(Ordering::Relaxed);
+    let owed = state::tx_dmb(half).map_or(0, |dmb| (end - dmb.oldest(end)) as i32);
     let has = sys::option::<i32>(fd, libc::SOL_SOCKET, libc::SO_SNDBUF);
     // The kernel doubles what is set, for its own overhead (socket(7)).
     if has.is_ok_and(|bytes| bytes / 2 < owed) {
@@ -482,7 +491,7 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
     let from = dmb
         .words()
         .take_back(half.generation.load(Ordering::Relaxed))
-        .map_or(end, |(from, _)| from.clamp(end.saturating_sub(dmb.window()), end));
+        .map_or(end, |(from, _)| from.clamp(dmb.oldest(end), end));
     half.recount(end - from);
     half.other.store(from, Ordering::Relaxed);
     half.mode.store(mode::DEBT, Ordering::Release);
@@ -493,6 +502,7 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
 
 /// Sends what is owed, as far as TCP takes it now; says whether nothing is owed any more. Under the send lock.
 fn pay(conn: Conn, fd: i32, dmb: &Dmb) -> bool {
+    const EMPTY: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
     let half = &conn.block.tx;
     let end = half.cursor.load(Ordering::Relaxed);
     loop {
@@ -502,13 +512,15 @@ fn pay(conn: Conn, fd: i32, dmb: &Dmb) -> bool {
         if at >= end {
             break;
         }
-        // Both parts of what goes round the ring's end at once: of two, Nagle's algorithm may hold the second back.
-        let (base, room) = dmb.span(at);
-        let owed = (end - at) as usize;
-        let first = libc::iovec { iov_base: base.cast(), iov_len: room.min(owed) };
-        let rest = libc::iovec { iov_base: dmb.span(0).0.cast(), iov_len: owed - first.iov_len };
-        let iov = [first, rest];
-        match sys::send(fd, &iov, libc::MSG_DONTWAIT) {
+        // All parts at once: Nagle's algorithm may hold a later one back. Each of the two rings has two at most.
+        let (mut iov, mut used, mut to) = ([EMPTY; 4], 0, at);
+        while to < end && used < iov.len() {
+            let (base, room) = dmb.span(to);
+            let part = room.min((end - to) as usize);
+            iov[used] = libc::iovec { iov_base: base.cast(), iov_len: part };
+            (used, to) = (used + 1, to + part as u64);
+        }
+        match sys::send(fd, &iov[..used], libc::MSG_DONTWAIT) {
             Ok(n) => {
                 half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
             }

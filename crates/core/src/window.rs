@@ -1,12 +1,24 @@
 //! How much of a lane's ring is in use: it grows where a sender needs it, and shrinks when it is drained.
 //!
-//! Small windows stay in the first-level caches of both cores. Large ones move bulk faster: what the writer
-//! overwrites and what the reader fetches lie in the shared cache by then, not in the other core's.
+//! A lane begins in the first ring, in the page of its words. The others are behind it ([`shunpike_shm::lane`]). Small windows stay in the
+//! first-level caches of both cores. Large ones move bulk faster: what the writer overwrites and what the reader fetches lie in the shared
+//! cache by then, not in the other core's.
+//!
+//! | window | is left for more | who grants it | refused | is come back to |
+//! |---|---|---|---|---|
+//! | first, 2 KiB | by the first write that does not fit; by one that passes the ring's end, the fourth within 10 ms of the one before | \
+//!   nobody need: what a lane counts for when it opens ([`memory::may_open_lane`]), and both ends have mapped it | by the system alone \
+//!   (ENOMEM): TCP | |
+//! | least, 16 KiB | by a write that does not fit, where what is unread lies so that it can; by 32 bulk writes | `wmem`, the reader's reach, \
+//!   the limits ([`memory::may_grow`]), address space | it stays as it is, and is asked for again by the next such write | when nothing is \
+//!   unread, by the first write of those that take the slow way after a second in which no larger one was needed; at once where memory is scarce |
+//! | up to 256 KiB | the same | the same | the same | the same: to the first |
+//! | up to the DMB's | by 32 bulk writes | the same, and 64 MiB for all | the same | the same |
 
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Block, Half, Header, mode};
-use shunpike_shm::lane::{Dmb, HEADER, MIN_WINDOW};
+use shunpike_shm::arena::{Block, Half, Header, MOVES, mode};
+use shunpike_shm::lane::{Dmb, FIRST_WINDOW, HEADER, MIN_WINDOW};
 
 use crate::table::{self, Entry};
 use crate::tls::critical;
@@ -25,16 +37,23 @@ const BUDGET: u64 = 64 << 20;
 const AGAIN_US: u64 = 10_000;
 /// A window that was not too small for so long is given back, microseconds.
 const IDLE_US: u64 = 1_000_000;
+/// A first ring whose end is passed again so soon, microseconds, this often in a row, is left for speed: each time takes the slow way. All lanes
+/// that do that have less of the least windows than they carry in a tenth of a second.
+const QUICK_US: u64 = 10_000;
+const QUICK_TURNS: u32 = 4;
 
 /// A crowded or bulk write of `left` bytes at `offset`, under the send lock: the DMB with as much more window as it
 /// is worth and as can be had here, and how many bytes may be put before looking again.
 pub fn fit(block: &Block, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
     let half = &block.tx;
+    if dmb.is_first() {
+        dmb = leave_first(half, dmb, offset);
+    }
     half.crowded_at.store(clock::ticks(), Ordering::Relaxed);
     half.crowded.store(half.crowded.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     // What the receiver has consumed since is as unread as the rest: it only keeps the window smaller for longer.
     let cons = half.other.load(Ordering::Relaxed);
-    while wants_more(half, &dmb, offset - cons, left) {
+    while wants_more(half, &dmb, offset - cons.max(dmb.until()), left) {
         if dmb.is_at_its_end() && !map_more(block, &mut dmb) {
             break;
         }
@@ -102,7 +121,87 @@ fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
     half.crowded.load(Ordering::Relaxed) >= CROWDED && process::header().is_some_and(affordable)
 }
 
-/// Goes back to the smallest window when nothing is unread and no larger one was needed of late. Under the send lock.
+/// Goes on behind the header. What is unread in the first ring stays there.
+fn leave_first(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
+    match dmb.moved_on(half.other.load(Ordering::Relaxed), offset) {
+        Some(moved) => change(half, moved),
+        None => dmb,
+    }
+}
+
+/// Before a write of `n` bytes at `offset` that takes the slow way, under the send lock: the DMB with the window that the lane has earned or no
+/// longer needs.
+pub fn adapt(half: &Half, mut dmb: Dmb, offset: u64, n: u64) -> Dmb {
+    if dmb.until() != 0 {
+        dmb = settle(half, dmb, offset);
+    }
+    if dmb.is_first() || dmb.window() == u64::from(MIN_WINDOW) {
+        let now = clock::ticks();
+        let since = now.wrapping_sub(half.crowded_at.load(Ordering::Relaxed));
+        let turns = half.crowded.load(Ordering::Relaxed);
+        match Pass::of(&dmb, offset, n, clock::to_us(since), turns) {
+            Pass::None => {}
+            Pass::Turn(turns) => {
+                half.crowded_at.store(now, Ordering::Relaxed);
+                half.crowded.store(turns, Ordering::Relaxed);
+            }
+            Pass::Keep => half.crowded_at.store(now, Ordering::Relaxed),
+            Pass::Leave if memory::is_tight() => half.crowded.store(0, Ordering::Relaxed),
+            Pass::Leave => {
+                half.crowded_at.store(now, Ordering::Relaxed);
+                dmb = leave_first(half, dmb, offset);
+            }
+        }
+    }
+    if dmb.is_first() { dmb } else { shrink(half, dmb, offset) }
+}
+
+/// What a write says of how much the lane needs, by what it passes.
+#[derive(PartialEq, Eq, Debug)]
+enum Pass {
+    /// Nothing.
+    None,
+    /// It passes the first ring's end, so often in short order by now.
+    Turn(u32),
+    /// That is often enough.
+    Leave,
+    /// The least window behind the header is needed still.
+    Keep,
+}
+
+impl Pass {
+    /// Of `n` bytes at `offset`, so long after the last such; `turns` were counted.
+    fn of(dmb: &Dmb, offset: u64, n: u64, since_us: u64, turns: u32) -> Self {
+        let (window, first) = (dmb.window(), u64::from(FIRST_WINDOW));
+        let passes = (offset & (window - 1)) + n >= window;
+        if !dmb.is_first() {
+            // Twice as long as it would have been left for: who is near that should not go to and fro.
+            let is_quick = passes && since_us <= 2 * QUICK_US * (window / first);
+            return if is_quick || n > first { Self::Keep } else { Self::None };
+        }
+        match (passes, since_us <= QUICK_US) {
+            (false, _) => Self::None,
+            (true, false) => Self::Turn(0),
+            (true, true) if turns + 1 < QUICK_TURNS => Self::Turn(turns + 1),
+            (true, true) => Self::Leave,
+        }
+    }
+}
+
+/// The first ring is read: says so, and both ends take the fast path again.
+fn settle(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
+    let cons = dmb.words().cons();
+    let ours = cons.generation() == half.generation.load(Ordering::Relaxed);
+    if !ours || !(dmb.until()..=offset).contains(&cons.offset()) {
+        return dmb;
+    }
+    let dmb = dmb.settled();
+    dmb.words().set_window(dmb.said().0);
+    note(half, &dmb);
+    dmb
+}
+
+/// Goes back to the first ring when nothing is unread and no larger one was needed of late. Under the send lock.
 #[inline]
 pub fn shrink(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
     let idle = clock::ticks().wrapping_sub(half.crowded_at.load(Ordering::Relaxed)) > clock::from_us(IDLE_US);
@@ -114,7 +213,7 @@ pub fn shrink_now(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
     if dmb.words().cons().offset() != offset {
         return dmb;
     }
-    let Some(small) = dmb.with_window(MIN_WINDOW.into()) else { return dmb };
+    let Some(small) = dmb.with_window(FIRST_WINDOW.into()) else { return dmb };
     dmb.release_behind(small.window());
     change(half, small)
 }
@@ -126,7 +225,7 @@ pub fn shrink_all() {
     for (_, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         let half = &conn.block.tx;
-        if half.window.load(Ordering::Relaxed) <= MIN_WINDOW {
+        if half.window.load(Ordering::Relaxed) <= FIRST_WINDOW {
             continue;
         }
         // Whoever has the lock sends, and sees to it itself. What a dead one left is the next sender's to mend.
@@ -136,6 +235,7 @@ pub fn shrink_all() {
         }
         if let Some(dmb) = state::tx_dmb(half) {
             let offset = half.cursor.load(Ordering::Relaxed);
+            let dmb = if dmb.until() == 0 { dmb } else { settle(half, dmb, offset) };
             let _ = if is_tight { shrink_now(half, dmb, offset) } else { shrink(half, dmb, offset) };
         }
     }
@@ -143,19 +243,28 @@ pub fn shrink_all() {
 
 /// The lane is closed: what it had beyond its share is others' again.
 pub fn closed(half: &Half) {
-    account(half.window.swap(0, Ordering::Relaxed).into(), 0);
+    account(half.window.swap(0, Ordering::Relaxed) & !MOVES, 0);
 }
 
 fn change(half: &Half, dmb: Dmb) -> Dmb {
     // The shared word first: who inherits the lock of a killed sender asks there.
-    dmb.words().set_window(dmb.window());
-    let before = half.window.swap(dmb.window() as u32, Ordering::Relaxed);
+    dmb.words().set_window(dmb.said().0);
+    let before = note(half, &dmb);
     half.crowded.store(0, Ordering::Relaxed);
-    account(before.into(), dmb.window());
+    account(before, dmb.window());
     dmb
 }
 
-fn account(before: u64, after: u64) {
+/// Our own copy of what a sender's DMB is. Returns the window before.
+pub fn note(half: &Half, dmb: &Dmb) -> u32 {
+    half.moved.store(dmb.until(), Ordering::Relaxed);
+    let moves = if dmb.until() == 0 { 0 } else { MOVES };
+    // Release pairs with the Acquire in `state::tx_dmb`.
+    half.window.swap(dmb.window() as u32 | moves, Ordering::Release) & !MOVES
+}
+
+fn account(before: u32, after: u64) {
+    let before = u64::from(before);
     let Some(header) = process::header() else { return };
     let beyond = |window: u64| window.saturating_sub(FREE);
     // Wraps back: each addition is taken away again, but for those of killed processes that shared the arena.
@@ -179,4 +288,44 @@ pub fn first_mapped(ring: u32) -> usize {
 /// ... and its peer.
 pub fn first_attached(ring: u32) -> usize {
     HEADER + ring.min(MIN_WINDOW) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: u64 = QUICK_US;
+    const FIRST: u64 = FIRST_WINDOW as u64;
+
+    /// A DMB that is only counted with.
+    fn dmb(window: u32) -> Dmb {
+        static MEMORY: Aligned = Aligned([0; 2 * 4096]);
+        #[repr(C, align(4096))]
+        struct Aligned([u8; 2 * 4096]);
+        let words = core::ptr::from_ref(&MEMORY).expose_provenance();
+        // SAFETY: the header is there, and nothing else is looked at.
+        let whole = unsafe { Dmb::at(Dmb::address_of(words, 64 << 10), 64 << 10) };
+        whole.with_own_window(window, 0).expect("mapped")
+    }
+
+    #[test]
+    fn the_first_ring_is_left_by_who_goes_round_it_often() {
+        let pass = |offset, n, since, turns| Pass::of(&dmb(FIRST_WINDOW), offset, n, since, turns);
+        assert_eq!(pass(0, FIRST - 1, 0, QUICK_TURNS), Pass::None, "its end is not passed");
+        assert_eq!(pass(FIRST - 100, 100, SOON, 0), Pass::Turn(1));
+        assert_eq!(pass(FIRST - 100, 100, SOON, QUICK_TURNS - 1), Pass::Leave);
+        assert_eq!(pass(FIRST - 100, 100, SOON + 1, QUICK_TURNS - 1), Pass::Turn(0), "in a row");
+        assert_eq!(pass(5 * FIRST - 1, 2, SOON, 1), Pass::Turn(2));
+    }
+
+    #[test]
+    fn what_was_left_for_speed_is_kept_at_half_of_it() {
+        let pass = |offset, n, since| Pass::of(&dmb(MIN_WINDOW), offset, n, since, 0);
+        let (end, round) = (u64::from(MIN_WINDOW) - 1, 2 * SOON * u64::from(MIN_WINDOW) / FIRST);
+        assert_eq!(
+            [pass(end, 1, round), pass(end, 1, round + 1), pass(0, 1, 0)],
+            [Pass::Keep, Pass::None, Pass::None]
+        );
+        assert_eq!(pass(0, FIRST + 1, u64::MAX), Pass::Keep, "a message that the first ring does not hold");
+    }
 }

@@ -140,6 +140,9 @@ pub mod mode {
     pub const DEBT: u16 = 3;
 }
 
+/// In a sender's own copy of its window: there may be unread bytes in the first ring and behind the header.
+pub const MOVES: u32 = 1 << 31;
+
 /// Which stores copies into a ring are made with, and the trial of others (core's `stores`).
 #[repr(C)]
 pub struct StoresTrial {
@@ -187,7 +190,7 @@ pub struct Half {
     pub loans: AtomicU64,
     /// Generation of the lane.
     pub generation: AtomicU32,
-    /// Send: bytes of the ring in use, our own copy.
+    /// Send: bytes of the ring in use, our own copy; with [`MOVES`] while `moved` counts.
     pub window: AtomicU32,
     /// Capacity of the DMB's ring, bytes.
     pub ring: AtomicU32,
@@ -219,8 +222,10 @@ pub struct Half {
     pub group: AtomicU32,
     /// Send: writes since the window last grew for which a larger one would have been better.
     pub crowded: AtomicU32,
-    /// Send: ticks of the last such write.
+    /// Send: ticks of the last such write; in the first ring, when its end was last passed, and `crowded` how often in short order.
     pub crowded_at: AtomicU64,
+    /// Send: offset up to which unread bytes are in the first ring.
+    pub moved: AtomicU64,
     /// Ticks at which the TCP socket was last asked how it is.
     pub checked: AtomicU64,
     /// TCP byte at which the lane begins.

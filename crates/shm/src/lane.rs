@@ -12,15 +12,19 @@
 //! | rwait | 0x180 | R declares; S clears | S | cost S a needless post or futex wake, or R its wake-up |
 //! | wwait | 0x200 | S declares; R clears | R | the same the other way round |
 //! | woken | 0x188, 0x208 | who wakes a nap | who napped | lie in the other's statistics of wake-ups |
-//! | window | 0x008 | S | R | give R other bytes of the ring than were written: they are S's bytes anyway |
+//! | window | 0x008 | S | R | give R other bytes of the DMB than were written: they are S's bytes anyway |
 //! | held | 0x010 | S | R | have R overlook bytes of S's for a while: as if S had sent them later |
 //! | lent | 0x018 | S | R | see [`loans`], as what follows from 0x280 on |
 //! | short | 0x020 | S | R | see [`short`] |
 //!
+//! A lane begins with a *first ring*, in the page that the words are in: a connection with short messages touches one page in
+//! each direction, and no other. When more room is needed, S goes on in the *ring* behind the header, from some offset on, and says so in
+//! the window's word ([`Window`]). The two places have no byte in common: whatever is unread in the first ring stays there until it is read, and R
+//! reads up to that offset there. S comes back to the first ring only when nothing is unread.
+//!
 //! The ring *grows in place*: of the DMB's capacity only a window is used, byte `o` of the lane lies at `o` modulo
 //! the window. S doubles it only while both windows put all that is unread at the same places, so that R may read it
-//! by either; as when the producer stands at an odd multiple of the window. S goes back to a small window only when
-//! nothing is unread.
+//! by either; as when the producer stands at an odd multiple of the window.
 //!
 //! Neither end maps more than it uses: a lane begins with the start of the DMB, R says in `reach` how large a window it can read, and both map
 //! more when the window has come to the end of what they have.
@@ -40,8 +44,12 @@ use short::Short;
 use crate::primitive::{Ordering, SharedU64, full_fence_after_rmw};
 use crate::region::Region;
 
-/// Bytes before the ring in a DMB.
-pub const HEADER: usize = 4096;
+/// Bytes before the ring in a DMB: a page with the words and the first ring, and one with the loans' slots, which is there when something is lent.
+pub const HEADER: usize = 2 * PAGE;
+/// What memory comes in.
+pub const PAGE: usize = 4096;
+/// Where in its first page a DMB's first ring is, behind the words wherever they begin.
+const FIRST_AT: usize = PAGE - FIRST_WINDOW as usize;
 /// Fewest bytes of a ring that are mapped.
 const SMALLEST: u32 = 4096;
 /// In a DMB's address: how often these are doubled.
@@ -64,8 +72,43 @@ pub const fn ring_size(class: u8) -> usize {
 
 /// Largest size class, 16 MiB.
 pub const MAX_CLASS: u8 = 10;
-/// Window that a lane begins with, bytes: two of them stay in a core's first-level cache.
+/// Window that a lane begins with, bytes: all of the first ring.
+pub const FIRST_WINDOW: u32 = 2048;
+/// The least behind the header, bytes: two of them stay in a core's first-level cache.
 pub const MIN_WINDOW: u32 = 16384;
+
+/// What a sender says of where its bytes are: a window, and while there may be unread bytes in the first ring and others behind it, the
+/// offset of the first one that is not there.
+///
+/// moves (1 bit) | lower bits of that offset (31 bits) | window (32 bits)
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Window(pub u64);
+
+impl Window {
+    const MOVES: u64 = 1 << 63;
+    const OFFSET: u64 = u32::MAX as u64 >> 1;
+
+    /// `window` behind the header from offset `until` on; what is unread before it is in the first ring.
+    pub const fn moving(window: u64, until: u64) -> Self {
+        Self(Self::MOVES | (until & Self::OFFSET) << 32 | window)
+    }
+
+    /// Whether there may be bytes in both places.
+    pub const fn moves(self) -> bool {
+        self.0 & Self::MOVES != 0
+    }
+
+    /// Its size, bytes.
+    pub const fn size(self) -> u64 {
+        if self.moves() { self.0 & u32::MAX as u64 } else { self.0 }
+    }
+
+    /// Bytes from `offset` up to where the first ring's end; 0 when `offset` is behind that. At most [`FIRST_WINDOW`] of a sender that keeps to the rules.
+    pub const fn ahead(self, offset: u64) -> u64 {
+        let n = (self.0 >> 32).wrapping_sub(offset) & Self::OFFSET;
+        if n > Self::OFFSET / 2 { 0 } else { n }
+    }
+}
 
 /// generation (12 bits) | offset (48 bits) | flags (4 bits), in one 64-bit word.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -193,6 +236,8 @@ pub struct Words {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Words>() + (COLOURS - 1) * COLOUR <= HEADER);
 #[cfg(not(loom))]
+const _: () = assert!(Loans::SLOTS_AT == PAGE && Loans::BETWEEN_AT + (COLOURS - 1) * COLOUR <= FIRST_AT);
+#[cfg(not(loom))]
 const _: () = assert!(core::mem::offset_of!(Produced, 4) == 0x20 && size_of::<Short>() == 0x20);
 
 /// A wait word: epoch (32 bits) | ... | nap mark (1 bit) | CQ mask (8 bits); 0 is awake. The epoch's half is the futex
@@ -296,7 +341,7 @@ impl Words {
         Cursor(self.prod.0.load(Ordering::Acquire))
     }
 
-    /// Sender, under its lock: bytes published from here on lie in a ring of `window` bytes.
+    /// Sender, under its lock: bytes published from here on lie as this [`Window`] says.
     pub fn set_window(&self, window: u64) {
         // The Release of `publish` (of `begin` for the first one) makes it visible with the first such byte.
         self.prod.1.store(window, Ordering::Relaxed);
@@ -497,6 +542,8 @@ pub struct Dmb {
     capacity: u32,
     mapped: u32,
     window: u32,
+    /// Bytes before this offset are in the first ring, whatever the window.
+    until: u64,
 }
 
 // SAFETY: words are atomics; ring bytes are copied raw, as cursors allow.
@@ -568,6 +615,7 @@ impl Dmb {
             capacity,
             mapped,
             window: mapped,
+            until: 0,
         }
     }
 
@@ -575,7 +623,8 @@ impl Dmb {
     /// The ring keeps what is in it, which the next sender is free to say again: its process wrote it.
     #[cfg(not(loom))]
     pub fn reset(region: Region) {
-        for at in (0..HEADER).step_by(size_of::<SharedU64>()) {
+        // The slots of loans say nothing where none is counted.
+        for at in (0..PAGE).step_by(size_of::<SharedU64>()) {
             // SAFETY: an atomic, valid for any bit pattern; the caller's mapping stays for as long as the loop.
             if let Some(word) = unsafe { region.at::<SharedU64>(at) } {
                 // Relaxed: the peer learns of the DMB by the broker, after this.
@@ -593,7 +642,7 @@ impl Dmb {
     /// Start of the mapping that `address` is in.
     #[inline]
     pub const fn start_of(address: usize) -> usize {
-        address & !(HEADER - 1)
+        address & !(PAGE - 1)
     }
 
     /// The words.
@@ -606,14 +655,75 @@ impl Dmb {
     #[inline]
     pub fn with_window(self, window: u64) -> Option<Self> {
         let window = u32::try_from(window).ok()?;
-        (window.is_power_of_two() && window <= self.mapped).then_some(Self { window, ..self })
+        (window.is_power_of_two() && window <= self.mapped).then_some(Self { window, until: 0, ..self })
+    }
+
+    /// Sender: the same DMB, of whose ring `window` bytes are in use, a power of two, and before offset `until` the first ring. `None` where less is
+    /// mapped.
+    #[inline]
+    pub fn with_own_window(self, window: u32, until: u64) -> Option<Self> {
+        // One comparison for both: a lane that is closed has a window of 0.
+        (window.wrapping_sub(1) < self.mapped).then_some(Self { window, until, ..self })
     }
 
     /// Receiver: the same DMB as the sender uses it now; `None` where it says what cannot be. To be asked after
-    /// `prod`: then all that prod showed can be read so.
+    /// `prod`: then all that prod showed can be read so. `None` also while the sender moves.
     #[inline]
     pub fn as_sent(self) -> Option<Self> {
         self.with_window(self.words.window())
+    }
+
+    /// The same also while the sender moves, for who has read up to `cursor`.
+    pub fn as_sent_behind(self, cursor: u64) -> Option<Self> {
+        let window = Window(self.words.window());
+        if !window.moves() {
+            return self.with_window(window.0);
+        }
+        let ahead = window.ahead(cursor);
+        let is_lawful = ahead <= u64::from(FIRST_WINDOW) && window.size() >= u64::from(MIN_WINDOW);
+        let until = if ahead == 0 { 0 } else { cursor + ahead };
+        self.with_window(window.size()).filter(|_| is_lawful).map(|dmb| Self { until, ..dmb })
+    }
+
+    /// Sender that has published up to `prod` and inherits the words of one that died: the same DMB as that one used it.
+    pub fn as_left(self, prod: u64) -> Option<Self> {
+        let window = Window(self.words.window());
+        if !window.moves() {
+            return self.with_window(window.0);
+        }
+        let behind = prod.wrapping_sub(window.0 >> 32) & Window::OFFSET;
+        self.with_window(window.size()).map(|dmb| Self { until: prod.saturating_sub(behind), ..dmb })
+    }
+
+    /// Offset up to which unread bytes are in the first ring, while the window is behind the header.
+    #[inline]
+    pub fn until(&self) -> u64 {
+        self.until
+    }
+
+    /// Whether the first ring is all that is in use.
+    #[inline]
+    pub fn is_first(&self) -> bool {
+        self.window == FIRST_WINDOW
+    }
+
+    /// How many bytes can be unread for who has read up to `cursor`.
+    #[inline]
+    pub fn most(&self, cursor: u64) -> u64 {
+        self.window() + self.until.saturating_sub(cursor)
+    }
+
+    /// Sender: how many bytes fit behind `offset` when all before `cons` was read; `None` where that cannot be.
+    #[inline]
+    pub fn room(&self, cons: u64, offset: u64) -> Option<u64> {
+        self.window().checked_sub(offset.wrapping_sub(cons.max(self.until)))
+    }
+
+    /// Sender: offset of the first byte that may be unread.
+    pub fn oldest(&self, offset: u64) -> u64 {
+        let least = if self.until == 0 { offset } else { offset.min(self.until) };
+        let window = if self.until == 0 { self.window() } else { FIRST_WINDOW.into() };
+        least.saturating_sub(window)
     }
 
     /// Bytes that the ring can grow to.
@@ -640,12 +750,24 @@ impl Dmb {
         u64::from(self.window)
     }
 
-    /// Address of the ring byte at `offset`, and how many bytes follow before the window's end.
+    /// Address of the byte at `offset`, and how many follow it there: not more than up to the window's end.
     #[inline]
     pub fn span(&self, offset: u64) -> (*mut u8, usize) {
+        if offset < self.until {
+            return self.first_span(offset);
+        }
         let at = offset as usize & (self.window as usize - 1);
-        // SAFETY: masked, so inside the window, which is inside the ring.
-        (unsafe { self.ring.add(at) }, self.window as usize - at)
+        let back = if self.window == FIRST_WINDOW { HEADER - FIRST_AT } else { 0 };
+        // SAFETY: masked, so inside the window, which is inside the ring, or the first ring, so far before it.
+        (unsafe { self.ring.sub(back).add(at) }, self.window as usize - at)
+    }
+
+    #[cold]
+    fn first_span(&self, offset: u64) -> (*mut u8, usize) {
+        let at = offset as usize & (FIRST_WINDOW as usize - 1);
+        let left = usize::try_from(self.until - offset).unwrap_or(usize::MAX);
+        // SAFETY: masked, so inside the first ring, which is so far before the ring.
+        (unsafe { self.ring.sub(HEADER - FIRST_AT).add(at) }, left.min(FIRST_WINDOW as usize - at))
     }
 
     /// Sender: what it has just put into the ring at `offset`, as far as a short message goes; `None` next to the window's end.
@@ -659,13 +781,31 @@ impl Dmb {
     /// The same DMB with twice the window; `None` when it fills the ring, or when what is unread, from `cons` up to
     /// `prod`, would lie elsewhere.
     pub fn doubled(self, cons: u64, prod: u64) -> Option<Self> {
-        if self.may_double(cons, prod) { self.with_window(self.window() * 2) } else { None }
+        let more = self.window.checked_mul(2).filter(|_| self.may_double(cons, prod))?;
+        self.with_own_window(more, self.until)
+    }
+
+    /// Sender that has published up to `prod`, what is unread being in the first ring from `cons` on: the same with the least window behind
+    /// the header; `None` where that is not mapped.
+    pub fn moved_on(self, cons: u64, prod: u64) -> Option<Self> {
+        self.with_own_window(MIN_WINDOW, if cons == prod { 0 } else { prod })
+    }
+
+    /// The same when all that is in the first ring was read.
+    pub fn settled(self) -> Self {
+        Self { until: 0, ..self }
+    }
+
+    /// What the sender says of it.
+    pub fn said(&self) -> Window {
+        if self.until == 0 { Window(self.window()) } else { Window::moving(self.window(), self.until) }
     }
 
     /// Whether all that is unread would stay where it is in twice the window.
     #[inline]
     pub fn may_double(&self, cons: u64, prod: u64) -> bool {
         let window = self.window();
+        let cons = cons.max(self.until);
         cons == prod || (cons & window == 0 && (prod - 1) / window == cons / window)
     }
 
@@ -674,9 +814,11 @@ impl Dmb {
         offset.next_multiple_of(self.window()) | self.window()
     }
 
-    /// Sender, with nothing unread: gives the memory of the ring behind the first `window` bytes back to the system.
+    /// Sender, with nothing unread: gives the memory of the ring behind the first `window` bytes back to the system; all of it where that is the first
+    /// ring's.
     pub fn release_behind(&self, window: u64) {
-        let (at, end) = (window as usize, self.mapped as usize);
+        let (at, end) =
+            (if window <= FIRST_WINDOW.into() { 0 } else { window as usize }, self.mapped as usize);
         if at < end {
             // SAFETY: within the mapping; nothing there is unread, and only the sender writes, which is the caller.
             // Failure (a seal, a filter) leaves the memory where it is.
@@ -690,14 +832,13 @@ impl Dmb {
     /// `from` is readable for `len` bytes; `len` is at most the window.
     #[inline]
     pub unsafe fn fill(&self, offset: u64, from: *const u8, len: usize) {
-        let (to, room) = self.span(offset);
-        let first = len.min(room);
-        // SAFETY: `first` bytes fit before the window's end, the rest from its beginning (len <= window).
-        unsafe {
-            core::ptr::copy_nonoverlapping(from, to, first);
-            if len > first {
-                core::ptr::copy_nonoverlapping(from.add(first), self.ring, len - first);
-            }
+        let mut done = 0;
+        while done < len {
+            let (to, room) = self.span(offset + done as u64);
+            let n = room.min(len - done);
+            // SAFETY: `n` bytes fit before the window's end; all of them are within `len`.
+            unsafe { core::ptr::copy_nonoverlapping(from.add(done), to, n) };
+            done += n;
         }
     }
 }

@@ -14,8 +14,8 @@ use shunpike_core::call::Outcome;
 use shunpike_core::table::{self, Conn};
 use shunpike_core::tls::critical;
 use shunpike_core::{Errno, above, bufs::Bufs, closing, conn, life, reuse, rx, session, state, tx};
-use shunpike_shm::arena::{Half, mode};
-use shunpike_shm::lane::{Cursor, Dmb, HEADER, MIN_WINDOW, Side, Words};
+use shunpike_shm::arena::{Half, MOVES, mode};
+use shunpike_shm::lane::{Cursor, Dmb, FIRST_WINDOW, HEADER, MIN_WINDOW, Side, Window, Words};
 use shunpike_shm::lifecycle::Event;
 use shunpike_shm::region;
 use shunpike_wire::Reason;
@@ -89,9 +89,15 @@ impl Memory {
         unsafe { &*((self.theirs + WORDS + at) as *const AtomicU64) }
     }
 
-    /// A byte of the ring, as the peer has it at `offset` within `window`.
-    fn byte(&self, offset: u64, window: u64) -> *mut u8 {
-        (self.theirs + HEADER + (offset & (window - 1)) as usize) as *mut u8
+    /// A byte of the stream, as the peer has it at `offset`, where all before `cons` was read.
+    fn byte(&self, offset: u64, window: Window, cons: u64) -> *mut u8 {
+        let is_first = window == FIRST || window.moves() && offset < cons + window.ahead(cons);
+        let (at, size) = if is_first {
+            (PAGE - FIRST_WINDOW as usize, FIRST_WINDOW.into())
+        } else {
+            (HEADER, window.size())
+        };
+        (self.theirs + at + (offset & (size - 1)) as usize) as *mut u8
     }
 
     fn is_intact(&self) -> bool {
@@ -116,6 +122,8 @@ impl Drop for Memory {
 
 const PROD: usize = Words::PROD_AT;
 const WINDOW: usize = Words::WINDOW_AT;
+/// The window that a lane begins with.
+const FIRST: Window = Window(FIRST_WINDOW as u64);
 const CONS: usize = Words::CONS_AT;
 const START: usize = 2 * 128;
 const RWAIT: usize = 3 * 128;
@@ -187,11 +195,11 @@ impl World {
         block.rx.mode.store(mode::GRANTED, Ordering::SeqCst);
         words(&block.tx).set_reach((LEN - HEADER) as u64);
         words(&block.tx).grant(1);
-        block.tx.window.store(MIN_WINDOW, Ordering::Relaxed);
-        assert!(words(&block.tx).begin(1, 0, MIN_WINDOW.into()));
+        block.tx.window.store(FIRST_WINDOW, Ordering::Relaxed);
+        assert!(words(&block.tx).begin(1, 0, FIRST.0));
         block.tx.mode.store(mode::LANE, Ordering::SeqCst);
         block.life.on(Event::Open);
-        rx.word(WINDOW).store(MIN_WINDOW.into(), Ordering::Relaxed);
+        rx.word(WINDOW).store(FIRST.0, Ordering::Relaxed);
         let (sent, got, put, taken) = (0, 0, 0, 0);
         let before = [Before::default(); 2];
         Self { conn, fd, own: Some(own), peer, rx, tx, honest: true, sent, got, put, taken, before }
@@ -302,16 +310,25 @@ impl World {
     /// The peer sends as it should.
     fn produce(&mut self, script: &mut Script<'_>) {
         let (prod, cons) = (Cursor(self.load(&self.rx, PROD)), Cursor(self.load(&self.rx, CONS)));
-        let window = self.load(&self.rx, WINDOW);
-        let unread = prod.offset().wrapping_sub(cons.offset());
-        let sane = window.is_power_of_two() && window <= (LEN - HEADER) as u64 && unread <= window;
-        let n = (script.short() as u64).min(if sane { window - unread } else { 0 });
+        let mut window = Window(self.load(&self.rx, WINDOW));
+        if self.honest && window == FIRST && script.short().is_multiple_of(4) {
+            let (size, is_read) = (MIN_WINDOW.into(), prod.offset() == cons.offset());
+            window = if is_read { Window(size) } else { Window::moving(size, prod.offset()) };
+        } else if self.honest && window.moves() && window.ahead(cons.offset()) == 0 {
+            window = Window(window.size());
+        }
+        let n = (script.short() as u64).min(room(window, cons.offset(), prod.offset()).unwrap_or(0));
         if prod.has(15) || cons.has(15) || n == 0 || !self.honest {
             return;
         }
+        self.rx.word(WINDOW).store(window.0, Ordering::Relaxed);
         for at in 0..n {
             // SAFETY: within the ring; what is not published is the sender's to write.
-            unsafe { self.rx.byte(prod.offset() + at, window).write_volatile(pattern(self.sent + at)) };
+            unsafe {
+                self.rx
+                    .byte(prod.offset() + at, window, cons.offset())
+                    .write_volatile(pattern(self.sent + at))
+            };
         }
         self.sent += n;
         self.rx.word(PROD).store(prod.plus(n).0, Ordering::Release);
@@ -320,19 +337,16 @@ impl World {
     /// The peer reads as it should; what it finds is what we sent.
     fn consume(&mut self, script: &mut Script<'_>) {
         let (prod, cons) = (Cursor(self.load(&self.tx, PROD)), Cursor(self.load(&self.tx, CONS)));
-        let window = self.load(&self.tx, WINDOW);
+        let window = Window(self.load(&self.tx, WINDOW));
         let unread = prod.offset().wrapping_sub(cons.offset());
         if !self.honest || cons.has(15) {
             return;
         }
-        assert!(
-            window.is_power_of_two() && window <= (LEN - HEADER) as u64 && unread <= window,
-            "{unread}/{window}"
-        );
+        assert!(room(window, cons.offset(), prod.offset()).is_some(), "{unread} in {window:?}");
         let n = (script.short() as u64).min(unread);
         for at in 0..n {
             // SAFETY: within the ring; what is published is the receiver's to read.
-            let byte = unsafe { self.tx.byte(cons.offset() + at, window).read_volatile() };
+            let byte = unsafe { self.tx.byte(cons.offset() + at, window, cons.offset()).read_volatile() };
             assert_eq!(byte, pattern(self.taken + at), "other bytes than were sent");
         }
         self.taken += n;
@@ -500,9 +514,15 @@ impl World {
             return;
         }
         let (cursor, other) = (half.cursor.load(Ordering::Relaxed), half.other.load(Ordering::Relaxed));
-        let window = half.window.load(Ordering::Relaxed);
+        let word = half.window.load(Ordering::Relaxed);
+        let (window, moves) = (word & !MOVES, word & MOVES != 0);
         assert!(window.is_power_of_two() && window as usize <= LEN - HEADER, "{window}");
-        assert!(cursor - other <= u64::from(window), "{cursor} - {other} > {window}");
+        let until = if moves { half.moved.load(Ordering::Relaxed) } else { 0 };
+        assert!(
+            until <= cursor && until.saturating_sub(other) <= FIRST_WINDOW.into(),
+            "{other}, {until}, {cursor}"
+        );
+        assert!(cursor - other.max(until) <= u64::from(window), "{cursor} - {other}, {until} > {window}");
     }
 
     /// The program closes; all that the lanes had is let go.
@@ -513,6 +533,15 @@ impl World {
         assert_eq!([&block.rx, &block.tx].map(|half| half.dmb.load(Ordering::Relaxed)), [0, 0]);
         reuse::sweep(&mut session::lock());
     }
+}
+
+/// How much fits behind `prod`; `None` where no such window can be.
+fn room(window: Window, cons: u64, prod: u64) -> Option<u64> {
+    let ahead = if window.moves() { window.ahead(cons) } else { 0 };
+    let is_lawful = window.size().is_power_of_two()
+        && window.size() <= (LEN - HEADER) as u64
+        && ahead <= FIRST_WINDOW.into();
+    window.size().checked_sub(prod.wrapping_sub(cons + ahead)).filter(|_| is_lawful)
 }
 
 fn result(outcome: Outcome) -> Result<usize, Errno> {

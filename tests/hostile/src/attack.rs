@@ -8,7 +8,7 @@ use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use shunpike_shm::lane::loans::{Loan, Witness};
-use shunpike_shm::lane::{Cursor, MAX_OFFSET};
+use shunpike_shm::lane::{Cursor, MAX_OFFSET, Window};
 use shunpike_shm::{Region, region};
 use shunpike_wire::session::{ClcBytes, ToBroker};
 
@@ -215,11 +215,22 @@ fn value(now: u64, dice: &mut Dice) -> u64 {
 
 const WORDS: [usize; 11] = [PROD, PROD, PROD, WINDOW, CONS, CONS, START, RWAIT, WWAIT, LENT, ANSWER];
 
+/// The same for the word at `at`; for a window often that the sender moves, from somewhere near.
+fn value_at(memory: &Memory, at: usize, dice: &mut Dice) -> u64 {
+    if at != WINDOW || dice.one_in(3) {
+        return value(memory.word(at).load(Ordering::SeqCst), dice);
+    }
+    let prod = Cursor(memory.word(PROD).load(Ordering::SeqCst)).offset();
+    let size = dice.pick(&[0, 1, 2048, 16384, 16384, 16384, 32768, 1 << 20, 3 << 14, u32::MAX.into()]);
+    let near = dice.pick(&[0, 1, 64, 2047, 2048, 2049, 1 << 30, (1 << 30) + 1, (1 << 31) - 1]);
+    Window::moving(size, if dice.one_in(2) { prod.wrapping_add(near) } else { prod.wrapping_sub(near) }).0
+}
+
 fn word(peer: &Peer, session: &Session, dice: &mut Dice) {
     let Some(memory) = any_memory(peer, dice) else { return };
     let at = if dice.one_in(20) { 8 * dice.below(512) as usize } else { dice.pick(&WORDS) };
     let word = memory.word(at);
-    word.store(value(word.load(Ordering::SeqCst), dice), Ordering::SeqCst);
+    word.store(value_at(memory, at, dice), Ordering::SeqCst);
     if !dice.one_in(4) {
         peer.ring(session);
     }
@@ -227,9 +238,11 @@ fn word(peer: &Peer, session: &Session, dice: &mut Dice) {
 
 fn hammer(peer: &Peer, dice: &mut Dice) {
     let Some(memory) = any_memory(peer, dice) else { return };
-    let word = memory.word(dice.pick(&WORDS));
+    let at = dice.pick(&WORDS);
+    let word = memory.word(at);
     let now = word.load(Ordering::SeqCst);
-    let (one, other) = (value(now, dice), if dice.one_in(2) { now } else { value(now, dice) });
+    let one = value_at(memory, at, dice);
+    let other = if dice.one_in(2) { now } else { value_at(memory, at, dice) };
     let end = Instant::now() + Duration::from_micros(dice.below(4000));
     while Instant::now() < end {
         for _ in 0..100 {
@@ -246,6 +259,8 @@ fn bytes(peer: &Peer, dice: &mut Dice) {
             for _ in 0..200 {
                 let at = memory.region.len() as u64 - shunpike_shm::lane::HEADER as u64;
                 let at = shunpike_shm::lane::HEADER + (dice.below(at) as usize & !7);
+                // Now and then in the first ring.
+                let at = if dice.one_in(4) { 0x800 + (dice.below(0x400) as usize & !7) } else { at };
                 memory.word(at).store(dice.word(), Ordering::Relaxed);
             }
         }

@@ -326,8 +326,8 @@ impl Peer {
             let begun = dmb.words().start(1) == Some(self.counts.1);
             let prod = dmb.words().prod();
             // Before it has begun, the sender has said nothing of its window.
-            let dmb = dmb.as_sent().unwrap_or(dmb);
-            let unread = prod.offset().wrapping_sub(self.consumed).min(dmb.window());
+            let dmb = dmb.as_sent_behind(self.consumed).unwrap_or(dmb);
+            let unread = prod.offset().wrapping_sub(self.consumed).min(dmb.most(self.consumed));
             if begun && unread > 0 {
                 for at in self.consumed..self.consumed + unread {
                     // SAFETY: `span` points into the ring.

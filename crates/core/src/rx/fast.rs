@@ -30,7 +30,7 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     let dmb = ordinary(conn)?;
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
-    let (dmb, prod, unread) = rx::unread(half, &dmb)?;
+    let (dmb, prod, unread) = rx::unread_still(half, &dmb)?;
     let n = size.min(unread as usize);
     // Behind the last byte of a lane that is over TCP may have more for this call.
     let is_short_of_end = n < size && prod.has(Cursor::END | Cursor::STOP);
@@ -73,7 +73,7 @@ pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
     let half = &conn.block.rx;
     let _guard = rx::lock(&conn, fd, critical());
     let dmb = ordinary(conn)?;
-    let (dmb, prod, unread) = rx::unread(half, &dmb)?;
+    let (dmb, prod, unread) = rx::unread_still(half, &dmb)?;
     let offset = half.cursor.load(Ordering::Relaxed);
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
     if dmb.words().cons() != at || unread == 0 && prod != at {

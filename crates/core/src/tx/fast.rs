@@ -25,13 +25,11 @@ const MOST: usize = 4096;
 #[inline(always)]
 pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -> Option<usize> {
     let half = &conn.block.tx;
-    let window = u64::from(MIN_WINDOW);
-    let has_grown = || u64::from(half.window.load(Ordering::Relaxed)) != window;
     if !is_ordinary(flags)
         || half.mode.load(Ordering::Relaxed) != mode::LANE
         || session::has_news()
         || !(1..=MOST).contains(&n)
-        || has_grown()
+        || half.window.load(Ordering::Relaxed) > MIN_WINDOW
         || tap::is_on()
     {
         return None;
@@ -39,17 +37,18 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     let critical = critical();
     ahead::of_send(half, n);
     let guard = send_lock::lock(conn.block, &critical);
+    let window = half.window.load(Ordering::Relaxed);
     let ordinary = conn.current()
         && half.mode.load(Ordering::Relaxed) == mode::LANE
-        && !has_grown()
+        && window <= MIN_WINDOW
         && half.held.load(Ordering::Relaxed) == 0
         && half.sndbuf.load(Ordering::Relaxed) == 0
-        && !tx::peer_is_gone(half, fd);
-    let dmb = state::tx_dmb(half).filter(|_| ordinary)?;
+        && !tx::is_to_be_checked(half, fd);
+    let dmb = state::still_tx_dmb(half, window).filter(|_| ordinary)?;
     let offset = half.cursor.load(Ordering::Relaxed);
     let unread = offset.wrapping_sub(half.other.load(Ordering::Relaxed));
     let (to, room) = dmb.span(offset);
-    if unread.saturating_add(n as u64) >= window || n > room || offset > MAX_OFFSET {
+    if unread.saturating_add(n as u64) >= dmb.window() || n > room || offset > MAX_OFFSET {
         return None;
     }
     // SAFETY: the ring's bytes up to the window are the sender's, which we are by its lock.

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::arena::{Half, MOVES, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
@@ -19,8 +19,27 @@ use crate::{call, clock, closing, process, state, window};
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
 pub fn has_room(half: &Half) -> bool {
-    !owes(half)
-        && room(half).is_none_or(|(free, dmb)| free >= writable_at(&dmb) || can_take(half, &dmb, free))
+    has_much(half)
+        || !owes(half)
+            && room(half).is_none_or(|(free, dmb)| {
+                dmb.is_first() || free >= writable_at(&dmb) || can_take(half, &dmb, free)
+            })
+}
+
+/// The usual case: half of a window that does not move, which is more than anybody waits for.
+#[inline]
+fn has_much(half: &Half) -> bool {
+    if half.mode.load(Ordering::Acquire) != mode::LANE {
+        return false;
+    }
+    let window = half.window.load(Ordering::Relaxed);
+    let Some(words) = state::tx_words(half).filter(|_| window & MOVES == 0) else { return false };
+    let generation = half.generation.load(Ordering::Relaxed);
+    let (prod, cons) = (words.prod(), words.cons());
+    !prod.has(Cursor::STOP)
+        && prod.generation() == generation
+        && cons.generation() == generation
+        && half.cursor.load(Ordering::Relaxed).wrapping_sub(cons.offset()) <= u64::from(window / 2)
 }
 
 /// Whether a ring that is not as large as it may become would take more, where no writer was refused since something was published: such a
@@ -54,8 +73,7 @@ fn room(half: &Half) -> Option<(u64, Dmb)> {
         return None;
     }
     // By our own cursor: what stands in the shared one is the peer's to write, too.
-    let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(cons.offset());
-    Some((dmb.window().checked_sub(unread)?, dmb))
+    Some((dmb.room(cons.offset(), half.cursor.load(Ordering::Relaxed))?, dmb))
 }
 
 /// Ends the lanes of a writer that found no room for longer than the grace: a stopped receiver must not block

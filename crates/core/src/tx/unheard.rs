@@ -69,7 +69,7 @@ fn look(conn: Conn, fd: i32) -> Unheard {
     let consumed = words.cons().offset();
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(consumed);
     let is_declared = words.waiting(Side::Readers).declared();
-    if is_declared || unread == 0 || unread > dmb.window() {
+    if is_declared || unread == 0 || unread > dmb.most(consumed) {
         half.unheard_since.store(0, Ordering::Relaxed);
         return Unheard::Not;
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::Region;
 use shunpike_shm::arena::mode;
-use shunpike_shm::lane::{Dmb, HEADER, MAX_CLASS, MIN_WINDOW, ring_size};
+use shunpike_shm::lane::{Dmb, FIRST_WINDOW, HEADER, MAX_CLASS, ring_size};
 use shunpike_shm::region;
 use shunpike_wire::clc::handshake::Opened;
 use shunpike_wire::session::ConnId;
@@ -109,7 +109,8 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         let _guard = half.lock.lock(critical());
         let capacity = shake.peer_ring;
         half.ring.store(capacity, Ordering::Relaxed);
-        half.window.store(capacity.min(MIN_WINDOW), Ordering::Relaxed);
+        half.window.store(FIRST_WINDOW, Ordering::Relaxed);
+        half.moved.store(0, Ordering::Relaxed);
         half.crowded.store(0, Ordering::Relaxed);
         half.token.store(opened.peer.token.0, Ordering::Relaxed);
         half.forks.store(shake.peer_forks, Ordering::Relaxed);

@@ -86,7 +86,7 @@ pub fn deliver(
         let left = (end - at) as usize;
         let known = half.peeked.load(Ordering::Relaxed).saturating_sub(at).min(left as u64) as usize;
         if known > 0
-            && let Some(copy) = peek::copy_of(half, dmb, false)
+            && let Some(copy) = peek::copy_of(half, dmb, None)
         {
             // SAFETY: the program's buffers; the copy has the ring's size, and `known` is at most what is unread.
             unsafe { rest.drain(&copy, at, known) }.map_err(Failure::Errno)?;
@@ -100,7 +100,7 @@ pub fn deliver(
             // In the ring, up to the loan that comes next or to the end of this one.
             let to = loan.map_or(end, |loan| if loan.at > at { loan.at } else { loan.end() }).min(end);
             let n = (to - at) as usize;
-            if peeks && let Some(copy) = peek::copy_of(half, dmb, true) {
+            if peeks && let Some(copy) = peek::copy_of(half, dmb, Some(offset)) {
                 device::move_data(&copy, dmb, at, n);
                 half.peeked.store(to, Ordering::Relaxed);
                 continue;
@@ -113,7 +113,7 @@ pub fn deliver(
         };
         let n = (loan.end().min(end) - at) as usize;
         if (peeks || n < SMALL)
-            && let Some(copy) = peek::copy_of(half, dmb, true)
+            && let Some(copy) = peek::copy_of(half, dmb, Some(offset))
         {
             // The copy has all bytes from the cursor on, or none.
             if !peeks && at > offset {
@@ -211,7 +211,7 @@ impl<'a> Read<'a> {
         let first = n.min(room);
         let mut iov = Bufs::kernel_iov();
         iov[1] = libc::iovec { iov_base: to.cast(), iov_len: first };
-        iov[2] = libc::iovec { iov_base: copy.span(0).0.cast(), iov_len: n - first };
+        iov[2] = libc::iovec { iov_base: copy.span(at + first as u64).0.cast(), iov_len: n - first };
         let mut remote = Remote::new();
         remote.push(loan.from.wrapping_add(at - loan.at), n);
         let got = fetch(self.conn, self.dmb.words().witness(), &mut iov[..3], &mut remote);

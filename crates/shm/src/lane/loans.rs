@@ -9,7 +9,7 @@
 //! | witness | 0x280 | S | R | make R read 16 bytes of S, in vain |
 //! | answer | 0x300 | R | S | make S lend what R then cannot read: R's own loss |
 //! | paces | 0x308, 0x310 | R | S | make S lend where that is slower, or copy, through the caches or past them: this connection's speed |
-//! | slots | 0x380 | S | R | name any memory of S: it is S's stream. R reads no other process, and checks place and length |
+//! | slots | 0x1000 | S | R | name any memory of S: it is S's stream. R reads no other process, and checks place and length |
 //!
 //! R copies from S's memory first and asks then whether the loan still stood: if not, the copy is worth nothing, and the
 //! bytes are in the ring. S reuses its memory only after it took the loan back, or after R consumed it.
@@ -25,6 +25,9 @@ const ANNOUNCED: u64 = 1 << 32;
 const DIRECT: u64 = 1;
 const IN_RING: u64 = 2;
 
+/// Words between the answer and the slots: these are in the next page, which is there only when something is lent.
+const BETWEEN: usize = if cfg!(loom) { 0 } else { (4096 - 0x380) / 8 };
+
 /// A loan's state: [`DIRECT`] or [`IN_RING`].
 #[repr(C)]
 struct Slot {
@@ -39,6 +42,8 @@ struct Slot {
 pub(crate) struct Loans {
     witness: Witnessed,
     answer: Line,
+    /// The rest of the page, where the first ring is.
+    between: [SharedU64; BETWEEN],
     slots: [Slot; SLOTS as usize],
 }
 
@@ -46,11 +51,18 @@ pub(crate) struct Loans {
 struct Witnessed([SharedU64; 3]);
 
 impl Loans {
+    /// From the words' beginning, bytes.
+    #[cfg(not(loom))]
+    pub(crate) const BETWEEN_AT: usize = Words::LOANS_AT + core::mem::offset_of!(Self, between);
+    #[cfg(not(loom))]
+    pub(crate) const SLOTS_AT: usize = Words::LOANS_AT + core::mem::offset_of!(Self, slots);
+
     pub(crate) fn new() -> Self {
         let word = || SharedU64::new(0);
         Self {
             witness: Witnessed([word(), word(), word()]),
             answer: Line::new(),
+            between: core::array::from_fn(|_| word()),
             slots: core::array::from_fn(|_| Slot { at: word(), len: word(), from: word(), state: word() }),
         }
     }
@@ -201,7 +213,7 @@ mod tests {
     fn the_words_lie_where_the_tables_say() {
         assert_eq!((Words::LENT_AT, Words::LOANS_AT), (0x18, 0x280));
         assert_eq!(core::mem::offset_of!(Loans, answer), 0x80);
-        assert_eq!(core::mem::offset_of!(Loans, slots), 0x100);
+        assert_eq!((Loans::BETWEEN_AT, Loans::SLOTS_AT), (0x380, 0x1000));
         assert!(size_of::<Words>() <= HEADER);
     }
 

@@ -35,7 +35,7 @@ fn a_dmb_that_is_reset_is_as_it_was_at_first() {
     let bytes = unsafe { core::slice::from_raw_parts_mut(region.base(), region.len()) };
     bytes.fill(0xff);
     Dmb::reset(region);
-    assert!(bytes[..HEADER].iter().all(|&byte| byte == 0) && bytes[HEADER..].iter().all(|&byte| byte != 0));
+    assert!(bytes[..PAGE].iter().all(|&byte| byte == 0) && bytes[PAGE..].iter().all(|&byte| byte != 0));
     // SAFETY: nothing borrowed from it is used any more.
     unsafe { region.unmap() };
 }
@@ -161,5 +161,73 @@ fn what_more_is_mapped_is_the_same_memory_at_another_address() {
     assert_eq!((cut.base(), cut.len()), (larger.base(), HEADER + (16 << 10)));
     for lawless in [ring_size(3) as u32 + 1, 8 << 10] {
         assert!(Dmb::part(region, 5, lawless).is_none(), "no power of two, or less than is mapped");
+    }
+}
+
+/// A DMB of 64 KiB in `memory`.
+fn in_memory(memory: &mut Vec<u8>) -> Dmb {
+    memory.resize(Dmb::len(2) + PAGE, 0);
+    let base = memory.as_mut_ptr().addr().next_multiple_of(PAGE);
+    let words = memory.as_mut_ptr().with_addr(base).expose_provenance();
+    // SAFETY: page-aligned, and of the length of a DMB of 64 KiB.
+    unsafe { Dmb::at(Dmb::address_of(words, 64 << 10), 64 << 10) }
+}
+
+/// Wherever the sender leaves the first ring, both ends find the bytes before that point there and the others behind the header, each
+/// at a place of its own.
+#[test]
+fn a_sender_that_moves_leaves_what_is_unread_where_it_is() {
+    let mut memory = Vec::new();
+    let whole = in_memory(&mut memory);
+    let first = whole.with_own_window(FIRST_WINDOW, 0).expect("mapped");
+    let page = Dmb::start_of(whole.address());
+    assert_eq!(first.span(0).0 as usize, page + PAGE - FIRST_WINDOW as usize);
+    for until in (1..40_000u64).step_by(1023).chain([1 << 31, (1 << 31) + 1000, (1 << 46) + 5]) {
+        for unread in [0, 1, 700, 2047, 2048].into_iter().filter(|&unread| unread <= until) {
+            let cons = until - unread;
+            let moved = first.moved_on(cons, until).expect("mapped");
+            let end = until + u64::from(MIN_WINDOW);
+            assert_eq!((moved.until() == 0, moved.room(cons, until)), (unread == 0, Some(MIN_WINDOW.into())));
+            assert_eq!((moved.most(cons), moved.oldest(end) <= cons), (end - cons, true));
+            whole.words().set_window(moved.said().0);
+            let mut taken = std::collections::BTreeSet::new();
+            for at in (cons..end).step_by(89) {
+                let (place, room) = moved.span(at);
+                let base = if at < until { first.span(at).0 } else { place };
+                assert_eq!(place, base);
+                assert_eq!((place as usize) < page + PAGE, at < until);
+                assert!(taken.insert(place), "{at} has the place of another");
+                assert!(room as u64 <= if at < until { until - at } else { MIN_WINDOW.into() });
+                // A receiver that has read up to there, and an heir of the sender's.
+                let seen = whole.as_sent_behind(at).expect("lawful");
+                assert_eq!((seen.span(at), seen.most(at)), ((place, room), moved.most(at)));
+                let heir = whole.as_left(at.max(until)).expect("lawful");
+                assert_eq!((heir.until(), heir.window()), (moved.until(), moved.window()));
+            }
+            assert!(unread == 0 || whole.as_sent().is_none(), "not for the fast path");
+            assert!(
+                cons == 0 || unread != 2048 || whole.as_sent_behind(cons - 1).is_none(),
+                "more than the first ring has"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_window_grows_while_the_sender_moves_by_what_lies_behind_the_header() {
+    let mut memory = Vec::new();
+    let first = in_memory(&mut memory).with_own_window(FIRST_WINDOW, 0).expect("mapped");
+    let moved = first.moved_on(1000, 2000).expect("mapped");
+    assert_eq!(moved.doubled(1000, 16 << 10).map(|dmb| (dmb.window(), dmb.until())), Some((32 << 10, 2000)));
+    assert!(moved.doubled(1000, (16 << 10) + 1).is_none());
+    // What stands in the shared word is the peer's to write, too.
+    for lawless in [
+        Window::moving(2048, 3000),
+        Window::moving(128 << 10, 3000),
+        Window::moving(3 << 14, 3000),
+        Window::moving(0, 0),
+    ] {
+        first.words().set_window(lawless.0);
+        assert!(first.as_sent_behind(2500).is_none() && first.as_sent().is_none());
     }
 }

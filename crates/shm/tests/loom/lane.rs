@@ -3,7 +3,7 @@
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use shunpike_shm::lane::{Cursor, Words};
+use shunpike_shm::lane::{Cursor, Window, Words};
 
 use crate::explore;
 
@@ -233,6 +233,105 @@ fn broken_window_said_after_its_bytes() {
 #[should_panic]
 fn broken_window_looked_at_before_the_cursor() {
     growth(Growth::WindowLookedAtFirst);
+}
+
+#[derive(Copy, Clone, PartialEq)]
+enum Move {
+    Kept,
+    Unsaid,
+    SaidAfterPublish,
+    LookedAtFirst,
+    SettledUnread,
+}
+
+/// From a first ring of one byte to a ring of two behind the header (models/move.pml): one byte in the one, three in the other.
+fn moving(rule: Move) {
+    explore("moving", move || {
+        let words = Words::new();
+        words.grant(1);
+        assert!(words.begin(1, 0, 1));
+        let places: [UnsafeCell<u8>; 3] = core::array::from_fn(|_| UnsafeCell::new(0));
+        let lane = Arc::new((words, places));
+        let place = |window: Window, at: u64| match window {
+            _ if window.moves() && window.ahead(at) > 0 => 0,
+            Window(1) => 0,
+            _ => 1 + at as usize % 2,
+        };
+        let sender = {
+            let lane = Arc::clone(&lane);
+            thread::spawn(move || {
+                let (words, places) = &*lane;
+                let (mut at, mut window) = (START, Window(1));
+                for byte in 1..=4 {
+                    let mut late = None;
+                    if at.offset() == 1 {
+                        let is_read = words.cons().offset() == 1 || rule == Move::Unsaid;
+                        window = if is_read { Window(2) } else { Window::moving(2, 1) };
+                        late = Some(window).filter(|_| rule == Move::SaidAfterPublish);
+                        if late.is_none() {
+                            words.set_window(window.0);
+                        }
+                    } else if window.moves() && (words.cons().offset() >= 1 || rule == Move::SettledUnread) {
+                        window = Window(2);
+                        words.set_window(window.0);
+                    }
+                    while at.offset() > 2 && at.offset() - words.cons().offset().max(1) >= 2 {
+                        thread::yield_now();
+                    }
+                    // SAFETY: loom checks that nobody else is at this byte.
+                    places[place(window, at.offset())].with_mut(|to| unsafe { *to = byte });
+                    at = words.publish(at, 1).expect("nobody stops");
+                    if let Some(window) = late {
+                        words.set_window(window.0);
+                    }
+                }
+            })
+        };
+        let (words, places) = &*lane;
+        let mut at = START;
+        for byte in 1..=4 {
+            let mut window = words.window();
+            while words.prod().offset() == at.offset() {
+                thread::yield_now();
+            }
+            if rule != Move::LookedAtFirst {
+                window = words.window();
+            }
+            // SAFETY: as above.
+            assert_eq!(places[place(Window(window), at.offset())].with(|from| unsafe { *from }), byte);
+            at = words.consume(at, 1).expect("nobody takes back");
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sender_that_moves_is_read_from_where_it_wrote() {
+    moving(Move::Kept);
+}
+
+#[test]
+#[should_panic]
+fn broken_moved_and_not_said() {
+    moving(Move::Unsaid);
+}
+
+#[test]
+#[should_panic]
+fn broken_move_said_after_its_bytes() {
+    moving(Move::SaidAfterPublish);
+}
+
+#[test]
+#[should_panic]
+fn broken_move_looked_at_before_the_cursor() {
+    moving(Move::LookedAtFirst);
+}
+
+#[test]
+#[should_panic]
+fn broken_first_ring_said_to_be_read() {
+    moving(Move::SettledUnread);
 }
 
 #[derive(Copy, Clone, PartialEq)]
