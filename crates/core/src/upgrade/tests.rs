@@ -17,8 +17,8 @@ use crate::table::Entry;
 /// took it for news of the next match would nominate it a third time, in the middle of that.
 #[test]
 fn what_is_said_of_an_earlier_nomination_is_not_of_the_next() {
+    let _alone = crate::device::tests::alone();
     let mut session = crate::session::lock();
-    assert!(table::init());
     let (socket, _peer) = std::os::unix::net::UnixStream::pair().expect("two sockets");
     let fd = socket.as_raw_fd();
     let conn = process::allocate().map(Conn::new).expect("a block");
@@ -65,8 +65,8 @@ fn what_is_said_of_an_earlier_nomination_is_not_of_the_next() {
 /// would hear of it twice, and either end would give up the match that the other is in.
 #[test]
 fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
+    let _alone = crate::device::tests::alone();
     let mut session = crate::session::lock();
-    assert!(table::init());
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("broker");
     let seqpacket =
@@ -127,4 +127,26 @@ fn welcome(socket: rustix::fd::BorrowedFd<'_>) {
     assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes[..len])], &mut control, SendFlags::empty());
     assert_eq!(sent, Ok(len));
+}
+
+/// TCP shows its reader the stream's end from then on, also before the lane has begun.
+#[test]
+fn who_has_shut_down_reading_is_offered_no_lane() {
+    let _alone = crate::device::tests::alone();
+    let _session = crate::session::lock();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let socket = TcpStream::connect(listener.local_addr().expect("its address")).expect("a connection");
+    for reads in [true, false] {
+        let conn = process::allocate().map(Conn::new).expect("a block");
+        let ring = ring_size(0) as u32;
+        let memory = region::create("shunpike-test-dmb", Dmb::len(0)).expect("memory");
+        let mapped = Region::map(memory.as_fd(), Dmb::len(0)).expect("a mapping");
+        if !reads {
+            conn.block.life.end_reading();
+        }
+        assert_eq!(left_for_good(conn.block).is_none(), reads);
+        assert_eq!(grant(conn, socket.as_raw_fd(), (mapped, ring), DmbToken(1), 0), reads);
+        conn.block.life.on(Event::Close);
+        conn.block.free();
+    }
 }
