@@ -8,7 +8,7 @@ use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb};
 use shunpike_wire::{DmbToken, Reason};
 
-use crate::reset::rouse;
+use crate::reset::wake_own_side;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
@@ -23,7 +23,7 @@ pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
 
 /// One direction is on TCP again, under its lock: its memory is let go, the rest follows in `settle`.
 pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
-    rouse(conn.block, half);
+    wake_own_side(conn.block, half);
     window::closed(half);
     if core::ptr::eq(half, &conn.block.tx) {
         lending::over(conn.block);

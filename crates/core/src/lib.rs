@@ -17,11 +17,11 @@
 //! ```
 
 // Leaves: no connection is known here.
-mod ahead;
 pub mod clock;
 mod doorbell;
 pub mod mutex;
 pub mod policy;
+mod prefetch;
 mod proc;
 pub mod surface;
 pub mod sys;
@@ -50,12 +50,12 @@ pub mod state;
 
 // One end of a lane.
 pub mod bufs;
+mod copy_rate;
 pub mod device;
 mod handshakes;
 mod later;
 mod look;
 mod outbox;
-mod pace;
 pub mod peek;
 pub mod source;
 pub mod spares;
@@ -89,7 +89,7 @@ pub mod upgrade;
 
 // Data calls.
 mod blocking;
-pub mod plain;
+pub mod passthrough;
 pub mod rx;
 pub mod tx;
 

@@ -158,7 +158,7 @@ pub fn of(block: &Block) -> Option<&'static Link> {
 }
 
 /// The peer looks at the connection, whichever call it sleeps in.
-pub fn rouse_peer(block: &Block) {
+pub fn wake_peer(block: &Block) {
     if let Some(link) = of(block) {
         let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
         link.post(to, u8::MAX, block.slot.load(Ordering::Relaxed));

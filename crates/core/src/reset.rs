@@ -12,11 +12,11 @@ use crate::tls::critical;
 use crate::{doorbell, process, state, sys, wait};
 
 /// Threads of ours that nap on one direction look again: its mode has changed.
-pub(crate) fn rouse(block: &Block, half: &Half) {
+pub(crate) fn wake_own_side(block: &Block, half: &Half) {
     let _critical = critical();
     let side = if core::ptr::eq(half, &block.rx) { Side::Readers } else { Side::Writers };
     if let Some(dmb) = state::rx_dmb(half) {
-        wait::rouse(dmb.words(), side);
+        wait::wake_nappers(dmb.words(), side);
     }
 }
 
@@ -37,7 +37,7 @@ pub fn reset(conn: Conn, fd: i32, reason: Reason) {
     let _ = rustix::net::shutdown(sys::borrowed(fd), rustix::net::Shutdown::Both);
     for half in [&conn.block.rx, &conn.block.tx] {
         half.mode.store(mode::PLAIN, Ordering::Release);
-        rouse(conn.block, half);
+        wake_own_side(conn.block, half);
     }
     conn.block.life.on(Event::Bar);
 }

@@ -18,14 +18,14 @@ use news::Wait;
 
 use crate::bufs::Bufs;
 use crate::call::Outcome;
-use crate::pace::{self, Way};
+use crate::copy_rate::{self, Way};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait;
 use crate::zerocopy::borrowing::{self, Failure};
 use crate::{
-    above, ahead, call, clock, closing, cork, hope, peek, plain, process, reset, seen, session, sets, state,
-    sys, window,
+    above, call, clock, closing, cork, hope, passthrough, peek, prefetch, process, reset, seen, session,
+    sets, state, sys, window,
 };
 
 /// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
@@ -162,7 +162,7 @@ fn kernel(fd: i32, bufs: &Bufs<'_>, flags: i32) -> Result<usize, Errno> {
 /// Makes `call`, counts what it brought, and leaves what `enter` entered.
 fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce(&T) -> usize) -> T {
     let result = call();
-    plain::counted(conn, &conn.block.rx, fd, brought(&result), 0);
+    passthrough::counted(conn, &conn.block.rx, fd, brought(&result), 0);
     result
 }
 
@@ -276,7 +276,7 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     }
     let mut n = bufs.left().min(unread as usize);
     if n == 0 {
-        ahead::of_later(&dmb, offset, unread);
+        prefetch::of_later(&dmb, offset, unread);
     }
     let known = half.loans.load(Ordering::Relaxed);
     let lent = words.lent().0 != known;
@@ -285,7 +285,7 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let deliver = || peek::deliver(half, &dmb, bufs, offset, n, flags).map(|()| n).map_err(Failure::Errno);
     let delivered = if lent {
         lent_bytes(conn, &dmb, bufs, (offset, prod.offset()), n, flags)
-    } else if is_copied && pace::is_sample(offset, n) {
+    } else if is_copied && copy_rate::is_sample(offset, n) {
         timed(half, &dmb, deliver)
     } else {
         deliver()
@@ -326,8 +326,8 @@ fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
 /// From the ring, and what that takes is told to the sender.
 #[cold]
 fn timed(half: &Half, dmb: &Dmb, deliver: impl FnOnce() -> Result<usize, Failure>) -> Result<usize, Failure> {
-    let delivered = pace::timed(half, Way::Ring, deliver);
-    pace::tell(half, dmb.words());
+    let delivered = copy_rate::timed(half, Way::Ring, deliver);
+    copy_rate::tell(half, dmb.words());
     delivered
 }
 
@@ -345,7 +345,7 @@ fn lent_bytes(
         borrowing::probe(conn, dmb);
     }
     let delivered = borrowing::deliver(conn, dmb, bufs, at, n, flags);
-    pace::tell(&conn.block.rx, dmb.words());
+    copy_rate::tell(&conn.block.rx, dmb.words());
     delivered
 }
 

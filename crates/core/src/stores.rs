@@ -13,7 +13,7 @@ use shunpike_shm::arena::{Half, StoresTrial};
 use shunpike_shm::lane::Dmb;
 
 use crate::clock;
-use crate::pace::{self, Way};
+use crate::copy_rate::{self, Way};
 use crate::source::Source;
 use crate::user::Stores;
 
@@ -31,15 +31,15 @@ const LONGEST_WAIT: u64 = 4 << 30;
 /// Puts up to `n` bytes into the ring at `offset`, the quicker way; returns how many. Under the send lock.
 #[inline]
 pub fn fill(half: &Half, source: &Source<'_>, dmb: &Dmb, offset: u64, n: usize) -> Result<usize, Errno> {
-    if n < pace::LEAST || matches!(source, Source::File { .. }) {
+    if n < copy_rate::LEAST || matches!(source, Source::File { .. }) {
         return source.fill(dmb, offset, n, Stores::Cached);
     }
     let stores = if half.stores.past.load(Ordering::Relaxed) == 0 { Stores::Cached } else { Stores::Past };
-    if !pace::is_sample(offset, n) {
+    if !copy_rate::is_sample(offset, n) {
         return source.fill(dmb, offset, n, stores);
     }
-    let filled = pace::timed(half, Way::Ring, || source.fill(dmb, offset, n, stores))?;
-    let (pace, _) = pace::both(half, dmb);
+    let filled = copy_rate::timed(half, Way::Ring, || source.fill(dmb, offset, n, stores))?;
+    let (pace, _) = copy_rate::both(half, dmb);
     if pace != 0 && offset >= ROUNDS * u64::from(dmb.capacity()) {
         look(&half.stores, offset, pace, clock::from_us(SLOW_US), dmb.capacity().into());
     }
@@ -57,7 +57,7 @@ fn look(trial: &StoresTrial, offset: u64, pace: u32, slow: u64, capacity: u64) {
             judge(trial, offset, if past { [known, pace] } else { [pace, known] });
         }
     } else if offset >= trial.next.load(Ordering::Relaxed) && (past || u64::from(pace) > slow) {
-        trial.left.store((capacity / pace::SAMPLE + TRIAL) as u32, Ordering::Relaxed);
+        trial.left.store((capacity / copy_rate::SAMPLE + TRIAL) as u32, Ordering::Relaxed);
         trial.past.store((!past).into(), Ordering::Relaxed);
         trial.other.store(pace, Ordering::Relaxed);
     }
@@ -115,10 +115,10 @@ mod tests {
         /// `bytes` more, where copies take what `paces` says, through the caches and past them: the share that went past them, percent.
         fn share(&mut self, paces: [u32; 2], bytes: u64) -> u64 {
             let mut past = 0;
-            for _ in 0..bytes / pace::SAMPLE {
+            for _ in 0..bytes / copy_rate::SAMPLE {
                 let way = self.trial.past.load(Ordering::Relaxed);
-                past += u64::from(way) * pace::SAMPLE;
-                self.offset += pace::SAMPLE;
+                past += u64::from(way) * copy_rate::SAMPLE;
+                self.offset += copy_rate::SAMPLE;
                 look(&self.trial, self.offset, paces[way as usize], SLOW, RING);
             }
             past * 100 / bytes
@@ -150,7 +150,7 @@ mod tests {
     fn a_process_that_moves_is_followed() {
         let mut stream = Stream::new();
         stream.share([48_000, 10_000], 32 << 30);
-        stream.share([5_000, 10_000], LONGEST_WAIT + 2 * RING + TRIAL * pace::SAMPLE);
+        stream.share([5_000, 10_000], LONGEST_WAIT + 2 * RING + TRIAL * copy_rate::SAMPLE);
         assert_eq!(stream.share([5_000, 10_000], 1 << 30), 0);
         stream.share([48_000, 10_000], FIRST_WAIT);
         assert!(stream.share([48_000, 10_000], 1 << 30) > 80);

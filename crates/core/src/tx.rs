@@ -28,8 +28,8 @@ use crate::wait;
 use crate::window::writable_at;
 use crate::zerocopy::lending;
 use crate::{
-    above, ahead, call, clock, closing, cork, hope, memory, plain, process, reset, send_lock, session, state,
-    stores, sys, tap, user, window, zerocopy,
+    above, call, clock, closing, cork, hope, memory, passthrough, prefetch, process, reset, send_lock,
+    session, state, stores, sys, tap, user, window, zerocopy,
 };
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
@@ -119,7 +119,7 @@ fn plain(
     real: impl FnOnce(i32) -> isize,
 ) -> Outcome {
     let before = source.done();
-    let wish = if matches!(source, Source::File { .. }) { plain::UNBOUNDED } else { source.left() };
+    let wish = if matches!(source, Source::File { .. }) { passthrough::UNBOUNDED } else { source.left() };
     let (n, outcome) = if before > 0 {
         rest(fd, source, call.plain_flags());
         (source.done() - before, Outcome::Ours(Ok(source.done())))
@@ -127,7 +127,7 @@ fn plain(
         let outcome = call.by_tcp(conn, fd, source.left(), real);
         (if let Outcome::Libc(n @ 1..) = outcome { n as usize } else { 0 }, outcome)
     };
-    plain::counted(conn, &conn.block.tx, fd, n, wish);
+    passthrough::counted(conn, &conn.block.tx, fd, n, wish);
     outcome
 }
 
@@ -174,7 +174,7 @@ fn recount(conn: Conn, fd: i32, guard: &Guard<'_, impl Section>) {
 fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocopy::Call) -> Step {
     let critical = critical();
     let half = &conn.block.tx;
-    ahead::of_send(half, source.left());
+    prefetch::of_send(half, source.left());
     let guard = send_lock::lock(conn.block, &critical);
     if !conn.current() {
         return Step::Failed(Errno::BADF);

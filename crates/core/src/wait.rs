@@ -76,7 +76,7 @@ fn notify_declared(block: &Block, words: &Words, side: Side) {
 }
 
 /// Ends the naps of threads of ours on `side` of a lane that is over. Within a critical section.
-pub fn rouse(words: &Words, side: Side) {
+pub fn wake_nappers(words: &Words, side: Side) {
     let wait = words.waiting(side);
     if wait.naps() {
         words.answered(side, wait);

@@ -11,7 +11,7 @@ use shunpike_core::source::Source;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::send as transmit;
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, libc_is_musl, plain, sys, user, zerocopy};
+use shunpike_core::{Errno, libc_is_musl, passthrough, sys, user, zerocopy};
 
 use crate::readiness::nanoseconds;
 use crate::{answer, cancellation_point, set_errno};
@@ -96,9 +96,9 @@ fn address_taken(to: *const c_void, size: socklen_t) -> bool {
 
 fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl Fn(c_int) -> isize) -> isize {
     let half = &conn.block.tx;
-    if plain::begin(conn, half, flags) {
+    if passthrough::begin(conn, half, flags) {
         let n = real(flags);
-        plain::end(conn, half, fd, n, iov.iter().fold(0, |all, one| one.iov_len.saturating_add(all)));
+        passthrough::end(conn, half, fd, n, iov.iter().fold(0, |all, one| one.iov_len.saturating_add(all)));
         return n;
     }
     write_slowly(conn, fd, iov, flags, real)
@@ -112,9 +112,9 @@ fn write_slowly(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl F
 
 fn read_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl Fn() -> isize) -> Outcome {
     let half = &conn.block.rx;
-    if plain::begin(conn, half, flags) {
+    if passthrough::begin(conn, half, flags) {
         let n = real();
-        plain::end(conn, half, fd, n, 0);
+        passthrough::end(conn, half, fd, n, 0);
         return Outcome::Libc(n);
     }
     receive(conn, fd, iov, flags, real)
@@ -161,10 +161,10 @@ fn write_one<Real: OnOne<*const c_void>>(fd: c_int, buf: *const c_void, len: siz
         return real(flags);
     };
     let half = &conn.block.tx;
-    if plain::begin(conn, half, flags) {
+    if passthrough::begin(conn, half, flags) {
         // SAFETY: as above.
         let n = unsafe { Real::call(fd, buf, len, flags) };
-        plain::end(conn, half, fd, n, len);
+        passthrough::end(conn, half, fd, n, len);
         return n;
     }
     // SAFETY: the program's buffer.
@@ -181,10 +181,10 @@ fn read_one<Real: OnOne<*mut c_void>>(fd: c_int, buf: *mut c_void, len: size_t, 
     let real = || unsafe { Real::call(fd, buf, len, flags) };
     let Some(conn) = ours_for(fd, buf, len) else { return real() };
     let half = &conn.block.rx;
-    if plain::begin(conn, half, flags) {
+    if passthrough::begin(conn, half, flags) {
         // SAFETY: as above.
         let n = unsafe { Real::call(fd, buf, len, flags) };
-        plain::end(conn, half, fd, n, 0);
+        passthrough::end(conn, half, fd, n, 0);
         return n;
     }
     // SAFETY: the program's buffer.

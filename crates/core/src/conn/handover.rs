@@ -62,7 +62,7 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     // Only now: who finds our lane ended finds LEAVE, too.
     tx::conclude(conn, fd);
     // Our sender may be asleep, reading: it must look at what it sends.
-    link::rouse_peer(block);
+    link::wake_peer(block);
     above::settle(conn, fd);
 }
 

@@ -12,7 +12,7 @@ use crate::sets::regs::{Reg, reg};
 use crate::sets::{EDGE, ONESHOT};
 use crate::table::Conn;
 use crate::tx::unheard;
-use crate::{ahead, link, state, sys, told, wait};
+use crate::{link, prefetch, state, sys, told, wait};
 
 /// Looks without news after which a connection is armed and leaves the active list.
 const QUIET: u8 = 32;
@@ -85,14 +85,14 @@ pub(crate) fn scan(
 fn look_ahead(list: &List) {
     let Some(first) = reg(list.head) else { return };
     if let Some(conn) = first.conn.get() {
-        ahead::of_look(conn.block);
+        prefetch::of_look(conn.block);
     }
     let Some(second) = reg(first.next_active.get()) else { return };
     if let Some(conn) = second.conn.get() {
-        ahead::of_words(conn.block);
+        prefetch::of_words(conn.block);
     }
     if let Some(third) = reg(second.next_active.get()) {
-        ahead::of(third);
+        prefetch::of(third);
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) fn begin(conn: Conn, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
             state::note(conn.block, Reason::LentDenied);
             conn.block.life.end_both();
             wait::notify(conn.block, words, Side::Writers);
-            link::rouse_peer(conn.block);
+            link::wake_peer(conn.block);
             Step::Again
         }
         // Ended meanwhile: before that it has put all that it had lent into the ring.

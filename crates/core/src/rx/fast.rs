@@ -13,7 +13,7 @@ use shunpike_shm::lane::{Cursor, Dmb, Side};
 use crate::call::is_ordinary;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{above, ahead, rx, session, sets, state, user, window};
+use crate::{above, prefetch, rx, session, sets, state, user, window};
 
 /// Receives what there is into `size` bytes at `to`.
 ///
@@ -79,7 +79,7 @@ pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
     if dmb.words().cons() != at || unread == 0 && prod != at {
         return None;
     }
-    ahead::of_later(&dmb, offset, unread);
+    prefetch::of_later(&dmb, offset, unread);
     Some(unread > 0)
 }
 

@@ -13,7 +13,7 @@ use shunpike_shm::lane::{Cursor, MAX_OFFSET, MIN_WINDOW, Side};
 use crate::call::is_ordinary;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{above, ahead, send_lock, session, state, tap, tx, user, wait};
+use crate::{above, prefetch, send_lock, session, state, tap, tx, user, wait};
 
 /// Most bytes of a message that is sent so: of longer ones the copy is what takes time.
 const MOST: usize = 4096;
@@ -35,7 +35,7 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
         return None;
     }
     let critical = critical();
-    ahead::of_send(half, n);
+    prefetch::of_send(half, n);
     let guard = send_lock::lock(conn.block, &critical);
     let window = half.window.load(Ordering::Relaxed);
     let ordinary = conn.current()

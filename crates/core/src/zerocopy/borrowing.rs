@@ -15,7 +15,7 @@ use shunpike_shm::lane::Dmb;
 use shunpike_shm::lane::loans::{Lent, Loan, SLOTS, Witness};
 
 use crate::bufs::Bufs;
-use crate::pace::{self, Way};
+use crate::copy_rate::{self, Way};
 use crate::table::Conn;
 use crate::{device, peek, sys, user};
 
@@ -120,14 +120,14 @@ pub fn deliver(
                 break;
             }
             let n = (loan.end() - at).min(PIECE);
-            match pace::timed(half, Way::Lent, || read.fill_copy(&copy, &loan, at, n as usize)) {
+            match copy_rate::timed(half, Way::Lent, || read.fill_copy(&copy, &loan, at, n as usize)) {
                 Ok(0) => {}
                 Ok(n) => half.peeked.store(at + n as u64, Ordering::Relaxed),
                 Err(failure) => return so_far(at - offset, failure),
             }
             continue;
         }
-        match pace::timed(half, Way::Lent, || read.direct(&rest, &loan, (at, end))) {
+        match copy_rate::timed(half, Way::Lent, || read.direct(&rest, &loan, (at, end))) {
             Ok(n) => {
                 rest.advance(n);
                 at += n as u64;

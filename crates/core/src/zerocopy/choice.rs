@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;
 
-use crate::pace::{self, Way};
+use crate::copy_rate::{self, Way};
 use crate::stores;
 
 /// Both ways are tried at the begin of a lane, after so many bytes,
@@ -43,7 +43,7 @@ pub fn favours(half: &Half, dmb: &Dmb, offset: u64) -> bool {
         half.doubted.store(0, Ordering::Relaxed);
         return way == Way::Lent;
     }
-    let (ring, lent) = pace::both(half, dmb);
+    let (ring, lent) = copy_rate::both(half, dmb);
     chosen(half, (stores::settled(half, ring), lent), offset, capacity)
 }
 
@@ -74,7 +74,7 @@ pub fn begin(half: &Half) {
 /// Sender: whether loans are, or could become, no slower than copies if their memory were in huge pages, as far as is known: on Zen 5
 /// they are three and a half times as fast from there.
 pub fn may_favour(half: &Half, dmb: &Dmb) -> bool {
-    let (ring, lent) = pace::both(half, dmb);
+    let (ring, lent) = copy_rate::both(half, dmb);
     lent != 0 && lent <= ring.saturating_mul(4)
 }
 
