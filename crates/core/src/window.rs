@@ -192,9 +192,12 @@ impl Pass {
 fn settle(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
     let cons = dmb.words().cons();
     let ours = cons.generation() == half.generation.load(Ordering::Relaxed);
-    if !ours || !(dmb.until()..=offset).contains(&cons.offset()) {
+    let known = half.other.load(Ordering::Relaxed);
+    if !ours || !(dmb.until().max(known)..=offset).contains(&cons.offset()) {
         return dmb;
     }
+    // What is unread is counted from there, no longer from where the first ring ends.
+    half.other.store(cons.offset(), Ordering::Relaxed);
     let dmb = dmb.settled();
     dmb.words().set_window(dmb.said().0);
     note(half, &dmb);
