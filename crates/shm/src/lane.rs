@@ -692,7 +692,9 @@ impl Dmb {
             return self.with_window(window.0);
         }
         let behind = prod.wrapping_sub(window.0 >> 32) & Window::OFFSET;
-        self.with_window(window.size()).map(|dmb| Self { until: prod.saturating_sub(behind), ..dmb })
+        let is_lawful = behind <= window.size() && window.size() >= u64::from(MIN_WINDOW);
+        let dmb = self.with_window(window.size()).filter(|_| is_lawful);
+        dmb.map(|dmb| Self { until: prod.saturating_sub(behind), ..dmb })
     }
 
     /// Offset up to which unread bytes are in the first ring, while the window is behind the header.
@@ -724,6 +726,12 @@ impl Dmb {
         let least = if self.until == 0 { offset } else { offset.min(self.until) };
         let window = if self.until == 0 { self.window() } else { FIRST_WINDOW.into() };
         least.saturating_sub(window)
+    }
+
+    /// Where the loans' slots are, in a page that is there only when something was lent.
+    #[cfg(not(loom))]
+    pub fn slots(&self) -> *const u8 {
+        core::ptr::from_ref(self.words).cast::<u8>().wrapping_add(Loans::SLOTS_AT)
     }
 
     /// Bytes that the ring can grow to.

@@ -271,6 +271,10 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
             return None;
         }
     }
+    // Where memory for them is refused, bytes are copied; a plain write would be the program's death (SIGBUS).
+    if !user::readable(dmb.slots(), 1) {
+        return None;
+    }
     Some(if before > 0 { Next::Copy(before) } else { Next::Lend(from, len) })
 }
 
