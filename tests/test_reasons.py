@@ -37,7 +37,6 @@ CAUSES = {
         "core/tx/unheard.rs": ("bytes for which nobody at the other end waits or asks", "took no bytes"),
     },
     "HandedOver": {
-        "core/conn/given.rs": ("looked at: it may come back", "comes back when the child has closed it"),
         "core/conn/handover.rs": ("exec, posix_spawn, a dup in a vfork child", "inherited (exec, posix_spawn)"),
         "preload/bypass.rs": ("login_tty: as a child's standard descriptors", "another program has got it"),
         "preload/data.rs": ("SCM_RIGHTS", "sent (SCM_RIGHTS)"),
@@ -58,10 +57,7 @@ CAUSES = {
         "core/upgrade/nomination.rs": ("it has one", "UV_USE_IO_URING=0"),
     },
     "Ktls": {"core/surface/options.rs": ("TCP_ULP", "kernel TLS")},
-    "LentDenied": {
-        "core/conn.rs": ("what follows from it", "does not let the receiver read"),
-        "core/rx/asking.rs": ("process_vm_readv is refused", "does not let the receiver read"),
-    },
+    "LentDenied": {"core/rx/asking.rs": ("process_vm_readv is refused", "does not let the receiver read")},
     "LentUnreadable": {
         "core/rx/asking.rs": ("the sender ended with bytes lent", "gone before they were read"),
         "core/zerocopy/lending.rs": ("memory that is not there any more", "gone before they were read"),
@@ -83,7 +79,10 @@ CAUSES = {
         "core/upgrade.rs": ("no number for the peer's doorbells", "an eighth of it"),
     },
     "NominationLimit": {"core/upgrade.rs": ("handshakes of the process", "one process allows")},
-    "NotEstablished": {"core/upgrade/nomination.rs": ("by TCP_INFO", "not established")},
+    "NotEstablished": {
+        "core/upgrade.rs": ("its reading side was shut down since it was nominated", "not established"),
+        "core/upgrade/nomination.rs": ("by TCP_INFO, or its reading side is shut down", "not established"),
+    },
     "NotNominated": {
         "core/conn.rs": ("at its beginning", "too few bytes"),
         "core/conn/given.rs": ("it came back, and has its next exchange before it", "too few bytes"),
