@@ -4,13 +4,14 @@
 use crate::bed::{Bed, Sample};
 use crate::broker::Carried;
 use crate::child::Failed;
+use crate::error::Error;
 use crate::machine::Machine;
+use crate::options::Programs;
 use crate::report::{Report, Taken};
 use crate::settings::Settings;
 use crate::side::Side;
 use crate::signals::{end_at_signals, is_interrupted};
 use crate::workloads::Workload;
-use crate::{Error, Programs};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, stderr};
 use std::time::Duration;

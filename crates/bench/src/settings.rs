@@ -1,6 +1,6 @@
 //! How each measurement is taken.
 
-use crate::Options;
+use crate::options::Options;
 use serde::Serialize;
 use std::sync::atomic::AtomicU32;
 

@@ -1,6 +1,6 @@
 //! Signals that end a measurement.
 
-use crate::Error;
+use crate::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 

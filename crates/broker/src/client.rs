@@ -1,17 +1,12 @@
 //! The tools' side of a query: one question, one answer.
 
-use crate::runtime::operators_socket;
+use crate::dial::{connect_at, operators_socket};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice};
-use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags};
 use shunpike_wire::session::{ClcBytes, FromBroker, MAX, ToBroker};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// What can be asked.
 pub mod what {
@@ -91,8 +86,6 @@ impl core::fmt::Display for QueryError {
 
 impl std::error::Error for QueryError {}
 
-/// How long a broker may take for one datagram of an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Largest datagram of an answer, bytes.
 pub(crate) const CHUNK: usize = 16 * 1024;
 
@@ -139,23 +132,6 @@ fn ask_by(fd: OwnedFd, socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, 
         },
         Err(_) => Err(broken(Errno::BADMSG)),
     }
-}
-
-fn connect_at(path: &Path, flags: SocketFlags) -> Result<OwnedFd, Errno> {
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    for timeout in [Timeout::Recv, Timeout::Send] {
-        sockopt::set_socket_timeout(&fd, timeout, Some(PATIENCE))?;
-    }
-    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-    Ok(fd)
-}
-
-/// The user of the process that listens at `path`. Never waits. Errors: what connecting said.
-pub fn who_serves(path: &Path) -> std::io::Result<u32> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = connect_at(&operators_socket(path), flags).or_else(|_| connect_at(path, flags))?;
-    let (_, uid) = crate::sockopt::peer_credentials(fd.as_fd()).ok_or(Errno::NOTCONN)?;
-    Ok(uid)
 }
 
 /// A tap's session: rings go to the broker, which gives them to programs and says which.

@@ -3,9 +3,12 @@
 //! Beside the socket lies `<socket>.state`: locked (flock) by the broker that serves the socket, and holding
 //! the device's GID for as long as the system is up, so that a restarted broker is the same device.
 
+use crate::config::Config;
 use crate::datagram;
+use crate::dial::{operators_socket, with_suffix};
+use crate::error::BrokerError;
 use crate::loopback::random_gid;
-use crate::{BrokerError, Config, sockopt};
+use crate::sockopt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode};
@@ -20,11 +23,6 @@ use std::path::{Path, PathBuf};
 /// Connections that may wait to be accepted: a busy broker must not make programs look brokerless. The kernel allows as many
 /// (net.core.somaxconn) since Linux 5.4.
 const BACKLOG: i32 = 4096;
-
-/// The operator's own socket, beside the one that everybody uses: who waits there waits for nobody else's connections.
-pub fn operators_socket(socket: &Path) -> PathBuf {
-    with_suffix(socket, ".operator")
-}
 
 /// A place that this process alone serves, until it is dropped.
 pub struct Place {
@@ -283,12 +281,6 @@ fn has_our_pids(pid: u32, status: &str) -> bool {
         .is_ok_and(|link| link.as_os_str() == &*std::process::id().to_string());
     let names = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     is_ours && pid != 0 && names.is_some_and(|names| names.split_whitespace().count() == 1)
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }
 
 /// Whoever can write to the directory can put a socket of its own in the place of ours.

@@ -34,7 +34,9 @@ use crate::stats::Ledger;
 use crate::successor::LOOK;
 use crate::system::System;
 
-use crate::{BrokerError, Config, Order, Orders};
+use crate::config::Config;
+use crate::error::BrokerError;
+use crate::orders::{Order, Orders};
 use operators::Operators;
 use questions::Questions;
 use rustix::event::epoll::{self, EventData, EventFlags};

@@ -1,6 +1,7 @@
 //! The broker for whom another one makes room: the system's, for one that `run` has started in its absence. Programs of two brokers
 //! have no lanes between them.
 
+use crate::dial::who_serves;
 use shunpike_shm::place::Place;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -24,6 +25,6 @@ impl Successor {
     /// Whether it serves, and our programs may go there. Never waits.
     pub fn serves(&self) -> bool {
         Place::of(self.socket.as_os_str().as_bytes())
-            .is_ok_and(|place| crate::who_serves(&self.socket).is_ok_and(|uid| place.may_serve(uid)))
+            .is_ok_and(|place| who_serves(&self.socket).is_ok_and(|uid| place.may_serve(uid)))
     }
 }

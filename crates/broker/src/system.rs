@@ -1,6 +1,6 @@
 //! What names this system to its peers.
 
-use crate::Config;
+use crate::config::Config;
 use crate::ism::IsmDevice;
 use crate::loopback::random_gid;
 use crate::runtime;

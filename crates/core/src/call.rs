@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use shunpike_shm::arena::Block;
 
 use crate::clock::now;
+use crate::sys;
 use crate::table::{self, Conn};
 use crate::tls::thread;
-use crate::{Errno, sys};
+use rustix::io::Errno;
 
 /// What a hooked call comes to.
 pub enum Outcome {

@@ -3,7 +3,7 @@
 use rustix::event::EventfdFlags;
 use rustix::fd::BorrowedFd;
 
-use crate::Errno;
+use rustix::io::Errno;
 
 /// What a doorbell's count begins with: 290 years of a ring each nanosecond.
 const RINGS: u64 = 1 << 63;

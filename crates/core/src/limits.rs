@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 use shunpike_shm::{Region, RegionError, arena, region};
 
-use crate::Errno;
+use rustix::io::Errno;
 
 const PAGE: u64 = 4096;
 /// The share that is ours of what the program leaves of a limit.

@@ -13,8 +13,9 @@ use shunpike_core::tx::send as transmit;
 use shunpike_core::wire::Reason;
 use shunpike_core::{Errno, libc_is_musl, passthrough, sys, user, zerocopy};
 
+use crate::answers::{answer, set_errno};
+use crate::cancel::cancellation_point;
 use crate::readiness::nanoseconds;
-use crate::{answer, cancellation_point, set_errno};
 use shunpike_core::call;
 use shunpike_core::rx;
 use shunpike_core::sets;

@@ -10,7 +10,7 @@ use shunpike_core::{
     call, conn, cork, eager, keepalive, options, process, rx, state, sys, tls, user, zerocopy,
 };
 
-use crate::set_errno;
+use crate::answers::set_errno;
 use crate::vforked::foreign_process;
 
 /// UFFDIO_REGISTER of include/uapi/linux/userfaultfd.h.

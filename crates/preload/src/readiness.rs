@@ -7,7 +7,8 @@ use shunpike_core::{clock, conn, epoll, libc_is_musl, poll as mixed, seen, sets,
 
 use shunpike_core::sys::Waits;
 
-use crate::{cancellation_point, result, set_errno};
+use crate::answers::{result, set_errno};
+use crate::cancel::cancellation_point;
 
 /// Nanoseconds of a program's time; `None` when the kernel must refuse it.
 pub fn nanoseconds(ts: timespec) -> Option<u64> {

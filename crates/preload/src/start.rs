@@ -8,7 +8,7 @@ use shunpike_core::{
 };
 
 use crate::vforked::foreign_process;
-use crate::{memory, readiness, removed, signals};
+use crate::{cancel, memory, readiness, removed, signals};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -63,7 +63,7 @@ extern "C" fn start() {
     }
     // 6. A thread that sleeps for a lane, or need not, can be cancelled as in libc's own wait.
     sys::sleep_by(readiness::waits());
-    crate::can_be_cancelled();
+    cancel::can_be_cancelled();
     // 7. What of its memory is there for good.
     memory::start();
     // 8. From here on connections are watched.

@@ -62,7 +62,7 @@ static PLACE: Place = Place(AtomicUsize::new(IN_GLIBC));
 
 /// At start-up, before the first lock is made.
 pub fn start() {
-    PLACE.0.store(if crate::libc_is_musl() { IN_MUSL } else { IN_GLIBC }, Ordering::Relaxed);
+    PLACE.0.store(if crate::weak::libc_is_musl() { IN_MUSL } else { IN_GLIBC }, Ordering::Relaxed);
 }
 
 #[inline(always)]
@@ -191,7 +191,7 @@ macro_rules! calls {
             if place() == IN_MUSL {
                 return None;
             }
-            Some(Calls { $($name: crate::libc_function!($symbol: unsafe extern "C" fn($($arg),*) -> i32)?,)* })
+            Some(Calls { $($name: libc_function!($symbol: unsafe extern "C" fn($($arg),*) -> i32)?,)* })
         }
 
         #[cfg(miri)]
@@ -617,7 +617,7 @@ unsafe fn call(number: i64, a: usize, b: usize, c: usize) -> isize {
 fn have_it_shown() {
     macro_rules! function {
         ($name:literal($($arg:ty),*)) => {
-            match crate::libc_function!($name: unsafe extern "C" fn($($arg),*) -> i32) {
+            match libc_function!($name: unsafe extern "C" fn($($arg),*) -> i32) {
                 Some(function) => function,
                 None => return,
             }

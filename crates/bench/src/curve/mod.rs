@@ -9,15 +9,16 @@ pub use show::{draw, table};
 
 use crate::bed::{Bed, free_port, parse};
 use crate::child::{Failed, wait_for};
+use crate::error::Error;
 use crate::load::Paced;
 use crate::machine::Machine;
+use crate::options::Programs;
 use crate::round;
 use crate::settings::Settings;
 use crate::side::Side;
 use crate::signals;
 use crate::unit::Unit;
 use crate::workloads::{NGINX, Program, REDIS, one_worker};
-use crate::{Error, Programs};
 use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;

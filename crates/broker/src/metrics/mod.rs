@@ -6,9 +6,9 @@
 mod http;
 mod text;
 
-use crate::BrokerError;
 use crate::address::Address;
 use crate::clock;
+use crate::error::BrokerError;
 use crate::report::{Info, Stats, Sysctl};
 use crate::runtime;
 use http::{Scrape, Step};

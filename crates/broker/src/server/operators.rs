@@ -1,8 +1,8 @@
 //! The operator's own door: who comes by it is heard in the midst of what others have the broker do.
 
 use super::{LISTENER, OPERATORS, Server};
-use crate::Config;
 use crate::clock;
+use crate::config::Config;
 use crate::ends::SessionId;
 use crate::runtime::{self, Place};
 use crate::session::Door;
