@@ -1,9 +1,8 @@
 //! What calls on a connection ask of its life, which lies above them: one table, filled at start-up.
 
-use std::sync::OnceLock;
-
 use shunpike_wire::Reason;
 
+use crate::once::Once;
 use crate::table::Conn;
 
 /// The floors above, as those below may call them.
@@ -18,11 +17,11 @@ pub struct Above {
     pub moved: fn(Conn, i32, u16),
 }
 
-static ABOVE: OnceLock<Above> = OnceLock::new();
+static ABOVE: Once<Above> = Once::new();
 
 /// Names them; at start-up, once.
-pub(crate) fn attach(above: Above) {
-    let _ = ABOVE.set(above);
+pub(crate) fn attach(above: &'static Above) {
+    ABOVE.set(above);
 }
 
 fn tell(what: impl FnOnce(&Above)) {

@@ -1,7 +1,7 @@
 //! Whether and for how long a call waits: by its flags, and by the socket's options, which the kernel is asked for once, and only
 //! when it comes to that.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half};

@@ -1,6 +1,6 @@
 //! How long a call of the program's may wait: whether it blocks, until when, and what a signal does to it.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::Block;
 

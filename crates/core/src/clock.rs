@@ -1,15 +1,12 @@
 //! Ticks: a clock that costs a few nanoseconds and no system call.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::host::host;
 
 static TICKS_PER_US: AtomicU64 = AtomicU64::new(0);
 
-/// Time stamp counter.
-#[inline(always)]
-pub fn ticks() -> u64 {
-    // SAFETY: rdtsc has no preconditions on x86-64.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
+pub use shunpike_arch::ticks;
 
 /// Now, with the CPU of the calling thread in place of the lowest bits.
 pub fn stamp() -> u64 {
@@ -25,8 +22,7 @@ pub fn is_from_here(stamp: u64) -> bool {
 const CPU_MASK: u64 = 0xff;
 
 fn cpu() -> u64 {
-    // SAFETY: no preconditions; -1 where it cannot be said, which is a number like any other.
-    (unsafe { libc::sched_getcpu() }) as u64 & CPU_MASK
+    u64::from((host().cpu)()) & CPU_MASK
 }
 
 /// Ticks in `us` microseconds.

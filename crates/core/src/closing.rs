@@ -1,7 +1,7 @@
 //! How one direction leaves its lane: STOP and the end of what is granted on the receiving side, and what both let go of.
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Phase;
-use std::sync::atomic::Ordering;
 
 use shunpike_shm::Region;
 use shunpike_shm::arena::{Half, mode};

@@ -1,7 +1,7 @@
 //! A connection's life: watched, nominated, on a lane, back on TCP, closed.
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::{Event, Phase};
-use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, Header, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};

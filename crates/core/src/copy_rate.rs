@@ -4,7 +4,7 @@
 //! (`zerocopy::choice`). Which is the quickest the machine decides, and what else runs on it. So both ends time what they copy now and
 //! then, and the receiver tells the sender (shm's `loans`), who chooses.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::Half;
 use shunpike_shm::lane::{Dmb, Words};

@@ -5,7 +5,7 @@
 //! where on they are held, and since when. The reader overlooks them, and does not sleep past that time. What
 //! ends a lane (END, STOP, a take-back, the sender's death) knows nothing of this: they are bytes of the ring.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Held, MIN_WINDOW, Side, Words};

@@ -7,13 +7,14 @@
 //! RLIMIT_NOFILE bounds numbers, not how many there are. So ours take nothing from the program where they lie beyond its limit: with a
 //! soft limit that is low, and a hard one that is not, the soft one is raised for the one call that makes a descriptor of ours.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use rustix::event::EventfdFlags;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
+use crate::host::host;
 use crate::mutex::{Guard, Mutex};
 use crate::table::{self, Entry};
 use crate::{clock, sys};
@@ -157,8 +158,7 @@ pub fn internal_copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     if COUNT.load(Ordering::Relaxed) >= place.share {
         return Err(Errno::MFILE);
     }
-    let from =
-        if sys::is_single_threaded() { place.floor } else { free_number(place).ok_or(Errno::MFILE)? };
+    let from = if (host().is_alone)() { place.floor } else { free_number(place).ok_or(Errno::MFILE)? };
     let raised = if place.is_beyond { Some(Raised::begin()?) } else { None };
     let high = rustix::io::fcntl_dupfd_cloexec(fd, from)?;
     drop(raised);

@@ -2,7 +2,7 @@
 //!
 //! loopback-ism's DMBs are mapped, so move_data is a copy; a device that cannot map does its transfer here.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use shunpike_shm::Region;
 use shunpike_shm::arena::{Block, Half};

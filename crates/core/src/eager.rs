@@ -6,8 +6,8 @@
 //! is ours a busy machine is given time, and less with each time that it was in vain.
 
 use core::net::SocketAddr;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use shunpike_shm::lifecycle::{Event, Phase};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use shunpike_shm::arena::Block;
 use shunpike_wire::Reason;

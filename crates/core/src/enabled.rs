@@ -9,6 +9,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::net::SocketAddrAny;
 use shunpike_wire::enabled::{AtPorts, LONGEST, MOST_PORTS, PATH, Ports, Program, is_connection_on, is_on};
 
+use crate::host::host;
 use crate::sys::borrowed;
 
 static LINES: [AtomicU64; MOST_PORTS] = [const { AtomicU64::new(0) }; MOST_PORTS];
@@ -24,8 +25,7 @@ pub fn by_list() -> bool {
 fn looked_up() -> Option<AtPorts> {
     // Whoever runs it chose neither its rights nor its environment: it is left alone. So is the first process of all: were anything
     // wrong in it, the machine would not start.
-    // SAFETY: no pointers.
-    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 || rustix::process::getpid().is_init() {
+    if (host().auxiliary)(libc::AT_SECURE) != 0 || rustix::process::getpid().is_init() {
         return None;
     }
     let mut text = [0; LONGEST];
@@ -33,8 +33,7 @@ fn looked_up() -> Option<AtPorts> {
     let mut file = [0; libc::PATH_MAX as usize];
     let len = rustix::fs::readlinkat_raw(CWD, c"/proc/self/exe", &mut file).unwrap_or(0);
     let file = file.get(..len).unwrap_or_default();
-    // SAFETY: no pointers.
-    let called = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
+    let called = core::ptr::with_exposed_provenance::<c_char>((host().auxiliary)(libc::AT_EXECFN) as usize);
     // SAFETY: where it is not null, the kernel's own NUL-terminated string, there as long as the process.
     let called = if called.is_null() { &[][..] } else { unsafe { CStr::from_ptr(called) }.to_bytes() };
     let program = Program { paths: [file, called], user: rustix::process::geteuid().as_raw() };

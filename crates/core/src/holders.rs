@@ -1,7 +1,7 @@
 //! Who holds a connection: the tenants of its arena that have a descriptor of it, a bit for each in its block.
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Event;
-use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::Block;
 

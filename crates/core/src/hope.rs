@@ -1,8 +1,8 @@
 //! With `--eager`, a data call that is about to use TCP waits for its lane while there is hope: how long is said by what the broker knows of
 //! the other end.
 
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shunpike_shm::lifecycle::Phase;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::Block;
@@ -10,6 +10,7 @@ use shunpike_shm::arena::Block;
 use crate::eager::{
     self, ATTENTION_US, BACKLOGS, LISTENERS, is_inherited, is_possible, is_settled, mark, was_put_off,
 };
+use crate::host::host;
 use crate::table::Conn;
 use crate::{call, clock, holders, session, state, sys, upgrade};
 
@@ -147,7 +148,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
         let looks = if reading.is_some() { 2 } else { fds.len() };
         let slice = match hope {
             Some(_) => SLICE_NS,
-            None if sys::is_single_threaded() => ATTENTION_US * 1000,
+            None if (host().is_alone)() => ATTENTION_US * 1000,
             None => LISTENING_SLICE_NS,
         };
         let _ = sys::poll(&mut fds[..looks], Some(slice), core::ptr::null());

@@ -4,8 +4,8 @@
 //! The settings are the socket's, so the program would see ours. Each look of its own at one of them finds its own
 //! ([`aside`]), and it has them back when the lanes are over. A peer that does not answer ends the connection no earlier than by them.
 
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shunpike_shm::lifecycle::Phase;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;

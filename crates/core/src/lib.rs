@@ -16,15 +16,20 @@
 //! }
 //! ```
 
+#![cfg_attr(not(test), no_std)]
+
 // Leaves: no connection is known here.
 pub mod clock;
 mod doorbell;
+pub mod host;
 pub mod mutex;
+mod once;
 pub mod policy;
 mod prefetch;
 mod proc;
 pub mod surface;
 pub mod sys;
+mod text;
 pub mod tls;
 pub mod trace;
 pub mod user;
@@ -104,5 +109,4 @@ pub mod conn;
 // The process's life.
 pub mod life;
 pub use rustix::io::Errno;
-pub use shunpike_shm::{libc_function, libc_is_musl};
 pub use shunpike_wire as wire;

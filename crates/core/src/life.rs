@@ -23,7 +23,6 @@ pub struct Options {
 pub fn start(options: Options) {
     // 1. Who we are: fork is noticed by comparing.
     sys::note_pid();
-    shunpike_shm::lock::start();
     // 2. The clock that bounds spins.
     clock::calibrate();
     // 3. How many CPUs this process may spin on.
@@ -32,13 +31,13 @@ pub fn start(options: Options) {
     readers::start();
     process::follow_options(options.eager, options.profile);
     // 5. What lower floors have to tell.
-    above::attach(above::Above {
+    above::attach(&above::Above {
         settle: conn::settle_slowly,
         revoke: conn::revoke,
         revoke_for_good: conn::revoke_for_good,
         moved: conn::moved,
     });
-    session::attach(session::Above {
+    session::attach(&session::Above {
         catch_up: |session| {
             upgrade::catch_up(session);
             reuse::sweep(session);

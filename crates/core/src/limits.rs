@@ -1,7 +1,7 @@
 //! What the limits of the process leave for lanes: a program has to live on them under each limit under which it lives on TCP.
 
 use core::ffi::CStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fd::BorrowedFd;
 use rustix::fs::{CWD, Mode, OFlags};

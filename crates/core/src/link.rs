@@ -1,7 +1,7 @@
 //! Link groups: what a pair of processes shares. A page with news for each completion queue, and the peer's
 //! doorbells.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use shunpike_shm::arena::Block;
 use shunpike_shm::pages::{CQS, CqNews, LinkPage, SLOTS};

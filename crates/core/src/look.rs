@@ -1,6 +1,6 @@
 //! When the session is looked at without the broker's asking: for what waits to be done, at once or ever more seldom.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// There are connections to be nominated later, or DMBs to be let go of.
 pub(crate) static LATER: AtomicBool = AtomicBool::new(false);

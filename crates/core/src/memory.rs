@@ -3,7 +3,7 @@
 //!
 //! Looked at when a ring is to grow, and seldom: where there is no limit once a second, else a hundred times.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::clock;
 use shunpike_shm::lane::{MIN_WINDOW, PAGE};

@@ -3,9 +3,9 @@
 //! std's would do, but for two things: its futex call goes through a libc symbol that the preload library
 //! replaces, and it must be possible to hold it across fork().
 
-use std::cell::UnsafeCell;
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::tls::{self, Critical, critical};
 

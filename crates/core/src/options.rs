@@ -4,7 +4,7 @@
 //! whoever made the socket) they are found at the nomination, as the kernel knows what was inherited: it is asked then, but only in a
 //! process that has seen such a socket.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use shunpike_wire::Reason;
 

@@ -3,8 +3,8 @@
 //! Where nothing else is going on, which is so for short connections, and for those that get no lane. The rest is `rx`'s and
 //! `tx`'s.
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Phase;
-use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Half, mode};
 

@@ -1,7 +1,7 @@
 //! Unread bytes of the ring to the program, and MSG_PEEK: what it has peeked at, it reads, as on TCP, though the ring is the
 //! peer's to write.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::Region;

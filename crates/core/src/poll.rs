@@ -1,11 +1,12 @@
 //! poll and select over mixed descriptors: lanes are answered here, the rest by the kernel, in one wait.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
+use crate::host::host;
 use crate::spin::spin;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
@@ -27,7 +28,7 @@ pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
         return false;
     }
     seen::polls();
-    if !sys::is_single_threaded() {
+    if !(host().is_alone)() {
         return true;
     }
     // Nobody else could open a lane meanwhile, unless the broker is to be heard. A handler that does ends the call.
@@ -144,7 +145,7 @@ fn poll_with(
         let asleep = lanes.then(|| wait::Asleep::begin(Sleep::Poll, -1));
         // The kernel refuses more entries than a process may have descriptors.
         let ours = if session.fd >= 0 { 2 } else { usize::from(sleeper >= 0) };
-        let polled = sys::sleep_in_poll(&mut kernel[..fds.len() + ours], shortest, mask);
+        let polled = (host().poll)(&mut kernel[..fds.len() + ours], shortest, mask);
         if let Some(asleep) = asleep {
             asleep.end_on(cq);
         }
@@ -178,7 +179,7 @@ fn unheard(fds: &[libc::pollfd]) -> Option<u64> {
 /// doorbell among what the kernel watches costs about as much as the call itself.
 fn stays_plain(fds: &[libc::pollfd]) -> u64 {
     // Nobody else could open it. A handler that does ends the sleep.
-    let alone = sys::is_single_threaded();
+    let alone = (host().is_alone)();
     let stays = |one: &libc::pollfd| match table::look(one.fd) {
         Entry::Conn(_) if alone => u64::MAX,
         Entry::Conn(conn) => upgrade::not_within(conn.block),

@@ -1,8 +1,9 @@
 //! Cache lines of a lane, asked for before they are needed: the other core has them, and its answer takes as long as a hundred
 //! instructions. Hints only: they never fault, and an address that is out of date costs no more than its line.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
+use shunpike_arch::{prefetch_read as read, prefetch_write as write};
 use shunpike_shm::arena::{Block, Half};
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::lane::short;
@@ -42,18 +43,4 @@ pub fn of_later(dmb: &Dmb, offset: u64, unread: u64) {
     if unread > short::MOST as u64 {
         read(dmb.span(offset).0 as usize);
     }
-}
-
-/// The line at `at` will be read.
-#[inline(always)]
-fn read(at: usize) {
-    // SAFETY: a prefetch changes nothing that a program can see, whatever the address.
-    unsafe { core::arch::asm!("prefetcht0 [{0}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
-}
-
-/// The line at `at` will be written: no other cache need keep it.
-#[inline(always)]
-fn write(at: usize) {
-    // SAFETY: as above. A CPU that does not know the instruction does nothing (Intel SDM, PREFETCHW).
-    unsafe { core::arch::asm!("prefetchw [{0}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
 }

@@ -1,48 +1,21 @@
 //! What /proc says of other processes' descriptors.
 
 use core::ffi::CStr;
-use core::fmt::Write;
 use core::mem::MaybeUninit;
-use std::ops::ControlFlow;
+use core::ops::ControlFlow;
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::process::{Pid, getsid};
 
+use crate::text::Text;
 use crate::{clock, sys};
 
 /// As many numbers are asked for one by one; of more, the list of all processes is faster.
 const FEW: u32 = 1024;
 /// So long they are looked into in one go, microseconds: some 200 processes.
 const MOST_US: u64 = 3_000;
-
-/// A short text without memory of its own.
-struct Text {
-    bytes: [u8; 64],
-    len: usize,
-}
-
-impl Text {
-    fn new(text: core::fmt::Arguments<'_>) -> Self {
-        let mut made = Self { bytes: [0; 64], len: 0 };
-        let _ = made.write_fmt(text);
-        made
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
-impl Write for Text {
-    fn write_str(&mut self, more: &str) -> core::fmt::Result {
-        let to = self.bytes.get_mut(self.len..self.len + more.len()).ok_or(core::fmt::Error)?;
-        to.copy_from_slice(more.as_bytes());
-        self.len += more.len();
-        Ok(())
-    }
-}
 
 fn directory(path: &[u8]) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())

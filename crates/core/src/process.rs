@@ -1,6 +1,6 @@
 //! What a process has: its arena and those of its ancestors, its completion queues and their doorbells, the broker's knobs.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd};
 use shunpike_shm::arena::{Arena, Block, Header, WAITS, Waits};

@@ -1,6 +1,6 @@
 //! What a connection is ready for: the lane's part from the rings, the rest from TCP.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
 

@@ -1,7 +1,7 @@
 //! Waking our own threads that wait on a lane, and the end of a connection whose peer broke the protocol.
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Event;
-use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::Side;

@@ -4,7 +4,7 @@ mod asking;
 pub mod fast;
 mod news;
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};

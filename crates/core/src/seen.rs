@@ -8,7 +8,7 @@
 //! connection in a program that was seen to wait in a read of another. Who sends a stream may also have been told of room. Where that proves wrong, the peer takes back what is unread after
 //! the grace (`tx::unheard`); nothing is supposed of this connection again, nor of others for a while.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
 use shunpike_shm::arena::{Block, Half};

@@ -1,6 +1,6 @@
 //! The send lock of a connection.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::Dmb;

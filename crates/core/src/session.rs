@@ -5,9 +5,8 @@
 
 mod laneless;
 
-use std::mem::MaybeUninit;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -27,6 +26,7 @@ use crate::handshakes::Handshakes;
 use crate::later::Later;
 use crate::look::{LATER, LOOK_AT, LOOK_PAUSE_US, look_soon};
 use crate::mutex::{Guard, Mutex};
+use crate::once::Once;
 use crate::outbox::Outbox;
 use crate::process;
 use crate::spares::Spares;
@@ -66,11 +66,11 @@ pub struct Above {
     pub changes_user: fn(),
 }
 
-static ABOVE: OnceLock<Above> = OnceLock::new();
+static ABOVE: Once<Above> = Once::new();
 
 /// Names them; at start-up, once.
-pub(crate) fn attach(above: Above) {
-    let _ = ABOVE.set(above);
+pub(crate) fn attach(above: &'static Above) {
+    ABOVE.set(above);
 }
 
 fn tell(what: impl FnOnce(&Above)) {

@@ -1,6 +1,6 @@
 //! An epoll set as the table of descriptors knows it: plain data, which `sets` keeps and `epoll` reads.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::mutex::Mutex;
 

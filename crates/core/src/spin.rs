@@ -1,6 +1,6 @@
 //! The spin before a sleep. [`policy`](crate::policy) says how long.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::policy::{Bounds, Memory, Profile};
 use crate::tls::{Thread, thread};

@@ -1,6 +1,6 @@
 //! Where a connection stands, by the words of its block: its phase with the broker, the modes of its two directions, and their DMBs.
 
-use std::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{Ordering, fence};
 
 use shunpike_shm::arena::{Block, Half, MOVES, mode};
 use shunpike_shm::lane::{Dmb, Words};

@@ -6,7 +6,7 @@
 //! place of 32 (docs/speed.md). Which of the two it is can change under a program that runs, in a virtual machine without anybody in
 //! it being told. So where copies are slower than any shared cache makes them, the other way is tried for a while.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Half, StoresTrial};

@@ -1,11 +1,13 @@
 //! The few system calls of the data path, made directly: libc's names are what the preload library replaces,
 //! and iovecs, msghdrs and epoll_events come from the program as raw memory.
 
-use core::arch::asm;
-use std::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use shunpike_arch as arch;
+
+use crate::text::Text;
 
 /// Result of a call that counts bytes or descriptors.
 pub type Res = Result<usize, Errno>;
@@ -17,12 +19,8 @@ pub type Res = Result<usize, Errno>;
 /// they are the program's, a bad one is EFAULT, not undefined behaviour.)
 #[inline(always)]
 pub unsafe fn call(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> Res {
-    let ret: isize;
-    // SAFETY: the x86-64 Linux calling convention; rcx and r11 are clobbered by `syscall`.
-    unsafe {
-        asm!("syscall", inlateout("rax") n as isize => ret, in("rdi") a, in("rsi") b, in("rdx") c,
-             in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
+    // SAFETY: the caller's word.
+    let ret = unsafe { arch::syscall(n, a, b, c, d, e, f) };
     if ret < 0 { Err(Errno::from_raw_os_error(-ret as i32)) } else { Ok(ret as usize) }
 }
 
@@ -159,80 +157,6 @@ pub fn poll(fds: &mut [libc::pollfd], timeout: Option<u64>, mask: *const libc::s
     unsafe { call(libc::SYS_ppoll, fds.as_mut_ptr() as usize, fds.len(), ts, mask as usize, 8, 0) }
 }
 
-/// libc's own waits: cancellation points, which a system call of ours is not.
-pub struct Waits {
-    /// ppoll(2)
-    pub ppoll: unsafe extern "C-unwind" fn(
-        *mut libc::pollfd,
-        libc::nfds_t,
-        *const libc::timespec,
-        *const libc::sigset_t,
-    ) -> i32,
-    /// epoll_pwait(2)
-    pub epoll_pwait:
-        unsafe extern "C-unwind" fn(i32, *mut libc::epoll_event, i32, i32, *const libc::sigset_t) -> i32,
-    /// epoll_pwait2(2); fails with ENOSYS where libc or the kernel does not have it.
-    pub epoll_pwait2: unsafe extern "C-unwind" fn(
-        i32,
-        *mut libc::epoll_event,
-        i32,
-        *const libc::timespec,
-        *const libc::sigset_t,
-    ) -> i32,
-}
-
-static WAITS: std::sync::OnceLock<Waits> = std::sync::OnceLock::new();
-
-/// Names libc's waits; once, at start-up.
-pub fn sleep_by(waits: Waits) {
-    let _ = WAITS.set(waits);
-}
-
-fn waited(n: i32) -> Res {
-    // SAFETY: errno of this thread, which libc's call has set just now.
-    usize::try_from(n).map_err(|_| Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
-}
-
-/// ppoll(2) as a cancellation point: for sleeps. The callers' frames are unwound when the thread is cancelled, so
-/// they hold no lock and nothing that must be dropped.
-pub(crate) fn sleep_in_poll(
-    fds: &mut [libc::pollfd],
-    timeout: Option<u64>,
-    mask: *const libc::sigset_t,
-) -> Res {
-    let Some(waits) = WAITS.get() else { return poll(fds, timeout, mask) };
-    let ts = timespec(timeout);
-    let ts = if timeout.is_some() { &raw const ts } else { core::ptr::null() };
-    // SAFETY: fds and ts live through the call; mask is null or the program's.
-    waited(unsafe { (waits.ppoll)(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) })
-}
-
-/// epoll_pwait(2) as a cancellation point, as `sleep_in_poll`; a call that does not sleep is none. `timeout` in nanoseconds.
-pub(crate) fn sleep_in_epoll(
-    fd: i32,
-    events: &mut [libc::epoll_event],
-    timeout: Option<u64>,
-    mask: *const libc::sigset_t,
-) -> Res {
-    // Not before the program's time is over, where the kernel knows milliseconds only.
-    let ms = timeout.map_or(-1, |ns| i32::try_from(ns.div_ceil(NS_A_MS)).unwrap_or(i32::MAX));
-    let Some(waits) = WAITS.get().filter(|_| ms != 0) else {
-        return epoll_wait(fd, events, ms, mask);
-    };
-    let (at, room) = (events.as_mut_ptr(), i32::try_from(events.len()).unwrap_or(i32::MAX));
-    if timeout.is_some_and(|ns| ns % NS_A_MS != 0) {
-        let ts = timespec(timeout);
-        // SAFETY: events and ts live through the call; mask is null or the program's.
-        match waited(unsafe { (waits.epoll_pwait2)(fd, at, room, &ts, mask) }) {
-            // EPERM: a filter that knows no call so young.
-            Err(Errno::NOSYS | Errno::PERM) => {}
-            slept => return slept,
-        }
-    }
-    // SAFETY: events lives through the call; mask is null or the program's.
-    waited(unsafe { (waits.epoll_pwait)(fd, at, room, ms, mask) })
-}
-
 const NS_A_MS: u64 = 1_000_000;
 
 /// Events that `fd` shows now, among `events`, POLLERR, POLLHUP and POLLNVAL.
@@ -265,6 +189,30 @@ pub fn futex_wake(futex: *const u32) {
     let _ = unsafe {
         call(libc::SYS_futex, futex as usize, libc::FUTEX_WAKE as usize, i32::MAX as usize, 0, 0, 0)
     };
+}
+
+/// epoll_pwait2(2), or epoll_pwait(2) where a kernel or a filter knows no call so young. `timeout` in nanoseconds, `None` for ever.
+pub fn epoll_for(
+    fd: i32,
+    events: &mut [libc::epoll_event],
+    timeout: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Res {
+    if timeout.is_some_and(|ns| ns % NS_A_MS != 0) {
+        let ts = timespec(timeout);
+        let (at, ts) = (events.as_mut_ptr() as usize, &raw const ts as usize);
+        // SAFETY: events and ts live through the call; mask is null or the program's.
+        match unsafe { call(libc::SYS_epoll_pwait2, fd as usize, at, events.len(), ts, mask as usize, 8) } {
+            Err(Errno::NOSYS | Errno::PERM) => {}
+            waited => return waited,
+        }
+    }
+    epoll_wait(fd, events, whole_ms(timeout), mask)
+}
+
+/// `timeout` in milliseconds, -1 for ever: not before the program's time is over, where the kernel knows milliseconds only.
+pub fn whole_ms(timeout: Option<u64>) -> i32 {
+    timeout.map_or(-1, |ns| i32::try_from(ns.div_ceil(NS_A_MS)).unwrap_or(i32::MAX))
 }
 
 /// epoll_pwait2(2)-like wait with milliseconds; `timeout` -1 for ever.
@@ -391,16 +339,12 @@ pub fn threads() -> u64 {
     rustix::fs::stat(c"/proc/self/task").map_or(1, |stat| stat.st_nlink.saturating_sub(2).max(1))
 }
 
-/// Whether this thread is the only one, as far as libc knows; no where it does not say (before glibc 2.32). Two loads.
-pub fn is_single_threaded() -> bool {
-    let at: *const core::sync::atomic::AtomicU8;
-    // SAFETY: loads the address of glibc's variable of this name (sys/single_threaded.h), or null.
-    let told = unsafe {
-        asm!(".weak __libc_single_threaded", "mov {0}, qword ptr [rip + __libc_single_threaded@GOTPCREL]", out(reg) at,
-             options(pure, nomem, nostack, preserves_flags));
-        at.as_ref()
-    };
-    told.is_some_and(|alone| alone.load(core::sync::atomic::Ordering::Relaxed) != 0)
+/// getcpu(2): the CPU that the calling thread runs on.
+pub fn cpu() -> u32 {
+    let mut cpu = 0u32;
+    // SAFETY: the kernel writes one word, which lives through the call.
+    let _ = unsafe { call(libc::SYS_getcpu, &raw mut cpu as usize, 0, 0, 0, 0, 0) };
+    cpu
 }
 
 /// Numbers that the table of descriptors has room for, by /proc/self/status. `None` without /proc.
@@ -467,10 +411,8 @@ pub fn lock_byte(fd: i32, at: i64) -> bool {
 fn lock_for_life(fd: i32, at: i64) -> Option<()> {
     use rustix::fd::{AsFd, AsRawFd};
     use rustix::fs::{Mode, OFlags};
-    let mut path = [0u8; 32];
-    std::io::Write::write_fmt(&mut &mut path[..], format_args!("/proc/self/fd/{fd}\0")).ok()?;
-    let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
-    let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let path = Text::new(format_args!("/proc/self/fd/{fd}"));
+    let file = rustix::fs::open(path.as_c_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
     record(file.as_raw_fd(), at, libc::F_OFD_SETLK)?;
     shunpike_shm::region::keep_open(file.as_fd()).ok()
 }
@@ -516,7 +458,8 @@ pub fn membarrier_register() -> Res {
     unsafe { call(libc::SYS_membarrier, 1 << 4, 0, 0, 0, 0, 0) }
 }
 
-fn timespec(ns: Option<u64>) -> libc::timespec {
+/// `ns` as the kernel takes it; 0 for `None`.
+pub fn timespec(ns: Option<u64>) -> libc::timespec {
     let ns = ns.unwrap_or(0);
     libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }

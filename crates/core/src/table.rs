@@ -1,7 +1,7 @@
 //! Descriptor numbers to what we know of them: process-local, lock-free, a load on every hooked call.
 
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shunpike_shm::arena::Block;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::set::Set;
 

@@ -4,7 +4,7 @@
 //! that it is seen in order. A record is reserved before its bytes are published and sealed after: whatever follows
 //! from them, in whatever process, is reserved later.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fd::{AsFd, OwnedFd};
 use shunpike_shm::arena::Block;

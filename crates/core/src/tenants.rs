@@ -6,7 +6,7 @@
 //! inherited by fork nor touched by what the process or a child closes). So whoever wants to know asks, and clears the bits of
 //! those who are gone. Who cannot ask, as the program has closed the memfd, takes nobody for gone.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fd::AsRawFd;
 use shunpike_shm::arena::{Arena, TENANTS, tenant};

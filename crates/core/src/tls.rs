@@ -1,14 +1,16 @@
 //! What a thread carries, and critical sections.
 //!
-//! The storage is declared in assembly so that it uses the initial-exec model: no allocation on first use
-//! in a thread, a single load to reach it, safe in signal handlers and after a siglongjmp.
+//! What it carries is the first part of the thread's [`ThreadBlock`].
 
 pub mod readers;
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
+use shunpike_arch::{self as arch, ThreadBlock};
 use shunpike_shm::grace::Reader;
 use shunpike_shm::lock::Section;
+
+use crate::host::host;
 
 /// Per-thread state; all zero in a new thread.
 #[repr(C)]
@@ -61,36 +63,17 @@ pub struct Thread {
     pub reserved: AtomicU64,
 }
 
-const SIZE: usize = 128;
-const _: () = assert!(size_of::<Thread>() <= SIZE);
-
-#[cfg(target_arch = "x86_64")]
-core::arch::global_asm!(
-    ".pushsection .tbss,\"awT\",@nobits",
-    ".balign 64",
-    ".globl shunpike_thread",
-    ".hidden shunpike_thread",
-    ".type shunpike_thread, @object",
-    "shunpike_thread: .zero 128",
-    ".size shunpike_thread, 128",
-    ".popsection",
+const _: () = assert!(
+    core::mem::offset_of!(ThreadBlock, core) + size_of::<Thread>()
+        <= core::mem::offset_of!(ThreadBlock, locks)
 );
 
 /// The calling thread's state.
 #[inline(always)]
 pub fn thread() -> &'static Thread {
-    let at: *const Thread;
-    // SAFETY: the initial-exec sequence of the x86-64 psABI (ELF Handling For Thread-Local Storage, 4.4.6);
-    // the storage lives as long as its thread, and the reference does not leave it.
-    unsafe {
-        core::arch::asm!(
-            "mov {0}, qword ptr fs:[0]",
-            "add {0}, qword ptr [rip + shunpike_thread@GOTTPOFF]",
-            out(reg) at,
-            options(pure, readonly, nostack)
-        );
-        &*at
-    }
+    let block: *const ThreadBlock = arch::thread_block();
+    // SAFETY: it has room for it, as is checked above, and nobody else uses that part; the reference does not leave its thread.
+    unsafe { &*(&raw const (*block).core).cast::<Thread>() }
 }
 
 /// A stretch of code that no handler of the program may interrupt on this thread, and in which no memory that
@@ -105,14 +88,6 @@ pub struct Critical {
 // SAFETY: the preload library's trampoline keeps signals back on the thread that made it until it is dropped; the reference to that thread's
 // storage keeps it from going to another one.
 unsafe impl Section for Critical {}
-
-/// Delivers what was delayed; set once by the preload library.
-static DELIVER: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
-
-/// Names the function that re-raises delayed signals. Called once, at start-up.
-pub fn on_deferred(deliver: fn()) {
-    let _ = DELIVER.set(deliver);
-}
 
 /// Begins a critical section.
 #[inline(always)]
@@ -175,7 +150,5 @@ impl Drop for Critical {
 
 #[cold]
 fn deliver_deferred() {
-    if let Some(deliver) = DELIVER.get() {
-        deliver();
-    }
+    (host().deliver)();
 }

@@ -1,6 +1,6 @@
 //! What a program was told of a connection, so that it is told once.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, mode};
 

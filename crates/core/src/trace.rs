@@ -3,7 +3,7 @@
 //!
 //! Not inlined: each has one place then, and no note is left of code that the linker throws away.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use probe::probe;
 use shunpike_shm::arena::Block;

@@ -4,7 +4,7 @@ pub mod fast;
 mod room;
 pub(crate) mod unheard;
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};

@@ -6,8 +6,8 @@
 mod lanes;
 mod nomination;
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::{Event, Phase};
-use std::sync::atomic::Ordering;
 
 use rustix::fd::{AsFd, OwnedFd};
 use shunpike_shm::arena::{Block, mode};

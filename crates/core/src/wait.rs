@@ -5,7 +5,7 @@
 //! epoll instance of its own;
 //! beside it the TCP fd tells of death and of bytes of a revoked lane.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event;
 use rustix::fd::{AsRawFd, IntoRawFd};
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, wake_bucket};
 use shunpike_shm::lane::{Side, Wait, Words};
 
+use crate::host::host;
 use crate::tls::{Thread, critical, thread};
 use crate::trace::{self, Sleep};
 use crate::{call, clock, descriptors, holders, link, process, session, spin, state, sys};
@@ -241,9 +242,7 @@ pub fn thread_sleeper() -> Result<i32, Errno> {
         SLEEPER_AT.store(clock::ticks() + clock::from_us(SLEEPER_US), Ordering::Relaxed);
     })?;
     thread.sleeper.store(fd as u32 + 1, Ordering::Relaxed);
-    if let Some(mark) = FIRST_SLEEP.get() {
-        mark();
-    }
+    (host().owes)();
     Ok(fd)
 }
 
@@ -260,14 +259,6 @@ fn new_sleeper(cq: u8) -> Result<i32, Errno> {
             Err(errno)
         }
     }
-}
-
-/// Called when a thread gets something that it must give back at its end; set once, at start-up.
-static FIRST_SLEEP: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
-
-/// Names that function.
-pub fn on_first_sleep(mark: fn()) {
-    let _ = FIRST_SLEEP.set(mark);
 }
 
 /// Adds doorbell `cq`, edge-triggered, to an epoll instance; its events carry `data`.
@@ -325,14 +316,14 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         libc::pollfd { fd, events, revents: 0 },
         libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 },
     ];
-    let mut slept = sys::sleep_in_poll(&mut fds, shortest, core::ptr::null());
+    let mut slept = (host().poll)(&mut fds, shortest, core::ptr::null());
     let mut beyond = false;
     if slept.is_ok() && fds[0].revents == libc::POLLERR && fds[1].revents == 0 {
         // What stands in the error queue is the program's to take away, and would end each sleep at once.
         fds[0].fd = -1;
         let nap = shortest.map_or(UNREAD_NS, |ns| ns.min(UNREAD_NS));
         beyond = shortest != Some(nap);
-        slept = sys::sleep_in_poll(&mut fds, Some(nap), core::ptr::null());
+        slept = (host().poll)(&mut fds, Some(nap), core::ptr::null());
     }
     let is_long = clock::ticks() - asleep.since > clock::from_us(Nap::MOST_NS / 1000);
     thread().sleeps_long.store(is_long, Ordering::Relaxed);

@@ -15,7 +15,7 @@
 //! | up to 256 KiB | the same | the same | the same | the same: to the first |
 //! | up to the DMB's | by 32 bulk writes | the same, and 64 MiB for all | the same | the same |
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Half, Header, MOVES, mode};
 use shunpike_shm::lane::{Dmb, FIRST_WINDOW, HEADER, MIN_WINDOW};

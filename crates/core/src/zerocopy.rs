@@ -15,7 +15,7 @@ mod huge;
 pub mod lending;
 pub mod mappings;
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, mode};

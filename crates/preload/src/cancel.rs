@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use shunpike_core::libc_function;
+use shunpike_arch::weak_function;
 
 type TestCancel = unsafe extern "C-unwind" fn();
 
@@ -24,7 +24,7 @@ pub fn cancellation_point() {
 
 /// Finds what `cancellation_point` calls.
 pub fn can_be_cancelled() {
-    if let Some(test) = libc_function!("pthread_testcancel": TestCancel) {
+    if let Some(test) = weak_function!("pthread_testcancel": TestCancel) {
         TEST_CANCEL.store(test as *mut c_void, Ordering::Relaxed);
     }
 }

@@ -11,7 +11,9 @@ use shunpike_core::source::Source;
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::tx::send as transmit;
 use shunpike_core::wire::Reason;
-use shunpike_core::{Errno, libc_is_musl, passthrough, sys, user, zerocopy};
+use shunpike_core::{Errno, passthrough, sys, user, zerocopy};
+
+use crate::this_libc::is_musl;
 
 use crate::answers::{answer, set_errno};
 use crate::cancel::cancellation_point;
@@ -73,7 +75,7 @@ unsafe fn vector<'a>(iov: *const iovec, count: impl TryInto<usize>) -> Option<&'
 unsafe fn header(msg: *const msghdr) -> Option<msghdr> {
     // SAFETY: a C struct of pointers and integers, which need not be there.
     let mut header = unsafe { user::fetch(msg) }?;
-    if libc_is_musl() {
+    if is_musl() {
         header.msg_iovlen = header.msg_iovlen as u32 as usize;
         header.msg_controllen = header.msg_controllen as u32 as usize;
     }
@@ -576,7 +578,7 @@ unsafe fn hand_over_rights(msg: *const msghdr) {
         return;
     }
     const HEADER: usize = size_of::<libc::cmsghdr>();
-    let is_musl = libc_is_musl();
+    let is_musl = is_musl();
     let mut at = 0;
     while size - at >= HEADER {
         // SAFETY: within the program's control messages, which are there.

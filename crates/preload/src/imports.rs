@@ -5,7 +5,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use shunpike_core::libc_function;
+use shunpike_arch::weak_function;
 
 // The jumps call what is below by these names.
 core::arch::global_asm!(
@@ -54,7 +54,7 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 /// dlsym(3): before glibc 2.34 it is in a library of its own, which few programs have. `None` there.
 fn dlsym() -> Option<Dlsym> {
-    libc_function!("__real_dlsym": Dlsym)
+    weak_function!("__real_dlsym": Dlsym)
 }
 
 /// dlsym(3) of RTLD_DEFAULT, for the crates that ask whether libc has a function.
@@ -84,7 +84,7 @@ pub fn next(name: &CStr) -> Option<*mut c_void> {
 /// # Safety
 /// A NUL-terminated name of a library.
 pub unsafe fn definition_in(library: *const c_char, name: &CStr) -> Option<*mut c_void> {
-    let dlopen = libc_function!("dlopen": unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void)?;
+    let dlopen = weak_function!("dlopen": unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void)?;
     let dlsym = dlsym()?;
     // SAFETY: NUL-terminated names; nothing is loaded that is not there.
     let at = unsafe {

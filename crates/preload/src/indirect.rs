@@ -10,10 +10,11 @@ use shunpike_core::{life, options, sets, sys, user};
 
 use crate::lifecycle::plain;
 use crate::real::Arguments;
+use crate::this_libc::is_alone;
 
 /// unshare(2). With CLONE_FILES a thread has descriptors of its own from now on: no table of ours says whose a number is.
 pub fn before_unshare([flags, ..]: Arguments) {
-    if flags & libc::CLONE_FILES as usize != 0 && !sys::is_single_threaded() {
+    if flags & libc::CLONE_FILES as usize != 0 && !is_alone() {
         life::leave(Reason::PrivateDescriptors);
     }
 }

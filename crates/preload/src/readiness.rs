@@ -3,9 +3,9 @@
 use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunpike_core::table::{self, Entry};
-use shunpike_core::{clock, conn, epoll, libc_is_musl, poll as mixed, seen, sets, user};
+use shunpike_core::{clock, conn, epoll, poll as mixed, seen, sets, user};
 
-use shunpike_core::sys::Waits;
+use crate::this_libc::is_musl;
 
 use crate::answers::{result, set_errno};
 use crate::cancel::cancellation_point;
@@ -54,42 +54,11 @@ unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
     Some(unsafe { core::slice::from_raw_parts_mut(fds, n) })
 }
 
-/// libc's waits, for core.
-pub fn waits() -> Waits {
-    unsafe extern "C-unwind" fn ppoll(
-        fds: *mut pollfd,
-        n: nfds_t,
-        timeout: *const timespec,
-        mask: *const sigset_t,
-    ) -> c_int {
-        // SAFETY: the caller's.
-        unsafe { covered::ppoll(fds, n, timeout, mask) }
-    }
-    unsafe extern "C-unwind" fn epoll_pwait(
-        epfd: c_int,
-        events: *mut epoll_event,
-        n: c_int,
-        timeout: c_int,
-        mask: *const sigset_t,
-    ) -> c_int {
-        // SAFETY: the caller's.
-        unsafe { covered::epoll_pwait(epfd, events, n, timeout, mask) }
-    }
-    unsafe extern "C-unwind" fn epoll_pwait2(
-        epfd: c_int,
-        events: *mut epoll_event,
-        n: c_int,
-        timeout: *const timespec,
-        mask: *const sigset_t,
-    ) -> c_int {
-        // SAFETY: the caller's.
-        unsafe { covered::epoll_pwait2(epfd, events, n, timeout, mask) }
-    }
-    // Looked up now: a sleep's first use would write to a line that other threads read.
+/// Looks up libc's waits now: a sleep's first use would write to a line that other threads read.
+pub fn find_waits() {
     for name in [&behind::ppoll, &behind::epoll_pwait, &behind::epoll_pwait2] {
         name.address();
     }
-    Waits { ppoll, epoll_pwait, epoll_pwait2 }
 }
 
 hooks! {
@@ -126,7 +95,7 @@ hooks! {
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
     ) -> c_int {
         // musl keeps the program's time as it is.
-        let mut copy = if libc_is_musl() && !timeout.is_null() { user::fetch(timeout) } else { None };
+        let mut copy = if is_musl() && !timeout.is_null() { user::fetch(timeout) } else { None };
         let time = copy.as_mut().map_or(timeout, core::ptr::from_mut);
         select_by((n, [read, write, except]), time, |n| covered::select(n, read, write, except, timeout))
     }

@@ -172,22 +172,7 @@ macro_rules! stubs {
                 let looked = $look([first, second, third, fourth, fifth, sixth]);
                 $crate::real::Onward::instead(looked).unwrap_or_else(|| REAL.address())
             }
-            // Argument registers survive the look (rax counts the vector registers of a variadic call, whose
-            // values a look may change: they are kept, too); the frame leaves the stack aligned.
-            core::arch::naked_asm!(
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                "sub rsp, 128",
-                "movups [rsp], xmm0", "movups [rsp + 16], xmm1", "movups [rsp + 32], xmm2",
-                "movups [rsp + 48], xmm3", "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5",
-                "movups [rsp + 96], xmm6", "movups [rsp + 112], xmm7",
-                "call {look}", "mov r11, rax",
-                "movups xmm0, [rsp]", "movups xmm1, [rsp + 16]", "movups xmm2, [rsp + 32]",
-                "movups xmm3, [rsp + 48]", "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]",
-                "movups xmm6, [rsp + 96]", "movups xmm7, [rsp + 112]",
-                "add rsp, 128",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi", "jmp r11",
-                look = sym look,
-            )
+            shunpike_arch::look_and_jump!(look)
         }
     )*};
 }

@@ -9,7 +9,8 @@ use core::ffi::c_char;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-use shunpike_core::{libc_function, sys};
+use shunpike_arch::weak_function;
+use shunpike_core::sys;
 
 const NAME: &[u8] = b"/libshunpike.so";
 const VARIABLE: &[u8] = b"LD_PRELOAD=";
@@ -114,7 +115,7 @@ pub fn before_exec(environment: *const *const c_char) {
 /// Before a program is executed with the environment of this one.
 pub fn before_exec_with_environ() {
     // SAFETY: a variable of libc's, of this type, where it has one; it is read as the call that follows reads it.
-    let environ = libc_function!("__environ": unsafe extern "C" fn()).map(|at| at as usize);
+    let environ = weak_function!("__environ": unsafe extern "C" fn()).map(|at| at as usize);
     let mut environment = [0; size_of::<usize>()];
     if may_look() && environ.is_some_and(|at| read(at, &mut environment)) {
         before_exec(core::ptr::without_provenance(usize::from_ne_bytes(environment)));

@@ -1,14 +1,14 @@
 //! Start-up and the process's turns: constructor, fork, exit, thread end.
 
 use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicU32, Ordering};
 
-use shunpike_core::{
-    conn, enabled, libc_function, libc_is_musl, life, process, session, sys, tls, user, wait,
-};
+use shunpike_arch::weak_function;
+use shunpike_core::{conn, enabled, host, life, process, session};
 
+use crate::host::HOST;
+use crate::this_libc::is_musl;
 use crate::vforked::foreign_process;
-use crate::{cancel, memory, readiness, removed, signals};
+use crate::{cancel, memory, readiness, removed, thread};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -16,10 +16,6 @@ static CONSTRUCTOR: extern "C" fn() = start;
 
 /// The system-wide broker's socket, where a list says who is under Shunpike.
 const SYSTEM: &[u8] = b"/run/shunpike/broker.sock";
-
-const NO_KEY: u32 = u32::MAX;
-
-static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
 
 /// In this order; each line says why there.
 extern "C" fn start() {
@@ -42,27 +38,25 @@ extern "C" fn start() {
         }
     }
     // 2. Signals are kept back in critical sections before the first of them exists; faults of copies, from the
-    // first copy on.
-    tls::on_deferred(signals::deliver);
-    user::on_first_use(signals::guard);
+    // first copy on. A thread that sleeps for a lane can be cancelled as in libc's own wait.
+    readiness::find_waits();
+    host::start(&HOST);
     // 3. fork() must find the table and the locks in order.
     let ours = (&raw const __dso_handle).cast_mut();
     at_fork.register(ours);
     // 4. Threads give back their descriptors.
-    key();
-    wait::on_first_sleep(mark_thread);
+    thread::start();
     // 5. At exit, after the program's own handlers: registered first, run last.
     // SAFETY: as above.
     unsafe {
         __cxa_atexit(exit_handler, core::ptr::null_mut(), ours);
-        if let Some(at_quick_exit) = libc_function!("__cxa_at_quick_exit": CxaAtQuickExit) {
+        if let Some(at_quick_exit) = weak_function!("__cxa_at_quick_exit": CxaAtQuickExit) {
             at_quick_exit(exit_handler, ours);
-        } else if let Some(at_quick_exit) = libc_function!("at_quick_exit": AtQuickExit) {
+        } else if let Some(at_quick_exit) = weak_function!("at_quick_exit": AtQuickExit) {
             at_quick_exit(quick_exit_handler);
         }
     }
-    // 6. A thread that sleeps for a lane, or need not, can be cancelled as in libc's own wait.
-    sys::sleep_by(readiness::waits());
+    // 6. So can one that need not sleep.
     cancel::can_be_cancelled();
     // 7. What of its memory is there for good.
     memory::start();
@@ -102,11 +96,11 @@ enum AtFork {
 impl AtFork {
     fn of_libc() -> Option<Self> {
         // musl first: gcompat has glibc's name beside it.
-        if libc_is_musl() {
-            libc_function!("pthread_atfork": unsafe extern "C" fn(Handler, Handler, Handler) -> c_int)
+        if is_musl() {
+            weak_function!("pthread_atfork": unsafe extern "C" fn(Handler, Handler, Handler) -> c_int)
                 .map(Self::Musl)
         } else {
-            libc_function!("__register_atfork": unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int)
+            weak_function!("__register_atfork": unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int)
                 .map(Self::Glibc)
         }
     }
@@ -131,7 +125,7 @@ impl AtFork {
 fn variable(name: &core::ffi::CStr) -> Option<&'static [u8]> {
     // SAFETY: at start-up no other thread changes the environment; the value is copied or compared at once.
     let value = unsafe {
-        libc_function!("secure_getenv": unsafe extern "C" fn(*const c_char) -> *const c_char)?(name.as_ptr())
+        weak_function!("secure_getenv": unsafe extern "C" fn(*const c_char) -> *const c_char)?(name.as_ptr())
     };
     // SAFETY: secure_getenv returns null or a NUL-terminated string.
     (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes())
@@ -175,42 +169,4 @@ pub fn at_exit() {
     if process::enabled() && !foreign_process() {
         conn::at_exit();
     }
-}
-
-/// The key whose destructor gives back what a thread has. Before glibc 2.34 a process that has no such function has no threads.
-fn key() -> Option<u32> {
-    type Create = unsafe extern "C" fn(*mut u32, Option<extern "C" fn(*mut c_void)>) -> c_int;
-    type Delete = unsafe extern "C" fn(u32) -> c_int;
-    let known = KEY.load(Ordering::Acquire);
-    if known != NO_KEY {
-        return Some(known);
-    }
-    let create = libc_function!("pthread_key_create": Create)?;
-    let delete = libc_function!("pthread_key_delete": Delete)?;
-    let mut made = NO_KEY;
-    // SAFETY: a destructor that lives as long as the process.
-    if unsafe { create(&raw mut made, Some(thread_ends)) } != 0 {
-        return None;
-    }
-    match KEY.compare_exchange(NO_KEY, made, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => Some(made),
-        Err(earlier) => {
-            // SAFETY: our own, which nobody uses.
-            unsafe { delete(made) };
-            Some(earlier)
-        }
-    }
-}
-
-/// A thread has something to give back: have its destructor run.
-fn mark_thread() {
-    type Set = unsafe extern "C" fn(u32, *const c_void) -> c_int;
-    if let (Some(key), Some(set)) = (key(), libc_function!("pthread_setspecific": Set)) {
-        // SAFETY: our key; any value that is not null makes the destructor run.
-        unsafe { set(key, core::ptr::without_provenance(1)) };
-    }
-}
-
-extern "C" fn thread_ends(_: *mut c_void) {
-    wait::thread_ends();
 }

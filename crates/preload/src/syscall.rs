@@ -3,7 +3,8 @@
 use core::cell::Cell;
 use core::ffi::{c_int, c_long};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use shunpike_core::{clock, conn, libc_function, table, user};
+use shunpike_arch::weak_function;
+use shunpike_core::{clock, conn, table, user};
 
 use crate::readiness::{Selected, ctl_by, limit, milliseconds, poll_by, pselect_by, select_by, wait};
 use crate::real::Real;
@@ -49,7 +50,7 @@ unsafe fn real(call: &Call) -> c_long {
 fn set_cancel_state(state: c_int) -> c_int {
     type Function = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
     let mut before = 0;
-    if let Some(set) = libc_function!("pthread_setcancelstate": Function) {
+    if let Some(set) = weak_function!("pthread_setcancelstate": Function) {
         // SAFETY: `before` lives through the call.
         unsafe { set(state, &raw mut before) };
     }

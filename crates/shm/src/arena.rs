@@ -8,16 +8,18 @@ use crate::lock::RobustLock;
 use crate::notices::Notices;
 use crate::region::{self, Region, RegionError};
 use core::mem::offset_of;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::lifecycle::Lifecycle;
 
+#[cfg(feature = "readers")]
 mod view;
 
+#[cfg(feature = "readers")]
 pub use view::{ArenaView, HeldBlocks, verify};
 
 /// Blocks in an arena; a process with more connections leaves the rest on TCP.

@@ -3,8 +3,11 @@
 //! What is shared with whom, and what a hostile value can do, is one table, docs/shared-memory.md; each
 //! module here repeats its own rows.
 
-#[macro_use]
-mod weak;
+#![cfg_attr(not(any(test, loom, fuzzing)), no_std)]
+
+#[cfg(feature = "readers")]
+extern crate alloc;
+
 pub mod arena;
 pub mod grace;
 pub mod lane;
@@ -21,4 +24,3 @@ pub mod tap;
 #[cfg(fuzzing)]
 pub use primitive::hostile;
 pub use region::{Region, RegionError};
-pub use weak::libc_is_musl;

@@ -17,7 +17,7 @@
 //! A `-` leaves it as it is. `Give` may come at any moment, and without the session's lock: from a child after fork. So whatever its parent's
 //! broker says later finds Given, and nothing leads from there to a lane but `TakeBack`. models/lifecycle.pml has this table, too.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 
 /// Where a connection stands with the broker.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]

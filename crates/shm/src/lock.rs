@@ -20,12 +20,18 @@
 //! A lock is held for a memory copy or a non-blocking system call, never while waiting. Signal handlers do not enter while one is
 //! held: whoever takes it shows the [`Section`] that keeps them away, and the guard keeps that.
 
+mod list;
+mod mutex;
+
 use core::cell::UnsafeCell;
-use core::mem::offset_of;
-use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
+
+use list::{Head, Thread, number, thread};
+pub use mutex::{Calls, Libc, NO_LIBC, start};
+use mutex::{IN_GLIBC, place};
 
 /// See the module.
 #[repr(C)]
@@ -51,26 +57,6 @@ struct Parts {
     entry: Entry,
 }
 
-const IN_GLIBC: usize = 0;
-const IN_MUSL: usize = 1;
-
-/// Which of its words a lock is. It is read by each call and written at start-up alone, so it has a line of its own.
-#[repr(align(64))]
-struct Place(AtomicUsize);
-
-static PLACE: Place = Place(AtomicUsize::new(IN_GLIBC));
-
-/// At start-up, before the first lock is made.
-pub fn start() {
-    PLACE.0.store(if crate::weak::libc_is_musl() { IN_MUSL } else { IN_GLIBC }, Ordering::Relaxed);
-}
-
-#[inline(always)]
-fn place() -> usize {
-    // Other values are not stored; said for the check of bounds, which goes.
-    PLACE.0.load(Ordering::Relaxed) & 1
-}
-
 /// An entry of a thread's list; its neighbours, and the kernel, name it by the address of `next`.
 #[repr(C)]
 struct Entry {
@@ -92,123 +78,6 @@ const HOLDER: u32 = libc::FUTEX_TID_MASK;
 /// A sleep's longest: the kernel wakes nobody for one who died between release and wake, or woken and not yet awake, where
 /// another has taken the lock in between, who does not know that somebody sleeps.
 const SLEEP_NS: i64 = 100_000_000;
-
-/// From an entry's name to its lock's word.
-fn to_word() -> isize {
-    let word = offset_of!(Parts, words) + place() * size_of::<AtomicU32>();
-    word as isize - (offset_of!(Parts, entry) + offset_of!(Entry, next)) as isize
-}
-
-/// struct robust_list_head (include/uapi/linux/futex.h), in libc's description of its thread, which nobody else writes.
-#[repr(C)]
-struct Head {
-    first: AtomicUsize,
-    to_word: AtomicIsize,
-    pending: AtomicUsize,
-}
-
-/// A list of our own, where libc has none for the thread: its head, behind the link back that each name has before it.
-#[repr(C)]
-struct OwnList {
-    prev: AtomicUsize,
-    head: Head,
-}
-
-/// What a thread knows of itself; all zero in a new one.
-#[repr(C)]
-struct Thread {
-    /// Null: not known yet.
-    head: AtomicPtr<Head>,
-    /// Name of the entry of the lock that `pending` names for us; 0 none.
-    held: AtomicUsize,
-    /// As the lock's words have it.
-    number: AtomicU32,
-    /// Its list is not what we know of: 1.
-    strange: AtomicU32,
-    /// Reached by the kernel, and by names, alone.
-    own: OwnList,
-}
-
-// As core's own (tls.rs): a single load to reach it.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-core::arch::global_asm!(
-    ".pushsection .tbss,\"awT\",@nobits",
-    ".balign 8",
-    ".globl shunpike_holder",
-    ".hidden shunpike_holder",
-    ".type shunpike_holder, @object",
-    "shunpike_holder: .zero 56",
-    ".size shunpike_holder, 56",
-    ".popsection",
-);
-
-#[cfg(not(miri))]
-#[inline(always)]
-fn thread() -> &'static Thread {
-    const _: () = assert!(size_of::<Thread>() == 56);
-    let at: *const Thread;
-    // SAFETY: the initial-exec sequence of the x86-64 psABI (ELF Handling For Thread-Local Storage, 4.4.6); the storage
-    // lives as long as its thread, and the reference does not leave it.
-    unsafe {
-        core::arch::asm!(
-            "mov {0}, qword ptr fs:[0]",
-            "add {0}, qword ptr [rip + shunpike_holder@GOTTPOFF]",
-            out(reg) at,
-            options(pure, readonly, nostack)
-        );
-        &*at
-    }
-}
-
-/// miri knows no assembly: all locks are glibc's there.
-#[cfg(miri)]
-fn thread() -> &'static Thread {
-    static STRANGER: Thread = Thread {
-        head: AtomicPtr::new(core::ptr::null_mut()),
-        held: AtomicUsize::new(0),
-        number: AtomicU32::new(0),
-        strange: AtomicU32::new(1),
-        own: OwnList {
-            prev: AtomicUsize::new(0),
-            head: Head {
-                first: AtomicUsize::new(0),
-                to_word: AtomicIsize::new(0),
-                pending: AtomicUsize::new(0),
-            },
-        },
-    };
-    &STRANGER
-}
-
-/// libc's calls for such a mutex.
-macro_rules! calls {
-    ($($name:ident = $symbol:literal, $libc:ident, ($($arg:ty),*);)*) => {
-        struct Calls { $($name: unsafe extern "C" fn($($arg),*) -> i32,)* }
-
-        /// `None` in a process that has not loaded them, or whose libc knows another mutex than these.
-        #[cfg(not(miri))]
-        fn calls() -> Option<Calls> {
-            if place() == IN_MUSL {
-                return None;
-            }
-            Some(Calls { $($name: libc_function!($symbol: unsafe extern "C" fn($($arg),*) -> i32)?,)* })
-        }
-
-        #[cfg(miri)]
-        fn calls() -> Option<Calls> {
-            Some(Calls { $($name: libc::$libc,)* })
-        }
-    };
-}
-
-calls! {
-    mutex_destroy = "pthread_mutex_destroy", pthread_mutex_destroy, (*mut libc::pthread_mutex_t);
-    lock = "pthread_mutex_lock", pthread_mutex_lock, (*mut libc::pthread_mutex_t);
-    timedlock = "pthread_mutex_timedlock", pthread_mutex_timedlock, (*mut libc::pthread_mutex_t, *const libc::timespec);
-    trylock = "pthread_mutex_trylock", pthread_mutex_trylock, (*mut libc::pthread_mutex_t);
-    unlock = "pthread_mutex_unlock", pthread_mutex_unlock, (*mut libc::pthread_mutex_t);
-    consistent = "pthread_mutex_consistent", pthread_mutex_consistent, (*mut libc::pthread_mutex_t);
-}
 
 #[cfg(any(test, miri))]
 fn init_by_libc(mutex: *mut libc::pthread_mutex_t) {
@@ -384,7 +253,7 @@ impl RobustLock {
     /// In a thread whose list is not known.
     #[cold]
     fn lock_unlisted<S: Section>(&self, section: S) -> Guard<'_, S> {
-        let Some(calls) = calls() else {
+        let Some(calls) = mutex::calls() else {
             self.contend(number());
             return Guard { lock: self, by: By::Word, _section: section };
         };
@@ -405,7 +274,7 @@ impl RobustLock {
 
     #[cold]
     fn try_lock_unlisted<S: Section>(&self, section: S) -> Option<Guard<'_, S>> {
-        let Some(calls) = calls() else {
+        let Some(calls) = mutex::calls() else {
             return self.take_if_free(number()).then_some(Guard {
                 lock: self,
                 by: By::Word,
@@ -488,7 +357,7 @@ impl<S: Section> Drop for Guard<'_, S> {
 impl<S: Section> Guard<'_, S> {
     #[cold]
     fn drop_unlisted(&self) {
-        match (self.by, calls()) {
+        match (self.by, mutex::calls()) {
             // SAFETY: a Guard exists only while its thread holds the mutex.
             (By::Glibc, Some(calls)) => drop(unsafe { (calls.unlock)(self.lock.mutex.get().cast()) }),
             _ => self.lock.open(),
@@ -501,235 +370,10 @@ fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::empty(), 1);
 }
 
-impl Thread {
-    /// Where its list begins; `None` where that is not to be known.
-    #[inline]
-    fn head(&self) -> Option<&'static Head> {
-        self.known().or_else(|| self.find())
-    }
-
-    #[inline]
-    fn known(&self) -> Option<&'static Head> {
-        // SAFETY: null, or this thread's, which lives as long as it.
-        unsafe { self.head.load(Ordering::Relaxed).as_ref() }
-    }
-
-    #[cold]
-    fn find(&self) -> Option<&'static Head> {
-        if self.strange.load(Ordering::Relaxed) != 0 {
-            return self.known();
-        }
-        let Some(calls) = calls() else {
-            self.learn(self.head_by_kernel(), number());
-            return self.known();
-        };
-        // SAFETY: all-zero bytes are valid; it is initialised before it is used.
-        let own: RobustLock = unsafe { core::mem::zeroed() };
-        own.init();
-        // SAFETY: just initialised, and nobody else's.
-        unsafe {
-            (calls.lock)(own.mutex.get().cast());
-            self.learn(self.head_by_lock(&own), own.word().load(Ordering::Relaxed) & HOLDER);
-            (calls.unlock)(own.mutex.get().cast());
-            (calls.mutex_destroy)(own.mutex.get().cast());
-        }
-        self.known()
-    }
-
-    fn learn(&self, head: Option<usize>, number: u32) {
-        match head.filter(|_| number != 0) {
-            Some(at) => {
-                self.number.store(number, Ordering::Relaxed);
-                self.head.store(core::ptr::with_exposed_provenance_mut(at), Ordering::Relaxed);
-            }
-            None => self.strange.store(1, Ordering::Relaxed),
-        }
-    }
-
-    /// Sees in a lock just taken by glibc's call where the thread's list begins.
-    fn head_by_lock(&self, lock: &RobustLock) -> Option<usize> {
-        let at = lock.entry().prev.load(Ordering::Relaxed);
-        // glibc's description of a thread begins where fs points; it is some 2,300 bytes long.
-        let own = at.wrapping_sub(thread_pointer());
-        let known = own < 4096 - size_of::<Head>() && at.is_multiple_of(align_of::<Head>()) && {
-            // SAFETY: an address within the description of this thread.
-            let head = unsafe { &*core::ptr::with_exposed_provenance::<Head>(at) };
-            head.first.load(Ordering::Relaxed) == lock.name() && head.is_known()
-        };
-        known.then_some(at)
-    }
-
-    /// Asks the kernel, and gives it a list of ours where it has none. A library of threads that is loaded later takes its place: should
-    /// the first thread die under a lock after that, nobody is told.
-    #[cfg(not(miri))]
-    fn head_by_kernel(&self) -> Option<usize> {
-        if place() == IN_MUSL {
-            have_it_shown();
-        }
-        let (mut at, mut size) = (0_usize, 0_usize);
-        // SAFETY: the kernel writes both words.
-        if unsafe {
-            call(
-                libc::SYS_get_robust_list,
-                0,
-                (&raw mut at).expose_provenance(),
-                (&raw mut size).expose_provenance(),
-            )
-        } != 0
-        {
-            return None;
-        }
-        if at != 0 {
-            // SAFETY: what the kernel keeps for this thread is there as long as it.
-            let head = unsafe { &*core::ptr::with_exposed_provenance::<Head>(at) };
-            return (size == size_of::<Head>() && head.is_known()).then_some(at);
-        }
-        let head = &self.own.head;
-        let at = core::ptr::from_ref(head).expose_provenance();
-        head.first.store(at, Ordering::Relaxed);
-        head.to_word.store(to_word(), Ordering::Relaxed);
-        head.pending.store(0, Ordering::Relaxed);
-        // SAFETY: the list lives as long as its thread.
-        (unsafe { call(libc::SYS_set_robust_list, at, size_of::<Head>(), 0) } == 0).then_some(at)
-    }
-
-    #[cfg(miri)]
-    fn head_by_kernel(&self) -> Option<usize> {
-        None
-    }
-}
-
-/// A system call: libc's function for it is one of those that a process may be without, or that the library replaces.
-#[cfg(not(miri))]
-unsafe fn call(number: i64, a: usize, b: usize, c: usize) -> isize {
-    let result: isize;
-    // SAFETY: the x86-64 Linux calling convention; the caller answers for the arguments.
-    unsafe {
-        core::arch::asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b, in("rdx") c,
-            lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
-    result
-}
-
-/// Has musl show the thread's list to the kernel: it takes and releases a mutex that may outlive its holder. Where it has no such mutex
-/// there is no list of its own either.
-#[cfg(not(miri))]
-fn have_it_shown() {
-    macro_rules! function {
-        ($name:literal($($arg:ty),*)) => {
-            match libc_function!($name: unsafe extern "C" fn($($arg),*) -> i32) {
-                Some(function) => function,
-                None => return,
-            }
-        };
-    }
-    type Attr = *mut libc::pthread_mutexattr_t;
-    type Plain = *mut libc::pthread_mutex_t;
-    let init_attr = function!("pthread_mutexattr_init"(Attr));
-    let set_shared = function!("pthread_mutexattr_setpshared"(Attr, i32));
-    let set_robust = function!("pthread_mutexattr_setrobust"(Attr, i32));
-    let init = function!("pthread_mutex_init"(Plain, *const libc::pthread_mutexattr_t));
-    let lock = function!("pthread_mutex_lock"(Plain));
-    let unlock = function!("pthread_mutex_unlock"(Plain));
-    let mut attr = core::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
-    let mut mutex = core::mem::MaybeUninit::<libc::pthread_mutex_t>::uninit();
-    // SAFETY: libc's functions of these names and types; both objects are initialised first and live through the calls.
-    unsafe {
-        init_attr(attr.as_mut_ptr());
-        set_shared(attr.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
-        set_robust(attr.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
-        init(mutex.as_mut_ptr(), attr.as_ptr());
-        if lock(mutex.as_mut_ptr()) == 0 {
-            unlock(mutex.as_mut_ptr());
-        }
-    }
-}
-
-/// The calling thread's number.
-fn number() -> u32 {
-    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
-}
-
-#[cfg(not(miri))]
-fn thread_pointer() -> usize {
-    let at: usize;
-    // SAFETY: the x86-64 psABI's: the word at fs points to itself.
-    unsafe { core::arch::asm!("mov {0}, qword ptr fs:[0]", out(reg) at, options(pure, readonly, nostack)) };
-    at
-}
-
-#[cfg(miri)]
-fn thread_pointer() -> usize {
-    0
-}
-
-impl Head {
-    /// Whether it leads to locks as the one of our libc does, and names none yet.
-    fn is_known(&self) -> bool {
-        self.to_word.load(Ordering::Relaxed) == to_word() && self.pending.load(Ordering::Relaxed) == 0
-    }
-
-    /// The lock that `pending` named is held or released; `before` is named again.
-    #[inline(always)]
-    fn conclude(&self, thread: &Thread, before: usize) {
-        compiler_fence(Ordering::SeqCst);
-        self.pending.store(before, Ordering::Relaxed);
-        thread.held.store(0, Ordering::Relaxed);
-    }
-
-    /// Puts a lock that its thread holds first on the list.
-    #[cold]
-    fn link(&self, name: usize) {
-        let first = self.first.load(Ordering::Relaxed);
-        link_of(name).store(first, Ordering::Relaxed);
-        prev_of(name).store(core::ptr::from_ref(self).expose_provenance(), Ordering::Relaxed);
-        self.put_back_link(first, name);
-        compiler_fence(Ordering::SeqCst);
-        self.first.store(name, Ordering::Relaxed);
-        // Only then may `pending` name another.
-        compiler_fence(Ordering::SeqCst);
-    }
-
-    /// The way back from an entry. The head has none: before musl's stands something else.
-    fn put_back_link(&self, from: usize, to: usize) {
-        if from != core::ptr::from_ref(self).addr() {
-            prev_of(from).store(to, Ordering::Relaxed);
-        }
-    }
-
-    /// Takes it away again, to be released, and named as such meanwhile.
-    #[cold]
-    fn unlink(&self, thread: &Thread, lock: &RobustLock) {
-        // A lock that was taken later and is kept longer.
-        let later = thread.held.load(Ordering::Relaxed);
-        if later != 0 {
-            self.link(later);
-        }
-        self.pending.store(lock.name(), Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst);
-        let [prev, next] = [&lock.entry().prev, &lock.entry().next].map(|link| link.load(Ordering::Relaxed));
-        link_of(prev).store(next, Ordering::Relaxed);
-        self.put_back_link(next, prev);
-        // The kernel gives up at a 0.
-        compiler_fence(Ordering::SeqCst);
-        lock.entry().next.store(0, Ordering::Relaxed);
-    }
-}
-
-/// The word that a name is the address of. Its lowest bit, of a mutex with priority inheritance, is no part of the address.
-fn link_of(name: usize) -> &'static AtomicUsize {
-    // SAFETY: names on a thread's own list: of locks that it holds, or of its head.
-    unsafe { &*core::ptr::with_exposed_provenance::<AtomicUsize>(name & !1) }
-}
-
-/// The way back, which libc keeps before each such word but the head's.
-fn prev_of(name: usize) -> &'static AtomicUsize {
-    link_of((name & !1) - size_of::<usize>())
-}
-
 #[cfg(all(test, not(loom), not(miri)))]
 mod tests {
     use super::*;
+    use shunpike_arch as arch;
 
     /// These tests have no handlers.
     struct NoHandlers;
@@ -767,7 +411,9 @@ mod tests {
                 let own = core::ptr::from_ref(&thread.own.head).addr();
                 assert_ne!(thread.head_by_kernel().expect("glibc has registered one"), own);
                 // SAFETY: as in a process whose libc has registered none.
-                assert_eq!(unsafe { call(libc::SYS_set_robust_list, 0, size_of::<Head>(), 0) }, 0);
+                let taken =
+                    unsafe { arch::syscall(libc::SYS_set_robust_list, 0, size_of::<Head>(), 0, 0, 0, 0) };
+                assert_eq!(taken, 0);
                 assert_eq!(thread.head_by_kernel(), Some(own));
                 thread.learn(Some(own), number());
                 let (first, second) = (one.lock(NoHandlers), two.lock(NoHandlers));

@@ -9,7 +9,7 @@
 //! whose memory was lent is complete once that was consumed or taken back (core keeps account of them). What is unread is
 //! always one range with one code. Each word changes by one compare-and-swap, and a process killed between two leaves no gap.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// In `turn`: it is ours. Beside it how often calls have entered (31 bits), and how many are inside (32 bits).
 const OURS: u64 = 1 << 63;

@@ -1,7 +1,7 @@
 //! Pages that the broker creates: a session's mailbox counter, the knobs, and the link page of two processes.
 
 use crate::primitive::{self, Ordering, full_fence_after_rmw};
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 /// Size of each of these pages, bytes.
 pub const PAGE: usize = 4096;

@@ -1,9 +1,9 @@
 //! Atomics that loom can replace, so that its models run the real code.
 
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
-#[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A word that a peer may write at any time. Under a fuzzer it does so right before we look, where the script says.
 #[cfg(not(fuzzing))]
@@ -16,7 +16,7 @@ pub mod hostile {
     //! A peer that writes between two looks of ours, as a second CPU would.
 
     use super::{AtomicU64, Ordering};
-    use std::cell::RefCell;
+    use core::cell::RefCell;
     use std::collections::VecDeque;
 
     /// A store that waits for its moment.
@@ -92,8 +92,8 @@ pub mod hostile {
 /// machines get the real one.
 #[inline(always)]
 pub(crate) fn full_fence_after_rmw() {
-    if cfg!(all(target_arch = "x86_64", not(loom))) {
-        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    if shunpike_arch::RMW_IS_FENCE && !cfg!(loom) {
+        core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
     } else {
         fence(Ordering::SeqCst);
     }
@@ -107,6 +107,6 @@ pub(crate) fn light_fence() {
     if cfg!(loom) {
         fence(Ordering::SeqCst);
     } else {
-        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+        core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
     }
 }

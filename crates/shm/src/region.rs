@@ -1,6 +1,6 @@
 //! Sealed memfds and their mappings.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -35,7 +35,7 @@ impl core::fmt::Display for RegionError {
     }
 }
 
-impl std::error::Error for RegionError {}
+impl core::error::Error for RegionError {}
 
 /// A mapping of a sealed memfd. Not unmapped on drop: see [`Region::unmap`].
 ///

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
-use shunpike_shm::libc_is_musl;
-use shunpike_shm::lock::{self, Guard, RobustLock, Section, after_fork_in_child};
+use shunpike_shm::lock::{self, Calls, Guard, Libc, RobustLock, Section, after_fork_in_child};
 use shunpike_shm::region::{self, Region};
 
 /// These tests have no signal handlers.
@@ -16,6 +15,32 @@ struct NoHandlers;
 
 // SAFETY: there are none.
 unsafe impl Section for NoHandlers {}
+
+const IS_MUSL: bool = cfg!(target_env = "musl");
+
+/// The libc of this program.
+static OF_TEST: Libc = Libc {
+    is_musl: || IS_MUSL,
+    calls: || {
+        (!IS_MUSL).then_some(Calls {
+            destroy: libc::pthread_mutex_destroy,
+            lock: libc::pthread_mutex_lock,
+            timedlock: libc::pthread_mutex_timedlock,
+            trylock: libc::pthread_mutex_trylock,
+            unlock: libc::pthread_mutex_unlock,
+            consistent: libc::pthread_mutex_consistent,
+        })
+    },
+    show_list: || {
+        let mutex = UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER);
+        make_robust(&mutex);
+        // SAFETY: made just now, and nobody else's.
+        unsafe {
+            libc::pthread_mutex_lock(mutex.get());
+            libc::pthread_mutex_unlock(mutex.get());
+        }
+    },
+};
 
 /// What the processes of a test share.
 #[repr(C)]
@@ -36,19 +61,23 @@ fn shared() -> &'static Shared {
     let region = Region::map(fd.as_fd(), 4096).expect("maps");
     // SAFETY: page-aligned zeroes, all of which are atomics or locks that are made now; the mapping stays.
     let shared = unsafe { &*region.base().cast::<Shared>() };
-    lock::start();
+    lock::start(&OF_TEST);
     shared.locks.iter().for_each(RobustLock::init);
     for mutex in &shared.mutexes {
-        // SAFETY: plain pthread initialisation; attr lives until the mutex is made.
-        unsafe {
-            let mut attr = std::mem::zeroed();
-            libc::pthread_mutexattr_init(&raw mut attr);
-            libc::pthread_mutexattr_setpshared(&raw mut attr, libc::PTHREAD_PROCESS_SHARED);
-            libc::pthread_mutexattr_setrobust(&raw mut attr, libc::PTHREAD_MUTEX_ROBUST);
-            libc::pthread_mutex_init(mutex.get(), &raw const attr);
-        }
+        make_robust(mutex);
     }
     shared
+}
+
+fn make_robust(mutex: &UnsafeCell<libc::pthread_mutex_t>) {
+    // SAFETY: plain pthread initialisation; attr lives until the mutex is made.
+    unsafe {
+        let mut attr = std::mem::zeroed();
+        libc::pthread_mutexattr_init(&raw mut attr);
+        libc::pthread_mutexattr_setpshared(&raw mut attr, libc::PTHREAD_PROCESS_SHARED);
+        libc::pthread_mutexattr_setrobust(&raw mut attr, libc::PTHREAD_MUTEX_ROBUST);
+        libc::pthread_mutex_init(mutex.get(), &raw const attr);
+    }
 }
 
 /// Runs `child` in a forked process, which ends there.
@@ -218,9 +247,8 @@ fn who_sleeps_while_the_wake_is_lost_comes_to_it() {
     for knows_its_list in [false, true] {
         let shared = shared();
         // SAFETY: the mutex begins with its words, which are atomic.
-        let word = unsafe {
-            &*core::ptr::from_ref(&shared.locks[0]).cast::<AtomicU32>().add(usize::from(libc_is_musl()))
-        };
+        let word =
+            unsafe { &*core::ptr::from_ref(&shared.locks[0]).cast::<AtomicU32>().add(usize::from(IS_MUSL)) };
         let releaser = fork(|| {
             drop(shared.locks[1].lock(NoHandlers));
             core::mem::forget(shared.locks[0].lock(NoHandlers));

@@ -5,8 +5,8 @@
 //! be nominated again; bytes that they moved meanwhile are found by the proof. A descriptor that such a process passes on by
 //! SCM_RIGHTS is not seen.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use shunpike_shm::lifecycle::{Event, Phase};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;

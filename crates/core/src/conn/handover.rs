@@ -1,7 +1,7 @@
 //! Connections that go to other programs: exec, SCM_RIGHTS, stdio, a filter of system calls.
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Event;
-use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lane::Cursor;

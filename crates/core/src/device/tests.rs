@@ -1,6 +1,6 @@
 //! Memory that was let go of stays while a thread may look at it, and goes when none can.
 
-use std::sync::atomic::AtomicU32;
+use core::sync::atomic::AtomicU32;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{MutexGuard, Once};
 use std::thread::JoinHandle;
@@ -57,7 +57,7 @@ impl Inside {
                 drop(section);
                 tell.recv().expect("another word");
             } else {
-                std::mem::forget(section);
+                core::mem::forget(section);
             }
         });
         inside.recv().expect("inside");

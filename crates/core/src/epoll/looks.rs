@@ -1,6 +1,6 @@
 //! How the connections on a set's active list are looked at, reported and armed.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::lane::Side;
 

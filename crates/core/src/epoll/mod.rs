@@ -4,12 +4,13 @@ mod looks;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
 use self::looks::{arm, hot, look, scan};
+use crate::host::host;
 use crate::set::Set;
 use crate::sets::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
 use crate::sets::list::{news, next, push};
@@ -19,7 +20,7 @@ use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
 use crate::trace::Sleep;
-use crate::{above, call, clock, holders, link, process, session, state, sys, told, tx, wait};
+use crate::{above, call, clock, holders, link, process, session, state, told, tx, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -239,7 +240,7 @@ fn kernel_by(
         let (most, direct) = (room.len(), room.len() > batch.len());
         let into = if direct { &mut *room } else { &mut batch[..most] };
         let began = clock::ticks();
-        let got = match sys::sleep_in_epoll(epfd, into, timeout, mask) {
+        let got = match (host().epoll)(epfd, into, timeout, mask) {
             Ok(got) => got,
             Err(_) if n > 0 => break,
             Err(errno) => return Err(errno),
@@ -452,7 +453,7 @@ fn attentive(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     let mut fds = [libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 }, session];
-    sys::sleep_in_poll(&mut fds, Some(left.map_or(most, |left| left.min(most))), mask)?;
+    (host().poll)(&mut fds, Some(left.map_or(most, |left| left.min(most))), mask)?;
     if fds[1].revents != 0 {
         session::pump();
     }

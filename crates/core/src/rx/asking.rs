@@ -1,7 +1,7 @@
 //! Asking back: what is unread cannot be read where it is (lent memory that is gone, or that the kernel does not let us read any more), so the sender
 //! takes it back and sends it by TCP (models/lane.pml, ASKBACK). Until it has, nothing is there to be read.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Half, mode};

@@ -4,7 +4,7 @@
 //! knows of everything. Whatever is out of the ordinary is left to it: `None` is said before anything has changed that it would
 //! not find as it was.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lane::short;

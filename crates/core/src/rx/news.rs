@@ -1,6 +1,6 @@
 //! Waiting for news: of the ring, or of TCP.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};

@@ -1,7 +1,7 @@
 //! A session with a broker whose lanes are of another version than ours, as after an upgrade: the broker lists us, and can tell us to
 //! give up the lanes that we have from an earlier one. There are no new lanes, and nothing is asked for.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::mode;
 use shunpike_wire::Reason;

@@ -1,7 +1,7 @@
 //! How registrations change: by epoll_ctl, with a connection's mode, and with its descriptors.
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::{Event, Phase};
-use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, mode};

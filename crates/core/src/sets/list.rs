@@ -1,6 +1,6 @@
 //! The active list of a set, and what puts connections on it.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::lane::{Side, Words};
 

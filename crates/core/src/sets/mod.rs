@@ -15,7 +15,7 @@ pub(crate) mod ctl;
 pub(crate) mod list;
 pub(crate) mod regs;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use shunpike_wire::Reason;
 

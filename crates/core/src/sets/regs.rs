@@ -1,7 +1,7 @@
 //! The registrations of a process: one pool, chained by descriptor, by connection, and in the sets' active lists.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 use super::list::pop;
 use super::{ONESHOT, Waited};

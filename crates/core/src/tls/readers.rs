@@ -3,7 +3,7 @@
 //! The words are not in the threads' own storage, which goes with them: a thread takes a place here at its first
 //! critical section, and leaves it to the next one by dying.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
 use shunpike_shm::grace::Reader;
 

@@ -1,6 +1,6 @@
 //! Waiting for room in the ring.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Half, MOVES, mode};

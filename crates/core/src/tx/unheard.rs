@@ -1,7 +1,7 @@
 //! Bytes that a reader leaves unread without having declared that it waits: it is busy, or it waits past the hooks, where a lane
 //! wakes nobody (models/waits.pml).
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::Side;

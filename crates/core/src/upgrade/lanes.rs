@@ -1,7 +1,7 @@
 //! The two halves of a connection get their lanes: the receive side is granted, the send side opened and begun.
 
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Event;
-use std::sync::atomic::Ordering;
 
 use shunpike_shm::Region;
 use shunpike_shm::arena::mode;

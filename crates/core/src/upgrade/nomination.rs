@@ -1,8 +1,8 @@
 //! Asking the broker for a lane: the byte-count proof, and when to ask again.
 
 use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::{Event, Phase};
-use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::Block;

@@ -7,7 +7,7 @@
 //! The process is the one that the broker named. What cannot be read its sender is asked to take back (`rx::asking`), whatever the
 //! reason: while TCP stands it may still have it. Where it is gone, the connection is reset, after all bytes before.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::Half;

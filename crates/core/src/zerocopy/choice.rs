@@ -4,7 +4,7 @@
 //! mostly within its caches (docs/zerocopy.md). Both are timed (`pace`), and both are tried again now and then: memory goes cold, and
 //! neighbours come.
 
-use std::sync::atomic::Ordering;
+use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::Half;
 use shunpike_shm::lane::Dmb;

@@ -5,7 +5,7 @@
 //! of it is there already: it shall not grow by this. What the program or its administrator has said against huge pages holds
 //! (MADV_NOHUGEPAGE, PR_SET_THP_DISABLE); the bytes and their addresses stay as they are.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 

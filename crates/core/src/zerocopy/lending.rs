@@ -6,7 +6,7 @@
 //! been lent for longer than the grace, when the program waits for notices: it may wait for nothing else, and the receiver
 //! for something that comes after.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half};

@@ -8,7 +8,7 @@
 //! The table is written without a lock, as allocators come here from anywhere. An entry only shrinks until it is free again, so what a
 //! thread that is late does to one is that less is lent.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Mappings that are known at a time; what is in further ones is copied.
 const MOST: usize = 512;

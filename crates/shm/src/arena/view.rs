@@ -2,10 +2,11 @@
 
 use super::{BLOCKS, Block, HEADER, Header, SIZE};
 use crate::region::{self, RegionError};
+use alloc::rc::Rc;
+use alloc::vec::{self, Vec};
 use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 /// Another process's arena, for the broker: it is read, never mapped. A look through a mapping would allocate what was never
 /// written, or was punched out since, and charge it to whoever looks.
@@ -85,7 +86,7 @@ pub struct HeldBlocks<'a> {
     next: u32,
     end: u32,
     looks: &'a mut usize,
-    chunk: std::vec::IntoIter<Block>,
+    chunk: vec::IntoIter<Block>,
 }
 
 impl Iterator for HeldBlocks<'_> {

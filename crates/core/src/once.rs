@@ -1,0 +1,27 @@
+//! A table that is named once, at start-up, and read by every thread.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// Where such a table is.
+pub struct Once<T: 'static>(AtomicPtr<T>);
+
+impl<T: Sync> Once<T> {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
+    }
+
+    /// Names it.
+    pub fn set(&self, table: &'static T) {
+        // Release pairs with the Acquire in `get`: a table that was filled just now is found whole.
+        self.0.store(core::ptr::from_ref(table).cast_mut(), Ordering::Release);
+    }
+
+    /// The table, once it is named.
+    #[inline(always)]
+    pub fn get(&self) -> Option<&'static T> {
+        // SAFETY: null, or what `set` was given, which is there for good. Acquire pairs with the Release in `set`.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+}

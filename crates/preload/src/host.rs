@@ -1,0 +1,59 @@
+//! What core needs of the process ([`shunpike_core::host`]), as a libc gives it.
+
+use core::ffi::c_int;
+
+use libc::{epoll_event, pollfd, sigset_t};
+use shunpike_core::Errno;
+use shunpike_core::host::Host;
+use shunpike_core::sys::{Res, timespec, whole_ms};
+use shunpike_shm::lock::Libc;
+
+use crate::readiness::covered;
+use crate::this_libc::{auxiliary, calls, cpu, is_alone, is_musl, show_list};
+use crate::{signals, thread};
+
+/// libc's.
+pub static HOST: Host = Host {
+    poll,
+    epoll,
+    deliver: signals::deliver,
+    answer_faults: signals::guard,
+    owes: thread::mark,
+    cpu,
+    auxiliary,
+    is_alone,
+    locks: &Libc { is_musl, calls, show_list },
+};
+
+/// A C function's answer.
+fn answered(n: c_int) -> Res {
+    // SAFETY: errno of this thread, which libc's call has set just now.
+    usize::try_from(n).map_err(|_| Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
+}
+
+fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const sigset_t) -> Res {
+    let ts = timespec(timeout);
+    let ts = if timeout.is_some() { &raw const ts } else { core::ptr::null() };
+    // SAFETY: fds and ts live through the call; mask is null or the program's.
+    answered(unsafe { covered::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) })
+}
+
+/// A call that does not sleep is the kernel's own: libc would act upon a cancellation.
+fn epoll(fd: i32, events: &mut [epoll_event], timeout: Option<u64>, mask: *const sigset_t) -> Res {
+    let ms = whole_ms(timeout);
+    if ms == 0 {
+        return shunpike_core::sys::epoll_wait(fd, events, ms, mask);
+    }
+    let (at, room) = (events.as_mut_ptr(), i32::try_from(events.len()).unwrap_or(i32::MAX));
+    if timeout.is_some_and(|ns| ns % 1_000_000 != 0) {
+        let ts = timespec(timeout);
+        // SAFETY: events and ts live through the call; mask is null or the program's.
+        match answered(unsafe { covered::epoll_pwait2(fd, at, room, &ts, mask) }) {
+            // EPERM: a filter that knows no call so young.
+            Err(Errno::NOSYS | Errno::PERM) => {}
+            slept => return slept,
+        }
+    }
+    // SAFETY: events lives through the call; mask is null or the program's.
+    answered(unsafe { covered::epoll_pwait(fd, at, room, ms, mask) })
+}
