@@ -17,7 +17,12 @@ pub struct Above {
     pub moved: fn(Conn, i32, u16),
 }
 
-static ABOVE: Once<Above> = Once::new();
+static ABOVE: Once<Above> = Once::with(&Above {
+    settle: |_, _| {},
+    revoke: |_, _, _| {},
+    revoke_for_good: |_, _, _| {},
+    moved: |_, _, _| {},
+});
 
 /// Names them; at start-up, once.
 pub(crate) fn attach(above: &'static Above) {
@@ -25,9 +30,7 @@ pub(crate) fn attach(above: &'static Above) {
 }
 
 fn tell(what: impl FnOnce(&Above)) {
-    if let Some(above) = ABOVE.get() {
-        what(above);
-    }
+    what(ABOVE.get());
 }
 
 /// After a lane closed, with no lock held: when both directions are on TCP the epoll sets are the kernel's

@@ -14,7 +14,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
-use crate::host::host;
+use crate::host::is_alone;
 use crate::mutex::{Guard, Mutex};
 use crate::table::{self, Entry};
 use crate::{clock, sys};
@@ -158,7 +158,7 @@ pub fn internal_copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     if COUNT.load(Ordering::Relaxed) >= place.share {
         return Err(Errno::MFILE);
     }
-    let from = if (host().is_alone)() { place.floor } else { free_number(place).ok_or(Errno::MFILE)? };
+    let from = if is_alone() { place.floor } else { free_number(place).ok_or(Errno::MFILE)? };
     let raised = if place.is_beyond { Some(Raised::begin()?) } else { None };
     let high = rustix::io::fcntl_dupfd_cloexec(fd, from)?;
     drop(raised);

@@ -10,7 +10,7 @@ use shunpike_shm::arena::Block;
 use crate::eager::{
     self, ATTENTION_US, BACKLOGS, LISTENERS, is_inherited, is_possible, is_settled, mark, was_put_off,
 };
-use crate::host::host;
+use crate::host::is_alone;
 use crate::table::Conn;
 use crate::{call, clock, holders, session, state, sys, upgrade};
 
@@ -148,7 +148,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
         let looks = if reading.is_some() { 2 } else { fds.len() };
         let slice = match hope {
             Some(_) => SLICE_NS,
-            None if (host().is_alone)() => ATTENTION_US * 1000,
+            None if is_alone() => ATTENTION_US * 1000,
             None => LISTENING_SLICE_NS,
         };
         let _ = sys::poll(&mut fds[..looks], Some(slice), core::ptr::null());

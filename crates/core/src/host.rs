@@ -3,6 +3,8 @@
 //! Everything else that core asks for it asks the kernel for. A process without a table (a test, a program that links core itself) has
 //! one of which each part is the kernel's own, or does nothing.
 
+use core::sync::atomic::{AtomicU8, Ordering};
+
 use crate::once::Once;
 use crate::sys::{self, Res};
 
@@ -23,8 +25,8 @@ pub struct Host {
     pub cpu: fn() -> u32,
     /// A value of the auxiliary vector (getauxval(3)); 0 where there is none.
     pub auxiliary: fn(u64) -> u64,
-    /// Whether the calling thread is the only one; no where that cannot be said.
-    pub is_alone: fn() -> bool,
+    /// A byte that is not 0 while the calling thread is the only one; `None` where that cannot be said.
+    pub alone: fn() -> Option<&'static AtomicU8>,
     /// What libc knows of locks that processes share.
     pub locks: &'static shunpike_shm::lock::Libc,
 }
@@ -38,20 +40,31 @@ static BARE: Host = Host {
     owes: || {},
     cpu: sys::cpu,
     auxiliary: |_| 0,
-    is_alone: || false,
+    alone: || None,
     locks: &shunpike_shm::lock::NO_LIBC,
 };
 
-static HOST: Once<Host> = Once::new();
+static HOST: Once<Host> = Once::with(&BARE);
+static NOT_KNOWN: AtomicU8 = AtomicU8::new(0);
+static ALONE: Once<AtomicU8> = Once::with(&NOT_KNOWN);
 
 /// Names the host. Once, at start-up, before anything else of core.
 pub fn start(host: &'static Host) {
     HOST.set(host);
+    if let Some(alone) = (host.alone)() {
+        ALONE.set(alone);
+    }
     shunpike_shm::lock::start(host.locks);
 }
 
 /// The host.
 #[inline]
 pub(crate) fn host() -> &'static Host {
-    HOST.get().unwrap_or(&BARE)
+    HOST.get()
+}
+
+/// Whether the calling thread is the only one; no where that cannot be said. Two loads.
+#[inline]
+pub fn is_alone() -> bool {
+    ALONE.get().load(Ordering::Relaxed) != 0
 }

@@ -1,15 +1,14 @@
 //! A table that is named once, at start-up, and read by every thread.
 
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// Where such a table is.
 pub struct Once<T: 'static>(AtomicPtr<T>);
 
 impl<T: Sync> Once<T> {
-    /// None yet.
-    pub const fn new() -> Self {
-        Self(AtomicPtr::new(null_mut()))
+    /// This one, as long as no other is named.
+    pub const fn with(table: &'static T) -> Self {
+        Self(AtomicPtr::new(core::ptr::from_ref(table).cast_mut()))
     }
 
     /// Names it.
@@ -18,10 +17,10 @@ impl<T: Sync> Once<T> {
         self.0.store(core::ptr::from_ref(table).cast_mut(), Ordering::Release);
     }
 
-    /// The table, once it is named.
+    /// The table.
     #[inline(always)]
-    pub fn get(&self) -> Option<&'static T> {
-        // SAFETY: null, or what `set` was given, which is there for good. Acquire pairs with the Release in `set`.
-        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    pub fn get(&self) -> &'static T {
+        // SAFETY: what `with` or `set` was given, which is there for good. Acquire pairs with the Release in `set`.
+        unsafe { &*self.0.load(Ordering::Acquire) }
     }
 }

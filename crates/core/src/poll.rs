@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
-use crate::host::host;
+use crate::host::{host, is_alone};
 use crate::spin::spin;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
@@ -28,7 +28,7 @@ pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
         return false;
     }
     seen::polls();
-    if !(host().is_alone)() {
+    if !is_alone() {
         return true;
     }
     // Nobody else could open a lane meanwhile, unless the broker is to be heard. A handler that does ends the call.
@@ -179,7 +179,7 @@ fn unheard(fds: &[libc::pollfd]) -> Option<u64> {
 /// doorbell among what the kernel watches costs about as much as the call itself.
 fn stays_plain(fds: &[libc::pollfd]) -> u64 {
     // Nobody else could open it. A handler that does ends the sleep.
-    let alone = (host().is_alone)();
+    let alone = is_alone();
     let stays = |one: &libc::pollfd| match table::look(one.fd) {
         Entry::Conn(_) if alone => u64::MAX,
         Entry::Conn(conn) => upgrade::not_within(conn.block),

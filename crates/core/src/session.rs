@@ -66,7 +66,15 @@ pub struct Above {
     pub changes_user: fn(),
 }
 
-static ABOVE: Once<Above> = Once::new();
+static ABOVE: Once<Above> = Once::with(&Above {
+    catch_up: |_| {},
+    heard: || {},
+    welcomed: |_| {},
+    take: |_, _, _| {},
+    unanswered: || {},
+    gone: |_| {},
+    changes_user: || {},
+});
 
 /// Names them; at start-up, once.
 pub(crate) fn attach(above: &'static Above) {
@@ -74,9 +82,7 @@ pub(crate) fn attach(above: &'static Above) {
 }
 
 fn tell(what: impl FnOnce(&Above)) {
-    if let Some(above) = ABOVE.get() {
-        what(above);
-    }
+    what(ABOVE.get());
 }
 
 /// The session, and what came of it.

@@ -9,7 +9,7 @@ use shunpike_core::sys::{Res, timespec, whole_ms};
 use shunpike_shm::lock::Libc;
 
 use crate::readiness::covered;
-use crate::this_libc::{auxiliary, calls, cpu, is_alone, is_musl, show_list};
+use crate::this_libc::{alone, auxiliary, calls, cpu, is_musl, show_list};
 use crate::{signals, thread};
 
 /// libc's.
@@ -21,7 +21,7 @@ pub static HOST: Host = Host {
     owes: thread::mark,
     cpu,
     auxiliary,
-    is_alone,
+    alone,
     locks: &Libc { is_musl, calls, show_list },
 };
 

@@ -3,6 +3,7 @@
 
 use core::ffi::c_int;
 
+use shunpike_core::host::is_alone;
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
@@ -10,7 +11,6 @@ use shunpike_core::{life, options, sets, sys, user};
 
 use crate::lifecycle::plain;
 use crate::real::Arguments;
-use crate::this_libc::is_alone;
 
 /// unshare(2). With CLONE_FILES a thread has descriptors of its own from now on: no table of ours says whose a number is.
 pub fn before_unshare([flags, ..]: Arguments) {

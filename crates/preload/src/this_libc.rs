@@ -1,6 +1,7 @@
 //! What the libc of this process is, and has.
 
 use core::ffi::c_int;
+use core::sync::atomic::AtomicU8;
 
 use shunpike_arch::weak_function;
 use shunpike_shm::lock::Calls;
@@ -23,12 +24,11 @@ pub fn auxiliary(kind: u64) -> u64 {
     unsafe { libc::getauxval(kind) }
 }
 
-/// Whether this thread is the only one, as far as libc knows: glibc's variable of this name (sys/single_threaded.h; from 2.32 on).
-pub fn is_alone() -> bool {
-    use core::sync::atomic::{AtomicU8, Ordering};
-    let told = weak_function!("__libc_single_threaded": unsafe extern "C" fn());
+/// Not 0 while this thread is the only one, as far as libc knows: glibc's variable of this name (sys/single_threaded.h; from 2.32 on).
+pub fn alone() -> Option<&'static AtomicU8> {
     // SAFETY: the name is a variable's, of one byte, which libc alone writes.
-    told.is_some_and(|at| unsafe { (*(at as *const AtomicU8)).load(Ordering::Relaxed) } != 0)
+    weak_function!("__libc_single_threaded": unsafe extern "C" fn())
+        .map(|at| unsafe { &*(at as *const AtomicU8) })
 }
 
 /// Its calls for mutexes. `None`: a process without them (glibc before 2.34, without its library of threads), or one with musl.
