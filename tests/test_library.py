@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from harness import LIBRARY, ROOT, Accel, fifos
+from packages import by_cargo
 from procs import finish_together, free_port
 
 # Names that libc users bind to and that must stay hooked, whatever else is added.
@@ -88,3 +89,10 @@ def test_an_environment_that_cannot_be_changed_stays(world, bed, way, is_told):
     env = world.env | {"LD_PRELOAD": library}
     ran = subprocess.run([bed / "executes", library, way], env=env, capture_output=True, text=True, timeout=20)
     assert ran.returncode == 0 and ran.stdout.strip() == (is_told or library), ran
+
+
+def test_core_needs_no_libc():
+    """All of core and shm, called or not, in a static program that is linked with no libc at all, and starts and watches connections."""
+    program = by_cargo("bare", "shunpike-bare", "-C link-dead-code")
+    assert subprocess.run([program], timeout=20).returncode == 0
+    assert "interpreter" not in subprocess.run(["file", program], capture_output=True, text=True, check=True).stdout

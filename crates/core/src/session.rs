@@ -377,12 +377,7 @@ impl Session {
         SOCKET.store(socket.as_raw_fd(), Ordering::Relaxed);
         self.socket = Some(socket);
         self.number = self.number.wrapping_add(1);
-        let mut comm = [0; 16];
-        let name = rustix::thread::name();
-        if let Ok(name) = &name {
-            let bytes = name.to_bytes();
-            comm[..bytes.len().min(15)].copy_from_slice(&bytes[..bytes.len().min(15)]);
-        }
+        let comm = sys::thread_name();
         self.absence = Reason::NoBroker;
         let hello = ToBroker::Hello { control: CONTROL, version: VERSION, doorbells: process::cqs(), comm };
         let mut bells = [-1; CQS];

@@ -300,6 +300,15 @@ pub fn known_pid() -> u32 {
     PID.load(Ordering::Relaxed)
 }
 
+/// The calling thread's name (PR_GET_NAME of prctl(2)); it ends with a NUL.
+pub fn thread_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    // SAFETY: the kernel writes no more than 16 bytes there.
+    let _ =
+        unsafe { call(libc::SYS_prctl, libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0) };
+    name
+}
+
 /// getpid(2), from the kernel.
 pub fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32

@@ -830,7 +830,17 @@ impl Dmb {
         if at < end {
             // SAFETY: within the mapping; nothing there is unread, and only the sender writes, which is the caller.
             // Failure (a seal, a filter) leaves the memory where it is.
-            unsafe { libc::madvise(self.ring.add(at).cast(), end - at, libc::MADV_REMOVE) };
+            unsafe {
+                shunpike_arch::syscall(
+                    libc::SYS_madvise,
+                    self.ring.add(at).expose_provenance(),
+                    end - at,
+                    libc::MADV_REMOVE as usize,
+                    0,
+                    0,
+                    0,
+                )
+            };
         }
     }
 
