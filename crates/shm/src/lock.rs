@@ -51,7 +51,7 @@ union Mutex {
 
 #[repr(C)]
 struct Parts {
-    /// Two of them are ours, [`IN_GLIBC`] or [`IN_MUSL`], and KIND: 0, or the holder's thread number, with WAITERS where somebody sleeps;
+    /// Two of them are ours, [`mutex::IN_GLIBC`] or [`mutex::IN_MUSL`], and KIND: 0, or the holder's thread number, with WAITERS where somebody sleeps;
     /// DIED once the kernel has taken it from a dead one.
     words: [AtomicU32; 6],
     entry: Entry,

@@ -149,7 +149,7 @@ impl Reader {
         self.lost
     }
 
-    /// How the writer says it stands: one of [`state`], if it says the truth.
+    /// How the writer says it stands: one of [`state`](super::state), if it says the truth.
     pub fn state(&self) -> u32 {
         self.ring.words.state.load(Ordering::Relaxed)
     }
