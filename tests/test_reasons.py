@@ -80,8 +80,7 @@ CAUSES = {
     },
     "NominationLimit": {"core/upgrade.rs": ("handshakes of the process", "one process allows")},
     "NotEstablished": {
-        "core/upgrade.rs": ("its reading side was shut down since it was nominated", "not established"),
-        "core/upgrade/nomination.rs": ("by TCP_INFO, or its reading side is shut down", "not established"),
+        "core/upgrade/nomination.rs": ("by TCP_INFO", "not established"),
     },
     "NotNominated": {
         "core/conn.rs": ("at its beginning", "too few bytes"),
@@ -107,6 +106,10 @@ CAUSES = {
         "core/tx.rs": ("the same, of the reader's", "broke the protocol"),
     },
     "PortOff": {"core/upgrade/nomination.rs": ("a list has one of its ports off", "one of its ports off")},
+    "ReadingShut": {
+        "core/upgrade.rs": ("the program has shut down reading since the nomination", "has shut down its reading"),
+        "core/upgrade/nomination.rs": ("the same, before it", "has shut down its reading"),
+    },
     "PrivateDescriptors": {"preload/indirect.rs": ("unshare(CLONE_FILES) in a thread", "descriptors of their own")},
     "Revoked": {"core/upgrade.rs": ("`shunpike revoke`", "by the operator")},
     "SetUnseen": {"core/sets/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},

@@ -107,6 +107,7 @@ fn advice(reason: Reason) -> &'static str {
         | Reason::TcpRepair
         | Reason::Stdio
         | Reason::Splice
+        | Reason::ReadingShut
         | Reason::PrivateDescriptors => {
             "the program does with the connection what only TCP can serve; nothing to mend"
         }

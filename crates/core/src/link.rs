@@ -257,8 +257,13 @@ pub fn part(block: &Block) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A link group's place, which nobody uses.
+    pub fn idle() -> &'static Link {
+        &TABLE[LINKS - 1]
+    }
 
     #[test]
     fn every_place_has_its_turn() {

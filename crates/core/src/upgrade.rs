@@ -25,7 +25,7 @@ pub(crate) use nomination::{catch_up, made};
 pub use nomination::{nominate, not_within};
 
 use crate::handshakes::{Handshake, MOST, Machine};
-use crate::session::{Fds, Session, close_raw, keep};
+use crate::session::{self, Fds, Session, close_raw, keep};
 use crate::table::{self, Conn};
 use crate::{
     above, clock, closing, device, eager, holders, limits, link, memory, process, reuse, seen, sets, state,
@@ -207,6 +207,7 @@ fn matched(
         return;
     };
     if let Some(reason) = left_for_good(conn.block) {
+        stay_if_reading_is_shut(conn.block);
         return decline_match(session, id, conn.block, reason);
     }
     // Asked again: the connection may have come into other sets since its nomination.
@@ -292,13 +293,21 @@ fn part_unless_granted(conn: Conn) -> bool {
 /// with it what a lane cannot do.
 fn left_for_good(block: &Block) -> Option<Reason> {
     if block.life.has_ended_reading() {
-        return Some(Reason::NotEstablished);
+        return Some(Reason::ReadingShut);
     }
     block
         .life
         .phase()
         .is_left()
         .then(|| Reason::from_code(block.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Internal))
+}
+
+/// The program has shut down its reading since it was nominated: no lane is waited for any more.
+fn stay_if_reading_is_shut(block: &Block) {
+    if block.life.has_ended_reading() {
+        block.life.on(Event::Bar);
+        state::note(block, Reason::ReadingShut);
+    }
 }
 
 /// A match that came too late. The peer is told, lest it nominate anew and wait: not where others have the connection, who
@@ -570,6 +579,16 @@ fn has_begun(block: &Block) -> bool {
     let generation = half.generation.load(Ordering::Relaxed);
     half.mode.load(Ordering::Acquire) != mode::GRANTED
         || state::rx_dmb(half).is_none_or(|dmb| dmb.words().start(generation).is_some())
+}
+
+/// Other programs get the connection, in the middle of a nomination or a handshake: both end. Not where it came back and was nominated
+/// again meanwhile.
+pub fn given_away(conn: Conn) {
+    let mut session = session::lock();
+    if !conn.block.life.phase().is_on_the_way() {
+        forget(&mut session, conn.block);
+        part_unless_granted(conn);
+    }
 }
 
 /// The connection is being closed or has gone back to TCP: the handshake's slot and the broker's match end.

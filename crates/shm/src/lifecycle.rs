@@ -194,9 +194,10 @@ impl Lifecycle {
         self.0.fetch_or(UNSETTLED, Ordering::Release);
     }
 
-    /// What follows from that is done, or begins.
+    /// What follows from that is done, or begins. AcqRel: pairs with itself and with `unsettle`, so that one who finds it settled finds what
+    /// that was done for.
     pub fn settle(&self) {
-        self.0.fetch_and(!UNSETTLED, Ordering::Relaxed);
+        self.0.fetch_and(!UNSETTLED, Ordering::AcqRel);
     }
 
     /// Whether the other direction's lane is to end with the one towards us.

@@ -12,7 +12,7 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
 use crate::table::{self, Conn, Entry};
-use crate::{clock, eager, link, proc, process, state, sys};
+use crate::{clock, eager, link, proc, process, state, sys, upgrade};
 
 /// In the list: nobody can say who has got it.
 const ANYBODY: u32 = u32::MAX;
@@ -86,17 +86,32 @@ pub(super) fn look(conn: Conn, fd: i32) {
 fn look_closely(conn: Conn, fd: i32) {
     let block = conn.block;
     let is_plain = state::modes(block) == (mode::PLAIN, mode::PLAIN);
-    if !is_plain || link::of(block).is_some() || !is_back(block, fd) {
+    let listed = block.given.each_ref().map(|slot| slot.load(Ordering::Relaxed));
+    if !is_plain || link::of(block).is_some() || !is_back(&listed, fd) || !take_off(block, &listed) {
         let tries = block.attempts.load(Ordering::Relaxed).min(DOUBLINGS);
         block.attempts.store(tries + 1, Ordering::Relaxed);
         return block.retry_at.store(clock::ticks() + clock::from_us(LOOK_US << tries), Ordering::Relaxed);
     }
-    block.given.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
     block.attempts.store(0, Ordering::Relaxed);
     block.retry_at.store(0, Ordering::Relaxed);
     eager::taken_back(block);
     state::note(block, Reason::NotNominated);
     block.life.on(Event::TakeBack);
+    // Another thread gives it away at this moment. What it wrote before its own event is seen here; after that, the event is taken.
+    if block.given.iter().any(|slot| slot.load(Ordering::Relaxed) != 0)
+        && block.life.on(Event::Give).leaves_a_handshake()
+    {
+        upgrade::given_away(conn);
+    }
+}
+
+/// Empties the list of those that have let go. False where it is not what it was: somebody got the connection again.
+fn take_off(block: &Block, listed: &[u32; 4]) -> bool {
+    block
+        .given
+        .iter()
+        .zip(listed)
+        .all(|(slot, &seen)| slot.compare_exchange(seen, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
 }
 
 /// Whether process `pid` has the socket at `fd` no more.
@@ -108,14 +123,13 @@ fn inode(fd: i32) -> Option<u64> {
     rustix::fs::fstat(sys::borrowed(fd)).ok().map(|stat| stat.st_ino)
 }
 
-fn is_back(block: &Block, fd: i32) -> bool {
+fn is_back(listed: &[u32], fd: i32) -> bool {
     let Some(inode) = inode(fd) else { return false };
     if !proc::is_ours() || sys::pid() != process::pid() {
         return false;
     }
-    let listed = block.given.iter().map(|slot| slot.load(Ordering::Relaxed));
     // Our own number: an exec of this very process has failed.
-    let mut others = listed.filter(|&pid| pid != 0 && pid != process::pid());
+    let mut others = listed.iter().copied().filter(|&pid| pid != 0 && pid != process::pid());
     let Some(first) = others.next() else { return true };
     lets_go(first, fd) && others.all(|pid| lets_go(pid, fd)) && proc::none_since_holds(first, inode)
 }

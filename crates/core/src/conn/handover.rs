@@ -11,9 +11,7 @@ use super::{drop_end, given};
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{
-    above, clock, closing, eager, keepalive, link, process, rings, session, sets, state, sys, tx, upgrade,
-};
+use crate::{above, clock, closing, eager, keepalive, link, process, rings, sets, state, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -38,7 +36,7 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     eager::given(block);
     // A forked child has no say in its parent's session: a match that is still to come finds this.
     if block.life.on(event).leaves_a_handshake() {
-        upgrade::forget(&mut session::lock(), block);
+        upgrade::given_away(conn);
     }
     {
         let _guard = block.rx.lock.lock(critical());

@@ -11,7 +11,7 @@ use shunpike_wire::clc::handshake::Opened;
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbSize, DmbToken};
 
-use super::{left_for_good, part_unless_granted, tell_peer, withdraw};
+use super::{left_for_good, part_unless_granted, stay_if_reading_is_shut, tell_peer, withdraw};
 use crate::session::Session;
 use crate::table::Conn;
 use crate::tls::critical;
@@ -96,6 +96,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     let Some(region) = shake.peer else { return };
     let half = &conn.block.tx;
     if let Some(reason) = left_for_good(conn.block) {
+        stay_if_reading_is_shut(conn.block);
         // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
         device::retire(region, opened.peer.token, device::Owner::Peer);
         closing::withdraw_grant(conn, fd);

@@ -84,7 +84,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     }
     // Its reader would take what TCP shows then for the stream's end.
     if block.life.has_ended_reading() {
-        return stays(Reason::NotEstablished);
+        return stays(Reason::ReadingShut);
     }
     // A peer that waits for the lane (`--eager`) hears of it by way of the match.
     let barred = options::barred(fd);

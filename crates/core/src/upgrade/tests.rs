@@ -102,6 +102,54 @@ fn a_welcome_in_the_middle_of_a_nomination_does_not_repeat_it() {
     table::take(fd);
 }
 
+/// A connection whose descriptor is that of `socket`, in this process's table.
+fn watched(socket: &impl AsRawFd) -> (Conn, i32) {
+    let (conn, fd) = (process::allocate().map(Conn::new).expect("a block"), socket.as_raw_fd());
+    table::set(fd, Entry::Conn(conn));
+    conn.block.fd.store(fd as u32, Ordering::Relaxed);
+    conn.block.life.on(Event::Nominate);
+    (conn, fd)
+}
+
+#[test]
+fn a_match_for_who_has_shut_down_reading_is_the_last() {
+    let _alone = crate::device::tests::alone();
+    let mut session = crate::session::lock();
+    let (socket, _peer) = std::os::unix::net::UnixStream::pair().expect("two sockets");
+    let (conn, fd) = watched(&socket);
+    let id = id_of(conn.block).expect("an id");
+    conn.block.life.end_reading();
+    let (link, slot, side, doorbells) = (u32::MAX, 0, 0, 0);
+    take(
+        &mut session,
+        FromBroker::Matched { conn: id, link, slot, side, first_contact: false, doorbells, peer: 0 },
+        Fds::default(),
+    );
+    assert!(conn.block.life.is(Phase::Stays));
+    assert_eq!(conn.block.reason.load(Ordering::Relaxed), Reason::ReadingShut.code());
+    table::take(fd);
+}
+
+#[test]
+fn who_is_given_away_in_a_handshake_leaves_its_seat_and_who_is_nominated_again_keeps_its_name() {
+    let _alone = crate::device::tests::alone();
+    let (socket, _peer) = std::os::unix::net::UnixStream::pair().expect("two sockets");
+    let (conn, fd) = watched(&socket);
+    let earlier = id_of(conn.block);
+    conn.block.life.on(Event::Match);
+    link::join(link::tests::idle(), conn.block, 0);
+    conn.block.life.on(Event::Give);
+    given_away(conn);
+    assert!(link::of(conn.block).is_none() && id_of(conn.block) != earlier);
+
+    let now = id_of(conn.block);
+    conn.block.life.on(Event::TakeBack);
+    conn.block.life.on(Event::Nominate);
+    given_away(conn);
+    assert_eq!(id_of(conn.block), now, "of another nomination");
+    table::take(fd);
+}
+
 /// What a broker answers to a Hello.
 fn welcome(socket: rustix::fd::BorrowedFd<'_>) {
     let message = FromBroker::Welcome(Welcome {
