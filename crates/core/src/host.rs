@@ -48,7 +48,7 @@ static HOST: Once<Host> = Once::with(&BARE);
 static NOT_KNOWN: AtomicU8 = AtomicU8::new(0);
 static ALONE: Once<AtomicU8> = Once::with(&NOT_KNOWN);
 
-/// Names the host. Once, at start-up, before anything else of core.
+/// Names the host. Once, at start-up, before anything else of core is asked: also before `enabled`, which leaves programs of more rights alone.
 pub fn start(host: &'static Host) {
     HOST.set(host);
     if let Some(alone) = (host.alone)() {

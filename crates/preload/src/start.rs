@@ -25,6 +25,9 @@ extern "C" fn start() {
     removed::note(variable(c"LD_PRELOAD").unwrap_or(b""));
     // 0. In a libc that is neither glibc nor musl all hooks hand on: what a lane needs of it is not known.
     let Some(at_fork) = AtFork::of_libc() else { return };
+    // Core is asked from here on, and asks its host: of the rights that the program has first of all. Signals are kept back in critical
+    // sections before the first of them exists; faults of copies, from the first copy on.
+    host::start(&HOST);
     // 1. Without a broker's path, and without a list that has this program on, nothing is watched: the library was loaded by accident.
     // An empty path is a word against the list.
     match variable(c"SHUNPIKE_SOCKET") {
@@ -37,10 +40,8 @@ extern "C" fn start() {
             session::configure(SYSTEM, b"");
         }
     }
-    // 2. Signals are kept back in critical sections before the first of them exists; faults of copies, from the
-    // first copy on. A thread that sleeps for a lane can be cancelled as in libc's own wait.
+    // 2. A thread that sleeps for a lane can be cancelled as in libc's own wait.
     readiness::find_waits();
-    host::start(&HOST);
     // 3. fork() must find the table and the locks in order.
     let ours = (&raw const __dso_handle).cast_mut();
     at_fork.register(ours);
