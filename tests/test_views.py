@@ -10,6 +10,7 @@ import pytest
 
 from harness import ROOT, TARGET, Accel
 from netns import needs_root
+from operators import SERVER as SERVER_SOURCE_OF_PAIR
 from operators import Pair, asked
 from procs import free_port, until
 
@@ -83,6 +84,40 @@ def test_a_writer_that_waits_for_room_is_seen_as_blocked(world):
     until(lambda: flags() == wanted, lambda: f"write_blocked from both ends: {flags()}", seconds=20)
     client.kill()
     os.close(writer)
+
+
+QUIET = """
+import socket, sys, time
+port = int(sys.argv[1])
+for rounds in (50, 1):
+    connection = socket.create_connection(("127.0.0.1", port))
+    for _ in range(rounds):
+        connection.sendall(b"x")
+        connection.recv(1)
+    if rounds == 50:
+        connection.close()
+print("%s:%d" % connection.getsockname(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_connection_that_said_too_little_for_a_lane_has_its_own_addresses(world):
+    """It was shown with those of the connection that had been in its place before, or with none."""
+    accel, port = Accel(world, "client"), free_port()
+    world.start("server", [sys.executable, "-c", SERVER_SOURCE_OF_PAIR, port]).wait_listening(port)
+    orders, told = os.pipe()
+    client = accel.client("client", [sys.executable, "-c", QUIET, port], stdin=orders)
+    os.close(orders)
+    own = until(lambda: client.out.strip(), client.describe)
+    (row,) = table(accel.broker.tool("ss"))
+    assert (row["Local-Address"], row["Peer-Address"]) == (own, f"127.0.0.1:{port}")
+    (shown,) = json.loads(accel.broker.tool("ss", "--json"))["connections"]
+    assert (shown["local"], shown["remote"], shown["cookie"]) == (own, f"127.0.0.1:{port}", 0)
+    assert len(table(accel.broker.tool("ss", f"dport = :{port}"))) == 1
+    assert f"talks as client; it runs on TCP, from {own} to 127.0.0.1:{port}" in accel.broker.tool("explain", str(client.pid))
+    assert f"127.0.0.1:{port}" in accel.broker.tool("top", "--once", "--connections")
+    os.close(told)
+    client.finish()
 
 
 def test_shut_down_directions_are_shown(world):

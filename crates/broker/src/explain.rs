@@ -11,10 +11,9 @@ pub fn explain(found: Vec<Connection>, policy: &Policy) -> Result<Explanations, 
 }
 
 fn one(connection: Connection, policy: &Policy) -> Explanation {
-    let end = format!(
-        "{} (PID {}) talks as {} from {} to {}",
-        connection.comm, connection.pid, connection.role, connection.local, connection.remote
-    );
+    let Connection { comm, pid, role, local, remote, .. } = &connection;
+    let from = if local.is_empty() { String::new() } else { format!(" from {local} to {remote}") };
+    let end = format!("{comm} (PID {pid}) talks as {role}{from}");
     let Some(reason) = connection.reason.clone() else {
         let way = |mode: &str| if mode == "lane" { "shared memory" } else { "TCP" };
         return Explanation {

@@ -107,9 +107,9 @@ pub struct Connection {
     pub cookie: u64,
     /// "client" or "server".
     pub role: String,
-    /// Own address and port.
+    /// Own address and port; empty while the program has not said it.
     pub local: String,
-    /// Peer's address and port.
+    /// Peer's address and port; empty as well.
     pub remote: String,
     /// `SMCD`, or `TCP 0xOWN[/0xPEER]`.
     pub mode: String,

@@ -409,6 +409,9 @@ fn the_tools_are_answered() {
     assert_eq!(shown.len(), 1);
     assert_eq!((shown[0].pid, shown[0].fd, shown[0].comm.as_str()), (pid, 5, "test"));
     assert_eq!(shown[0].mode, "TCP 0x03030008");
+    assert_eq!((shown[0].local.as_str(), shown[0].remote.as_str()), ("", ""), "an earlier connection's");
+    block.cookie.store(7, Ordering::Relaxed);
+    let shown = broker.ask::<Connections>(what::SS, "").connections;
     assert_eq!((shown[0].local.as_str(), shown[0].remote.as_str()), ("10.0.0.1:1", "10.0.0.2:2"));
     let words = broker.ask::<Explanations>(what::EXPLAIN, &format!("{pid}:5")).explanations;
     assert_eq!(words[0].why, Reason::NoUeid.text());

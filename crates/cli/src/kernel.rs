@@ -135,18 +135,27 @@ pub fn variables(pid: u32, prefix: &str) -> Option<Vec<(String, String)>> {
     Some(variables.collect())
 }
 
-/// States of sockets by process, each namespace's table read once for each process.
+/// Sockets by their inodes, each network namespace's table read once.
 #[derive(Default)]
-pub struct States(HashMap<u32, HashMap<u64, u8>>);
+pub struct Tables(HashMap<String, HashMap<u64, Socket>>);
 
-impl States {
+impl Tables {
     /// What the kernel says of a process's socket.
-    pub fn of(&mut self, pid: u32, inode: u64) -> Option<u8> {
-        let table = self.0.entry(pid).or_insert_with(|| {
-            sockets(&pid.to_string()).into_iter().map(|socket| (socket.inode, socket.state)).collect()
+    pub fn socket(&mut self, pid: u32, inode: u64) -> Option<Socket> {
+        // Where it is not told which namespace a process is in, it has a table of its own.
+        let namespace = fs::read_link(format!("/proc/{pid}/ns/net"));
+        let name = namespace.map_or_else(|_| pid.to_string(), |link| link.display().to_string());
+        let table = self.0.entry(name).or_insert_with(|| {
+            sockets(&pid.to_string()).into_iter().map(|socket| (socket.inode, socket)).collect()
         });
         table.get(&inode).copied()
     }
+}
+
+/// The inode of the socket that a process has as `fd`, where we may look into it.
+pub fn inode(pid: u32, fd: u32) -> Option<u64> {
+    let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
 #[cfg(test)]
@@ -165,9 +174,9 @@ mod tests {
             assert_eq!(found.uid, rustix::process::getuid().as_raw());
             let ours = std::process::id();
             assert!(holders(found.inode).iter().any(|(pid, _)| *pid == ours), "{bound}");
-            let link = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).expect("a link");
-            assert_eq!(link.to_str(), Some(&*format!("socket:[{}]", found.inode)));
-            assert_eq!(States::default().of(ours, found.inode), Some(LISTEN));
+            assert_eq!(inode(ours, listener.as_raw_fd().cast_unsigned()), Some(found.inode));
+            let seen = Tables::default().socket(ours, found.inode).expect(bound);
+            assert_eq!((seen.local, seen.state), (address, LISTEN));
         }
     }
 

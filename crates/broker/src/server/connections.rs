@@ -12,6 +12,7 @@ use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbToken, Reason, cdc};
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 /// A connection and who it is in the broker's tables.
@@ -222,7 +223,12 @@ fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Bloc
     let peer = block.peer_reason.load(Ordering::Relaxed);
     let on_lane = [&block.tx, &block.rx].iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE);
     let seat = exchange.seat(party);
-    let (local, remote) = block.addresses();
+    let cookie = block.cookie.load(Ordering::Relaxed);
+    // A program writes both down when it asks for a lane. Until then the block has the addresses of an earlier connection.
+    let [local, remote] = match cookie {
+        0 => Default::default(),
+        _ => <[SocketAddr; 2]>::from(block.addresses()).map(|address| address.to_string()),
+    };
     let (mut tx, mut rx) = (direction(&block.tx), direction(&block.rx));
     // Programs keep copies of their own; the DMB has the truth of both sides.
     let cursors = |half: &Half| match half.mode.load(Ordering::Relaxed) {
@@ -243,10 +249,10 @@ fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Bloc
         pid: if in_maker || watcher == 0 { session.peer.pid } else { watcher },
         comm: program.comm.clone(),
         fd: block.fd.load(Ordering::Relaxed),
-        cookie: block.cookie.load(Ordering::Relaxed),
+        cookie,
         role: if block.role.load(Ordering::Relaxed) == 0 { "client" } else { "server" }.to_owned(),
-        local: local.to_string(),
-        remote: remote.to_string(),
+        local,
+        remote,
         mode: match (on_lane, peer) {
             (true, _) => "SMCD".to_owned(),
             (false, 0) => format!("TCP 0x{own:08x}"),

@@ -3,9 +3,9 @@
 use super::table::{Table, print};
 use crate::args::Ss;
 use crate::error::Error;
-use crate::kernel::States;
+use crate::kernel::{self, Tables};
 use shunpike_broker::report::{Connection, Connections, Direction, LinkGroups, OtherVersion};
-use std::fs;
+use std::net::SocketAddr;
 
 /// What smcss shows where there is nothing to show.
 const NONE: &str = "-";
@@ -40,22 +40,22 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
     // Behind what smcss has.
     heading.extend(if args.debug { &["PID", "FD", "Command"][..] } else { &["PID", "Command"] });
     let mut table = Table::new(&heading);
-    let mut states = States::default();
+    let mut tables = Tables::default();
     for connection in answer.connections.iter().filter(|connection| is_wanted(connection, args)) {
-        let inode = inode(connection);
+        let inode = kernel::inode(connection.pid, connection.fd);
         let mut row = vec![
             connection.state.clone(),
             connection.uid.to_string(),
             inode.map_or(NONE.into(), |inode| inode.to_string()),
-            connection.local.clone(),
-            connection.remote.clone(),
+            known(&connection.local),
+            known(&connection.remote),
             // loopback-ism has no network interface.
             NONE.into(),
             connection.mode.clone(),
         ];
         if args.debug {
-            let state = inode.and_then(|inode| states.of(connection.pid, inode));
-            row.push(state.map_or(NONE, shutdown).into());
+            let socket = inode.and_then(|inode| tables.socket(connection.pid, inode));
+            row.push(socket.map_or(NONE, |socket| shutdown(socket.state)).into());
             row.extend(debug_columns(connection));
         }
         if args.smcd {
@@ -140,10 +140,21 @@ fn debug_columns(connection: &Connection) -> Vec<String> {
     ]
 }
 
-/// The socket's inode, where this process may look into the other one.
-fn inode(connection: &Connection) -> Option<u64> {
-    let link = fs::read_link(format!("/proc/{}/fd/{}", connection.pid, connection.fd)).ok()?;
-    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+/// An address, or what stands for one that is not known.
+fn known(address: &str) -> String {
+    if address.is_empty() { NONE } else { address }.to_owned()
+}
+
+/// Asks the kernel for the addresses that no program has written down yet: it does so when it asks for a lane. Where we may not look into
+/// the process they stay unknown.
+pub fn complete<'a>(connections: impl Iterator<Item = &'a mut Connection>) {
+    let mut tables = Tables::default();
+    for connection in connections.filter(|connection| connection.local.is_empty()) {
+        let inode = kernel::inode(connection.pid, connection.fd);
+        let Some(socket) = inode.and_then(|inode| tables.socket(connection.pid, inode)) else { continue };
+        let local = SocketAddr::new(socket.local.ip().to_canonical(), socket.local.port());
+        (connection.local, connection.remote) = (local.to_string(), socket.remote.to_string());
+    }
 }
 
 /// Only the group that `wanted` names, in hexadecimal as they are shown. Errors: there is no such group.

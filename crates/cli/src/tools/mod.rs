@@ -22,7 +22,9 @@ use crate::filter::Filter;
 use crate::socket;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use shunpike_broker::report::{Connections, Device, Done, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids};
+use shunpike_broker::report::{
+    Connections, Device, Done, Explanations, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids,
+};
 use shunpike_broker::settings::Knob;
 use shunpike_broker::{query, what};
 use std::path::PathBuf;
@@ -33,15 +35,12 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
     match command {
         Command::Ss(args) => {
             let filter: Filter<select::Wanted> = args.filter.join(" ").parse().map_err(Error::Filter)?;
-            if args.format.json && filter == Filter::All {
-                return table::print(&broker.ask(what::SS, "")?);
-            }
-            let mut answer: Connections = broker.answer(what::SS, "")?;
+            let mut answer = broker.connections()?;
             answer.connections.retain(|connection| {
                 filter.admits(&|wanted: &select::Wanted| wanted.holds(&connection.into()))
             });
             if args.format.json {
-                return table::print_json(&json!(answer));
+                return table::print_report(&answer);
             }
             connections::list(answer, &args)
         }
@@ -64,7 +63,9 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
         },
         Command::Explain(args) => {
             let target = args.target.map(|target| target.to_string()).unwrap_or_default();
-            broker.show(what::EXPLAIN, &target, &args.format, explain::show)
+            let mut answer: Explanations = broker.answer(what::EXPLAIN, &target)?;
+            connections::complete(answer.explanations.iter_mut().map(|one| &mut one.connection));
+            if args.format.json { table::print_report(&answer) } else { explain::show(answer) }
         }
         Command::Revoke { target } => {
             broker.show(what::REVOKE, &target.to_string(), &Format::default(), |answer: Done| {
@@ -196,6 +197,13 @@ impl Broker {
     /// The answer, for a tool that makes something else of it.
     fn answer<Answer: DeserializeOwned>(&self, what: u16, argument: &str) -> Result<Answer, Error> {
         self.parse(&self.ask(what, argument)?)
+    }
+
+    /// Where all connections run.
+    fn connections(&self) -> Result<Connections, Error> {
+        let mut answer: Connections = self.answer(what::SS, "")?;
+        connections::complete(answer.connections.iter_mut());
+        Ok(answer)
     }
 
     fn parse<Answer: DeserializeOwned>(&self, text: &str) -> Result<Answer, Error> {

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use comfy_table::{Cell, ContentArrangement, presets};
+use serde::Serialize;
 use serde_json::Value;
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -50,7 +51,12 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     if text.contains(is_order) { text.replace(is_order, "?").into() } else { text.into() }
 }
 
-/// Writes `value` to standard output.
+/// Prints a report as the broker writes it.
+pub fn print_report(report: &impl Serialize) -> Result<(), Error> {
+    print(&serde_json::to_string(report).expect("reports are structs of text and numbers"))
+}
+
+/// Prints JSON that is made for people, too.
 pub fn print_json(value: &Value) -> Result<(), Error> {
     print(&format!("{value:#}"))
 }

@@ -74,7 +74,7 @@ fn sample(broker: &Broker) -> Result<Sample, Error> {
         info: broker.answer(what::INFO, "")?,
         stats: broker.answer(what::STATS, "")?,
         processes: broker.answer(what::PROCESSES, "")?,
-        connections: broker.answer(what::SS, "")?,
+        connections: broker.connections()?,
     })
 }
 
