@@ -1,9 +1,13 @@
 //! The tools' side of a query: one question, one answer.
 
+use crate::datagram::MAX_FDS;
 use crate::dial::{connect_at, operators_socket};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::{Errno, IoSlice};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags};
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags,
+};
 use shunpike_wire::session::{ClcBytes, FromBroker, MAX, ToBroker};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
@@ -42,6 +46,9 @@ pub mod what {
     pub const TAP: u16 = 15;
     /// Reads the policy again: [`crate::report::Reloaded`]. No argument.
     pub const POLICY_RELOAD: u16 = 16;
+    /// `PID PID ...`, [`super::PROCESSES`] at most: pidfds of those that the asker may look into, and which they are:
+    /// [`crate::report::Pids`]. See [`super::processes`].
+    pub const PIDS: u16 = 18;
     /// `SINCE LATELY`: those after number SINCE, the last LATELY of them: [`crate::report::Events`].
     pub const EVENTS: u16 = 17;
 }
@@ -91,12 +98,37 @@ pub(crate) const CHUNK: usize = 16 * 1024;
 
 /// Asks the broker at `socket` and returns its answer, JSON text. Blocks; for tools.
 pub fn query(socket: &Path, what: u16, arg: &str) -> Result<String, QueryError> {
-    ask(socket, what, arg).map(|(_, text)| text)
+    ask(socket, what, arg).map(|answered| answered.text)
 }
 
-/// The answer, and the connection that it came by. A container's root may open the operator's socket, and is turned away there: it asks
+/// Most processes that are asked for at a time.
+pub const PROCESSES: usize = 64;
+
+/// Those of the processes with these numbers (the broker's) that it tells of, as pidfds: what the asker calls them its own /proc says.
+/// At most [`PROCESSES`].
+pub fn processes(socket: &Path, pids: &[u32]) -> Result<Vec<(u32, OwnedFd)>, QueryError> {
+    let arg = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    let Answered { text, fds, .. } = ask(socket, what::PIDS, &arg)?;
+    let broken = || QueryError::Broken { socket: socket.to_owned(), error: Errno::BADMSG.into() };
+    let answer: crate::report::Pids = serde_json::from_str(&text).map_err(|_| broken())?;
+    if answer.pids.len() == fds.len() {
+        Ok(answer.pids.into_iter().zip(fds).collect())
+    } else {
+        Err(broken())
+    }
+}
+
+/// An answer, and what came with it.
+struct Answered {
+    /// The connection that it came by.
+    by: OwnedFd,
+    text: String,
+    fds: Vec<OwnedFd>,
+}
+
+/// The answer. A container's root may open the operator's socket, and is turned away there: it asks
 /// where everybody does.
-fn ask(socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryError> {
+fn ask(socket: &Path, what: u16, arg: &str) -> Result<Answered, QueryError> {
     if let Ok(fd) = connect_at(&operators_socket(socket), SocketFlags::CLOEXEC) {
         match ask_by(fd, socket, what, arg) {
             Err(QueryError::Broken { .. }) => {}
@@ -107,19 +139,19 @@ fn ask(socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryEr
     ask_by(connect_at(socket, SocketFlags::CLOEXEC).map_err(absent)?, socket, what, arg)
 }
 
-fn ask_by(fd: OwnedFd, socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, String), QueryError> {
+fn ask_by(fd: OwnedFd, socket: &Path, what: u16, arg: &str) -> Result<Answered, QueryError> {
     let arg = ClcBytes::new(arg.as_bytes()).map_err(|_| QueryError::Argument(arg.len()))?;
     let mut message = [0; MAX];
     let len = ToBroker::Query { what, arg }.encode(&mut message).map_err(|_| QueryError::Argument(MAX))?;
     let broken = |errno: Errno| QueryError::Broken { socket: socket.to_owned(), error: errno.into() };
     let sent = message.get(..len).unwrap_or(&[]);
     rustix::net::send(&fd, sent, SendFlags::NOSIGNAL).map_err(broken)?;
-    let mut text = Vec::new();
+    let (mut text, mut fds) = (Vec::new(), Vec::new());
     let mut chunk = [0; CHUNK];
     loop {
-        match rustix::net::recv(&fd, &mut chunk[..], RecvFlags::empty()) {
-            Ok((0, _)) => break,
-            Ok((n, _)) => text.extend_from_slice(chunk.get(..n).unwrap_or(&[])),
+        match hear(fd.as_fd(), &mut chunk, &mut fds) {
+            Ok(0) => break,
+            Ok(n) => text.extend_from_slice(chunk.get(..n).unwrap_or(&[])),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(broken(errno)),
         }
@@ -128,10 +160,24 @@ fn ask_by(fd: OwnedFd, socket: &Path, what: u16, arg: &str) -> Result<(OwnedFd, 
     match serde_json::from_str::<crate::report::Answer>(&text) {
         Ok(answer) => match answer.error {
             Some(failure) => Err(QueryError::Refused(failure)),
-            None => Ok((fd, text)),
+            None => Ok(Answered { by: fd, text, fds }),
         },
         Err(_) => Err(broken(Errno::BADMSG)),
     }
+}
+
+/// The next datagram's bytes, and its descriptors behind those that there are.
+fn hear(fd: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received =
+        rustix::net::recvmsg(fd, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(given) = message {
+            fds.extend(given);
+        }
+    }
+    Ok(received.bytes)
 }
 
 /// A tap's session: rings go to the broker, which gives them to programs and says which.
@@ -142,7 +188,7 @@ pub struct TapSession {
 impl TapSession {
     /// Begins one. Errors: as those of a query, and the broker's refusal.
     pub fn begin(socket: &Path) -> Result<Self, QueryError> {
-        ask(socket, what::TAP, "").map(|(fd, _)| Self { fd })
+        ask(socket, what::TAP, "").map(|answered| Self { fd: answered.by })
     }
 
     /// Hands over the memory of ring number `ring`. Errors: the broker is gone, or reads nothing.

@@ -1,6 +1,6 @@
 //! How a broker is reached: its two sockets, and who listens there.
 
-use crate::sockopt::peer_credentials;
+use crate::sockopt::{peer_credentials, peer_process};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
@@ -32,6 +32,14 @@ pub fn who_serves(path: &Path) -> std::io::Result<u32> {
     let fd = connect_at(&operators_socket(path), flags).or_else(|_| connect_at(path, flags))?;
     let (_, uid) = peer_credentials(fd.as_fd()).ok_or(Errno::NOTCONN)?;
     Ok(uid)
+}
+
+/// The process that listens at `path`: a pidfd, where the kernel gives one, and its number; 0 for one that this pid namespace cannot see.
+/// Never waits. Errors: what connecting said.
+pub fn process_that_serves(path: &Path) -> std::io::Result<(Option<OwnedFd>, u32)> {
+    let fd = connect_at(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let (pid, _) = peer_credentials(fd.as_fd()).ok_or(Errno::NOTCONN)?;
+    Ok((peer_process(fd.as_fd()), pid))
 }
 
 /// `path` with more at its end.

@@ -45,9 +45,9 @@ mod stats;
 mod successor;
 mod system;
 
-pub use client::{QueryError, TapSession, query, what};
+pub use client::{PROCESSES, QueryError, TapSession, processes, query, what};
 pub use config::Config;
-pub use dial::who_serves;
+pub use dial::{process_that_serves, who_serves};
 pub use error::BrokerError;
 pub use orders::{Order, Orders};
 use rustix::fd::BorrowedFd;

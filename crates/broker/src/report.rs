@@ -452,6 +452,13 @@ pub struct Process {
     pub wakeups: WakeUps,
 }
 
+/// Processes of which pidfds come with the answer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pids {
+    /// Their numbers, as the broker sees them, in the order of the pidfds.
+    pub pids: Vec<u32>,
+}
+
 /// May a lane be opened to a process: `chk`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Check {

@@ -271,6 +271,39 @@ impl Confinement {
     }
 }
 
+/// What a process calls itself.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum OwnPid {
+    /// What we call it, too.
+    Ours,
+    /// This, in a pid namespace below ours.
+    Other(u32),
+    /// /proc does not tell.
+    Unknown,
+}
+
+impl OwnPid {
+    /// That of a process, by its number here.
+    pub fn of(pid: u32) -> Self {
+        let status = status_of(pid);
+        if has_our_pids(pid, &status) {
+            return Self::Ours;
+        }
+        let names = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        let own = names.and_then(|names| names.split_whitespace().next_back()?.parse().ok());
+        own.map_or(Self::Unknown, Self::Other)
+    }
+
+    /// Whether the process, which we call `here`, calls itself `own`.
+    pub fn is(self, own: u32, here: u32) -> bool {
+        match self {
+            Self::Ours => own == here,
+            Self::Other(number) => own == number,
+            Self::Unknown => false,
+        }
+    }
+}
+
 fn status_of(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
 }

@@ -8,7 +8,7 @@ use crate::laneless::Laneless;
 use crate::listing::Listing;
 use crate::policy::Identity;
 use crate::rate::Rate;
-use crate::runtime::Confinement;
+use crate::runtime::{Confinement, OwnPid};
 use crate::stats::ArenaKey;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -63,6 +63,8 @@ pub struct Program {
     pub key: ArenaKey,
     /// Its name, /proc/PID/comm.
     pub comm: String,
+    /// Its number in its own pid namespace.
+    pub own_pid: OwnPid,
     /// Of its nominations.
     pub rate: Rate,
     /// What of its process decides who may look into it, as it was when it said hello; `None` where that is not known.
@@ -76,10 +78,11 @@ impl Program {
         arena: ArenaView,
         key: ArenaKey,
         comm: String,
+        own_pid: OwnPid,
         confinement: Option<Confinement>,
         page: Published<SessionPage>,
     ) -> Self {
-        Self { arena, key, comm, confinement, rate: Rate::new(clock::now()), page }
+        Self { arena, key, comm, own_pid, confinement, rate: Rate::new(clock::now()), page }
     }
 }
 
@@ -265,6 +268,14 @@ impl Session {
         }
         self.closing = is_last && !matches!(self.kind, Kind::Tap);
         self.flush()
+    }
+
+    /// As [`Session::answer`], of pieces that come with descriptors.
+    pub fn answer_with(&mut self, pieces: Vec<(String, Vec<Rc<Shared>>)>) -> Sent {
+        for (text, fds) in pieces {
+            self.push(Outgoing { bytes: text.into_bytes().into(), fds });
+        }
+        self.answer("")
     }
 
     fn push(&mut self, message: Outgoing) {

@@ -178,8 +178,10 @@ pub struct Format {
 /// A process, or one of its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    pid: u32,
-    fd: Option<u32>,
+    /// Process.
+    pub pid: u32,
+    /// Its descriptor.
+    pub fd: Option<u32>,
 }
 
 impl FromStr for Target {

@@ -6,6 +6,7 @@ use crate::ism::Cursors;
 use crate::listing::Listing;
 use crate::reply::{failure, json};
 use crate::report::{Connection, Failure, ReasonText};
+use crate::runtime::OwnPid;
 use crate::session::{Program, Session};
 use crate::stats::{ArenaKey, Looks, direction};
 use shunpike_shm::arena::{Block, Half, mode};
@@ -202,6 +203,15 @@ pub fn of(
     Ok(all)
 }
 
+/// The number of the process that `watcher` names in the pid namespace of the session's program, as we see it; 0: we do not.
+fn number_here(session: &Session, program: &Program, watcher: u32) -> u32 {
+    match program.own_pid {
+        own if own.is(watcher, session.peer.pid) => session.peer.pid,
+        OwnPid::Ours => watcher,
+        _ => 0,
+    }
+}
+
 /// `tree` are the sessions that share the block's arena, which process `maker` made.
 fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Block) -> Option<Found> {
     let exchange = &server.exchange;
@@ -211,7 +221,7 @@ fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Bloc
     let (id, session, program) = tree
         .iter()
         .find(|(id, ..)| known(*id))
-        .or_else(|| tree.iter().find(|(_, session, _)| session.peer.pid == watcher))
+        .or_else(|| tree.iter().find(|(_, session, program)| program.own_pid.is(watcher, session.peer.pid)))
         .or(tree.first())?;
     let party = Party { session: *id, conn };
     let in_maker = watcher == maker;
@@ -246,7 +256,7 @@ fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Bloc
     let connection = Connection {
         state: "ACTIVE".to_owned(),
         uid: session.peer.uid(),
-        pid: if in_maker || watcher == 0 { session.peer.pid } else { watcher },
+        pid: if in_maker || watcher == 0 { session.peer.pid } else { number_here(session, program, watcher) },
         comm: program.comm.clone(),
         fd: block.fd.load(Ordering::Relaxed),
         cookie,

@@ -10,7 +10,7 @@ use crate::facts::{self, Counts, Endpoint, Proof};
 use crate::foreign::{Last, Shared};
 use crate::helpers::{Heard, Reply, Request};
 use crate::policy::Policy;
-use crate::runtime::{self, Confinement};
+use crate::runtime::{self, Confinement, OwnPid};
 use crate::session::{Kind, Pending, Program, Said, Sent, Session};
 use crate::stats::ArenaKey;
 use rustix::event::epoll::EventFlags;
@@ -333,7 +333,10 @@ impl Server {
         self.ledger.begin(key, &view);
         let confinement = Confinement::of(session.peer.pid);
         let confinement = confinement.filter(|_| runtime::is_alive(session.as_fd()));
-        session.kind = Kind::Program(Box::new(Program::new(view, key, comm, confinement, page)));
+        // Shown, and nothing else.
+        let own_pid = OwnPid::of(session.peer.pid);
+        let program = Program::new(view, key, comm, own_pid, confinement, page);
+        session.kind = Kind::Program(Box::new(program));
         self.exchange.begin_session(id, session.peer.identity.clone(), bells, doorbells);
         if runtime::may_read_others(session.peer.pid) {
             self.exchange.lets_read(id, session.peer.pid);

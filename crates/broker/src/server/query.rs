@@ -190,7 +190,7 @@ impl Server {
         let is_shown = self.is_shown(asker);
         let known = self.sessions.iter().find(|(id, session)| {
             let is_known = || is_shown(self, **id) || policy.permits(asking, &session.peer.identity);
-            session.is_programs() && session.peer.pid == pid && is_known()
+            session.is_programs() && pid != 0 && session.peer.pid == pid && is_known()
         });
         let of_user = Identity::of_user(uid);
         let permitted = policy.permits(asking, known.map_or(&of_user, |(_, session)| &session.peer.identity));
@@ -352,5 +352,7 @@ fn pid_and_fd(arg: &str) -> Result<(u32, Option<u32>), Failure> {
         Some((pid, fd)) => (pid, Some(fd.parse().map_err(|_| wrong())?)),
         None => (arg, None),
     };
-    Ok((pid.parse().map_err(|_| wrong())?, fd))
+    // Of those that we cannot see each has number 0.
+    let pid = pid.parse().ok().filter(|pid| *pid != 0);
+    Ok((pid.ok_or_else(wrong)?, fd))
 }

@@ -3,16 +3,21 @@
 //! The operator's are answered as they are read.
 
 use super::Server;
-use crate::client::what;
+use crate::client::{PROCESSES, what};
 use crate::clock;
+use crate::datagram::MAX_FDS;
 use crate::ends::SessionId;
+use crate::foreign::Shared;
 use crate::listing::Listing;
 use crate::rate::Shares;
 use crate::reply::{failure, json};
-use crate::report::Answer;
+use crate::report::{Answer, Pids};
 use crate::session::{Kind, Sent};
+use crate::sockopt;
+use rustix::fd::{AsFd, OwnedFd};
 use shunpike_wire::session::ClcBytes;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// How long questions are answered in one turn. A single one may take longer.
@@ -125,6 +130,7 @@ impl Server {
     fn answer(&mut self, id: SessionId, asked: Asked) {
         match asked {
             Asked::This(what::SS, _) => self.begin_listing(id),
+            Asked::This(what::PIDS, arg) => self.tell_processes(id, arg.as_slice()),
             Asked::This(what, arg) => {
                 let text = self.query(id, what, arg.as_slice());
                 self.tell(id, &text);
@@ -139,6 +145,32 @@ impl Server {
     fn tell(&mut self, id: SessionId, text: &str) {
         if let Some(session) = self.sessions.get_mut(&id) {
             let sent = session.answer(text);
+            self.note(id, sent);
+        }
+    }
+
+    /// Answers `pids`: the processes themselves, so that the kernel tells the asker what it calls them.
+    fn tell_processes(&mut self, id: SessionId, arg: &[u8]) {
+        let wanted = std::str::from_utf8(arg).unwrap_or_default().split_whitespace();
+        let wanted: BTreeSet<u32> =
+            wanted.filter_map(|pid| pid.parse().ok()).filter(|pid| *pid != 0).take(PROCESSES).collect();
+        let is_shown = self.is_shown(id);
+        let of_programs = self.sessions.iter().filter(|(id, session)| {
+            session.is_programs() && wanted.contains(&session.peer.pid) && is_shown(self, **id)
+        });
+        let processes: BTreeMap<u32, OwnedFd> = of_programs
+            .filter_map(|(_, session)| Some((session.peer.pid, sockopt::peer_process(session.as_fd())?)))
+            .collect();
+        let (pids, fds): (Vec<u32>, Vec<_>) =
+            processes.into_iter().map(|(pid, fd)| (pid, Rc::new(Shared::from(fd)))).unzip();
+        let mut fds = fds.into_iter();
+        let mut pieces = vec![(json(&Pids { pids }), fds.by_ref().take(MAX_FDS).collect::<Vec<_>>())];
+        while fds.len() > 0 {
+            // Blanks end a text in JSON: an empty piece would end the answer.
+            pieces.push((" ".to_owned(), fds.by_ref().take(MAX_FDS).collect()));
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
+            let sent = session.answer_with(pieces);
             self.note(id, sent);
         }
     }

@@ -316,7 +316,9 @@ fn library(holders: &[(u32, String)]) -> Finding {
 
 fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
     let mut findings = Vec::new();
-    match broker.answer::<Check>(what::CHECK, &format!("{} {uid}", pid.unwrap_or(0))) {
+    // One of which the broker does not tell has no session.
+    let theirs = pid.and_then(|pid| broker.pid_of(pid).ok()).unwrap_or(0);
+    match broker.answer::<Check>(what::CHECK, &format!("{theirs} {uid}")) {
         Ok(check) => {
             if let Some(whose) = socket::foreign(&broker.socket) {
                 findings.push(Finding {

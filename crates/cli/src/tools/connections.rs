@@ -65,7 +65,7 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
             // One broker is one device: the peer's GID is the own one.
             row.extend([gid.clone(), own, gid, peer, link]);
         }
-        row.push(connection.pid.to_string());
+        row.push(if connection.pid == 0 { NONE.into() } else { connection.pid.to_string() });
         if args.debug {
             row.push(connection.fd.to_string());
         }

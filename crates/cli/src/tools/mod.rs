@@ -7,6 +7,7 @@ mod dbg;
 mod device;
 mod events;
 mod explain;
+mod pids;
 pub mod policy;
 mod select;
 mod stats;
@@ -15,13 +16,15 @@ pub mod tap;
 pub mod top;
 
 use crate::args::{
-    Command, DeviceAction, Format, LinkgroupAction, PolicyAction, SeidAction, StatsAction, Sysctl, UeidAction,
+    Command, DeviceAction, Format, LinkgroupAction, PolicyAction, SeidAction, StatsAction, Sysctl, Target,
+    UeidAction,
 };
 use crate::error::Error;
 use crate::filter::Filter;
 use crate::socket;
+use pids::Pids;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 use shunpike_broker::report::{
     Connections, Device, Done, Explanations, Failure, LinkGroups, Seid, Stats, Sysctls, Ueids,
 };
@@ -62,15 +65,15 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
             }
         },
         Command::Explain(args) => {
-            let target = args.target.map(|target| target.to_string()).unwrap_or_default();
+            let target = args.target.map(|target| broker.target(target)).transpose()?.unwrap_or_default();
             let mut answer: Explanations = broker.answer(what::EXPLAIN, &target)?;
             connections::complete(answer.explanations.iter_mut().map(|one| &mut one.connection));
             if args.format.json { table::print_report(&answer) } else { explain::show(answer) }
         }
         Command::Revoke { target } => {
-            broker.show(what::REVOKE, &target.to_string(), &Format::default(), |answer: Done| {
-                table::print(&answer.done)
-            })
+            let theirs = broker.target(target)?;
+            let Done { done } = broker.answer(what::REVOKE, &theirs)?;
+            table::print(&done.replace(&theirs, &target.to_string()))
         }
         Command::Device { action } => match action.unwrap_or(DeviceAction::Show(Format::default())) {
             DeviceAction::Show(format) => {
@@ -168,15 +171,44 @@ fn sysctl(broker: &Broker, args: &Sysctl) -> Result<(), Error> {
 /// A broker that answers.
 struct Broker {
     socket: PathBuf,
+    pids: Pids,
 }
 
 impl Broker {
     fn answering(named: Option<PathBuf>) -> Result<Self, Error> {
-        Ok(Self { socket: socket::answering(named)? })
+        let socket = socket::answering(named)?;
+        Ok(Self { pids: Pids::of(&socket), socket })
     }
 
+    /// The answer, with PIDs as they are here.
     fn ask(&self, what: u16, argument: &str) -> Result<String, Error> {
-        Ok(query(&self.socket, what, argument)?)
+        let text = query(&self.socket, what, argument)?;
+        if self.pids.is_same() {
+            return Ok(text);
+        }
+        let mut answer: Value = self.parse(&text)?;
+        self.pids.translate(&mut answer);
+        Ok(answer.to_string())
+    }
+
+    /// What the broker calls the process that is `own` here. Errors: there is none that it tells of.
+    fn pid_of(&self, own: u32) -> Result<u32, Error> {
+        if self.pids.is_same() {
+            return Ok(own);
+        }
+        let all: Value = self.parse(&query(&self.socket, what::SS, "")?)?;
+        self.pids.theirs(own, &all).ok_or_else(|| {
+            Error::Refused(Failure {
+                what: "no watched connection".into(),
+                on: format!("PID {own}"),
+                hint: "the broker is in another pid namespace, and knows of no such process in this one; see 'shunpike ss'".into(),
+            })
+        })
+    }
+
+    /// A process or connection, as the broker names it.
+    fn target(&self, target: Target) -> Result<String, Error> {
+        Ok(Target { pid: self.pid_of(target.pid)?, ..target }.to_string())
     }
 
     /// Shows the answer as it came, or by `people`.

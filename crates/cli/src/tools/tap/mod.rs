@@ -8,6 +8,7 @@ mod pcapng;
 mod rings;
 mod streams;
 
+use super::pids::Pids;
 use crate::args::Tap;
 use crate::error::Error;
 use crate::filter::Filter;
@@ -108,11 +109,11 @@ fn run(options: &Options, kind: Kind, to: OwnedFd, named: Option<PathBuf>) -> Re
     let stop = signals::stop_signals().map_err(Error::Signals)?;
     let socket = socket::answering(named)?;
     let session = TapSession::begin(&socket)?;
-    let rings = Rings::new(session, socket.clone(), class(options.buffer))?;
+    let rings = Rings::new(session, Pids::of(&socket), socket.clone(), class(options.buffer))?;
     let mut tap = Tapping {
         kind,
         count: options.count.unwrap_or(u64::MAX),
-        whose: Whose { socket, asked: None, pids: HashMap::new() },
+        whose: Whose { pids_here: Pids::of(&socket), socket, asked: None, pids: HashMap::new() },
         filter: options.filter.clone(),
         output: Output::new(to),
         streams: Streams::default(),
@@ -380,6 +381,7 @@ fn line(out: &mut Vec<u8>, ns: u64, packet: &Packet<'_>, process: &Process) {
 /// The processes of connections, for filters that ask for them.
 struct Whose {
     socket: PathBuf,
+    pids_here: Pids,
     asked: Option<Instant>,
     pids: HashMap<Ends, Vec<u32>>,
 }
@@ -413,7 +415,11 @@ impl Whose {
     /// What the broker does not say now it may say the next time.
     fn ask(&mut self) {
         let Ok(text) = query(&self.socket, what::SS, "") else { return };
-        let Ok(report::Connections { connections, .. }) = serde_json::from_str(&text) else { return };
+        let Ok(mut answer) = serde_json::from_str(&text) else { return };
+        if !self.pids_here.is_same() {
+            self.pids_here.translate(&mut answer);
+        }
+        let Ok(report::Connections { connections, .. }) = serde_json::from_value(answer) else { return };
         for connection in connections {
             let (Ok(local), Ok(remote)) =
                 (connection.local.parse::<SocketAddr>(), connection.remote.parse::<SocketAddr>())

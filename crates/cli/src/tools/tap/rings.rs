@@ -6,6 +6,7 @@
 
 use crate::error::Error;
 use crate::socket::Tried;
+use crate::tools::pids::Pids;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::time::{ClockId, clock_gettime};
 use shunpike_broker::TapSession;
@@ -104,6 +105,7 @@ enum Progress {
 /// All of them.
 pub struct Rings {
     session: TapSession,
+    pids: Pids,
     socket: PathBuf,
     class: u8,
     rings: Vec<Tapped>,
@@ -115,9 +117,17 @@ pub struct Rings {
 
 impl Rings {
     /// Offers rings of this size class to the broker.
-    pub fn new(session: TapSession, socket: PathBuf, class: u8) -> Result<Self, Error> {
-        let mut rings =
-            Self { session, socket, class, rings: Vec::new(), made: 0, waiting: Vec::new(), past: (0, 0) };
+    pub fn new(session: TapSession, pids: Pids, socket: PathBuf, class: u8) -> Result<Self, Error> {
+        let mut rings = Self {
+            session,
+            pids,
+            socket,
+            class,
+            rings: Vec::new(),
+            made: 0,
+            waiting: Vec::new(),
+            past: (0, 0),
+        };
         (0..SPARE).try_for_each(|_| rings.offer())?;
         Ok(rings)
     }
@@ -149,6 +159,7 @@ impl Rings {
                     // Its own choice, and on its way to somebody's terminal.
                     let comm = String::from_utf8_lossy(&comm);
                     let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
+                    let pid = self.pids.own(pid);
                     tell(News::Began { ring, process: Process { pid, uid, comm } });
                     if self.rings.len() < MOST {
                         self.offer()?;
