@@ -40,6 +40,27 @@ def talk(accel, bed, rounds):
     return server, accel.start_as("client", user(OTHER), [bed / "pingpong", "client", port, 1, rounds])
 
 
+def test_programs_of_a_name_have_settings_of_their_own(several, bed):  # noqa: F811
+    """Those named get no lane, as they would have to say more; all others do. A reload is heard of at once."""
+    quiet = "[program.pingpong]\nnominate_calls = 65535\nnominate_bytes = 1073741824\n"
+    accel = several(quiet)
+    shown = json.loads(accel.broker.tool("sysctl", "--json"))["programs"]
+    assert {(one["program"], one["name"]) for one in shown} == {("pingpong", "nominate_calls"), ("pingpong", "nominate_bytes")}
+    assert "pingpong" in accel.broker.tool("sysctl", "-a")
+    port, env = free_port(), {"SHUNPIKE_SOCKET": str(accel.broker.socket)}
+    start = lambda name, argv: accel.world.start(name, [accel.world.binary, "run", "--", *argv], env=env)  # noqa: E731
+    server = start("server", [bed / "pingpong", "server", port, 1, 1_000_000]).wait_listening(port)
+    client = start("client", [bed / "pingpong", "client", port, 1, 1_000_000])
+    calls = lambda: [end["tx"]["tcp_bytes"] for end in accel.broker.connections()]  # noqa: E731
+    until(lambda: calls() and min(calls()) > 100_000, lambda: accel.broker.connections())
+    assert not accel.broker.stats().smc
+    policy_file(accel).write_text("")
+    accel.broker.tool("policy", "reload")
+    until(lambda: accel.broker.stats().lanes, lambda: accel.broker.connections())
+    client.kill()
+    server.stop()
+
+
 def end_of(accel, process):
     return next((row for row in accel.broker.connections() if row["pid"] == process.pid), None)
 

@@ -5,6 +5,7 @@ use crate::policy::{Policy, Source};
 use crate::settings::Setting;
 use crate::successor::Successor;
 use shunpike_wire::{Eid, Gid};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub struct Config {
     pub source: Source,
     /// Settings that differ from the built-in ones, in rising precedence.
     pub settings: Vec<Setting>,
+    /// Those of programs by their names, in place of these.
+    pub programs: BTreeMap<String, Vec<Setting>>,
     /// Where metrics are served; nowhere otherwise.
     pub metrics: Option<Address>,
     /// The device's GID; otherwise a random one, kept for the boot.
@@ -46,6 +49,7 @@ impl Config {
             policy: Policy::private(),
             source: Source::none(true, Policy::private()),
             settings: Vec::new(),
+            programs: BTreeMap::new(),
             metrics: None,
             gid: None,
             ueids: Vec::new(),

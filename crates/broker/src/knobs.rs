@@ -1,11 +1,15 @@
 //! Settings made so: in the page that all programs look at, or in the broker's own tables.
 
 use crate::ends::SessionId;
+use crate::foreign::Shared;
 use crate::reply::{Reply, failure, json};
-use crate::report::{Failure, Sysctls};
+use crate::report::{Failure, ProgramSysctl, Sysctls};
 use crate::server::Server;
 use crate::settings::{Knob, Origin, Setting};
+use shunpike_shm::pages::KnobPage;
+use shunpike_shm::published::Published;
 use shunpike_wire::DmbSize;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 /// The one device.
@@ -22,6 +26,54 @@ impl Server {
         for setting in self.config.settings.clone() {
             self.set(&setting);
         }
+        self.set_programs();
+    }
+
+    /// Has the programs of each name have what the configuration says. A page stays as long as the broker: programs look at it.
+    /// Returns the names that had none until now.
+    pub(crate) fn set_programs(&mut self) -> Vec<String> {
+        let mut new = Vec::new();
+        for name in self.config.programs.keys() {
+            if self.program_knobs.contains_key(name) {
+                continue;
+            }
+            match ProgramKnobs::new(self.knobs.page().cpus.load(Ordering::Relaxed)) {
+                Ok(knobs) => {
+                    self.program_knobs.insert(name.clone(), knobs);
+                    new.push(name.clone());
+                }
+                Err(error) => tracing::error!(%error, name, "no page for the settings of a program"),
+            }
+        }
+        for knob in Knob::ALL {
+            self.show_to_programs(knob);
+        }
+        new
+    }
+
+    /// The page of settings for a program of this name.
+    pub(crate) fn knobs_for(&self, name: &str) -> Rc<Shared> {
+        self.program_knobs.get(name).map_or_else(|| self.knobs_fd(), |knobs| Rc::clone(&knobs.fd))
+    }
+
+    fn show_to_programs(&self, knob: Knob) {
+        for (name, knobs) in &self.program_knobs {
+            let own =
+                self.config.programs.get(name).into_iter().flatten().find(|setting| setting.knob == knob);
+            store(knobs.page.page(), knob, own.map_or_else(|| self.settings.get(knob), |own| own.value));
+        }
+    }
+
+    fn programs_settings(&self) -> Vec<ProgramSysctl> {
+        let settings =
+            self.config.programs.iter().flat_map(|(name, of)| of.iter().map(move |one| (name, one)));
+        let report = |(program, setting): (&String, &Setting)| ProgramSysctl {
+            program: program.clone(),
+            name: setting.knob.name().to_owned(),
+            value: setting.value,
+            from: setting.origin.detail(),
+        };
+        settings.map(report).collect()
     }
 
     /// Answers `sysctl`: all settings, the one named, or the one that `NAME=VALUE` has changed.
@@ -32,7 +84,8 @@ impl Server {
             Some(_) => vec![self.change(asker, arg)?],
         };
         let sysctls = knobs.into_iter().map(|knob| self.settings.report(knob)).collect();
-        Ok(json(&Sysctls { sysctls }))
+        let programs = if arg.is_empty() { self.programs_settings() } else { Vec::new() };
+        Ok(json(&Sysctls { sysctls, programs }))
     }
 
     /// Answers `device set`: `[loopback-ism] KEY VALUE`.
@@ -77,35 +130,61 @@ impl Server {
     }
 
     fn make_so(&mut self, knob: Knob, value: u64) {
-        let page = self.knobs.page();
         let number = u32::try_from(value).unwrap_or(u32::MAX);
-        let word = match knob {
-            Knob::Rmem => {
-                let size = usize::try_from(value).ok().and_then(DmbSize::holding).unwrap_or(DmbSize::MIN);
-                page.rmem_class.store(size.class().into(), Ordering::Relaxed);
-                return self.exchange.expect_rings_of(size);
-            }
-            Knob::MaxConnsPerLgr => return self.exchange.max_conns_per_lgr = number,
-            Knob::LimitSmcHs => return self.exchange.limit_smc_hs = number != 0,
+        // First: a program that is told to close its lanes must not open them again.
+        store(self.knobs.page(), knob, value);
+        self.show_to_programs(knob);
+        match knob {
+            Knob::Rmem => self.exchange.expect_rings_of(ring_of(value)),
+            Knob::MaxConnsPerLgr => self.exchange.max_conns_per_lgr = number,
+            Knob::LimitSmcHs => self.exchange.limit_smc_hs = number != 0,
             Knob::Active => {
-                // The knob first: a program that is told to close its lanes must not open them again.
-                page.active.store(number, Ordering::Release);
                 self.exchange.set_active(number != 0);
                 if number == 0 {
                     self.revoke_laneless(|_, _| true);
                 }
-                return;
             }
-            Knob::DmbCopy => &page.dmb_copy,
-            Knob::Wmem => &page.wmem,
-            Knob::MaxCqs => &page.max_cqs,
-            Knob::LendBytes => &page.lend_bytes,
-            Knob::NominateCalls => &page.nominate_calls,
-            Knob::NominateBytes => &page.nominate_bytes,
-            Knob::Profile => &page.profile,
-            Knob::SpinUs => &page.spin_us,
-            Knob::GraceMs => &page.grace_ms,
-        };
-        word.store(number, Ordering::Relaxed);
+            _ => {}
+        }
     }
+}
+
+/// Settings for the programs of a name.
+pub(crate) struct ProgramKnobs {
+    page: Published<KnobPage>,
+    fd: Rc<Shared>,
+}
+
+impl ProgramKnobs {
+    fn new(cpus: u32) -> std::io::Result<Self> {
+        let page = Published::<KnobPage>::create("shunpike-knobs").map_err(std::io::Error::other)?;
+        page.page().cpus.store(cpus, Ordering::Relaxed);
+        let fd = Rc::new(page.fd().try_clone_to_owned()?.into());
+        Ok(Self { page, fd })
+    }
+}
+
+fn ring_of(value: u64) -> DmbSize {
+    usize::try_from(value).ok().and_then(DmbSize::holding).unwrap_or(DmbSize::MIN)
+}
+
+/// Puts a value into a page that programs look at, where it is for them.
+fn store(page: &KnobPage, knob: Knob, value: u64) {
+    let number = u32::try_from(value).unwrap_or(u32::MAX);
+    let word = match knob {
+        Knob::MaxConnsPerLgr | Knob::LimitSmcHs => return,
+        Knob::Rmem => return page.rmem_class.store(ring_of(value).class().into(), Ordering::Relaxed),
+        // Release: what the broker says next is heard by programs that see this.
+        Knob::Active => return page.active.store(number, Ordering::Release),
+        Knob::DmbCopy => &page.dmb_copy,
+        Knob::Wmem => &page.wmem,
+        Knob::MaxCqs => &page.max_cqs,
+        Knob::LendBytes => &page.lend_bytes,
+        Knob::NominateCalls => &page.nominate_calls,
+        Knob::NominateBytes => &page.nominate_bytes,
+        Knob::Profile => &page.profile,
+        Knob::SpinUs => &page.spin_us,
+        Knob::GraceMs => &page.grace_ms,
+    };
+    word.store(number, Ordering::Relaxed);
 }

@@ -615,6 +615,22 @@ pub struct Done {
 pub struct Sysctls {
     /// The settings.
     pub sysctls: Vec<Sysctl>,
+    /// Values that programs of a name have in place of these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<ProgramSysctl>,
+}
+
+/// A setting of the programs of a name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ProgramSysctl {
+    /// The programs' name.
+    pub program: String,
+    /// The setting's.
+    pub name: String,
+    /// Value.
+    pub value: u64,
+    /// Which file says so.
+    pub from: String,
 }
 
 /// One setting.

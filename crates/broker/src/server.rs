@@ -22,6 +22,7 @@ use crate::exchange::{Exchange, Post};
 use crate::foreign::{Graves, Last, Shared};
 use crate::helpers::{self, Helpers};
 use crate::journal::Journal;
+use crate::knobs::ProgramKnobs;
 use crate::loopback::LoopbackIsm;
 use crate::metrics::{self, Metrics};
 use crate::policy::{self};
@@ -48,7 +49,7 @@ use shunpike_shm::arena::BLOCKS;
 use shunpike_shm::pages::KnobPage;
 use shunpike_shm::published::Published;
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -103,6 +104,8 @@ pub struct Server {
     /// Where the kernel can be asked.
     diag: Option<Diag>,
     knobs_fd: Rc<Shared>,
+    /// Settings for programs by their names.
+    pub(crate) program_knobs: BTreeMap<String, ProgramKnobs>,
     place: Place,
     listener: OwnedFd,
     /// Where several users are served.
@@ -196,6 +199,7 @@ impl Server {
             graves,
             diag,
             knobs_fd: Rc::new(knobs_fd.into()),
+            program_knobs: BTreeMap::new(),
             place,
             listener,
             operators,

@@ -175,6 +175,21 @@ impl Knob {
         }
     }
 
+    /// Whether it is a matter of one program, which can have a value of its own: all else two programs share, or the broker looks at.
+    pub fn is_of_a_program(self) -> bool {
+        match self {
+            Knob::Rmem | Knob::MaxConnsPerLgr | Knob::LimitSmcHs | Knob::Active | Knob::DmbCopy => false,
+            Knob::Wmem
+            | Knob::NominateCalls
+            | Knob::NominateBytes
+            | Knob::Profile
+            | Knob::SpinUs
+            | Knob::GraceMs
+            | Knob::MaxCqs
+            | Knob::LendBytes => true,
+        }
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         self.form().name
@@ -264,7 +279,8 @@ impl Origin {
         }
     }
 
-    fn detail(&self) -> String {
+    /// Which file, variable or user.
+    pub fn detail(&self) -> String {
         match self {
             Origin::Default | Origin::CommandLine => String::new(),
             Origin::File(name) | Origin::Environment(name) => name.clone(),

@@ -36,6 +36,7 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     config.source = policy::source(args.config, args.private, config.policy);
     let file = config.source.read().map_err(Error::Policy)?;
     (config.policy, config.settings, config.metrics) = (file.policy, file.settings, file.metrics);
+    config.programs = file.programs;
     config.settings.extend(environment().map_err(Error::Refused)?);
     let set = args.set.iter().map(|text| Setting::parse(text, Origin::CommandLine));
     config.settings.extend(set.collect::<Result<Vec<_>, _>>().map_err(Error::Refused)?);

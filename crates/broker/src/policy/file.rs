@@ -2,7 +2,7 @@
 
 use super::{Group, LEAST_BYTES, Limits, Peers, Policy};
 use crate::address::Address;
-use crate::settings::{Origin, Setting};
+use crate::settings::{Knob, Origin, Setting};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -12,6 +12,9 @@ use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
+
+/// TASK_COMM_LEN, without the NUL.
+const LONGEST_NAME: usize = 15;
 
 /// A policy that cannot be used.
 #[derive(Debug)]
@@ -44,6 +47,7 @@ struct Document {
     socket: Option<Spanned<SocketTable>>,
     limits: LimitsTables,
     sysctl: BTreeMap<String, Spanned<Scalar>>,
+    program: BTreeMap<String, Spanned<BTreeMap<String, Spanned<Scalar>>>>,
     metrics: MetricsTable,
 }
 
@@ -69,6 +73,8 @@ pub struct Configuration {
     pub policy: Policy,
     /// Settings.
     pub settings: Vec<Setting>,
+    /// Those of programs by their names, in place of these.
+    pub programs: BTreeMap<String, Vec<Setting>>,
     /// Where metrics are served.
     pub metrics: Option<Address>,
 }
@@ -130,7 +136,7 @@ pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Configuratio
         ];
         if let Some(span) = spans.into_iter().flatten().next() {
             let what = "a private broker serves one user, at a socket of that user's alone; only \
-                        [limits.process] and [sysctl] are for it";
+                        [limits.process], [sysctl] and [program.NAME] are for it";
             return Err(source.error(span, what.to_owned()));
         }
     }
@@ -147,11 +153,12 @@ pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Configuratio
         source.limits(user.into_inner(), &mut policy.user)?;
     }
     let settings = source.settings(document.sysctl)?;
+    let programs = source.programs(document.program)?;
     let address = |listen: Spanned<String>| {
         listen.get_ref().parse::<Address>().map_err(|what| source.error(listen.span(), what))
     };
     let metrics = document.metrics.listen.map(address).transpose()?;
-    Ok(Configuration { policy, settings, metrics })
+    Ok(Configuration { policy, settings, programs, metrics })
 }
 
 /// Who may write to the file decides who is joined with whom.
@@ -239,6 +246,36 @@ impl Source<'_> {
         table.into_iter().map(one).collect()
     }
 
+    fn programs(
+        &self,
+        tables: BTreeMap<String, Spanned<BTreeMap<String, Spanned<Scalar>>>>,
+    ) -> Result<BTreeMap<String, Vec<Setting>>, PolicyError> {
+        let one = |(name, table): (String, Spanned<BTreeMap<String, Spanned<Scalar>>>)| {
+            let span = table.span();
+            if name.is_empty() || name.len() > LONGEST_NAME {
+                let kept = name.get(..LONGEST_NAME).unwrap_or_default();
+                let what = format!(
+                    "the kernel keeps {LONGEST_NAME} bytes of a program's name: write '{kept}', as 'shunpike ss' shows it"
+                );
+                return Err(self.error(span, what));
+            }
+            let settings = self.settings(table.into_inner())?;
+            match settings.iter().find(|setting| !setting.knob.is_of_a_program()) {
+                None => Ok((name, settings)),
+                Some(setting) => {
+                    let own = Knob::ALL.into_iter().filter(|knob| knob.is_of_a_program()).map(Knob::name);
+                    let own = own.collect::<Vec<_>>().join(", ");
+                    let what = format!(
+                        "{} is the broker's, for all programs; a program has {own}",
+                        setting.knob.name()
+                    );
+                    Err(self.error(span, what))
+                }
+            }
+        };
+        tables.into_iter().map(one).collect()
+    }
+
     fn limits(&self, table: LimitsTable, limits: &mut Limits) -> Result<(), PolicyError> {
         if let Some(sessions) = table.sessions {
             limits.sessions = self.number(sessions, 1, 1 << 20)? as usize;
@@ -323,6 +360,27 @@ mod tests {
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600));
         rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
         assert!(load(&path, false, Policy::system_wide(100, 1000)).is_err());
+    }
+
+    #[test]
+    fn programs_have_settings_of_their_own() {
+        let settings = |text: &str| {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("broker.toml");
+            std::fs::write(&path, text).unwrap();
+            load(&path, true, Policy::private()).map(|file| file.programs).map_err(|error| error.to_string())
+        };
+        let found = settings("[program.redis-server]\nprofile = \"latency\"\nspin_us = 50\n").unwrap();
+        let found: Vec<_> = found["redis-server"].iter().map(|one| (one.knob, one.value)).collect();
+        assert_eq!(found, [(Knob::Profile, 1), (Knob::SpinUs, 50)]);
+        for (text, why) in [
+            ("[program.redis]\nactive = false\n", "active is the broker's, for all programs"),
+            ("[program.redis]\nspeed = 1\n", "no such setting"),
+            ("[program.a-name-that-is-long]\nspin_us = 1\n", "write 'a-name-that-is-'"),
+        ] {
+            let error = settings(text).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]

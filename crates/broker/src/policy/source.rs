@@ -1,6 +1,7 @@
 //! Where a policy is read from: at the start, and again when the operator says so.
 
 use super::{Configuration, Policy, PolicyError, load};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The system-wide broker's policy.
@@ -31,7 +32,12 @@ impl Source {
         let file = self.path.as_ref().filter(|path| self.is_named || std::fs::symlink_metadata(path).is_ok());
         match file {
             Some(path) => load(path, self.private, self.built_in.clone()),
-            None => Ok(Configuration { policy: self.built_in.clone(), settings: Vec::new(), metrics: None }),
+            None => Ok(Configuration {
+                policy: self.built_in.clone(),
+                settings: Vec::new(),
+                programs: BTreeMap::new(),
+                metrics: None,
+            }),
         }
     }
 }

@@ -327,7 +327,7 @@ impl Server {
         let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?.into());
         let versions = (control.min(CONTROL), VERSION);
         let welcome = FromBroker::Welcome(self.system.welcome(self.exchange.device.as_ref(), versions));
-        let fds = vec![page_fd, Rc::clone(&self.knobs_fd)];
+        let fds = vec![page_fd, self.knobs_for(&comm)];
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
         self.ledger.begin(key, &view);

@@ -24,7 +24,7 @@ impl Server {
         let welcome = self.system.welcome(self.exchange.device.as_ref(), (says, speaks));
         let page = Published::<SessionPage>::create("shunpike-session").map_err(|_| End)?;
         let page_fd = Rc::new(page.fd().try_clone_to_owned().map_err(|_| End)?.into());
-        let fds = vec![page_fd, self.knobs_fd()];
+        let fds = vec![page_fd, self.knobs_for(&comm)];
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         let (pid, uid) = (session.peer.pid, session.peer.uid());
         tracing::warn!(pid, uid, comm, control, version, ours = VERSION, "another version: it gets no lanes");

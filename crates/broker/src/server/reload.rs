@@ -36,7 +36,15 @@ impl Server {
             return Err(refused(PolicyError { path, line: None, what: format!("[socket]: {error}") }));
         }
         let settings = self.reload_settings(read.settings);
-        let mut notes = Vec::new();
+        self.config.programs = read.programs;
+        let mut notes: Vec<String> = Vec::new();
+        let new = self.set_programs();
+        if !new.is_empty() {
+            let names = new.join(", ");
+            notes.push(format!(
+                "[program.NAME] is new for {names}: those that run already take it when they start again"
+            ));
+        }
         if read.metrics.is_some() && read.metrics != self.config.metrics {
             notes.push("[metrics] is taken when the broker starts: restart it for that".to_owned());
         }

@@ -161,6 +161,8 @@ A setting is the broker's, for all programs that it serves. It takes effect at o
 program; connections take it up as they go. Names and ranges are SMC's (net.smc.*) where the kernel has them too; \
 'sysctl NAME' of one that only SMC has says why it is not here. Numbers may end in K or M.
 
+[program.NAME] in the file has values for programs of that name alone; -a lists them.
+
 Where a value comes from, each over those before it:
   default        built in
   file           [sysctl] in /etc/shunpike/broker.toml, or for a private broker in ~/.config/shunpike/broker.toml

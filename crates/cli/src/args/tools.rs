@@ -27,6 +27,18 @@ pub struct Ss {
     /// Nothing is cut off, so that this changes nothing; smcss has it
     #[arg(short = 'W', long, hide = true)]
     pub wide: bool,
+    /// Numbers, TCP, processes, as of ss(8): that is what is shown in any case
+    #[arg(short = 'n', long, hide = true)]
+    pub numeric: bool,
+    /// As above.
+    #[arg(short = 't', long, hide = true)]
+    pub tcp: bool,
+    /// As above.
+    #[arg(short = 'p', long, hide = true)]
+    pub processes: bool,
+    /// No line with the columns' names
+    #[arg(short = 'H', long)]
+    pub no_header: bool,
     /// Only those that match, as in ss(8): 'sport = :6379 and state lane', 'not dst 10.0.0.0/8', 'pid = 4711', 'comm = nginx'
     #[arg(value_name = "FILTER")]
     pub filter: Vec<String>,

@@ -39,7 +39,7 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
     }
     // Behind what smcss has.
     heading.extend(if args.debug { &["PID", "FD", "Command"][..] } else { &["PID", "Command"] });
-    let mut table = Table::new(&heading);
+    let mut table = if args.no_header { Table::headless() } else { Table::new(&heading) };
     let mut tables = Tables::default();
     for connection in answer.connections.iter().filter(|connection| is_wanted(connection, args)) {
         let inode = kernel::inode(connection.pid, connection.fd);

@@ -2,7 +2,7 @@
 
 use super::table::{Table, print};
 use crate::error::Error;
-use shunpike_broker::report::{Device, Failure, Info, Seid, Sysctls, Ueids};
+use shunpike_broker::report::{Device, Failure, Info, ProgramSysctl, Seid, Sysctls, Ueids};
 
 /// The emulated ISM device.
 pub fn show(device: &Device) -> Result<(), Error> {
@@ -109,6 +109,15 @@ pub fn sysctls(answer: &Sysctls, with_sources: bool) -> Result<(), Error> {
         for setting in &answer.sysctls {
             let source = format!("{} {}", setting.source, setting.from);
             table.row([&setting.name, &setting.value.to_string(), &setting.default.to_string(), &source]);
+        }
+        table.print()?;
+        if answer.programs.is_empty() {
+            return Ok(());
+        }
+        print("")?;
+        let mut table = Table::new(&["Program", "Name", "Value", "Source"]);
+        for ProgramSysctl { program, name, value, from } in &answer.programs {
+            table.row([program, name, &value.to_string(), &format!("file {from}")]);
         }
         return table.print();
     }

@@ -37,6 +37,11 @@ pub fn check(file: Option<PathBuf>, private: bool) -> Result<(), Error> {
     for setting in &read.settings {
         table.row([setting.knob.name(), &setting.value.to_string()]);
     }
+    for (program, setting) in
+        read.programs.iter().flat_map(|(name, of)| of.iter().map(move |one| (name, one)))
+    {
+        table.row([&format!("{} of {program}", setting.knob.name()), &setting.value.to_string()]);
+    }
     table.print()
 }
 

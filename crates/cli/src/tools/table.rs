@@ -36,7 +36,7 @@ impl Table {
             column.set_padding((0, 2));
         }
         let lines: Vec<String> = self.0.lines().map(|line| line.trim_end().to_owned()).collect();
-        print(&lines.join("\n"))
+        if lines.is_empty() { Ok(()) } else { print(&lines.join("\n")) }
     }
 }
 
