@@ -2,13 +2,11 @@
 
 use crate::ends::SessionId;
 use crate::foreign::Shared;
+use crate::program_knobs::{MOST, ProgramKnobs, ring_of, store};
 use crate::reply::{Reply, failure, json};
 use crate::report::{Failure, ProgramSysctl, Sysctls};
 use crate::server::Server;
 use crate::settings::{Knob, Origin, Setting};
-use shunpike_shm::pages::KnobPage;
-use shunpike_shm::published::Published;
-use shunpike_wire::DmbSize;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
@@ -35,6 +33,13 @@ impl Server {
         let mut new = Vec::new();
         for name in self.config.programs.keys() {
             if self.program_knobs.contains_key(name) {
+                continue;
+            }
+            if self.program_knobs.len() >= MOST {
+                tracing::error!(
+                    name,
+                    "settings for the programs of {MOST} names are there already: start the broker again"
+                );
                 continue;
             }
             match ProgramKnobs::new(self.knobs.page().cpus.load(Ordering::Relaxed)) {
@@ -147,44 +152,4 @@ impl Server {
             _ => {}
         }
     }
-}
-
-/// Settings for the programs of a name.
-pub(crate) struct ProgramKnobs {
-    page: Published<KnobPage>,
-    fd: Rc<Shared>,
-}
-
-impl ProgramKnobs {
-    fn new(cpus: u32) -> std::io::Result<Self> {
-        let page = Published::<KnobPage>::create("shunpike-knobs").map_err(std::io::Error::other)?;
-        page.page().cpus.store(cpus, Ordering::Relaxed);
-        let fd = Rc::new(page.fd().try_clone_to_owned()?.into());
-        Ok(Self { page, fd })
-    }
-}
-
-fn ring_of(value: u64) -> DmbSize {
-    usize::try_from(value).ok().and_then(DmbSize::holding).unwrap_or(DmbSize::MIN)
-}
-
-/// Puts a value into a page that programs look at, where it is for them.
-fn store(page: &KnobPage, knob: Knob, value: u64) {
-    let number = u32::try_from(value).unwrap_or(u32::MAX);
-    let word = match knob {
-        Knob::MaxConnsPerLgr | Knob::LimitSmcHs => return,
-        Knob::Rmem => return page.rmem_class.store(ring_of(value).class().into(), Ordering::Relaxed),
-        // Release: what the broker says next is heard by programs that see this.
-        Knob::Active => return page.active.store(number, Ordering::Release),
-        Knob::DmbCopy => &page.dmb_copy,
-        Knob::Wmem => &page.wmem,
-        Knob::MaxCqs => &page.max_cqs,
-        Knob::LendBytes => &page.lend_bytes,
-        Knob::NominateCalls => &page.nominate_calls,
-        Knob::NominateBytes => &page.nominate_bytes,
-        Knob::Profile => &page.profile,
-        Knob::SpinUs => &page.spin_us,
-        Knob::GraceMs => &page.grace_ms,
-    };
-    word.store(number, Ordering::Relaxed);
 }

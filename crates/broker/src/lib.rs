@@ -32,6 +32,7 @@ pub mod matching;
 pub mod metrics;
 mod orders;
 pub mod policy;
+mod program_knobs;
 mod rate;
 mod reply;
 pub mod report;

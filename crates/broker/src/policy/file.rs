@@ -2,6 +2,7 @@
 
 use super::{Group, LEAST_BYTES, Limits, Peers, Policy};
 use crate::address::Address;
+use crate::program_knobs::MOST as MOST_PROGRAMS;
 use crate::settings::{Knob, Origin, Setting};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -273,6 +274,12 @@ impl Source<'_> {
                 }
             }
         };
+        if let Some((_, table)) = tables.iter().nth(MOST_PROGRAMS) {
+            let what = format!(
+                "settings for the programs of more than {MOST_PROGRAMS} names: each has a page of the broker's memory"
+            );
+            return Err(self.error(table.span(), what));
+        }
         tables.into_iter().map(one).collect()
     }
 
@@ -370,6 +377,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             load(&path, true, Policy::private()).map(|file| file.programs).map_err(|error| error.to_string())
         };
+        let many: String = (0..65).map(|n| format!("[program.p{n}]\nspin_us = 1\n")).collect();
         let found = settings("[program.redis-server]\nprofile = \"latency\"\nspin_us = 50\n").unwrap();
         let found: Vec<_> = found["redis-server"].iter().map(|one| (one.knob, one.value)).collect();
         assert_eq!(found, [(Knob::Profile, 1), (Knob::SpinUs, 50)]);
@@ -377,6 +385,7 @@ mod tests {
             ("[program.redis]\nactive = false\n", "active is the broker's, for all programs"),
             ("[program.redis]\nspeed = 1\n", "no such setting"),
             ("[program.a-name-that-is-long]\nspin_us = 1\n", "write 'a-name-that-is-'"),
+            (&many, "more than 64 names"),
         ] {
             let error = settings(text).unwrap_err();
             assert!(error.contains(why), "{error}");
