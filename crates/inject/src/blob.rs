@@ -1,0 +1,529 @@
+//! What a patched call enters, as position-independent code that is copied into the program.
+//!
+//! A stub comes in with the address of its description ([`Description`]) in rcx, which the call would spoil anyway, and with all else as the program
+//! has it. Nothing is written to the program's stack, not even below its red zone: a Go leaf may stand on its last byte. Frames lie in the
+//! thread's block, whose state the GS base points to. The handler behind is a plain C function; what it answers is an [`Answer`]. Calls that the
+//! program is to make are made with the program's own stack and registers, by its own instruction where that was left in place: so a
+//! restart, a cancellation by program counter, clone and vfork find what they always find.
+//!
+//! GS base is inherited by a new thread. The parent puts a block into `pending` beforehand, the child takes one: any will do, and there are as
+//! many as there are children. Until it has one it uses neither memory nor stack. A vfork child shares its parent's block: the parent sleeps.
+
+use std::arch::global_asm;
+
+/// A thread's block: a guard page, the stack that handlers run on, frames, the state.
+pub const BLOCK: usize = 128 << 10;
+/// The lowest page of a block is no memory.
+pub const GUARD: usize = 4096;
+/// The state's size, at the block's end.
+const STATE: usize = 128;
+/// Where the state lies in its block.
+pub const STATE_AT: usize = BLOCK - STATE;
+/// What one entry saves.
+const FRAME: usize = 352;
+/// How many entries may be nested: a signal handler may interrupt an entry, and make calls.
+const DEPTH: usize = 16;
+/// How many blocks wait for a child, or for a new thread.
+const SLOTS: usize = 64;
+/// Calls that are counted by their numbers; all above are counted together, in the last place.
+pub const COUNTED: usize = 512;
+
+/// What the handler answers.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Answer {
+    /// The program makes its call.
+    Make = 0,
+    /// It is done, and its result is in the frame.
+    Done = 1,
+    /// The program makes it, and has another thread then.
+    Thread = 2,
+    /// The program makes it, and its child borrows this thread's memory.
+    Vfork = 3,
+    /// The thread ends.
+    Exit = 4,
+}
+
+/// Where things are that a stub needs, from the beginning of the blob's code.
+pub mod offset {
+    /// What a stub jumps to.
+    pub const ENTRY: usize = 0;
+    /// Behind a clone that makes a thread.
+    pub const AFTER_THREAD: usize = 8;
+    /// Behind a vfork.
+    pub const AFTER_VFORK: usize = 16;
+}
+
+/// What a stub tells the entry: two addresses, and code behind them for the calls that come back twice.
+pub mod description {
+    /// The system call's instruction, and the one behind it.
+    pub const SIZE: usize = 16;
+    /// A system call that goes on in `AFTER_THREAD`; and behind that one which goes on in `AFTER_VFORK`.
+    pub const CALL: usize = 14;
+}
+
+/// The blob's data, which begin with the handler's address and that of the counters or 0; then its code.
+pub struct Blob {
+    /// Whole pages.
+    pub data: &'static [u8],
+    /// Whole pages.
+    pub text: &'static [u8],
+    /// The handler, from the beginning of the text.
+    pub handler: usize,
+}
+
+/// A new thread's state, for a block at `address`.
+pub fn state(address: u64) -> [u8; 64] {
+    let own = address + STATE_AT as u64;
+    let frame = |number: usize| own - (number * FRAME) as u64;
+    let words = [own, own, frame(1), frame(DEPTH), frame(DEPTH + 1), 0, 0, 0];
+    let mut bytes = [0; 64];
+    bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    bytes
+}
+
+unsafe extern "C" {
+    static shunpike_inject_data: u8;
+    static shunpike_inject_text: u8;
+    static shunpike_inject_handler: u8;
+    static shunpike_inject_end: u8;
+}
+
+/// The blob.
+pub fn blob() -> Blob {
+    let [data, text, handler, end] = [
+        &raw const shunpike_inject_data,
+        &raw const shunpike_inject_text,
+        &raw const shunpike_inject_handler,
+        &raw const shunpike_inject_end,
+    ];
+    // SAFETY: the four labels stand in this order in one section below, which nobody writes to.
+    let between =
+        |from: *const u8, to: *const u8| unsafe { std::slice::from_raw_parts(from, to.addr() - from.addr()) };
+    Blob { data: between(data, text), text: between(text, end), handler: handler.addr() - text.addr() }
+}
+
+global_asm!(
+    r#"
+    .pushsection .rodata.shunpike_inject, "a", @progbits
+    .globl shunpike_inject_data
+    .globl shunpike_inject_text
+    .globl shunpike_inject_handler
+    .globl shunpike_inject_end
+    .hidden shunpike_inject_data
+    .hidden shunpike_inject_text
+    .hidden shunpike_inject_handler
+    .hidden shunpike_inject_end
+
+# The state, by GS. The first eight words are as `state` has them.
+    .set SELF, 0
+    .set TOP, 8
+    .set FIRST, 16
+    .set LAST, 24
+    .set STACK, 32
+    .set ALT_BASE, 40
+    .set ALT_SIZE, 48
+    .set VFORKS, 56
+    .set SURPLUS, 64
+
+# A frame: the number, which becomes the result; the arguments; the rest.
+    .set F_RAX, 0
+    .set F_RDI, 8
+    .set F_RSI, 16
+    .set F_RDX, 24
+    .set F_R10, 32
+    .set F_R8, 40
+    .set F_R9, 48
+    .set F_DESCRIPTION, 56
+    .set F_RSP, 64
+    .set F_FLAGS, 72
+    .set F_XMM, 80
+
+    .p2align 12
+shunpike_inject_data:
+1:  .quad 0                     # the handler
+2:  .quad 0                     # the counters, or 0
+3:  .quad 0                     # 1: the program has a filter of its own, so we make no calls that it may not expect
+.Lpending:
+    .fill {slots}, 8, 0
+.Lfree:
+    .fill {slots}, 8, 0
+    .set .Lhandler, 1b
+    .set .Lcounts, 2b
+    .set .Lalone, 3b
+
+    .p2align 12
+shunpike_inject_text:
+# Eight bytes that one store can replace: see .Larch_prctl.
+    jmp .Lentry
+    .p2align 3
+    jmp .Lafter_thread
+    .p2align 3
+    jmp .Lafter_vfork
+    .p2align 4
+
+.Lentry:
+# No flags are changed before they are saved. A signal between the load and the store of TOP does no harm: what it nests is undone when it returns.
+    mov r11, gs:[TOP]
+    lea r11, [r11 - {frame}]
+    mov gs:[TOP], r11
+    mov [r11 + F_RAX], rax
+    mov [r11 + F_RDI], rdi
+    mov [r11 + F_RSI], rsi
+    mov [r11 + F_RDX], rdx
+    mov [r11 + F_R10], r10
+    mov [r11 + F_R8], r8
+    mov [r11 + F_R9], r9
+    mov [r11 + F_DESCRIPTION], rcx
+    mov [r11 + F_RSP], rsp
+    lahf
+    seto al
+    mov [r11 + F_FLAGS], rax
+    cmp r11, gs:[LAST]
+    jb .Lmake
+    .irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+    movups [r11 + F_XMM + 16 * \n], xmm\n
+    .endr
+# An entry within an entry is a signal handler's: where it stands there is room, and our stack is in use. One on an alternate stack stays there,
+# or the kernel would give that to the next signal as if it were free.
+    cmp r11, gs:[FIRST]
+    jne 1f
+    mov rcx, rsp
+    sub rcx, gs:[ALT_BASE]
+    cmp rcx, gs:[ALT_SIZE]
+    jb 1f
+    mov rsp, gs:[STACK]
+    jmp 2f
+1:  lea rsp, [rsp - 128]
+    and rsp, -16
+2:  mov rdi, gs:[SELF]
+    mov rsi, r11
+    call [rip + .Lhandler]
+    mov r11, gs:[TOP]
+    .irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+    movups xmm\n, [r11 + F_XMM + 16 * \n]
+    .endr
+    mov rcx, [r11 + F_DESCRIPTION]
+    test eax, eax
+    jnz 3f
+.Lmake:
+    mov rcx, [rcx]
+.Lrestore:
+    mov eax, [r11 + F_FLAGS]
+    add al, 0x7f
+    sahf
+    mov rax, [r11 + F_RAX]
+    mov rdi, [r11 + F_RDI]
+    mov rsi, [r11 + F_RSI]
+    mov rdx, [r11 + F_RDX]
+    mov r10, [r11 + F_R10]
+    mov r8, [r11 + F_R8]
+    mov r9, [r11 + F_R9]
+    mov rsp, [r11 + F_RSP]
+    lea r11, [r11 + {frame}]
+    mov gs:[TOP], r11
+    jmp rcx
+3:  cmp eax, {vfork}
+    je 5f
+    ja .Lexit
+    cmp eax, {thread}
+    je 4f
+    mov rcx, [rcx + 8]
+    jmp .Lrestore
+4:  lea rcx, [rcx + {description}]
+    jmp .Lrestore
+5:  lea rcx, [rcx + {description} + {call}]
+    jmp .Lrestore
+
+# The thread ends, and signals are blocked: with all that is needed in registers, its block goes to the next one.
+.Lexit:
+    mov r8, [rcx]
+    mov r9, [r11 + F_RDI]
+    mov rsp, [r11 + F_RSP]
+    mov rdi, gs:[SELF]
+    lea rdx, [rip + .Lfree]
+    lea rsi, [rdx + 8 * {slots}]
+1:  xor eax, eax
+    lock cmpxchg [rdx], rdi
+    je 2f
+    lea rdx, [rdx + 8]
+    cmp rdx, rsi
+    jb 1b
+    lea rdi, [rdi - {state_at}]
+    mov esi, {block}
+    mov eax, 11                 # munmap
+    syscall
+2:  mov rdi, r9
+    mov eax, 60
+    jmp r8
+
+# rcx is the description. Flags are kept here, too: only jrcxz looks.
+.Lafter_thread:
+    mov r11, rcx
+    mov rcx, rax
+    jrcxz 1f
+    bswap rcx
+    movzx ecx, cl
+    jrcxz 2f
+# It failed: the block stays pending, and serves the next one.
+    mov rcx, gs:[SURPLUS]
+    lea rcx, [rcx + 1]
+    mov gs:[SURPLUS], rcx
+2:  mov rcx, [r11 + 8]
+    jmp rcx
+# The child. rax is 0 and so has room for the flags.
+1:  mov rcx, [r11 + 8]
+    lahf
+    seto al
+    xor r11d, r11d
+3:  .set k, 0
+    .rept {slots}
+    xchg [rip + .Lpending + 8 * k], r11
+    test r11, r11
+    jnz 4f
+    .set k, k + 1
+    .endr
+    pause
+    jmp 3b
+4:  wrgsbase r11
+    add al, 0x7f
+    sahf
+    mov eax, 0
+    jmp rcx
+
+.Lafter_vfork:
+    mov r11, rcx
+    mov rcx, rax
+    jrcxz 1f
+    mov rcx, gs:[VFORKS]
+    lea rcx, [rcx - 1]
+    mov gs:[VFORKS], rcx
+1:  mov rcx, [r11 + 8]
+    jmp rcx
+
+# uint32_t handler(state *rdi, frame *rsi)
+shunpike_inject_handler:
+    mov rax, [rsi + F_RAX]
+    mov rdx, [rip + .Lcounts]
+    test rdx, rdx
+    jz 1f
+    mov ecx, {counted} - 1
+    cmp rax, rcx
+    cmovb ecx, eax
+    lock inc qword ptr [rdx + 8 * rcx]
+1:  cmp rax, 56
+    jb .Lmakes
+    je .Lclone
+    cmp rax, 58
+    je .Lvfork
+    cmp rax, 60
+    je .Lends
+    cmp rax, 131
+    je .Lsigaltstack
+    cmp rax, 157
+    je .Lprctl
+    cmp rax, 158
+    je .Larch_prctl
+    cmp rax, 317
+    je .Lseccomp
+    cmp rax, 435
+    je .Lclone3
+.Lmakes:
+    xor eax, eax
+    ret
+
+.Lprctl:
+    cmp dword ptr [rsi + F_RDI], 22         # PR_SET_SECCOMP
+    jne .Lmakes
+.Lseccomp:
+    mov qword ptr [rip + .Lalone], 1
+    xor eax, eax
+    ret
+
+.Lends:
+    xor eax, eax
+    cmp qword ptr [rdi + VFORKS], 0
+    jne 1f
+    cmp qword ptr [rip + .Lalone], 0
+    jne 1f
+    push -1
+    mov edi, 2                  # SIG_SETMASK
+    mov rsi, rsp
+    xor edx, edx
+    mov r10d, 8
+    mov eax, 14
+    syscall
+    pop rcx
+    mov eax, {exit}
+1:  ret
+
+# Whether the eight bytes at rdi can be read: the kernel reads a mask before it refuses what to do with it. ZF: they can.
+.Lreadable:
+    cmp qword ptr [rip + .Lalone], 1
+    je 1f
+    push rsi
+    mov rsi, rdi
+    mov edi, -1
+    xor edx, edx
+    mov r10d, 8
+    mov eax, 14
+    syscall
+    pop rsi
+    cmp rax, -22                # EINVAL
+1:  ret
+
+.Lsigaltstack:
+    push rdi
+    mov rdi, [rsi + F_RDI]
+    test rdi, rdi
+    jz 2f
+    call .Lreadable
+    jne 2f
+    mov rdi, [rsi + F_RDI]
+    add rdi, 16
+    call .Lreadable
+    jne 2f
+    mov rdx, [rsi + F_RDI]
+    mov rdi, [rsp]
+    mov rax, [rdx]
+    mov rcx, [rdx + 16]
+    test dword ptr [rdx + 8], 2 # SS_DISABLE
+    jz 1f
+    xor ecx, ecx
+1:  mov [rdi + ALT_BASE], rax
+    mov [rdi + ALT_SIZE], rcx
+2:  pop rdi
+    xor eax, eax
+    ret
+
+.Lclone3:
+    push rdi
+    mov rdi, [rsi + F_RDI]
+    call .Lreadable
+    pop rdi
+    jne .Lmakes
+    mov rax, [rsi + F_RDI]
+    mov eax, [rax]
+    jmp 1f
+.Lclone:
+    mov eax, [rsi + F_RDI]
+1:  and eax, 0x4100             # CLONE_VFORK, CLONE_VM
+    cmp eax, 0x4100
+    je .Lvfork
+    cmp eax, 0x100
+    je .Lthread
+    jmp .Lmakes
+
+.Lvfork:
+    inc qword ptr [rdi + VFORKS]
+    mov eax, {vfork}
+    ret
+
+# A block for the child: one that is left over, one that another thread has left, or a new one.
+.Lthread:
+    cmp qword ptr [rdi + SURPLUS], 0
+    je 1f
+    dec qword ptr [rdi + SURPLUS]
+    jmp 8f
+1:  push rsi
+    lea rdx, [rip + .Lfree]
+    lea rcx, [rdx + 8 * {slots}]
+2:  xor eax, eax
+    xchg [rdx], rax
+    test rax, rax
+    jnz 4f
+    add rdx, 8
+    cmp rdx, rcx
+    jb 2b
+    xor edi, edi
+    mov esi, {block}
+    mov edx, 3                  # PROT_READ, PROT_WRITE
+    mov r10d, 0x4022            # MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE
+    mov r8, -1
+    xor r9d, r9d
+    mov eax, 9
+    syscall
+    cmp rax, -4096
+    ja 9f
+    push rax
+    mov rdi, rax
+    mov esi, {guard}
+    xor edx, edx
+    mov eax, 10                 # mprotect
+    syscall
+    pop rax
+    add rax, {state_at}
+4:  mov [rax + SELF], rax
+    mov [rax + TOP], rax
+    lea rcx, [rax - {frame}]
+    mov [rax + FIRST], rcx
+    lea rcx, [rax - {frame} * {depth}]
+    mov [rax + LAST], rcx
+    lea rcx, [rax - {frame} * ({depth} + 1)]
+    mov [rax + STACK], rcx
+    xor ecx, ecx
+    mov [rax + ALT_BASE], rcx
+    mov [rax + ALT_SIZE], rcx
+    mov [rax + VFORKS], rcx
+    mov [rax + SURPLUS], rcx
+    mov rdi, rax
+5:  lea rdx, [rip + .Lpending]
+    lea rcx, [rdx + 8 * {slots}]
+6:  xor eax, eax
+    lock cmpxchg [rdx], rdi
+    je 7f
+    add rdx, 8
+    cmp rdx, rcx
+    jb 6b
+    mov eax, 24                 # sched_yield: so many children have not begun yet
+    syscall
+    jmp 5b
+7:  pop rsi
+8:  mov eax, {thread}
+    ret
+9:  pop rsi
+    mov qword ptr [rsi + F_RAX], -11    # EAGAIN
+    mov eax, {done}
+    ret
+
+# The program takes the GS base for itself: from here on all calls go round. The entry's first eight bytes become mov rcx, [rcx]; jmp rcx.
+.Larch_prctl:
+    cmp dword ptr [rsi + F_RDI], 0x1001     # ARCH_SET_GS
+    jne .Lmakes
+    push rsi
+    lea rdi, [rip + shunpike_inject_text]
+    mov esi, 4096
+    mov edx, 7
+    mov eax, 10
+    syscall
+    test rax, rax
+    jnz 9b
+    mov rcx, 0x909090e1ff098b48
+    mov [rip + shunpike_inject_text], rcx
+    lea rdi, [rip + shunpike_inject_text]
+    mov esi, 4096
+    mov edx, 5
+    mov eax, 10
+    syscall
+    pop rsi
+    xor eax, eax
+    ret
+
+    .p2align 12
+shunpike_inject_end:
+    .popsection
+    "#,
+    slots = const SLOTS,
+    frame = const FRAME,
+    depth = const DEPTH,
+    block = const BLOCK,
+    guard = const GUARD,
+    state_at = const STATE_AT,
+    counted = const COUNTED,
+    done = const Answer::Done as u32,
+    thread = const Answer::Thread as u32,
+    vfork = const Answer::Vfork as u32,
+    exit = const Answer::Exit as u32,
+    description = const description::SIZE,
+    call = const description::CALL,
+);

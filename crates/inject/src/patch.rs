@@ -1,0 +1,138 @@
+//! Stubs and jumps: what is written where, for a program at its addresses.
+
+use crate::blob::{description, offset};
+use crate::image::Image;
+use crate::reason::Reason;
+use crate::sites::{Code, JUMP, Site};
+use iced_x86::{BlockEncoder, BlockEncoderOptions, FlowControl, Instruction, InstructionBlock};
+
+/// What one stub needs at most: displaced instructions, each of which may grow, and its own.
+pub const STUB: usize = 256;
+/// `lea rcx, [rip + x]; jmp x`
+const LEA: [u8; 3] = [0x48, 0x8d, 0x0d];
+const JMP: u8 = 0xe9;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// Bytes of the program that become a jump.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Where.
+    pub at: u64,
+    /// What must be there.
+    pub was: [u8; JUMP as usize],
+    /// What will be.
+    pub now: [u8; JUMP as usize],
+}
+
+/// The stubs of all sites, to be at `stubs`, and the jumps to them. The program lies `bias` above its file's addresses, and the blob's code at `blob`.
+///
+/// # Errors
+/// Something is out of reach or cannot be moved.
+pub fn patch(
+    image: &Image,
+    file: &[u8],
+    sites: &[Site],
+    bias: u64,
+    blob: u64,
+    stubs: u64,
+) -> Result<(Vec<u8>, Vec<Write>), Reason> {
+    let mut bytes = Vec::with_capacity(sites.len() * 80);
+    let mut writes = Vec::with_capacity(sites.len());
+    for site in sites {
+        let text = image.text.iter().find(|text| text.range().contains(&site.start));
+        let code = text.and_then(|text| Code::new(text, file)).ok_or(Reason::Malformed)?;
+        bytes.resize(bytes.len().next_multiple_of(16), 0xcc);
+        let mut stub = Stub { address: stubs, bytes: &mut bytes };
+        let at = stub.here();
+        stub.site(&code, site, bias, blob)?;
+        let text = text.ok_or(Reason::Malformed)?;
+        let from = text.file.start + (site.start - text.address) as usize;
+        let was = file.get(from..).and_then(|rest| rest.first_chunk()).ok_or(Reason::Malformed)?;
+        let mut now = [JMP, 0, 0, 0, 0];
+        now[1..].copy_from_slice(&near(at, site.start + bias + JUMP)?);
+        writes.push(Write { at: site.start + bias, was: *was, now });
+    }
+    Ok((bytes, writes))
+}
+
+/// The distance from the end of an instruction.
+fn near(to: u64, end: u64) -> Result<[u8; 4], Reason> {
+    let distance = i32::try_from(to.wrapping_sub(end) as i64).map_err(|_| Reason::NoRoom)?;
+    Ok(distance.to_le_bytes())
+}
+
+/// Stubs that are written one behind the other.
+struct Stub<'a> {
+    address: u64,
+    bytes: &'a mut Vec<u8>,
+}
+
+impl Stub<'_> {
+    fn here(&self) -> u64 {
+        self.address + self.bytes.len() as u64
+    }
+
+    fn site(&mut self, code: &Code, site: &Site, bias: u64, blob: u64) -> Result<(), Reason> {
+        self.displaced(code, site.start, site.call, bias)?;
+        let behind = (LEA.len() + 4 + 1 + 4) as u64;
+        let description = self.here() + behind;
+        self.enter(description, blob + offset::ENTRY as u64)?;
+        let moved = description + (description::SIZE + 2 * description::CALL) as u64;
+        let (call, next) = if site.is_kept() {
+            (site.call + bias, site.next + bias)
+        } else {
+            (moved, moved + SYSCALL.len() as u64)
+        };
+        self.bytes.extend(call.to_le_bytes());
+        self.bytes.extend(next.to_le_bytes());
+        for after in [offset::AFTER_THREAD, offset::AFTER_VFORK] {
+            self.bytes.extend(SYSCALL);
+            self.enter(description, blob + after as u64)?;
+        }
+        if !site.is_kept() {
+            self.bytes.extend(SYSCALL);
+            if self.displaced(code, site.next, site.end, bias)? {
+                self.bytes.push(JMP);
+                let end = self.here() + 4;
+                self.bytes.extend(near(site.end + bias, end)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, description: u64, to: u64) -> Result<(), Reason> {
+        self.bytes.extend(LEA);
+        let end = self.here() + 4;
+        self.bytes.extend(near(description, end)?);
+        self.bytes.push(JMP);
+        let end = self.here() + 4;
+        self.bytes.extend(near(to, end)?);
+        Ok(())
+    }
+
+    /// The instructions from `from` to `to`, for here. Whether the last of them goes on.
+    fn displaced(&mut self, code: &Code, from: u64, to: u64, bias: u64) -> Result<bool, Reason> {
+        let mut instructions: Vec<Instruction> = code.decode(from).take_while(|one| one.ip() < to).collect();
+        let last = instructions.last().map(Instruction::flow_control);
+        for instruction in &mut instructions {
+            rebase(instruction, bias);
+        }
+        if !instructions.is_empty() {
+            let block = InstructionBlock::new(&instructions, self.here());
+            let moved = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE);
+            self.bytes.extend(moved.map_err(|_| Reason::Immovable)?.code_buffer);
+        }
+        Ok(last.is_none_or(|flow| matches!(flow, FlowControl::Next | FlowControl::ConditionalBranch)))
+    }
+}
+
+/// What was decoded at the file's address, at the program's.
+fn rebase(instruction: &mut Instruction, bias: u64) {
+    if instruction.is_ip_rel_memory_operand() {
+        instruction.set_memory_displacement64(instruction.memory_displacement64().wrapping_add(bias));
+    }
+    if instruction.op0_kind() == iced_x86::OpKind::NearBranch64 {
+        instruction.set_near_branch64(instruction.near_branch64().wrapping_add(bias));
+    }
+    instruction.set_ip(instruction.ip() + bias);
+}
