@@ -44,9 +44,9 @@ impl Cache {
         let (sum, bytes) = bytes.split_first_chunk::<8>()?;
         let (words, rest) = bytes.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let (sites, odd) = words.as_chunks::<4>();
+        let (sites, odd) = words.as_chunks::<5>();
         let is_whole = u64::from_le_bytes(*sum) == checksum(bytes) && rest.is_empty() && odd.is_empty();
-        let site = |&[start, call, next, end]: &[u64; 4]| Site { start, call, next, end };
+        let site = |&[start, call, next, end, anywhere]: &[u64; 5]| Site { start, call, next, end, anywhere: anywhere != 0 };
         (is_whole && !sites.is_empty()).then(|| sites.iter().map(site).collect())
     }
 
@@ -56,7 +56,7 @@ impl Cache {
         if place.exists() {
             return;
         }
-        let words = sites.iter().flat_map(|site| [site.start, site.call, site.next, site.end]);
+        let words = sites.iter().flat_map(|site| [site.start, site.call, site.next, site.end, u64::from(site.anywhere)]);
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         let beside = place.with_extension(process::id().to_string());
         let whole = [&checksum(&bytes).to_le_bytes()[..], &bytes].concat();
@@ -83,7 +83,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let cache = Cache::open(&directory.path().join("sites")).expect("a cache");
         let identity = Identity { file: (1, 2), size: 3, changed: (4, 5) };
-        let sites = vec![Site { start: 1, call: 6, next: 8, end: 6 }];
+        let sites = vec![Site { start: 1, call: 6, next: 8, end: 6, anywhere: true }];
         assert_eq!(cache.load(&identity), None);
         cache.store(&identity, &sites);
         assert_eq!(cache.load(&identity), Some(sites));

@@ -5,6 +5,7 @@ use crate::image::Image;
 use crate::reason::Reason;
 use crate::sites::{Code, JUMP, Site};
 use iced_x86::{BlockEncoder, BlockEncoderOptions, FlowControl, Instruction, InstructionBlock};
+use std::ops::Range;
 
 /// What one stub needs at most: displaced instructions, each of which may grow, and its own.
 pub const STUB: usize = 256;
@@ -73,7 +74,7 @@ impl Stub<'_> {
     }
 
     fn site(&mut self, code: &Code, site: &Site, bias: u64, blob: u64) -> Result<(), Reason> {
-        self.displaced(code, site.start, site.call, bias)?;
+        self.displaced(code, site, site.start..site.call, bias)?;
         let behind = (LEA.len() + 4 + 1 + 4) as u64;
         let description = self.here() + behind;
         self.enter(description, blob + offset::ENTRY as u64)?;
@@ -91,7 +92,7 @@ impl Stub<'_> {
         }
         if !site.is_kept() {
             self.bytes.extend(SYSCALL);
-            if self.displaced(code, site.next, site.end, bias)? {
+            if self.displaced(code, site, site.next..site.end, bias)? {
                 self.bytes.push(JMP);
                 let end = self.here() + 4;
                 self.bytes.extend(near(site.end + bias, end)?);
@@ -110,9 +111,15 @@ impl Stub<'_> {
         Ok(())
     }
 
-    /// The instructions from `from` to `to`, for here. Whether the last of them goes on.
-    fn displaced(&mut self, code: &Code, from: u64, to: u64, bias: u64) -> Result<bool, Reason> {
-        let mut instructions: Vec<Instruction> = code.decode(from).take_while(|one| one.ip() < to).collect();
+    /// The displaced instructions of a range, for here. Whether the last of them goes on.
+    fn displaced(&mut self, code: &Code, site: &Site, range: Range<u64>, bias: u64) -> Result<bool, Reason> {
+        // Most say nothing of where they are. To decode one would cost a process the decoder's tables, a millisecond.
+        if site.anywhere {
+            self.bytes.extend(code.slice(range).ok_or(Reason::Malformed)?);
+            return Ok(true);
+        }
+        let mut instructions: Vec<Instruction> =
+            code.decode(range.start).take_while(|one| one.ip() < range.end).collect();
         let last = instructions.last().map(Instruction::flow_control);
         for instruction in &mut instructions {
             rebase(instruction, bias);

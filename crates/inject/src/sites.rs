@@ -33,6 +33,8 @@ pub struct Site {
     pub next: u64,
     /// The first instruction that is not displaced.
     pub end: u64,
+    /// Whether what is displaced means the same wherever it is, so that its bytes can be copied.
+    pub anywhere: bool,
 }
 
 impl Site {
@@ -56,6 +58,12 @@ impl<'a> Code<'a> {
 
     fn range(&self) -> Range<u64> {
         self.address..self.address + self.bytes.len() as u64
+    }
+
+    /// Bytes of some addresses.
+    pub(crate) fn slice(&self, range: Range<u64>) -> Option<&'a [u8]> {
+        let place = |address: u64| address.checked_sub(self.address).map(|at| at as usize);
+        self.bytes.get(place(range.start)?..place(range.end)?)
     }
 
     /// Decodes from `at` on.
@@ -146,7 +154,7 @@ pub fn find(image: &Image, file: &[u8]) -> Result<Vec<Site>, Reason> {
     }
     let targets =
         Targets::of(&codes, calls.iter().filter_map(|(_, stream)| stream.last()).map(Instruction::ip));
-    let fit = |(index, stream): &(usize, Vec<Instruction>)| fit(&codes, *index, stream, &targets);
+    let fit = |(index, stream): &(usize, Vec<Instruction>)| fit(&codes, &codes[*index], stream, &targets);
     let sites: Vec<Site> = calls.iter().map(fit).collect::<Option<_>>().ok_or(Reason::DoesNotFit)?;
     if sites.windows(2).any(|pair| pair[0].end.max(pair[0].start + JUMP) > pair[1].start) {
         return Err(Reason::TooNear);
@@ -288,12 +296,12 @@ const BRANCH: [u8; 256] = {
 };
 
 /// How a jump fits: before the call if it can, so that the call's instruction stays; else over it and what follows; else over both sides.
-fn fit(codes: &[Code], index: usize, stream: &[Instruction], targets: &Targets) -> Option<Site> {
+fn fit(codes: &[Code], code: &Code, stream: &[Instruction], targets: &Targets) -> Option<Site> {
     let (call, before) = stream.split_last()?;
     let (at, next) = (call.ip(), call.next_ip());
     let before: Vec<u64> =
         before.iter().rev().take_while(|one| is_movable(one)).map(Instruction::ip).collect();
-    let behind = ends(&codes[index], next);
+    let behind = ends(code, next);
     let starts = || std::iter::once(at).chain(before.iter().copied()).filter(|start| at - start < NEAR - 8);
     let kept = starts().filter(|start| at - start >= JUMP).map(|start| (start, at));
     let moved = starts().flat_map(|start| behind.iter().map(move |end| (start, *end)));
@@ -302,7 +310,13 @@ fn fit(codes: &[Code], index: usize, stream: &[Instruction], targets: &Targets) 
     ways.find(|(start, _)| {
         !targets.lead_into(codes, start + 1..(start + JUMP).max(at + u64::from(*start < at)))
     })
-    .map(|(start, end)| Site { start, call: at, next, end })
+    .map(|(start, end)| Site { start, call: at, next, end, anywhere: means_the_same(code, start..end) })
+}
+
+/// Whether no instruction of these says where it is.
+fn means_the_same(code: &Code, displaced: Range<u64>) -> bool {
+    let mut instructions = code.decode(displaced.start).take_while(|one| one.ip() < displaced.end);
+    instructions.all(|one| !one.is_ip_rel_memory_operand() && one.op0_kind() != OpKind::NearBranch64)
 }
 
 /// Whether an instruction before a call can be executed elsewhere. Padding is no part of a function: an entry may follow.
