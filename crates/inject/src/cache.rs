@@ -2,6 +2,7 @@
 //!
 //! What is in the cache is believed. So it is a directory of the user's own which nobody else can write to.
 
+use crate::moved::{LONGEST, Moved};
 use crate::program::Identity;
 use crate::sites::Site;
 use std::hash::{DefaultHasher, Hasher as _};
@@ -41,13 +42,15 @@ impl Cache {
     /// What is known of a program.
     pub fn load(&self, identity: &Identity) -> Option<Vec<Site>> {
         let bytes = fs::read(self.place(identity)).ok()?;
-        let (sum, bytes) = bytes.split_first_chunk::<8>()?;
-        let (words, rest) = bytes.as_chunks::<8>();
-        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let (sites, odd) = words.as_chunks::<5>();
-        let is_whole = u64::from_le_bytes(*sum) == checksum(bytes) && rest.is_empty() && odd.is_empty();
-        let site = |&[start, call, next, end, anywhere]: &[u64; 5]| Site { start, call, next, end, anywhere: anywhere != 0 };
-        (is_whole && !sites.is_empty()).then(|| sites.iter().map(site).collect())
+        let (sum, mut rest) = bytes.split_first_chunk::<8>()?;
+        if u64::from_le_bytes(*sum) != checksum(rest) {
+            return None;
+        }
+        let mut sites = Vec::new();
+        while !rest.is_empty() {
+            sites.push(site(&mut rest)?);
+        }
+        Some(sites).filter(|sites| !sites.is_empty())
     }
 
     /// Keeps what was found. That it cannot be kept harms nobody.
@@ -56,14 +59,34 @@ impl Cache {
         if place.exists() {
             return;
         }
-        let words = sites.iter().flat_map(|site| [site.start, site.call, site.next, site.end, u64::from(site.anywhere)]);
-        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        let mut bytes = Vec::with_capacity(sites.len() * 48);
+        for site in sites {
+            let Site { start, call, next, end, before, behind } = site;
+            [start, call, next, end].iter().for_each(|address| bytes.extend(address.to_le_bytes()));
+            for part in [&before.bytes, &before.distances, &behind.bytes, &behind.distances] {
+                // No part is longer than `LONGEST`.
+                bytes.push(part.len() as u8);
+                bytes.extend(part);
+            }
+        }
         let beside = place.with_extension(process::id().to_string());
         let whole = [&checksum(&bytes).to_le_bytes()[..], &bytes].concat();
         if fs::write(&beside, whole).and_then(|()| fs::rename(&beside, &place)).is_err() {
             let _ = fs::remove_file(&beside);
         }
     }
+}
+
+/// The next site of a file.
+fn site(bytes: &mut &[u8]) -> Option<Site> {
+    let mut address = || bytes.split_off(..8)?.first_chunk().map(|eight| u64::from_le_bytes(*eight));
+    let (start, call, next, end) = (address()?, address()?, address()?, address()?);
+    let mut part = || {
+        let length = usize::from(*bytes.split_off_first()?);
+        bytes.split_off(..length).filter(|part| part.len() <= LONGEST).map(<[u8]>::to_vec)
+    };
+    let mut moved = || Some(Moved { bytes: part()?, distances: part()? });
+    Some(Site { start, call, next, end, before: moved()?, behind: moved()? })
 }
 
 /// Of what was written, so that half a file is none.
@@ -83,7 +106,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let cache = Cache::open(&directory.path().join("sites")).expect("a cache");
         let identity = Identity { file: (1, 2), size: 3, changed: (4, 5) };
-        let sites = vec![Site { start: 1, call: 6, next: 8, end: 6, anywhere: true }];
+        let before = Moved { bytes: vec![1, 2, 3, 4, 5], distances: vec![1] };
+        let sites = vec![Site { start: 1, call: 6, next: 8, end: 6, before, behind: Moved::default() }; 2];
         assert_eq!(cache.load(&identity), None);
         cache.store(&identity, &sites);
         assert_eq!(cache.load(&identity), Some(sites));

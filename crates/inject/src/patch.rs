@@ -3,11 +3,9 @@
 use crate::blob::{description, offset};
 use crate::image::Image;
 use crate::reason::Reason;
-use crate::sites::{Code, JUMP, Site};
-use iced_x86::{BlockEncoder, BlockEncoderOptions, FlowControl, Instruction, InstructionBlock};
-use std::ops::Range;
+use crate::sites::{JUMP, Site};
 
-/// What one stub needs at most: displaced instructions, each of which may grow, and its own.
+/// What one stub needs at most: displaced instructions twice, and its own.
 pub const STUB: usize = 256;
 /// `lea rcx, [rip + x]; jmp x`
 const LEA: [u8; 3] = [0x48, 0x8d, 0x0d];
@@ -40,18 +38,17 @@ pub fn patch(
     let mut bytes = Vec::with_capacity(sites.len() * 80);
     let mut writes = Vec::with_capacity(sites.len());
     for site in sites {
-        let text = image.text.iter().find(|text| text.range().contains(&site.start));
-        let code = text.and_then(|text| Code::new(text, file)).ok_or(Reason::Malformed)?;
+        let text =
+            image.text.iter().find(|text| text.range().contains(&site.start)).ok_or(Reason::Malformed)?;
         bytes.resize(bytes.len().next_multiple_of(16), 0xcc);
         let mut stub = Stub { address: stubs, bytes: &mut bytes };
         let at = stub.here();
-        stub.site(&code, site, bias, blob)?;
-        let text = text.ok_or(Reason::Malformed)?;
+        stub.site(site, bias, blob)?;
         let from = text.file.start + (site.start - text.address) as usize;
         let was = file.get(from..).and_then(|rest| rest.first_chunk()).ok_or(Reason::Malformed)?;
         let mut now = [JMP, 0, 0, 0, 0];
-        now[1..].copy_from_slice(&near(at, site.start + bias + JUMP)?);
-        writes.push(Write { at: site.start + bias, was: *was, now });
+        now[1..].copy_from_slice(&near(at, site.start.wrapping_add(bias).wrapping_add(JUMP))?);
+        writes.push(Write { at: site.start.wrapping_add(bias), was: *was, now });
     }
     Ok((bytes, writes))
 }
@@ -73,14 +70,14 @@ impl Stub<'_> {
         self.address + self.bytes.len() as u64
     }
 
-    fn site(&mut self, code: &Code, site: &Site, bias: u64, blob: u64) -> Result<(), Reason> {
-        self.displaced(code, site, site.start..site.call, bias)?;
+    fn site(&mut self, site: &Site, bias: u64, blob: u64) -> Result<(), Reason> {
+        self.bytes.extend(site.before.at(site.start, bias, self.here())?);
         let behind = (LEA.len() + 4 + 1 + 4) as u64;
         let description = self.here() + behind;
         self.enter(description, blob + offset::ENTRY as u64)?;
         let moved = description + (description::SIZE + 2 * description::CALL) as u64;
         let (call, next) = if site.is_kept() {
-            (site.call + bias, site.next + bias)
+            (site.call.wrapping_add(bias), site.next.wrapping_add(bias))
         } else {
             (moved, moved + SYSCALL.len() as u64)
         };
@@ -92,11 +89,10 @@ impl Stub<'_> {
         }
         if !site.is_kept() {
             self.bytes.extend(SYSCALL);
-            if self.displaced(code, site, site.next..site.end, bias)? {
-                self.bytes.push(JMP);
-                let end = self.here() + 4;
-                self.bytes.extend(near(site.end + bias, end)?);
-            }
+            self.bytes.extend(site.behind.at(site.next, bias, self.here())?);
+            self.bytes.push(JMP);
+            let end = self.here() + 4;
+            self.bytes.extend(near(site.end.wrapping_add(bias), end)?);
         }
         Ok(())
     }
@@ -110,36 +106,4 @@ impl Stub<'_> {
         self.bytes.extend(near(to, end)?);
         Ok(())
     }
-
-    /// The displaced instructions of a range, for here. Whether the last of them goes on.
-    fn displaced(&mut self, code: &Code, site: &Site, range: Range<u64>, bias: u64) -> Result<bool, Reason> {
-        // Most say nothing of where they are. To decode one would cost a process the decoder's tables, a millisecond.
-        if site.anywhere {
-            self.bytes.extend(code.slice(range).ok_or(Reason::Malformed)?);
-            return Ok(true);
-        }
-        let mut instructions: Vec<Instruction> =
-            code.decode(range.start).take_while(|one| one.ip() < range.end).collect();
-        let last = instructions.last().map(Instruction::flow_control);
-        for instruction in &mut instructions {
-            rebase(instruction, bias);
-        }
-        if !instructions.is_empty() {
-            let block = InstructionBlock::new(&instructions, self.here());
-            let moved = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE);
-            self.bytes.extend(moved.map_err(|_| Reason::Immovable)?.code_buffer);
-        }
-        Ok(last.is_none_or(|flow| matches!(flow, FlowControl::Next | FlowControl::ConditionalBranch)))
-    }
-}
-
-/// What was decoded at the file's address, at the program's.
-fn rebase(instruction: &mut Instruction, bias: u64) {
-    if instruction.is_ip_rel_memory_operand() {
-        instruction.set_memory_displacement64(instruction.memory_displacement64().wrapping_add(bias));
-    }
-    if instruction.op0_kind() == iced_x86::OpKind::NearBranch64 {
-        instruction.set_near_branch64(instruction.near_branch64().wrapping_add(bias));
-    }
-    instruction.set_ip(instruction.ip() + bias);
 }

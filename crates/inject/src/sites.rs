@@ -5,6 +5,7 @@
 //! That needs no symbols, and only a few instructions of the program are decoded.
 
 use crate::image::{Image, Text};
+use crate::moved::Moved;
 use crate::reason::Reason;
 use iced_x86::{
     Code as Opcode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
@@ -23,7 +24,7 @@ const JUDGED: u64 = 48;
 const NEAR: u64 = 32;
 
 /// A system call. The jump stands at `start`; what is displaced is `start..end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     /// Where the jump is written.
     pub start: u64,
@@ -33,8 +34,10 @@ pub struct Site {
     pub next: u64,
     /// The first instruction that is not displaced.
     pub end: u64,
-    /// Whether what is displaced means the same wherever it is, so that its bytes can be copied.
-    pub anywhere: bool,
+    /// What is displaced before the call.
+    pub before: Moved,
+    /// What is displaced behind it.
+    pub behind: Moved,
 }
 
 impl Site {
@@ -46,13 +49,13 @@ impl Site {
 }
 
 /// One stretch of text.
-pub(crate) struct Code<'a> {
+struct Code<'a> {
     address: u64,
     bytes: &'a [u8],
 }
 
 impl<'a> Code<'a> {
-    pub(crate) fn new(text: &Text, file: &'a [u8]) -> Option<Self> {
+    fn new(text: &Text, file: &'a [u8]) -> Option<Self> {
         Some(Self { address: text.address, bytes: file.get(text.file.clone())? })
     }
 
@@ -60,14 +63,8 @@ impl<'a> Code<'a> {
         self.address..self.address + self.bytes.len() as u64
     }
 
-    /// Bytes of some addresses.
-    pub(crate) fn slice(&self, range: Range<u64>) -> Option<&'a [u8]> {
-        let place = |address: u64| address.checked_sub(self.address).map(|at| at as usize);
-        self.bytes.get(place(range.start)?..place(range.end)?)
-    }
-
     /// Decodes from `at` on.
-    pub(crate) fn decode(&self, at: u64) -> impl Iterator<Item = Instruction> + use<'a> {
+    fn decode(&self, at: u64) -> impl Iterator<Item = Instruction> + use<'a> {
         let bytes = &self.bytes[((at - self.address) as usize).min(self.bytes.len())..];
         Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).into_iter()
     }
@@ -307,16 +304,18 @@ fn fit(codes: &[Code], code: &Code, stream: &[Instruction], targets: &Targets) -
     let moved = starts().flat_map(|start| behind.iter().map(move |end| (start, *end)));
     let mut ways = kept.chain(moved.filter(|(start, end)| end - start >= JUMP));
     // A branch behind the jump finds what was always there; one to the call itself would go past the stub.
-    ways.find(|(start, _)| {
-        !targets.lead_into(codes, start + 1..(start + JUMP).max(at + u64::from(*start < at)))
+    ways.find_map(|(start, end)| {
+        let bypassed = (start + JUMP).max(at + u64::from(start < at));
+        if targets.lead_into(codes, start + 1..bypassed) {
+            return None;
+        }
+        let moved = |range: Range<u64>| {
+            let displaced = code.decode(range.start).take_while(|one| one.ip() < range.end);
+            Moved::of(&displaced.collect::<Vec<_>>())
+        };
+        let (before, behind) = (moved(start..at)?, moved(next..end.max(next))?);
+        Some(Site { start, call: at, next, end, before, behind })
     })
-    .map(|(start, end)| Site { start, call: at, next, end, anywhere: means_the_same(code, start..end) })
-}
-
-/// Whether no instruction of these says where it is.
-fn means_the_same(code: &Code, displaced: Range<u64>) -> bool {
-    let mut instructions = code.decode(displaced.start).take_while(|one| one.ip() < displaced.end);
-    instructions.all(|one| !one.is_ip_rel_memory_operand() && one.op0_kind() != OpKind::NearBranch64)
 }
 
 /// Whether an instruction before a call can be executed elsewhere. Padding is no part of a function: an entry may follow.

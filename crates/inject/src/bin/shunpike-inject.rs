@@ -62,6 +62,8 @@ fn string(bytes: OsString) -> CString {
 }
 
 fn usage() -> ! {
-    eprintln!("usage: shunpike-inject [--report FILE] [--counts FILE] [--cache DIRECTORY] [--stop | --plain] PROGRAM [ARGUMENT...]");
+    eprintln!(
+        "usage: shunpike-inject [--report FILE] [--counts FILE] [--cache DIRECTORY] [--stop | --plain] PROGRAM [ARGUMENT...]"
+    );
     exit(2);
 }
