@@ -48,7 +48,7 @@ pub fn inject(remote: &mut Remote, program: &Program, counts: Option<&CStr>) -> 
 
 /// Where the parts lie.
 struct Area {
-    /// The first thread's block, and the data behind it.
+    /// The first thread's block without its guard, and the data behind it.
     data: Range<u64>,
     /// The blob's code, and the stubs.
     text: Range<u64>,
@@ -67,7 +67,8 @@ fn load(
     let data = (BLOCK + blob.data.len()) as u64;
     let text = ((blob.text.len() + program.sites.len() * STUB) as u64).next_multiple_of(PAGE);
     let at = room(&remote.mappings().map_err(|_| Reason::Gone)?, &span, data + text).ok_or(Reason::NoRoom)?;
-    let area = Area { data: at..at + data, text: at + data..at + data + text };
+    // Of the first block the guard is not mapped at all, which saves a call.
+    let area = Area { data: at + GUARD as u64..at + data, text: at + data..at + data + text };
     let stubs = area.text.start + blob.text.len() as u64;
     let (stubs, writes) =
         patch::patch(&program.image, &program.bytes, &program.sites, bias, area.text.start, stubs)?;
@@ -79,8 +80,8 @@ fn load(
         let mut data = blob.data.to_vec();
         data[..8].copy_from_slice(&(area.text.start + blob.handler as u64).to_le_bytes());
         data[8..16].copy_from_slice(&counters.to_le_bytes());
-        remote.write(area.data.start + BLOCK as u64, &data)?;
-        remote.write(area.data.start + STATE_AT as u64, &blob::state(area.data.start))?;
+        remote.write(at + BLOCK as u64, &data)?;
+        remote.write(at + STATE_AT as u64, &blob::state(at))?;
         remote.write(area.text.start, &[blob.text, &stubs].concat())?;
         write(remote, &writes)
     })();
@@ -90,7 +91,7 @@ fn load(
         }
         return Err(reason);
     }
-    Ok(area.data.start + STATE_AT as u64)
+    Ok(at + STATE_AT as u64)
 }
 
 /// Maps both parts. The code is never writable: what forbids that to programs does not forbid this.
@@ -108,8 +109,6 @@ fn map(remote: &mut Remote, site: u64, area: &Area) -> Result<(), Reason> {
             return Err(Reason::MapFailed);
         }
     }
-    // Without it the stack has no end, and works.
-    let _ = remote.call(site, libc::SYS_mprotect, [area.data.start, GUARD as u64, 0, 0, 0, 0])?;
     Ok(())
 }
 
