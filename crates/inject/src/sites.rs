@@ -69,21 +69,14 @@ impl<'a> Code<'a> {
         Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).into_iter()
     }
 
-    /// The program's own instructions up to that which covers `at`, as far back as is certain. `None`: not even that one is.
-    fn agreed(&self, at: u64) -> Option<Vec<Instruction>> {
-        let before = (at - self.address) as usize;
-        let mut tried = usize::MAX;
-        for back in BACK {
-            let back = back.min(before);
-            if back == tried {
-                break;
-            }
-            tried = back;
-            if let Some(found) = self.agreed_from(at - back as u64, at) {
-                return Some(found);
-            }
-        }
-        None
+    /// The program's own instructions up to that which covers `at`, at least from `context` bytes before it on. `None`: they are not certain.
+    fn agreed(&self, at: u64, context: u64) -> Option<Vec<Instruction>> {
+        let start = |back: usize| at.saturating_sub(back as u64).max(self.address);
+        BACK.into_iter().map(start).find_map(|from| {
+            let found = self.agreed_from(from, at)?;
+            let first = found.first()?.ip();
+            (first == self.address || first + context <= at).then_some(found)
+        })
     }
 
     fn agreed_from(&self, from: u64, at: u64) -> Option<Vec<Instruction>> {
@@ -161,7 +154,7 @@ pub fn find(image: &Image, file: &[u8]) -> Result<Vec<Site>, Reason> {
 
 /// Whether the bytes at `at` are a system call that is to be patched: then with what comes before it.
 fn call(code: &Code, at: u64) -> Result<Option<Vec<Instruction>>, Reason> {
-    let stream = code.agreed(at).ok_or(Reason::Undecided)?;
+    let stream = code.agreed(at, JUDGED).ok_or(Reason::Undecided)?;
     let Some((call, before)) = stream.split_last() else { return Ok(None) };
     if call.mnemonic() != Mnemonic::Syscall {
         return Ok(None);
@@ -200,7 +193,12 @@ fn is_odd(instruction: &Instruction) -> bool {
             | Mnemonic::Int1
     );
     let is_privileged = instruction.is_privileged() && instruction.mnemonic() != Mnemonic::Hlt;
-    instruction.is_invalid() || strange || is_privileged
+    // Two zeros.
+    let is_nothing = instruction.code() == Opcode::Add_rm8_r8
+        && instruction.memory_base() == Register::RAX
+        && instruction.op1_register() == Register::AL
+        && instruction.len() == 2;
+    instruction.is_invalid() || strange || is_privileged || is_nothing
 }
 
 /// `mov $15, %eax`, before the call that returns from a signal handler.
@@ -215,7 +213,7 @@ fn sets_gs(code: &Code, at: usize) -> bool {
     if !code.bytes.get(at + 2).is_some_and(|byte| (0xd8..0xe0).contains(byte)) {
         return false;
     }
-    let stream = code.agreed(code.address + at as u64);
+    let stream = code.agreed(code.address + at as u64, 0);
     stream.is_none_or(|stream| stream.last().is_some_and(|last| last.mnemonic() == Mnemonic::Wrgsbase))
 }
 
@@ -269,7 +267,7 @@ impl Targets {
         let first = self.0.partition_point(|branch| branch.target < bytes.start);
         let branches = self.0[first..].iter().take_while(|branch| branch.target < bytes.end);
         branches.into_iter().any(|branch| {
-            let stream = codes[branch.code].agreed(branch.at);
+            let stream = codes[branch.code].agreed(branch.at, 0);
             let last = stream.as_ref().and_then(|stream| stream.last());
             last.is_none_or(|last| {
                 let jumps = last.op0_kind() == OpKind::NearBranch64;
