@@ -20,7 +20,7 @@ pytestmark = pytest.mark.programs
 INJECT = BINARY.with_name("shunpike-inject")
 SOURCES = ROOT / "tests" / "entry"
 CASES = ["registers", "stack", "restarts", "jumps", "handlers", "threads", "children", "cancellation", "failures", "confined",
-         "segment", "storm", "executes"]  # fmt: skip
+         "segment", "storm", "rewrites", "executes"]  # fmt: skip
 GO = {"go": [], "go-stripped": ["-ldflags=-s -w"], "go-pie": ["-buildmode=pie"]}
 # What the blob asks of the kernel itself (memory for a thread, and that a pointer can be read), and what is not patched: the return from a signal
 # handler, which also restarts some calls by a number of its own.
@@ -207,15 +207,21 @@ def test_a_thousand_starts(made, tmp_path):
             assert run.reason == 0
 
 
-def test_what_cannot_be_patched_runs(made, busybox, tmp_path):
-    """And says why, by a number."""
+def test_what_cannot_be_patched_runs(made, tmp_path):
+    """And says why, by a number: a script, one that is loaded into, one with rights of its own, one whose text can be written."""
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\nexit 6\n")
     script.chmod(0o755)
     setuid = tmp_path / "setuid"
     setuid.write_bytes(made.joinpath("musl").read_bytes())
     setuid.chmod(0o4755)
-    for argv, code, reason in (([script], 6, 3), (["/bin/true"], 0, 9), ([setuid, "stack"], 0, 8)):
+    writable = tmp_path / "writable"
+    elf = bytearray(made.joinpath("musl").read_bytes())
+    for header in range(64, 64 + 56 * elf[56], 56):
+        elf[header + 4] |= 2 * (elf[header] == 1)  # PF_W, PT_LOAD
+    writable.write_bytes(elf)
+    writable.chmod(0o755)
+    for argv, code, reason in (([script], 6, 3), (["/bin/true"], 0, 9), ([setuid, "stack"], 0, 8), ([writable, "stack"], 0, 7)):
         run = Run(tmp_path, argv)
         assert run.end()[0] == code
         assert run.reason == reason
@@ -226,11 +232,10 @@ def test_where_it_is_forbidden_the_program_runs(made, tmp_path, denied, reason):
     """A filter that the program inherits refuses the tracer, or code in new memory."""
     program = tmp_path / "deny"
     compile_program(SOURCES / "deny.c", program)
-    run = Run(tmp_path, [made / "go", "none"], preexec_fn=None)
-    assert run.end() == (7, "done\n", "")
-    out = subprocess.run([program, denied, INJECT, "--report", tmp_path / "report", made / "go", "none"], capture_output=True, text=True, timeout=20)
+    report = tmp_path / "report"
+    out = subprocess.run([program, denied, INJECT, "--report", report, made / "go", "none"], capture_output=True, text=True, timeout=20)
     assert (out.returncode, out.stdout) == (7, "done\n")
-    assert run.reason == reason
+    assert int(report.read_text().split(":")[0]) == reason
 
 
 def test_nothing_to_execute(tmp_path):
@@ -271,6 +276,8 @@ def test_what_a_start_costs(made, tmp_path):
             began = time.perf_counter()
             subprocess.run([INJECT, *how, large, "-V"], stdout=subprocess.DEVNULL)
             times[plain].append(time.perf_counter() - began)
-    more = (statistics.median(times[False]) - statistics.median(times[True])) * 1000
-    print(f"{large.stat().st_size >> 20} MiB: {statistics.median(times[True]) * 1000:.2f} ms, and {more:.2f} more")
+    # The lower quarter: half of the runs meet somebody else's work.
+    quick = {plain: statistics.quantiles(all_times)[0] * 1000 for plain, all_times in times.items()}
+    more = quick[False] - quick[True]
+    print(f"{large.stat().st_size >> 20} MiB: {quick[True]:.2f} ms, and {more:.2f} more")
     assert more < 1

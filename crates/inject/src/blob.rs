@@ -82,6 +82,7 @@ pub fn state(address: u64) -> [u8; 64] {
     bytes
 }
 
+// SAFETY: labels of the section below.
 unsafe extern "C" {
     static shunpike_inject_data: u8;
     static shunpike_inject_text: u8;
@@ -329,7 +330,7 @@ shunpike_inject_handler:
     cmp rax, 435
     je .Lclone3
 .Lmakes:
-    xor eax, eax
+    mov eax, {make}
     ret
 
 .Lprctl:
@@ -520,6 +521,7 @@ shunpike_inject_end:
     guard = const GUARD,
     state_at = const STATE_AT,
     counted = const COUNTED,
+    make = const Answer::Make as u32,
     done = const Answer::Done as u32,
     thread = const Answer::Thread as u32,
     vfork = const Answer::Vfork as u32,

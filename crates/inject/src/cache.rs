@@ -56,9 +56,6 @@ impl Cache {
     /// Keeps what was found. That it cannot be kept harms nobody.
     pub fn store(&self, identity: &Identity, sites: &[Site]) {
         let place = self.place(identity);
-        if place.exists() {
-            return;
-        }
         let mut bytes = Vec::with_capacity(sites.len() * 48);
         for site in sites {
             let Site { start, call, next, end, before, behind } = site;

@@ -5,6 +5,7 @@ use crate::patch::{self, STUB, Write};
 use crate::program::{Identity, Program};
 use crate::reason::Reason;
 use crate::remote::Remote;
+use crate::sites::Site;
 use std::ffi::CStr;
 use std::ops::Range;
 
@@ -22,7 +23,12 @@ const APART: u64 = 64 << 10;
 ///
 /// # Errors
 /// Nothing is patched, and the program can go on as it is.
-pub fn inject(remote: &mut Remote, program: &Program, counts: Option<&CStr>) -> Result<(), Reason> {
+pub fn inject(
+    remote: &mut Remote,
+    program: &Program,
+    sites: &[Site],
+    counts: Option<&CStr>,
+) -> Result<(), Reason> {
     if Identity::from(&remote.executable().map_err(|_| Reason::Gone)?) != program.identity {
         return Err(Reason::OtherFile);
     }
@@ -34,8 +40,9 @@ pub fn inject(remote: &mut Remote, program: &Program, counts: Option<&CStr>) -> 
     let bias = of(libc::AT_ENTRY).wrapping_sub(program.image.entry);
     let mut registers = remote.registers()?;
     let mask = remote.mask()?;
+    remote.bind(true)?;
     remote.set_mask(u64::MAX)?;
-    let done = load(remote, program, bias, registers.rsp, counts);
+    let done = load(remote, program, sites, bias, registers.rsp, counts);
     if let Ok(state) = done {
         registers.gs_base = state;
     }
@@ -43,6 +50,7 @@ pub fn inject(remote: &mut Remote, program: &Program, counts: Option<&CStr>) -> 
     registers.orig_rax = u64::MAX;
     remote.set_registers(&registers)?;
     remote.set_mask(mask)?;
+    remote.bind(false)?;
     done.map(|_| ())
 }
 
@@ -58,6 +66,7 @@ struct Area {
 fn load(
     remote: &mut Remote,
     program: &Program,
+    sites: &[Site],
     bias: u64,
     stack: u64,
     counts: Option<&CStr>,
@@ -65,15 +74,14 @@ fn load(
     let blob = blob::blob();
     let span = program.image.span.start.wrapping_add(bias)..program.image.span.end.wrapping_add(bias);
     let data = (BLOCK + blob.data.len()) as u64;
-    let text = ((blob.text.len() + program.sites.len() * STUB) as u64).next_multiple_of(PAGE);
+    let text = ((blob.text.len() + sites.len() * STUB) as u64).next_multiple_of(PAGE);
     let at = room(&remote.mappings().map_err(|_| Reason::Gone)?, &span, data + text).ok_or(Reason::NoRoom)?;
     // Of the first block the guard is not mapped at all, which saves a call.
     let area = Area { data: at + GUARD as u64..at + data, text: at + data..at + data + text };
     let stubs = area.text.start + blob.text.len() as u64;
-    let (stubs, writes) =
-        patch::patch(&program.image, &program.bytes, &program.sites, bias, area.text.start, stubs)?;
+    let (stubs, writes) = patch::patch(&program.image, &program.bytes, sites, bias, area.text.start, stubs)?;
 
-    let site = program.sites.first().ok_or(Reason::NoSites)?.call.wrapping_add(bias);
+    let site = sites.first().ok_or(Reason::NoSites)?.call.wrapping_add(bias);
     map(remote, site, &area)?;
     let done = (|| {
         let counters = counts.map_or(Ok(0), |path| count_in(remote, site, stack, path))?;

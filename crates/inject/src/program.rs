@@ -1,8 +1,7 @@
-//! A program's file, looked at: what it is and its sites, and how to know it again.
+//! A program's file, looked at: what it is, and how to know it again.
 
 use crate::image::{self, Image, Kind};
 use crate::reason::Reason;
-use crate::sites::{self, Site};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::{File, Metadata};
 use std::ops::Deref;
@@ -66,8 +65,6 @@ impl Drop for Bytes {
 pub struct Program {
     /// What it is.
     pub image: Image,
-    /// Its system calls.
-    pub sites: Vec<Site>,
     /// Its file.
     pub bytes: Bytes,
     /// Which one that is.
@@ -75,11 +72,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// Looks at a file, with the sites that are known of it from before, if any are.
+    /// Looks at a file.
     ///
     /// # Errors
     /// It cannot be patched, or is none.
-    pub fn of(file: &File, known: impl FnOnce(&Identity) -> Option<Vec<Site>>) -> Result<Self, Reason> {
+    pub fn of(file: &File) -> Result<Self, Reason> {
         let metadata = file.metadata().map_err(|_| Reason::Unreadable)?;
         if !metadata.is_file() {
             return Err(Reason::Unreadable);
@@ -94,7 +91,6 @@ impl Program {
         if matches!(image.kind, Kind::Dynamic { needs_libraries: true, .. }) {
             return Err(Reason::HasLibc);
         }
-        let sites = known(&identity).map_or_else(|| sites::find(&image, &bytes), Ok)?;
-        Ok(Self { image, sites, bytes, identity })
+        Ok(Self { image, bytes, identity })
     }
 }

@@ -71,6 +71,12 @@ impl Remote {
         let _ = ask(libc::PTRACE_DETACH, self.pid, 0, 0);
     }
 
+    /// Whether it dies with this process. While its registers and text are neither the old ones nor the new ones it must.
+    pub fn bind(&self, dies: bool) -> Result<(), Reason> {
+        let options = libc::PTRACE_O_TRACEEXEC | if dies { libc::PTRACE_O_EXITKILL } else { 0 };
+        ask(libc::PTRACE_SETOPTIONS, self.pid, 0, options as usize).map_err(|_| Reason::Gone)
+    }
+
     /// Its registers.
     pub fn registers(&self) -> Result<user_regs_struct, Reason> {
         // SAFETY: all bytes 0 are registers, too.

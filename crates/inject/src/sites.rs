@@ -338,11 +338,8 @@ fn ends(code: &Code, next: u64) -> Vec<u64> {
                 | FlowControl::UnconditionalBranch
                 | FlowControl::IndirectBranch
         );
-        if (is_over && !is_padding)
-            || !(goes || is_padding)
-            || is_odd(&instruction)
-            || matches!(instruction.mnemonic(), Mnemonic::Endbr64 | Mnemonic::Hlt)
-        {
+        let is_entry = matches!(instruction.mnemonic(), Mnemonic::Endbr64 | Mnemonic::Hlt);
+        if !(is_padding || goes && !is_over) || is_entry || is_odd(&instruction) {
             break;
         }
         is_over |=

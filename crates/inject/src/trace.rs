@@ -8,12 +8,14 @@ use crate::inject::inject;
 use crate::program::Program;
 use crate::reason::Reason;
 use crate::remote::{Remote, Stop};
+use crate::sites::{self, Site};
 use libc::{c_int, c_void, pid_t};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, pidfd_open, pidfd_send_signal};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::{io, ptr};
 
 /// What is executed, and how.
@@ -79,7 +81,14 @@ fn helper(execution: &Execution<'_>, report: &dyn Fn(Result<(), Reason>)) -> Opt
 
 /// The helper's own life.
 fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(Result<(), Reason>)) {
-    let begun = prepare(execution).and_then(|program| Ok((Remote::seize(pid)?, program)));
+    // What is meant for the program, as Ctrl-C is, must not end this process in the middle of its work.
+    // SAFETY: plain system calls with a pointer to a local variable, which the first fills.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
+    }
+    let begun = look(execution).and_then(|program| Ok((Remote::seize(pid)?, program)));
     let (mut remote, program) = match begun {
         Ok(begun) => begun,
         Err(reason) => return report(Err(reason)),
@@ -87,6 +96,11 @@ fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(
     if rustix::io::write(tell, &std::process::id().to_ne_bytes()).is_err() {
         return report(Err(Reason::Gone));
     }
+    // Beside exec, which takes its time, too. When this process ends, what it traces goes on.
+    let sites = match sites_of(&program, execution.cache) {
+        Ok(sites) => sites,
+        Err(reason) => return report(Err(reason)),
+    };
     loop {
         match remote.wait() {
             Stop::Exec => break,
@@ -95,19 +109,25 @@ fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(
             Stop::Gone => return report(Err(Reason::Gone)),
         }
     }
-    let done = inject(&mut remote, &program, execution.counts);
+    let done = inject(&mut remote, &program, &sites, execution.counts);
     report(done);
     remote.release();
 }
 
-fn prepare(execution: &Execution<'_>) -> Result<Program, Reason> {
-    let path = execution.path.to_str().map_err(|_| Reason::Unreadable)?;
-    let file = File::open(path).map_err(|_| Reason::Unreadable)?;
-    let program = Program::of(&file, |identity| execution.cache?.load(identity))?;
-    if let Some(cache) = execution.cache {
-        cache.store(&program.identity, &program.sites);
+fn look(execution: &Execution<'_>) -> Result<Program, Reason> {
+    let path = OsStr::from_bytes(execution.path.to_bytes());
+    Program::of(&File::open(path).map_err(|_| Reason::Unreadable)?)
+}
+
+fn sites_of(program: &Program, cache: Option<&Cache>) -> Result<Vec<Site>, Reason> {
+    if let Some(known) = cache.and_then(|cache| cache.load(&program.identity)) {
+        return Ok(known);
     }
-    Ok(program)
+    let found = sites::find(&program.image, &program.bytes)?;
+    if let Some(cache) = cache {
+        cache.store(&program.identity, &found);
+    }
+    Ok(found)
 }
 
 /// A process that is nobody's child: its parent ends at once, without a signal to ours.
