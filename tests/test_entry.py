@@ -31,14 +31,15 @@ COUNTERS = 512
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """A directory with a program of each kind."""
+    env = os.environ | {"CGO_ENABLED": "0", "GO111MODULE": "off", "GOFLAGS": ""}
     target = tmp_path_factory.mktemp("entry")
     loose = ["-Wno-unused-result"]
     compile_program(SOURCES / "calls.c", target / "glibc", "-static", *loose)
     compile_program(SOURCES / "calls.c", target / "glibc-pie", *loose, "-static-pie")
     compile_program(SOURCES / "calls.c", target / "musl", "-static", *loose, compiler="musl-gcc")
     for name, options in GO.items():
-        env = os.environ | {"CGO_ENABLED": "0", "GO111MODULE": "off", "GOFLAGS": ""}
         subprocess.run(["go", "build", *options, "-o", target / name, SOURCES / "all.go"], check=True, env=env)
+    fetch(["rustup", "target", "add", "x86_64-unknown-linux-musl"], "could not download", "musl's target")
     rustc = ["rustc", "--edition=2024", "-O", "--target", "x86_64-unknown-linux-musl"]
     subprocess.run([*rustc, "-o", target / "rust", SOURCES / "plain.rs"], check=True)
     return target

@@ -47,11 +47,11 @@ enum Answer {
 /// Where things are that a stub needs, from the beginning of the blob's code.
 pub mod offset {
     /// What a stub jumps to.
-    pub const ENTRY: usize = 0;
+    pub const ENTRY: usize = 64;
     /// Behind a clone that makes a thread.
-    pub const AFTER_THREAD: usize = 8;
+    pub const AFTER_THREAD: usize = 0;
     /// Behind a vfork.
-    pub const AFTER_VFORK: usize = 16;
+    pub const AFTER_VFORK: usize = 8;
 }
 
 /// What a stub tells the entry: two addresses, and code behind them for the calls that come back twice.
@@ -155,16 +155,13 @@ shunpike_inject_data:
 
     .p2align 12
 shunpike_inject_text:
-# Eight bytes that one store can replace: see .Larch_prctl.
-    jmp .Lentry
-    .p2align 3
     jmp .Lafter_thread
     .p2align 3
     jmp .Lafter_vfork
-    .p2align 4
 
+    .p2align 6
 .Lentry:
-# No flags are changed before they are saved. A signal between the load and the store of TOP does no harm: what it nests is undone when it returns.
+# The first instruction has more than the eight bytes that .Larch_prctl replaces by one store. No flags are changed before they are saved. A signal between the load and the store of TOP does no harm: what it nests is undone when it returns.
     mov r11, gs:[TOP]
     lea r11, [r11 - {frame}]
     mov gs:[TOP], r11
@@ -500,7 +497,7 @@ shunpike_inject_handler:
     test rax, rax
     jnz 9b
     mov rcx, 0x909090e1ff098b48
-    mov [rip + shunpike_inject_text], rcx
+    mov [rip + .Lentry], rcx
     lea rdi, [rip + shunpike_inject_text]
     mov esi, 4096
     mov edx, 5

@@ -62,7 +62,7 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    const CRATES: [&str; 6] = ["shm", "core", "preload", "broker", "bench", "cli"];
+    const CRATES: [&str; 7] = ["shm", "core", "preload", "broker", "bench", "inject", "cli"];
 
     fn root() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
