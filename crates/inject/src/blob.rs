@@ -62,7 +62,7 @@ pub mod description {
     pub const CALL: usize = 14;
 }
 
-/// The blob's data, which begin with the handler's address and that of the counters or 0; then its code.
+/// The blob's data, which begin with the words of [`Words`]; then its code.
 pub struct Blob {
     /// Whole pages.
     pub data: &'static [u8],
@@ -70,16 +70,40 @@ pub struct Blob {
     pub text: &'static [u8],
     /// The handler, from the beginning of the text.
     pub handler: usize,
+    /// What runs before the program's first instruction.
+    pub begin: usize,
+}
+
+/// What the blob must be told.
+pub struct Words {
+    /// The handler's address.
+    pub handler: u64,
+    /// The counters' address, or 0.
+    pub counts: u64,
+    /// The helper.
+    pub helper: u32,
+    /// Where the program begins.
+    pub first: u64,
+}
+
+impl Words {
+    /// As the data begin.
+    pub fn bytes(&self) -> [u8; 32] {
+        words([self.handler, self.counts, self.helper.into(), self.first])
+    }
+}
+
+fn words<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    bytes
 }
 
 /// A new thread's state, for a block at `address`.
 pub fn state(address: u64) -> [u8; 64] {
     let own = address + STATE_AT as u64;
     let frame = |number: usize| own - (number * FRAME) as u64;
-    let words = [own, own, frame(1), frame(DEPTH), frame(DEPTH + 1), 0, 0, 0];
-    let mut bytes = [0; 64];
-    bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
-    bytes
+    words([own, own, frame(1), frame(DEPTH), frame(DEPTH + 1), 0, 0, 0])
 }
 
 // SAFETY: labels of the section below.
@@ -87,21 +111,28 @@ unsafe extern "C" {
     static shunpike_inject_data: u8;
     static shunpike_inject_text: u8;
     static shunpike_inject_handler: u8;
+    static shunpike_inject_begin: u8;
     static shunpike_inject_end: u8;
 }
 
 /// The blob.
 pub fn blob() -> Blob {
-    let [data, text, handler, end] = [
+    let [data, text, handler, begin, end] = [
         &raw const shunpike_inject_data,
         &raw const shunpike_inject_text,
         &raw const shunpike_inject_handler,
+        &raw const shunpike_inject_begin,
         &raw const shunpike_inject_end,
     ];
-    // SAFETY: the four labels stand in this order in one section below, which nobody writes to.
+    // SAFETY: data, text and end stand in this order in one section below, which nobody writes to.
     let between =
         |from: *const u8, to: *const u8| unsafe { std::slice::from_raw_parts(from, to.addr() - from.addr()) };
-    Blob { data: between(data, text), text: between(text, end), handler: handler.addr() - text.addr() }
+    Blob {
+        data: between(data, text),
+        text: between(text, end),
+        handler: handler.addr() - text.addr(),
+        begin: begin.addr() - text.addr(),
+    }
 }
 
 global_asm!(
@@ -110,10 +141,12 @@ global_asm!(
     .globl shunpike_inject_data
     .globl shunpike_inject_text
     .globl shunpike_inject_handler
+    .globl shunpike_inject_begin
     .globl shunpike_inject_end
     .hidden shunpike_inject_data
     .hidden shunpike_inject_text
     .hidden shunpike_inject_handler
+    .hidden shunpike_inject_begin
     .hidden shunpike_inject_end
 
 # The state, by GS. The first eight words are as `state` has them.
@@ -144,6 +177,10 @@ global_asm!(
 shunpike_inject_data:
 1:  .quad 0                     # the handler
 2:  .quad 0                     # the counters, or 0
+.Lhelper:
+    .quad 0                     # the helper's pid, and where the program begins
+.Lfirst:
+    .quad 0
 3:  .quad 0                     # 1: the program has a filter of its own, so we make no calls that it may not expect
 .Lpending:
     .fill {slots}, 8, 0
@@ -152,6 +189,11 @@ shunpike_inject_data:
     .set .Lhandler, 1b
     .set .Lcounts, 2b
     .set .Lalone, 3b
+
+.Lchild:
+    .quad 1 << 16               # SIGCHLD
+.Lno_time:
+    .quad 0, 0
 
     .p2align 12
 shunpike_inject_text:
@@ -254,6 +296,30 @@ shunpike_inject_text:
 2:  mov rdi, r9
     mov eax, 60
     jmp r8
+
+# What runs before the program. Where that is the one that orphans fall to (a container's first process), the helper is its child now, and would stay
+# behind as a zombie, and its SIGCHLD would wait if that is blocked. Exec has left no register but rsp.
+shunpike_inject_begin:
+    mov edi, [rip + .Lhelper]
+    xor esi, esi
+    mov edx, 0x40000000         # __WALL
+    xor r10d, r10d
+    mov eax, 61                 # wait4
+    syscall
+    cmp rax, -4                 # EINTR
+    je shunpike_inject_begin
+    test rax, rax
+    jle 1f
+    lea rdi, [rip + .Lchild]
+    lea rdx, [rip + .Lno_time]
+    mov r10d, 8
+    mov eax, 128                # rt_sigtimedwait
+    syscall
+1:  xor eax, eax
+    xor edi, edi
+    xor edx, edx
+    xor r10d, r10d
+    jmp [rip + .Lfirst]
 
 # rcx is the description. Flags are kept here, too: only jrcxz looks.
 .Lafter_thread:

@@ -1,11 +1,12 @@
 //! Patches a program that has been executed and not begun.
 
-use crate::blob::{self, BLOCK, COUNTED, GUARD, STATE_AT};
+use crate::blob::{self, BLOCK, COUNTED, GUARD, STATE_AT, Words};
 use crate::patch::{self, STUB, Write};
 use crate::program::{Identity, Program};
 use crate::reason::Reason;
 use crate::remote::Remote;
 use crate::sites::Site;
+use libc::user_regs_struct;
 use std::ffi::CStr;
 use std::ops::Range;
 
@@ -42,9 +43,10 @@ pub fn inject(
     let mask = remote.mask()?;
     remote.bind(true)?;
     remote.set_mask(u64::MAX)?;
-    let done = load(remote, program, sites, bias, registers.rsp, counts);
-    if let Ok(state) = done {
-        registers.gs_base = state;
+    let done = load(remote, program, sites, bias, &registers, counts);
+    if let Ok(loaded) = &done {
+        registers.gs_base = loaded.state;
+        registers.rip = loaded.begin;
     }
     // The call that is left now is exec itself, and has been done.
     registers.orig_rax = u64::MAX;
@@ -62,15 +64,23 @@ struct Area {
     text: Range<u64>,
 }
 
-/// Maps, loads and patches. The address of the first thread's state.
+/// What the program begins with.
+struct Loaded {
+    /// The first thread's state.
+    state: u64,
+    /// Its first instruction.
+    begin: u64,
+}
+
+/// Maps, loads and patches.
 fn load(
     remote: &mut Remote,
     program: &Program,
     sites: &[Site],
     bias: u64,
-    stack: u64,
+    registers: &user_regs_struct,
     counts: Option<&CStr>,
-) -> Result<u64, Reason> {
+) -> Result<Loaded, Reason> {
     let blob = blob::blob();
     let span = program.image.span.start.wrapping_add(bias)..program.image.span.end.wrapping_add(bias);
     let data = (BLOCK + blob.data.len()) as u64;
@@ -84,10 +94,11 @@ fn load(
     let site = sites.first().ok_or(Reason::NoSites)?.call.wrapping_add(bias);
     map(remote, site, &area)?;
     let done = (|| {
-        let counters = counts.map_or(Ok(0), |path| count_in(remote, site, stack, path))?;
+        let counters = counts.map_or(Ok(0), |path| count_in(remote, site, registers.rsp, path))?;
         let mut data = blob.data.to_vec();
-        data[..8].copy_from_slice(&(area.text.start + blob.handler as u64).to_le_bytes());
-        data[8..16].copy_from_slice(&counters.to_le_bytes());
+        let handler = area.text.start + blob.handler as u64;
+        let words = Words { handler, counts: counters, helper: std::process::id(), first: registers.rip };
+        data[..words.bytes().len()].copy_from_slice(&words.bytes());
         remote.write(at + BLOCK as u64, &data)?;
         remote.write(at + STATE_AT as u64, &blob::state(at))?;
         remote.write(area.text.start, &[blob.text, &stubs].concat())?;
@@ -99,7 +110,7 @@ fn load(
         }
         return Err(reason);
     }
-    Ok(at + STATE_AT as u64)
+    Ok(Loaded { state: at + STATE_AT as u64, begin: area.text.start + blob.begin as u64 })
 }
 
 /// Maps both parts. The code is never writable: what forbids that to programs does not forbid this.
