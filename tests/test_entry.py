@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import statistics
 import struct
 import subprocess
 import time
@@ -281,19 +280,18 @@ def test_what_a_call_costs(made, tmp_path):
 
 @pytest.mark.cost
 def test_what_a_start_costs(made, tmp_path):
-    """A Go program of tens of megabytes, whose sites are known: 1 ms."""
+    """A Go program of tens of megabytes, whose sites are known: 1 ms. The quickest of many, as others work here, too."""
     large = tmp_path / "large"
     env = os.environ | {"CGO_ENABLED": "0", "GO111MODULE": "off", "GOFLAGS": ""}
     subprocess.run(["go", "build", "-o", large, "cmd/compile"], check=True, env=env)
     times = {True: [], False: []}
-    for _ in range(60):
+    for _ in range(100):
         for plain in times:
             how = ["--plain"] if plain else ["--cache", tmp_path / "sites"]
             began = time.perf_counter()
             subprocess.run([INJECT, *how, large, "-V"], stdout=subprocess.DEVNULL)
             times[plain].append(time.perf_counter() - began)
-    # The lower quarter: half of the runs meet somebody else's work.
-    quick = {plain: statistics.quantiles(all_times)[0] * 1000 for plain, all_times in times.items()}
-    more = quick[False] - quick[True]
-    print(f"{large.stat().st_size >> 20} MiB: {quick[True]:.2f} ms, and {more:.2f} more")
+    quickest = {plain: min(runs) * 1000 for plain, runs in times.items()}
+    more = quickest[False] - quickest[True]
+    print(f"{large.stat().st_size >> 20} MiB: {quickest[True]:.2f} ms, and {more:.2f} more")
     assert more < 1
