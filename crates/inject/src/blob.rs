@@ -1,13 +1,14 @@
 //! What a patched call enters, as position-independent code that is copied into the program.
 //!
-//! A stub comes in with the address of its description ([`Description`]) in rcx, which the call would spoil anyway, and with all else as the program
-//! has it. Nothing is written to the program's stack, not even below its red zone: a Go leaf may stand on its last byte. Frames lie in the
-//! thread's block, whose state the GS base points to. The handler behind is a plain C function; what it answers is an [`Answer`]. Calls that the
-//! program is to make are made with the program's own stack and registers, by its own instruction where that was left in place: so a
-//! restart, a cancellation by program counter, clone and vfork find what they always find.
+//! A stub comes in with the address of its description ([`Description`]) in rcx, which the call would spoil anyway, and with all else as
+//! the program has it. Nothing is written to the program's stack, not even below its red zone: a Go leaf may stand on its last byte.
+//! Frames lie in the thread's block, whose state the GS base points to. The handler behind is a plain C function; what it answers is an
+//! [`Answer`]. Calls that the program is to make are made with the program's own stack and registers, by its own instruction where that
+//! was left in place: so a restart, a cancellation by program counter, clone and vfork find what they always find.
 //!
-//! GS base is inherited by a new thread. The parent puts a block into `pending` beforehand, the child takes one: any will do, and there are as
-//! many as there are children. Until it has one it uses neither memory nor stack. A vfork child shares its parent's block: the parent sleeps.
+//! GS base is inherited by a new thread. The parent puts a block into `pending` beforehand, the child takes one: any will do, and there
+//! are as many as there are children. Until it has one it uses neither memory nor stack. A vfork child shares its parent's block: the
+//! parent sleeps.
 
 use std::arch::global_asm;
 
@@ -203,7 +204,8 @@ shunpike_inject_text:
 
     .p2align 6
 .Lentry:
-# The first instruction has more than the eight bytes that .Larch_prctl replaces by one store. No flags are changed before they are saved. A signal between the load and the store of TOP does no harm: what it nests is undone when it returns.
+# The first instruction has more than the eight bytes that .Larch_prctl replaces by one store. No flags are changed before they are saved.
+# A signal between the load and the store of TOP does no harm: what it nests is undone when it returns.
     mov r11, gs:[TOP]
     lea r11, [r11 - {frame}]
     mov gs:[TOP], r11
@@ -224,8 +226,8 @@ shunpike_inject_text:
     .irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
     movups [r11 + F_XMM + 16 * \n], xmm\n
     .endr
-# An entry within an entry is a signal handler's: where it stands there is room, and our stack is in use. One on an alternate stack stays there,
-# or the kernel would give that to the next signal as if it were free.
+# An entry within an entry is a signal handler's: where it stands there is room, and our stack is in use. One on an alternate stack stays
+# there, or the kernel would give that to the next signal as if it were free.
     cmp r11, gs:[FIRST]
     jne 1f
     mov rcx, rsp
@@ -297,8 +299,8 @@ shunpike_inject_text:
     mov eax, 60
     jmp r8
 
-# What runs before the program. Where that is the one that orphans fall to (a container's first process), the helper is its child now, and would stay
-# behind as a zombie, and its SIGCHLD would wait if that is blocked. Exec has left no register but rsp.
+# What runs before the program. Where that is the one that orphans fall to (a container's first process), the helper is its child now, and
+# would stay behind as a zombie, and its SIGCHLD would wait if that is blocked. Exec has left no register but rsp.
 shunpike_inject_begin:
     mov edi, [rip + .Lhelper]
     xor esi, esi

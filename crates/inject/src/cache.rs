@@ -1,4 +1,5 @@
-//! Sites that were found before: looking through tens of megabytes takes tens of milliseconds, and is done once for each version of a program.
+//! Sites that were found before: looking through tens of megabytes takes tens of milliseconds, and is done once for each version of a
+//! program.
 //!
 //! What is in the cache is believed. So it is a directory of the user's own which nobody else can write to.
 

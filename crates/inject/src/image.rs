@@ -142,7 +142,8 @@ fn kind_of(header: &Header, bytes: &[u8]) -> Result<Kind, Reason> {
     })
 }
 
-/// The executable sections. They part code from the read-only data that older linkers put into the same segment. `None`: it has no sections.
+/// The executable sections. They part code from the read-only data that older linkers put into the same segment. `None`: it has no
+/// sections.
 fn sections(header: &Header, bytes: &[u8], segments: &[Text]) -> Result<Option<Vec<Text>>, Reason> {
     let table = header.section_headers(Le, bytes).map_err(|_| Reason::Malformed)?;
     let mut found = Vec::new();

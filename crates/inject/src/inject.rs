@@ -20,7 +20,8 @@ const HEAP: u64 = 1 << 30;
 /// How much is left free below the program.
 const APART: u64 = 64 << 10;
 
-/// Patches the program that `remote` is about to begin. `counts`, if any, is a file with room for [`COUNTED`] words, for the program to map and count in.
+/// Patches the program that `remote` is about to begin. `counts`, if any, is a file with room for [`COUNTED`] words, for the program to
+/// map and count in.
 ///
 /// # Errors
 /// Nothing is patched, and the program can go on as it is.

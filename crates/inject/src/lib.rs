@@ -1,8 +1,8 @@
 //! Reaches programs that no preloaded library does: static ones, and Go.
 //!
-//! [`image`] says what a program's file is, [`sites`] where it makes system calls and how a jump fits there, [`patch`] what is to be written, [`inject`] writes
-//! it into the process, which [`trace`] executes. The tracer is gone before the program's first instruction. What is entered then is [`blob`]. All sites are
-//! patched, or none: then the program runs as it is, for a numbered [`reason`].
+//! [`image`] says what a program's file is, [`sites`] where it makes system calls and how a jump fits there, [`patch`] what is to be
+//! written, [`inject`] writes it into the process, which [`trace`] executes. The tracer is gone before the program's first instruction.
+//! What is entered then is [`blob`]. All sites are patched, or none: then the program runs as it is, for a numbered [`reason`].
 
 pub mod blob;
 pub mod cache;

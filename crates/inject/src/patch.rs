@@ -23,7 +23,8 @@ pub struct Write {
     pub now: [u8; JUMP as usize],
 }
 
-/// The stubs of all sites, to be at `stubs`, and the jumps to them. The program lies `bias` above its file's addresses, and the blob's code at `blob`.
+/// The stubs of all sites, to be at `stubs`, and the jumps to them. The program lies `bias` above its file's addresses, and the blob's
+/// code at `blob`.
 ///
 /// # Errors
 /// Something is out of reach or cannot be moved.

@@ -1,8 +1,8 @@
 //! Where a program makes system calls, and how a jump fits there.
 //!
-//! Bytes are found by search and judged by decoding. Instructions are at most 15 bytes long, so of 15 neighbouring bytes of code one at least begins an
-//! instruction. If the streams that begin at each of them agree at a place further on, the program's own stream agrees with them, wherever it began.
-//! That needs no symbols, and only a few instructions of the program are decoded.
+//! Bytes are found by search and judged by decoding. Instructions are at most 15 bytes long, so of 15 neighbouring bytes of code one at
+//! least begins an instruction. If the streams that begin at each of them agree at a place further on, the program's own stream agrees
+//! with them, wherever it began. That needs no symbols, and only a few instructions of the program are decoded.
 
 use crate::image::{Image, Text};
 use crate::moved::Moved;
@@ -41,8 +41,8 @@ pub struct Site {
 }
 
 impl Site {
-    /// Whether the system call's own instruction stays where it is. Then the kernel, debuggers, filters and the program's own handlers see the program's
-    /// own address while it waits.
+    /// Whether the system call's own instruction stays where it is. Then the kernel, debuggers, filters and the program's own handlers see
+    /// the program's own address while it waits.
     pub fn is_kept(&self) -> bool {
         self.end == self.call
     }
@@ -69,7 +69,8 @@ impl<'a> Code<'a> {
         Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).into_iter()
     }
 
-    /// The program's own instructions up to that which covers `at`, at least from `context` bytes before it on. `None`: they are not certain.
+    /// The program's own instructions up to that which covers `at`, at least from `context` bytes before it on. `None`: they are not
+    /// certain.
     fn agreed(&self, at: u64, context: u64) -> Option<Vec<Instruction>> {
         let start = |back: usize| at.saturating_sub(back as u64).max(self.address);
         BACK.into_iter().map(start).find_map(|from| {
@@ -277,7 +278,8 @@ impl Targets {
     }
 }
 
-/// How many bytes of displacement follow a byte, if it is the last of a direct branch's opcode. 0f 80 to 0f 8f are known by their second byte.
+/// How many bytes of displacement follow a byte, if it is the last of a direct branch's opcode. 0f 80 to 0f 8f are known by their second
+/// byte.
 const BRANCH: [u8; 256] = {
     let mut table = [0; 256];
     let mut byte = 0x70;
@@ -322,8 +324,8 @@ fn is_movable(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Next && !is_entry && !is_odd(instruction)
 }
 
-/// Where the displaced instructions behind a call may end. A call's return address must stay, so that unwinders find it; behind a return only padding
-/// may be taken.
+/// Where the displaced instructions behind a call may end. A call's return address must stay, so that unwinders find it; behind a return
+/// only padding may be taken.
 fn ends(code: &Code, next: u64) -> Vec<u64> {
     let mut ends = vec![next];
     let mut is_over = false;

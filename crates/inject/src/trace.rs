@@ -1,7 +1,7 @@
 //! Executes a program, patched: same process, no tracer and no child left.
 //!
-//! A process cannot trace itself. So it has a helper, which is nobody's child, seize it, and then executes the program. The helper patches it when exec is
-//! done, and ends.
+//! A process cannot trace itself. So it has a helper, which is nobody's child, seize it, and then executes the program. The helper patches
+//! it when exec is done, and ends.
 
 use crate::cache::Cache;
 use crate::inject::inject;

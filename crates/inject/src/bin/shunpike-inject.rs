@@ -2,7 +2,8 @@
 //!
 //! Usage: shunpike-inject [--report FILE] [--counts FILE] [--cache DIRECTORY] [--stop | --plain] PROGRAM [ARGUMENT...]
 //!
-//! `--stop`: the program is stopped before its first instruction, so that a tracer can attach. `--plain`: nothing is patched, to compare with.
+//! `--stop`: the program is stopped before its first instruction, so that a tracer can attach. `--plain`: nothing is patched, to compare
+//! with.
 
 use shunpike_inject::{cache::Cache, trace};
 use std::ffi::{CString, OsString};
