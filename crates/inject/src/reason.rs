@@ -54,6 +54,8 @@ reasons! {
     UsesGs = 24,
     /// An instruction cannot be moved.
     Immovable = 25,
+    /// It has more places that may be system calls than any program has.
+    TooMany = 26,
     /// The processor or kernel does not let programs set the GS base.
     NoGsBase = 40,
     /// No tracer may attach to it.

@@ -20,6 +20,11 @@ const LONGEST: usize = 15;
 const BACK: [usize; 5] = [64, 160, 640, 2560, 10240];
 /// How much of what comes before a call must look like code.
 const JUDGED: u64 = 48;
+/// How many places are looked at: programs of a hundred megabytes have some thousands that are none, and a file may consist of nothing
+/// else.
+const MOST: usize = 1 << 16;
+/// How many branches to one place are looked at.
+const MOST_BRANCHES: usize = 256;
 /// How far from a call a jump may reach into the bytes that are replaced: displaced instructions and the jump.
 const NEAR: u64 = 32;
 
@@ -130,13 +135,19 @@ impl<'a> Code<'a> {
 pub fn find(image: &Image, file: &[u8]) -> Result<Vec<Site>, Reason> {
     let codes: Vec<Code> = image.text.iter().filter_map(|text| Code::new(text, file)).collect();
     let mut calls = Vec::new();
+    let mut looked = 0;
     for (index, code) in codes.iter().enumerate() {
         for at in memchr::memmem::find_iter(code.bytes, b"\x0f\x05") {
+            looked += 1;
+            if looked > MOST {
+                return Err(Reason::TooMany);
+            }
             if let Some(stream) = call(code, code.address + at as u64)? {
                 calls.push((index, stream));
             }
         }
-        if memchr::memmem::find_iter(code.bytes, b"\x0f\xae").any(|at| sets_gs(code, at)) {
+        let mut fences = memchr::memmem::find_iter(code.bytes, b"\x0f\xae").take(MOST);
+        if fences.any(|at| sets_gs(code, at)) {
             return Err(Reason::UsesGs);
         }
     }
@@ -266,15 +277,16 @@ impl Targets {
     /// Whether a direct branch leads into these bytes. What cannot be decided does.
     fn lead_into(&self, codes: &[Code], bytes: Range<u64>) -> bool {
         let first = self.0.partition_point(|branch| branch.target < bytes.start);
-        let branches = self.0[first..].iter().take_while(|branch| branch.target < bytes.end);
-        branches.into_iter().any(|branch| {
-            let stream = codes[branch.code].agreed(branch.at, 0);
-            let last = stream.as_ref().and_then(|stream| stream.last());
-            last.is_none_or(|last| {
-                let jumps = last.op0_kind() == OpKind::NearBranch64;
-                jumps && last.near_branch_target() == branch.target
+        let mut branches = self.0[first..].iter().take_while(|branch| branch.target < bytes.end);
+        branches.clone().nth(MOST_BRANCHES).is_some()
+            || branches.any(|branch| {
+                let stream = codes[branch.code].agreed(branch.at, 0);
+                let last = stream.as_ref().and_then(|stream| stream.last());
+                last.is_none_or(|last| {
+                    let jumps = last.op0_kind() == OpKind::NearBranch64;
+                    jumps && last.near_branch_target() == branch.target
+                })
             })
-        })
     }
 }
 

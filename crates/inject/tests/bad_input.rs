@@ -170,6 +170,20 @@ fn data_that_look_like_a_call_are_doubted() {
     assert!(find(&between(&[RET, &zeros])).is_err());
 }
 
+#[test]
+fn a_file_of_nothing_else_is_refused_at_once() {
+    let began = std::time::Instant::now();
+    for text in [
+        SYSCALL.repeat(1 << 22),
+        [GETPPID, SYSCALL].concat().repeat(1 << 20),
+        [&[0x0f, 0xae, 0xf0][..]].concat().repeat(1 << 20),
+        [&b"\x70\x0f\x05\x70"[..]].concat().repeat(1 << 20),
+    ] {
+        assert!(find(&text).is_err());
+    }
+    assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+}
+
 /// Instructions of all lengths, with operands that look like others; none of them a system call, a return from a handler, or odd.
 fn instruction() -> impl Strategy<Value = Vec<u8>> {
     let number = prop_oneof![any::<u32>(), Just(0x050f_050f), Just(0x0f05_0f05), Just(0xe9e8_050f)];
