@@ -21,8 +21,8 @@ SOURCES = ROOT / "tests" / "entry"
 CASES = ["registers", "stack", "restarts", "jumps", "handlers", "threads", "children", "cancellation", "failures", "confined",
          "segment", "storm", "rewrites", "executes"]  # fmt: skip
 GO = {"go": [], "go-stripped": ["-ldflags=-s -w"], "go-pie": ["-buildmode=pie"]}
-# What the blob asks of the kernel itself (memory for a thread, and that a pointer can be read), and what is not patched: the return from a signal
-# handler, which also restarts some calls by a number of its own.
+# What the blob asks of the kernel itself (memory for a thread, and that a pointer can be read), and what is not patched: the return from a
+# signal handler, and calls that the kernel restarts by a number of its own.
 OWN = {"mmap": 9, "mprotect": 10, "rt_sigprocmask": 14, "munmap": 11, "sched_yield": 24, "rt_sigreturn": 15, "restart_syscall": 219}
 COUNTERS = 512
 
@@ -135,8 +135,8 @@ def test_a_shell_and_its_children(busybox, tmp_path):
 
 
 def traced(directory, argv):
-    """Runs a patched program under strace from its first instruction on: the run, and the calls that strace saw, by number. (A Go PIE's loader
-    makes some of its own.)"""
+    """Runs a patched program under strace from its first instruction on: the run, the calls that strace saw, by number, and how many threads
+    made them. (A Go PIE's loader makes calls of its own, so there is none.)"""
     log = directory / "strace"
     run = Run(directory, argv, stop=True)
     state = lambda: re.search(r"\) (\w)", Path(f"/proc/{run.proc.pid}/stat").read_text())[1]
@@ -145,11 +145,12 @@ def traced(directory, argv):
     tracer = lambda: re.search(r"TracerPid:\s+(\d+)", Path(f"/proc/{run.proc.pid}/status").read_text())[1] != "0"
     until(tracer, "strace is there")
     os.kill(run.proc.pid, signal.SIGCONT)
-    result = run.end()
+    run.end()
     strace.communicate(timeout=20)
-    seen, gone = Counter(), set()
+    seen, gone, threads = Counter(), set(), set()
     for line in log.read_text().splitlines():
         pid, rest = line.split(maxsplit=1)
+        threads.add(pid)
         number = re.match(r"\[\s*(-?\d+)\] (<\.\.\. )?\w", rest)
         if not number or pid in gone:
             continue
@@ -163,7 +164,7 @@ def traced(directory, argv):
             gone.add(pid)
     # Before the program begins, the blob looks whether the helper is its child.
     seen[61] -= 1
-    return run, result, seen
+    return run, seen, len(threads)
 
 
 @pytest.mark.parametrize("kind,arguments", [
@@ -172,13 +173,14 @@ def traced(directory, argv):
 ])  # fmt: skip
 def test_every_call_is_seen(made, busybox, tmp_path, kind, arguments):
     program = busybox if kind == "busybox" else made / kind
-    run, _, seen = traced(tmp_path, [program, *arguments])
+    run, seen, threads = traced(tmp_path, [program, *arguments])
     counted = run.counted
     del counted[COUNTERS - 1]
-    differing = {number: (seen[number], counted[number]) for number in seen | counted if seen[number] != counted[number]}
-    own = set(OWN.values())
     assert sum(counted.values()) > 20
-    assert all(number in own and made > saw for number, (made, saw) in differing.items()), differing
+    missed = {number: (made, counted[number]) for number, made in seen.items() if made > counted[number] and number not in OWN.values()}
+    assert not missed
+    # Each thread but the one that ends all others may be caught between the counter and its call.
+    assert sum((counted - seen).values()) < threads, counted - seen
 
 
 def test_nothing_is_left(made, tmp_path):

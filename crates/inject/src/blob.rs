@@ -1,6 +1,6 @@
 //! What a patched call enters, as position-independent code that is copied into the program.
 //!
-//! A stub comes in with the address of its description ([`Description`]) in rcx, which the call would spoil anyway, and with all else as
+//! A stub comes in with the address of its description ([`description`]) in rcx, which the call would spoil anyway, and with all else as
 //! the program has it. Nothing is written to the program's stack, not even below its red zone: a Go leaf may stand on its last byte.
 //! Frames lie in the thread's block, whose state the GS base points to. The handler behind is a plain C function; what it answers is an
 //! [`Answer`]. Calls that the program is to make are made with the program's own stack and registers, by its own instruction where that
