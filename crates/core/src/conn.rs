@@ -89,7 +89,10 @@ pub fn moved(conn: Conn, fd: i32, calls: u16) {
         }
         Phase::Nominated if !state::is_inherited(block) || holders::shared(block) => {}
         Phase::Nominated | Phase::Shaking | Phase::Open => upgrade::retry(conn, fd),
-        Phase::Given if calls.is_multiple_of(4) => given::look(conn, fd),
+        // Another thread gave it away at the very moment at which it came back.
+        Phase::Given if calls.is_multiple_of(4) && given::look(conn, fd) => {
+            handover::hand_over_to_listed(conn, fd);
+        }
         _ => {}
     }
 }

@@ -17,7 +17,8 @@ pub struct Host {
     pub epoll: fn(i32, &mut [libc::epoll_event], Option<u64>, *const libc::sigset_t) -> Res,
     /// Delivers the signals that the calling thread's critical section has kept back ([`tls::Thread::kept`](crate::tls::Thread::kept)).
     pub deliver: fn(),
-    /// Puts [`user::answered`](crate::user::answered) before the program's handlers of SIGSEGV and SIGBUS. Once, before the first copy.
+    /// Puts [`user::answered`](crate::user::answered) before the program's handlers of SIGSEGV and SIGBUS. Once, before the first copy
+    /// that follows [`user::start`](crate::user::start).
     pub answer_faults: fn(),
     /// The calling thread has something to give back: [`wait::thread_ends`](crate::wait::thread_ends) is to be called at its end.
     pub owes: fn(),
@@ -48,7 +49,8 @@ static HOST: Once<Host> = Once::with(&BARE);
 static NOT_KNOWN: AtomicU8 = AtomicU8::new(0);
 static ALONE: Once<AtomicU8> = Once::with(&NOT_KNOWN);
 
-/// Names the host. Once, at start-up, before anything else of core is asked: also before `enabled`, which leaves programs of more rights alone.
+/// Names the host. Once, at start-up: also before `enabled`, which leaves programs of more rights alone. A constructor that runs earlier
+/// finds the kernel's.
 pub fn start(host: &'static Host) {
     HOST.set(host);
     if let Some(alone) = (host.alone)() {

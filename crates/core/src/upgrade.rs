@@ -36,7 +36,7 @@ use crate::{
 const TIMEOUT_US: u64 = 6_000_000;
 
 /// The id that names a connection towards the broker.
-fn id_of(block: &Block) -> Option<ConnId> {
+pub(crate) fn id_of(block: &Block) -> Option<ConnId> {
     Some(ConnId::new(process::index(block)?, block.name.load(Ordering::Relaxed)))
 }
 
@@ -581,11 +581,12 @@ fn has_begun(block: &Block) -> bool {
         || state::rx_dmb(half).is_none_or(|dmb| dmb.words().start(generation).is_some())
 }
 
-/// Other programs get the connection, in the middle of a nomination or a handshake: both end. Not where it came back and was nominated
-/// again meanwhile.
-pub fn given_away(conn: Conn) {
+/// Other programs got the connection in the middle of a nomination or a handshake, which was `id`'s: both end. Not where it came back
+/// meanwhile, nor in a child after fork, which has no name for it: link group and broker are its parent's.
+pub fn given_away(conn: Conn, id: Option<ConnId>) {
+    let Some(id) = id else { return };
     let mut session = session::lock();
-    if !conn.block.life.phase().is_on_the_way() {
+    if id_of(conn.block) == Some(id) && conn.block.life.phase().is_left() {
         forget(&mut session, conn.block);
         part_unless_granted(conn);
     }

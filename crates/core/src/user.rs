@@ -139,9 +139,17 @@ pub fn plausible(at: *const u8, n: usize) -> bool {
     (at as usize).checked_add(n).is_some_and(|end| isize::try_from(end).is_ok())
 }
 
+/// The host's handlers may be put in place.
+static ON: AtomicBool = AtomicBool::new(false);
 static ARMED: AtomicBool = AtomicBool::new(false);
 
-/// Before the first copy: a program without connections keeps its signals as they are.
+/// From here on the first copy has the host's handlers put in place. At start-up, in a program that may get lanes: in any other hooks look
+/// at the program's memory, too, and its signals stay as they are.
+pub fn start() {
+    ON.store(true, Ordering::Relaxed);
+}
+
+/// Before the first copy.
 #[inline]
 pub fn arm() {
     if !ARMED.load(Ordering::Relaxed) {
@@ -151,7 +159,7 @@ pub fn arm() {
 
 #[cold]
 fn arm_slowly() {
-    if !ARMED.swap(true, Ordering::Relaxed) {
+    if ON.load(Ordering::Relaxed) && !ARMED.swap(true, Ordering::Relaxed) {
         (host().answer_faults)();
     }
 }

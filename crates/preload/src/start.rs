@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_int, c_void};
 
 use shunpike_arch::weak_function;
-use shunpike_core::{conn, enabled, host, life, process, session};
+use shunpike_core::{conn, enabled, host, life, process, session, user};
 
 use crate::host::HOST;
 use crate::this_libc::is_musl;
@@ -26,7 +26,7 @@ extern "C" fn start() {
     // 0. In a libc that is neither glibc nor musl all hooks hand on: what a lane needs of it is not known.
     let Some(at_fork) = AtFork::of_libc() else { return };
     // Core is asked from here on, and asks its host: of the rights that the program has first of all. Signals are kept back in critical
-    // sections before the first of them exists; faults of copies, from the first copy on.
+    // sections before the first of them exists.
     host::start(&HOST);
     // 1. Without a broker's path, and without a list that has this program on, nothing is watched: the library was loaded by accident.
     // An empty path is a word against the list.
@@ -40,7 +40,8 @@ extern "C" fn start() {
             session::configure(SYSTEM, b"");
         }
     }
-    // 2. A thread that sleeps for a lane can be cancelled as in libc's own wait.
+    // 2. Faults of copies are answered from the first copy on. A thread that sleeps for a lane can be cancelled as in libc's own wait.
+    user::start();
     readiness::find_waits();
     // 3. fork() must find the table and the locks in order.
     let ours = (&raw const __dso_handle).cast_mut();
@@ -57,7 +58,7 @@ extern "C" fn start() {
             at_quick_exit(quick_exit_handler);
         }
     }
-    // 6. So can one that need not sleep.
+    // 6. So can a thread that need not sleep.
     cancel::can_be_cancelled();
     // 7. What of its memory is there for good.
     memory::start();

@@ -150,7 +150,7 @@ fn locks() {
     }
 }
 
-/// A connection of this process with itself is watched, moves bytes, and is closed.
+/// A connection of this process with itself is watched.
 fn connections() {
     // SAFETY: no pointers.
     let socket = || unsafe { arch::syscall(libc::SYS_socket, libc::AF_INET as usize, libc::SOCK_STREAM as usize, 0, 0, 0, 0) };

@@ -12,7 +12,7 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
 use crate::table::{self, Conn, Entry};
-use crate::{clock, eager, link, proc, process, state, sys, upgrade};
+use crate::{clock, eager, link, proc, process, state, sys};
 
 /// In the list: nobody can say who has got it.
 const ANYBODY: u32 = u32::MAX;
@@ -70,48 +70,42 @@ pub fn spawned(child: Option<u32>) {
     }
 }
 
-/// After a call that moved bytes of a connection that stays on TCP: perhaps it was given away, and is this process's alone again.
+/// After a call that moved bytes of a connection that stays on TCP: perhaps it was given away, and is this process's alone again. Says
+/// whether somebody has got it anew by the time that it is taken back: then it is to be handed over once more.
 #[inline]
-pub(super) fn look(conn: Conn, fd: i32) {
+pub(super) fn look(conn: Conn, fd: i32) -> bool {
     let block = conn.block;
-    if block.given[0].load(Ordering::Relaxed) != ANYBODY
+    block.given[0].load(Ordering::Relaxed) != ANYBODY
         && block.life.is(Phase::Given)
         && clock::ticks() >= block.retry_at.load(Ordering::Relaxed)
-    {
-        look_closely(conn, fd);
-    }
+        && look_closely(conn, fd)
 }
 
 #[cold]
-fn look_closely(conn: Conn, fd: i32) {
+fn look_closely(conn: Conn, fd: i32) -> bool {
     let block = conn.block;
     let is_plain = state::modes(block) == (mode::PLAIN, mode::PLAIN);
     let listed = block.given.each_ref().map(|slot| slot.load(Ordering::Relaxed));
-    if !is_plain || link::of(block).is_some() || !is_back(&listed, fd) || !take_off(block, &listed) {
+    let emptied = |at: usize| {
+        block.given[at].compare_exchange(listed[at], 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    };
+    // The first one last: who was made before those that stay is looked for from it on.
+    let is_free =
+        is_plain && link::of(block).is_none() && is_back(&listed, fd) && (1..listed.len()).all(emptied);
+    if !is_free {
         let tries = block.attempts.load(Ordering::Relaxed).min(DOUBLINGS);
         block.attempts.store(tries + 1, Ordering::Relaxed);
-        return block.retry_at.store(clock::ticks() + clock::from_us(LOOK_US << tries), Ordering::Relaxed);
+        block.retry_at.store(clock::ticks() + clock::from_us(LOOK_US << tries), Ordering::Relaxed);
+        return false;
     }
     block.attempts.store(0, Ordering::Relaxed);
     block.retry_at.store(0, Ordering::Relaxed);
     eager::taken_back(block);
     state::note(block, Reason::NotNominated);
     block.life.on(Event::TakeBack);
-    // Another thread gives it away at this moment. What it wrote before its own event is seen here; after that, the event is taken.
-    if block.given.iter().any(|slot| slot.load(Ordering::Relaxed) != 0)
-        && block.life.on(Event::Give).leaves_a_handshake()
-    {
-        upgrade::given_away(conn);
-    }
-}
-
-/// Empties the list of those that have let go. False where it is not what it was: somebody got the connection again.
-fn take_off(block: &Block, listed: &[u32; 4]) -> bool {
-    block
-        .given
-        .iter()
-        .zip(listed)
-        .all(|(slot, &seen)| slot.compare_exchange(seen, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+    // What another thread wrote before an event of its own that came earlier is seen here; one that comes later is taken.
+    let is_same = emptied(0);
+    !is_same || block.given.iter().any(|slot| slot.load(Ordering::Relaxed) != 0)
 }
 
 /// Whether process `pid` has the socket at `fd` no more.

@@ -26,6 +26,11 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
 /// The same, where it is known that `child` is the one who gets it.
 fn hand_over_to(conn: Conn, fd: i32, child: u32) {
     given::to_child(conn.block, fd, child);
+    hand_over_to_listed(conn, fd);
+}
+
+/// The same, where it stands in the list who has got it.
+pub(super) fn hand_over_to_listed(conn: Conn, fd: i32) {
     leave_to_others(conn, fd, Event::Give, Reason::HandedOver);
 }
 
@@ -35,8 +40,9 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     keepalive::over(conn, fd);
     eager::given(block);
     // A forked child has no say in its parent's session: a match that is still to come finds this.
+    let id = upgrade::id_of(block);
     if block.life.on(event).leaves_a_handshake() {
-        upgrade::given_away(conn);
+        upgrade::given_away(conn, id);
     }
     {
         let _guard = block.rx.lock.lock(critical());

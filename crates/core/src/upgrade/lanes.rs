@@ -96,13 +96,13 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     let Some(region) = shake.peer else { return };
     let half = &conn.block.tx;
     if let Some(reason) = left_for_good(conn.block) {
-        stay_if_reading_is_shut(conn.block);
         // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
         device::retire(region, opened.peer.token, device::Owner::Peer);
         closing::withdraw_grant(conn, fd);
         tell_peer(session, id, reason);
         if part_unless_granted(conn) {
             withdraw(session, conn.block);
+            stay_if_reading_is_shut(conn.block);
         }
         return;
     }

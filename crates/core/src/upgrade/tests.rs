@@ -139,14 +139,19 @@ fn who_is_given_away_in_a_handshake_leaves_its_seat_and_who_is_nominated_again_k
     conn.block.life.on(Event::Match);
     link::join(link::tests::idle(), conn.block, 0);
     conn.block.life.on(Event::Give);
-    given_away(conn);
+    // A child after fork has no name for it, and touches nothing of its parent's.
+    given_away(conn, None);
+    assert!(link::of(conn.block).is_some() && id_of(conn.block) == earlier);
+    given_away(conn, earlier);
     assert!(link::of(conn.block).is_none() && id_of(conn.block) != earlier);
 
     let now = id_of(conn.block);
-    conn.block.life.on(Event::TakeBack);
-    conn.block.life.on(Event::Nominate);
-    given_away(conn);
-    assert_eq!(id_of(conn.block), now, "of another nomination");
+    for event in [Event::Nominate, Event::Open] {
+        conn.block.life.on(Event::TakeBack);
+        conn.block.life.on(event);
+        given_away(conn, now);
+        assert_eq!(id_of(conn.block), now, "of another nomination, which is {event:?}");
+    }
     table::take(fd);
 }
 

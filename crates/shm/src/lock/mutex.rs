@@ -31,7 +31,7 @@ pub struct Libc {
 }
 
 /// A process without libc: threads' lists are the kernel's to tell, or our own.
-pub static NO_LIBC: Libc = Libc { is_musl: || false, calls: || None, show_list: || {} };
+pub static NO_LIBC: Libc = Libc { is_musl: || cfg!(target_env = "musl"), calls: || None, show_list: || {} };
 
 static LIBC: AtomicPtr<Libc> = AtomicPtr::new((&raw const NO_LIBC).cast_mut());
 
