@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::os::fd::RawFd;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::{self, Said};
+use crate::calls::{self, Said, Times};
 use crate::edges::Edges;
-use crate::op::{By, Call, Child, End, Handler, LookBy, RecvBy, Registered, WaitBy};
+use crate::op::{By, Call, Child, End, Handler, LookBy, RecvBy, Registered, RoomBy, WaitBy};
 use crate::op::{looks, reads};
 use crate::state::Arena;
 
@@ -74,6 +74,25 @@ pub enum Order {
         size: usize,
         asks: bool,
     },
+    /// Sends until the socket takes no more: how many bytes, and their hash.
+    Flood {
+        conn: u8,
+        by: RoomBy,
+        chunk: u16,
+    },
+    /// Receives so many bytes, and tells of their hash together with those before them.
+    Drain {
+        conn: u8,
+        n: usize,
+        hash: u64,
+    },
+    /// Waits for room after a flood; with `early` a thread begins to.
+    Room {
+        conn: u8,
+        by: RoomBy,
+        n: usize,
+        early: bool,
+    },
     /// A thread begins to wait.
     Begin {
         conn: u8,
@@ -109,6 +128,8 @@ pub struct Reply {
     pub ns: u64,
     /// CPU time of the thread that made the call.
     pub cpu_ns: u64,
+    /// How long that thread could have run and did not, as the machine was busy; of an echo: in the exchange in which that was longest.
+    pub held_up_ns: u64,
     /// Calls on a connection, and how many of them with a half on a lane.
     pub calls: [u64; 2],
     /// Where the connection stood before the call: its phase, and the modes of its receiving and sending half.
@@ -116,7 +137,7 @@ pub struct Reply {
 }
 
 struct Waiting {
-    ended: mpsc::Receiver<(Said, [u64; 2])>,
+    ended: mpsc::Receiver<(Said, Times)>,
 }
 
 struct Connection {
@@ -126,11 +147,13 @@ struct Connection {
     serial: u64,
     registered: bool,
     waiting: Option<Waiting>,
+    /// After a flood: what tells of room.
+    room: Option<calls::Room>,
 }
 
 impl Connection {
     fn new(fd: RawFd, serial: u64) -> Self {
-        Self { fd, sent: 0, serial, registered: false, waiting: None }
+        Self { fd, sent: 0, serial, registered: false, waiting: None, room: None }
     }
 }
 
@@ -140,6 +163,7 @@ struct Actor {
     conns: HashMap<u8, Connection>,
     arena: Arena,
     edges: Edges,
+    timer: calls::Timer,
 }
 
 /// Serves until standard input ends.
@@ -151,6 +175,7 @@ pub fn run() {
         conns: HashMap::new(),
         arena: Arena::new(),
         edges: Edges::new(),
+        timer: calls::Timer::new(),
     };
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
@@ -173,12 +198,14 @@ impl Actor {
             | Order::Echo { conn, .. }
             | Order::Pair { conn, .. }
             | Order::Exchange { conn, .. }
+            | Order::Flood { conn, .. }
+            | Order::Room { conn, .. }
             | Order::Begin { conn, .. } => Some(conn),
             _ => None,
         };
         let fd = conn.and_then(|conn| self.conns.get(&conn)).map_or(-1, |conn| conn.fd);
         let state = if fd < 0 { None } else { self.arena.state(fd) };
-        let (began, cpu) = (Instant::now(), calls::cpu_ns());
+        let begin = self.timer.now();
         let (mut exchanges, mut also) = (None, None);
         let (said, times) = match order {
             Order::Listen => {
@@ -219,7 +246,7 @@ impl Actor {
             Order::Echo { conn, rounds, size, asks } => {
                 let (said, slowest, made) = self.echo(conn, rounds, size, asks);
                 exchanges = Some(made);
-                (Some(said), Some([slowest, calls::cpu_ns() - cpu]))
+                (Some(said), Some(slowest))
             }
             Order::Pair { conn, calls, how } => {
                 let [said, second] = self.pair(conn, calls, how);
@@ -229,7 +256,7 @@ impl Actor {
             Order::Exchange { conn, by, rounds, size, asks } => {
                 let (said, slowest, made) = self.exchange(conn, by, rounds, size, asks);
                 exchanges = Some(made);
-                (Some(said), Some([slowest, calls::cpu_ns() - cpu]))
+                (Some(said), Some(slowest))
             }
             Order::EndWaits => {
                 for conn in self.conns.values_mut() {
@@ -240,17 +267,24 @@ impl Actor {
                 }
                 (Some(Said::of(0)), None)
             }
-            Order::Begin { conn, by } => {
-                let (tell, ended) = mpsc::channel();
-                std::thread::spawn(move || {
-                    calls::hear_no_signals();
-                    let (began, cpu) = (Instant::now(), calls::cpu_ns());
-                    let said = calls::wait(fd, by, calls::LONG_MS);
-                    let _ = tell.send((said, [began.elapsed().as_nanos() as u64, calls::cpu_ns() - cpu]));
-                });
-                if let Some(conn) = self.conns.get_mut(&conn) {
-                    conn.waiting = Some(Waiting { ended });
+            Order::Flood { conn, by, chunk } => (Some(self.flood(conn, by, chunk.into())), None),
+            Order::Drain { conn, n, hash } => (
+                Some(self.conns.get(&conn).map_or(Said::of(-1), |conn| calls::drain(conn.fd, n, hash))),
+                None,
+            ),
+            Order::Room { conn, by, n, early } => {
+                let Some(mut room) = self.conns.get_mut(&conn).and_then(|conn| conn.room.take()) else {
+                    panic!("a room to wait for")
+                };
+                if early {
+                    self.begin(conn, move || room.wait(by, n));
+                    (Some(Said::of(0)), None)
+                } else {
+                    (Some(room.wait(by, n)), None)
                 }
+            }
+            Order::Begin { conn, by } => {
+                self.begin(conn, move || calls::wait(fd, by, calls::LONG_MS));
                 (Some(Said::of(0)), None)
             }
             Order::Ended { conn, ms } => self.ended(conn, ms),
@@ -265,10 +299,32 @@ impl Actor {
                 (Some(Said { more: edges, ..Said::of(self.edges.all().into()) }), None)
             }
         };
-        let [ns, cpu_ns] =
-            times.unwrap_or_else(|| [began.elapsed().as_nanos() as u64, calls::cpu_ns() - cpu]);
+        let Times { ns, cpu_ns, held_up_ns } = times.unwrap_or_else(|| self.timer.since(&begin));
         let calls = exchanges.unwrap_or_else(|| [conn.is_some().into(), is_on_lane(state).into()]);
-        Reply { said, also, ns, cpu_ns, calls, state }
+        Reply { said, also, ns, cpu_ns, held_up_ns, calls, state }
+    }
+
+    /// A thread of its own makes a call that waits.
+    fn begin(&mut self, conn: u8, call: impl FnOnce() -> Said + Send + 'static) {
+        let (tell, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            calls::hear_no_signals();
+            let timer = calls::Timer::new();
+            let begin = timer.now();
+            let said = call();
+            let _ = tell.send((said, timer.since(&begin)));
+        });
+        if let Some(conn) = self.conns.get_mut(&conn) {
+            conn.waiting = Some(Waiting { ended });
+        }
+    }
+
+    fn flood(&mut self, index: u8, by: RoomBy, chunk: usize) -> Said {
+        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
+        let mut room = calls::Room::new(conn.fd, by);
+        let said = room.fill(chunk, conn.serial);
+        conn.room = Some(room);
+        said
     }
 
     fn opened(&mut self, conn: u8, fd: RawFd, serial: u64, nonblock: bool, nagle: bool) -> Said {
@@ -280,7 +336,7 @@ impl Actor {
         Said { ret: 0, errno: 0, more: vec![fd.into()] }
     }
 
-    fn ended(&mut self, conn: u8, ms: u64) -> (Option<Said>, Option<[u64; 2]>) {
+    fn ended(&mut self, conn: u8, ms: u64) -> (Option<Said>, Option<Times>) {
         let Some(conn) = self.conns.get_mut(&conn) else { return (None, None) };
         let Some(waiting) = &conn.waiting else { return (None, None) };
         match waiting.ended.recv_timeout(Duration::from_millis(ms)) {
@@ -302,13 +358,20 @@ impl Actor {
     }
 
     /// What came of it, how long the slowest exchange took, and calls as in [`Reply::calls`].
-    fn echo(&mut self, index: u8, rounds: u16, size: usize, asks: bool) -> (Said, u64, [u64; 2]) {
+    fn echo(&mut self, index: u8, rounds: u16, size: usize, asks: bool) -> (Said, Times, [u64; 2]) {
         let send = calls::send_all;
         self.turns(index, [rounds as usize, size], asks, send, |fd| move |n| calls::receive_all(fd, n))
     }
 
     /// The same, with messages of two parts, and reads as `by` says.
-    fn exchange(&mut self, index: u8, by: By, rounds: u16, size: usize, asks: bool) -> (Said, u64, [u64; 2]) {
+    fn exchange(
+        &mut self,
+        index: u8,
+        by: By,
+        rounds: u16,
+        size: usize,
+        asks: bool,
+    ) -> (Said, Times, [u64; 2]) {
         let send = |fd, bytes: &[u8]| {
             let (header, body) = bytes.split_at((size / 8).max(1));
             calls::send_all(fd, header) && calls::send_all(fd, body)
@@ -326,9 +389,12 @@ impl Actor {
         asks: bool,
         send: impl Fn(RawFd, &[u8]) -> bool,
         reader: impl Fn(RawFd) -> R,
-    ) -> (Said, u64, [u64; 2]) {
-        let Some(conn) = self.conns.get_mut(&index) else { return (Said::of(-1), 0, [0; 2]) };
-        let (mut slowest, mut hash, mut calls) = (0, 0, [0; 2]);
+    ) -> (Said, Times, [u64; 2]) {
+        let begin = self.timer.now();
+        let Some(conn) = self.conns.get_mut(&index) else {
+            return (Said::of(-1), Times::default(), [0; 2]);
+        };
+        let (mut slowest, mut hash, mut calls) = (Times::default(), 0, [0; 2]);
         let failed = |round: usize, slowest, calls| {
             (Said { more: vec![round as i64], ..Said::failed() }, slowest, calls)
         };
@@ -336,7 +402,7 @@ impl Actor {
         for round in 0..rounds {
             calls[0] += 2;
             calls[1] += 2 * u64::from(is_on_lane(self.arena.state(conn.fd)));
-            let began = Instant::now();
+            let began = self.timer.now();
             let bytes = Self::bytes(conn, size);
             if asks && !send(conn.fd, &bytes) {
                 return failed(round, slowest, calls);
@@ -348,9 +414,10 @@ impl Actor {
             }
             // The other end may have been held up before our first exchange.
             if round > 0 || asks {
-                slowest = slowest.max(began.elapsed().as_nanos() as u64);
+                slowest = slowest.max(self.timer.since(&began));
             }
         }
+        slowest.cpu_ns = self.timer.since(&begin).cpu_ns;
         (Said { ret: 0, errno: 0, more: vec![hash as i64] }, slowest, calls)
     }
 
@@ -488,6 +555,7 @@ impl Actor {
             | Call::Echo { .. }
             | Call::Pour { .. }
             | Call::Exchange { .. }
+            | Call::Flood { .. }
             | Call::Hand
             | Call::Kill
             | Call::Stop

@@ -81,6 +81,13 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                 "    turn({who}); exchange({conn}, {rounds}, {size}, side == {who}, {raw}); /* {by:?} */"
             );
         }
+        Call::Flood { by, chunk, early, meanwhile } => {
+            let when = if early { " from before the reads on" } else { "" };
+            return writeln!(
+                text,
+                "    flood({conn}, {who}, {chunk}); /* {by:?}{when}; before the reads: {meanwhile:?} */"
+            );
+        }
         Call::Kill | Call::Stop | Call::Continue => {
             let signal = match op.call {
                 Call::Kill => "SIGKILL",
@@ -202,6 +209,7 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         | Call::Echo { .. }
         | Call::Pour { .. }
         | Call::Exchange { .. }
+        | Call::Flood { .. }
         | Call::Kill
         | Call::Stop
         | Call::Continue

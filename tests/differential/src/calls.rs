@@ -1,8 +1,10 @@
 //! The calls themselves, each with all that a program can see of its result.
 
 mod exchange;
+mod flood;
 mod handlers;
 mod moving;
+mod times;
 mod waits;
 
 use std::mem::MaybeUninit;
@@ -15,11 +17,13 @@ use serde::{Deserialize, Serialize};
 use crate::op::{End, Opt, RecvBy, Registered, SendBy};
 
 pub use exchange::Reader;
+pub use flood::{Room, drain};
 pub use handlers::{arm, begin, heed, ran, urgents};
 pub use moving::{JOINT, dup, fork, give, pass, take};
+pub use times::{Timer, Times};
 pub use waits::{
-    GO, LONG_MS, await_go, cpu_ns, hear_no_signals, look, look_at_set, mark, new_set, say_done, wait,
-    wait_at_most, wait_for_alarm,
+    GO, LONG_MS, await_go, hear_no_signals, look, look_at_set, mark, new_set, say_done, wait, wait_at_most,
+    wait_for_alarm,
 };
 
 /// What a call said: its result, the error where it failed, and whatever else the program was given.

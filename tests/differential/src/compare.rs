@@ -9,6 +9,8 @@ use crate::team::Trouble;
 /// A call may take so much longer on lanes than on TCP, and less where TCP's own slowest calls of this run show that the machine is quiet.
 /// Shorter than the shortest of TCP's own timers (delayed ACK, 40 ms), longer than a busy machine's time slices.
 pub const LATE_NS: u64 = 30_000_000;
+/// TCP's delayed ACK, nearly.
+const TIMER_US: u64 = 36_000;
 /// CPU time that a call may take beyond TCP's: some spins, no loop.
 const BURNT_NS: u64 = 8_000_000;
 /// How much earlier than on TCP a wait with a limit may end: how far clocks are apart.
@@ -49,6 +51,11 @@ impl Difference {
         matches!(self, Self::Late { .. } | Self::Early { .. } | Self::Burnt { .. })
     }
 
+    /// Whether it is as large as one that a timer of TCP's makes, and TCP's own calls never took longer than `tcp_ns`.
+    pub fn is_a_timers(&self, tcp_ns: u64) -> bool {
+        matches!(self, Self::Late { lane_us, .. } if lane_us.saturating_sub(tcp_ns / 1000) > TIMER_US)
+    }
+
     pub fn is_hang(&self) -> bool {
         matches!(self, Self::Trouble { trouble: Trouble::Hangs, .. })
     }
@@ -87,7 +94,7 @@ impl fmt::Display for Difference {
 pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option<Difference> {
     let mut is_meddled = false;
     for (at, op) in program.iter().enumerate() {
-        is_meddled |= matches!(op.call, Call::Meddle(_));
+        is_meddled |= matches!(op.call, Call::Meddle(_) | Call::Flood { meanwhile: Some(_), .. });
         let (Some(tcp), Some(lane)) = (&tcp[at], &lane[at]) else { continue };
         if told(op, tcp) != told(op, lane) && !(is_meddled && is_less_room(op, tcp, lane)) {
             return Some(Difference::Said {

@@ -117,7 +117,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
     ]);
     let meddle = prop_oneof![
         3 => Just(Meddle::Revoke), 1 => Just(Meddle::Off), 3 => Just(Meddle::On), 1 => Just(Meddle::KillBroker),
-        2 => (1u16..20).prop_map(Meddle::Wait),
+        2 => (1u16..20).prop_map(Meddle::Wait), 1 => Just(Meddle::StopBroker),
     ];
     prop_oneof![
         2 => any::<bool>().prop_map(|nonblock| Open { nonblock, nagle: false }),
@@ -131,6 +131,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         4 => (1u16..40, size()).prop_map(|(rounds, size)| Pour { rounds, size }),
         4 => (1u16..24, 2usize..9000).prop_map(|(rounds, size)| Exchange { by: By::Edge, rounds, size }),
         1 => handler().prop_map(Signal),
+        4 => flood(),
         8 => opt().prop_map(Set),
         10 => registered().prop_map(Register),
         2 => end.prop_map(Finish),
@@ -141,6 +142,25 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         2 => any::<bool>().prop_map(Nonblock),
         6 => meddle.prop_map(M),
     ]
+}
+
+/// A connection is filled, and its sender waits for room.
+fn flood() -> impl Strategy<Value = Call> {
+    let by =
+        prop::sample::select(vec![RoomBy::Poll, RoomBy::Select, RoomBy::Epoll, RoomBy::Edge, RoomBy::Send]);
+    let chunk = prop_oneof![2 => 1000u16..8000, 1 => 8000u16..60_000];
+    let meanwhile = prop_oneof![
+        12 => Just(None),
+        2 => Just(Some(Meddle::Revoke)),
+        1 => Just(Some(Meddle::KillBroker)),
+        1 => (1u16..20).prop_map(|ms| Some(Meddle::Wait(ms))),
+    ];
+    (by, chunk, any::<bool>(), meanwhile).prop_map(|(by, chunk, early, meanwhile)| Call::Flood {
+        by,
+        chunk,
+        early,
+        meanwhile,
+    })
 }
 
 /// A call that may be cut in two, or be made meanwhile: one that other calls see done or not begun.
@@ -291,6 +311,10 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
                 let few = Call::Echo { rounds: rounds / 20, size: 50 };
                 vec![op(call), op(few), op(Call::Meddle(Meddle::On)), again]
             }
+            Call::Meddle(Meddle::StopBroker) => {
+                let few = Call::Echo { rounds: rounds / 4, size: 50 };
+                vec![op(call), op(few), op(Call::Meddle(Meddle::ContinueBroker))]
+            }
             call => vec![op(call)],
         }
     });
@@ -384,6 +408,36 @@ pub fn switch() -> impl Strategy<Value = Vec<Op>> {
         let all = [open, Op::new(asks, 0, Call::Echo { rounds, size })];
         all.into_iter().chain(lots.into_iter().flatten()).collect()
     })
+}
+
+/// The broker is stopped while a lane opens: the half that has been told by then sends by its lane, and the other one by TCP, for as long
+/// as it takes.
+pub fn held() -> impl Strategy<Value = Vec<Op>> {
+    let small = || (1u16..8, 1usize..300).prop_map(|(rounds, size)| Call::Echo { rounds, size });
+    // The broker answers within a millisecond or so.
+    let step = (side(), 1u16..3, 1usize..300).prop_map(|(asks, ms, size)| {
+        [Call::Meddle(Meddle::Wait(ms)), Call::Echo { rounds: 1, size }].map(|call| Op::new(asks, 0, call))
+    });
+    let steps = prop::collection::vec(step, 0..6);
+    let held = prop::collection::vec((side(), small()), 1..4);
+    (any::<bool>(), prop::bool::weighted(0.7), (side(), 1u16..14, 1usize..300), steps, held).prop_map(
+        |(nonblock, nagle, (asks, rounds, size), steps, held)| {
+            let op = |side, call| Op::new(side, 0, call);
+            let begin =
+                [op(Side::Client, Call::Open { nonblock, nagle }), op(asks, Call::Echo { rounds, size })];
+            let held = held.into_iter().map(|(side, call)| op(side, call));
+            begin
+                .into_iter()
+                .chain(steps.into_iter().flatten())
+                .chain([op(asks, Call::Meddle(Meddle::StopBroker))])
+                .chain(held)
+                .chain([
+                    op(asks, Call::Meddle(Meddle::ContinueBroker)),
+                    op(asks, Call::Echo { rounds: 20, size }),
+                ])
+                .collect()
+        },
+    )
 }
 
 /// A program all whose waits are by system calls that no hook sees, as async-io's and Go's: it is on TCP all the time.

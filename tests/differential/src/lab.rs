@@ -15,6 +15,10 @@ use crate::team::Trouble;
 const TRIES: u32 = 3;
 /// How often in a row it must show what a busy machine alone can show.
 const TRIES_OF_TIME: u32 = 6;
+/// What is as late as a timer of TCP's makes it (its delayed ACK: 40 ms) shows where two processes meet at a certain moment only: a call must
+/// show it so many times of so many.
+const SIGHTS_OF_TIMERS: u32 = 3;
+const TRIES_OF_TIMERS: u32 = 14;
 /// What is late at the least: half of TCP's delayed ACK.
 const LEAST_LATE_NS: u64 = 20_000_000;
 
@@ -123,22 +127,29 @@ impl Lab {
         Ok(all)
     }
 
-    /// The difference that a program shows in one of the ways. One in time must come each time; any other one once, but not
-    /// where TCP differs from itself.
+    /// The difference that a program shows in one of the ways. One in time must come each time, or where it is a timer's, some times; any other
+    /// one once, but not where TCP differs from itself.
     ///
     /// With `--eager` time is not compared: its calls wait for an end that is about to answer, and here that end is told to do nothing.
     /// Nor is it of TCP with itself: that tells of the machine only.
     pub fn judge(&mut self, program: &[Op], way: usize) -> Option<Difference> {
         let has_no_time = matches!(self.way(way), Way::Eager | Way::Tcp);
-        let mut of_time = None;
-        for attempt in 0..TRIES_OF_TIME {
-            if attempt >= TRIES && of_time.is_none() {
+        let mut is_always_late = true;
+        let mut timers: BTreeMap<usize, u32> = BTreeMap::new();
+        // The longest that each call took on TCP.
+        let mut longest: Vec<u64> = vec![0; program.len()];
+        for attempt in 0..TRIES_OF_TIMERS {
+            let may_be_late = is_always_late && attempt < TRIES_OF_TIME || !timers.is_empty();
+            if attempt >= TRIES && !may_be_late {
                 return None;
             }
             let Ok(tcp) = self.reference(program) else {
                 self.undecided += 1;
                 return None;
             };
+            for (longest, outcome) in longest.iter_mut().zip(&tcp[0]) {
+                *longest = (*longest).max(outcome.as_ref().map_or(0, |outcome| outcome.ns));
+            }
             let late = self.late_ns();
             let found = match self.ways[way].1.run(program, None) {
                 Ok(run) => {
@@ -149,12 +160,28 @@ impl Lab {
                 }
                 Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
             };
-            match found? {
+            let Some(found) = found else {
+                is_always_late = false;
+                if timers.is_empty() {
+                    return None;
+                }
+                continue;
+            };
+            match found {
                 found if found.is_of_time() => {
                     if has_no_time {
                         return None;
                     }
-                    of_time = Some(found);
+                    if found.is_a_timers(longest[found.at()]) {
+                        let times = timers.entry(found.at()).or_default();
+                        *times += 1;
+                        if *times >= SIGHTS_OF_TIMERS {
+                            return Some(found);
+                        }
+                    }
+                    if is_always_late && attempt + 1 == TRIES_OF_TIME {
+                        return Some(found);
+                    }
                 }
                 // Where nothing but the machine can be slow, only what never ends hangs.
                 found if self.way(way) == Way::Tcp && found.is_hang() && attempt + 1 < TRIES => {}
@@ -164,13 +191,13 @@ impl Lab {
                         return Some(found);
                     }
                     self.undecided += 1;
-                    if attempt + 1 == TRIES {
+                    if attempt + 1 >= TRIES {
                         return None;
                     }
                 }
             }
         }
-        of_time
+        None
     }
 
     fn note(&mut self, program: &[Op], run: &Run) {

@@ -50,7 +50,8 @@ impl Maker {
 
     fn any(&mut self) -> Vec<Op> {
         match self.made % 16 {
-            7 | 15 => return self.make(generate::dialogue(12)),
+            7 => return self.make(generate::dialogue(12)),
+            15 => return self.make(generate::held()),
             3 => return self.make(generate::fresh()),
             5 => return self.make(generate::switch()),
             11 => return self.make(generate::unseen(12)),

@@ -28,6 +28,8 @@ struct Half {
     in_line: bool,
     /// Another program has got it.
     given: bool,
+    /// TCP_USER_TIMEOUT: a peer that takes nothing for so long, milliseconds, is given up.
+    user_timeout: i32,
     waiting: Option<WaitBy>,
 }
 
@@ -170,11 +172,14 @@ impl Model {
                 let peeks_on = own.peek_off && matches!(by, WaitBy::PeekAll);
                 !between && !peeks_on
             }
-            Call::Echo { .. } | Call::Exchange { .. } | Call::Pour { .. } => {
+            Call::Echo { .. } | Call::Exchange { .. } | Call::Pour { .. } | Call::Flood { .. } => {
                 let sound = |end: &Half| {
                     end.open && !end.shut_rd && !end.shut_wr && end.waiting.is_none() && end.low_water <= 1
                 };
-                sound(own) && sound(peer) && own.sent == peer.got && peer.sent == own.got
+                // A machine that is busy takes its time until a peer reads.
+                let is_patient = !(1..10_000).contains(&own.user_timeout);
+                let is_fit = is_patient || !matches!(op.call, Call::Flood { .. });
+                is_fit && sound(own) && sound(peer) && own.sent == peer.got && peer.sent == own.got
             }
             // What another process, or this one by a message, is given unread its sender sends once more, when it makes its next call (COMPLIANCE.md).
             Call::Pass | Call::Hand => self.bytes(side, conn) == 0,
@@ -353,6 +358,7 @@ impl Model {
             Call::Set(Opt::LowWater(bytes)) if ret == 0 => {
                 self.end_mut(side, conn).low_water = bytes.max(1) as usize
             }
+            Call::Set(Opt::UserTimeout(ms)) if ret == 0 => self.end_mut(side, conn).user_timeout = ms,
             Call::Set(Opt::PeekOff(at)) if ret == 0 => self.end_mut(side, conn).peek_off = at >= 0,
             Call::Finish(end) => {
                 let unread = self.bytes(side, conn) > 0 || self.end(side.other(), conn).urgent;

@@ -174,6 +174,18 @@ pub enum Child {
     Execs,
 }
 
+/// How a sender that was refused learns of room.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RoomBy {
+    Poll,
+    Select,
+    Epoll,
+    /// A set for edges that had the connection before it was filled.
+    Edge,
+    /// A call that sends, and waits.
+    Send,
+}
+
 /// What is done to Shunpike, which the programs must not notice. Nothing on TCP.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Meddle {
@@ -181,6 +193,9 @@ pub enum Meddle {
     Off,
     On,
     KillBroker,
+    /// It is stopped (SIGSTOP): what it has not said by then it says when it goes on, which is before any other of these.
+    StopBroker,
+    ContinueBroker,
     Wait(u16),
 }
 
@@ -214,6 +229,14 @@ pub enum Call {
         rounds: u16,
         size: usize,
     },
+    /// Bytes in one direction by calls of `chunk`, until the socket takes no more. Then `meanwhile` happens, seven eighths are read, and the
+    /// sender must learn of room; with `early` it waits for that before they are read. How many bytes it takes is nobody's business.
+    Flood {
+        by: RoomBy,
+        chunk: u16,
+        early: bool,
+        meanwhile: Option<Meddle>,
+    },
     Set(Opt),
     Register(Registered),
     Finish(End),
@@ -242,7 +265,14 @@ impl Call {
 
     /// What both sides take part in.
     pub fn is_of_both(self) -> bool {
-        matches!(self, Self::Open { .. } | Self::Echo { .. } | Self::Pour { .. } | Self::Exchange { .. })
+        matches!(
+            self,
+            Self::Open { .. }
+                | Self::Echo { .. }
+                | Self::Pour { .. }
+                | Self::Exchange { .. }
+                | Self::Flood { .. }
+        )
     }
 }
 

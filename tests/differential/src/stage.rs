@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::actor::{How, Order, Reply};
 use crate::calls::Said;
 use crate::model::Model;
-use crate::op::{Call, Meddle, Op, RecvBy, SendBy, Side, is_raw};
+use crate::op::{Call, LookBy, Meddle, Op, RecvBy, RoomBy, SendBy, Side, is_raw};
 use crate::stepper::Stepper;
 use crate::team::{Actor, HANG, Team, Trouble};
 
@@ -77,6 +77,8 @@ pub struct Stage {
     artefacts: Artefacts,
     directory: tempfile::TempDir,
     broker: Option<Child>,
+    /// It is stopped.
+    is_held: bool,
     teams: Option<[Team; 2]>,
     port: u16,
     serial: u64,
@@ -101,6 +103,7 @@ impl Stage {
             artefacts: artefacts.clone(),
             directory,
             broker: None,
+            is_held: false,
             teams: None,
             port: 0,
             serial: 0,
@@ -111,6 +114,14 @@ impl Stage {
 
     fn socket(&self) -> PathBuf {
         self.directory.path().join("broker.sock")
+    }
+
+    /// Whoever asks a broker that is stopped would wait.
+    fn let_broker_go_on(&mut self) {
+        if let Some(broker) = self.broker.as_ref().filter(|_| self.is_held) {
+            signal(broker, libc::SIGCONT);
+            self.is_held = false;
+        }
     }
 
     fn tool(&self, arguments: &[&str]) -> Command {
@@ -148,6 +159,7 @@ impl Stage {
     }
 
     fn end_broker(&mut self) {
+        self.is_held = false;
         if let Some(mut broker) = self.broker.take() {
             let _ = broker.kill();
             let _ = broker.wait();
@@ -253,6 +265,7 @@ impl Stage {
             let outcome = self.one(op, model)?;
             run.push(outcome);
         }
+        self.let_broker_go_on();
         if is_off {
             let _ = self.tool(&["device", "set", "active", "on"]).status();
         }
@@ -423,6 +436,9 @@ impl Stage {
                 return self.both(op, |asks| Order::Exchange { conn, by, rounds, size, asks });
             }
             Call::Pour { rounds, size } => return self.pour(op, rounds, size),
+            Call::Flood { by, chunk, early, meanwhile } => {
+                return self.flood(op, by, chunk, early, meanwhile);
+            }
             Call::Hand => return self.hand(op.side, conn),
             Call::Wait(by) => self.holder(op.side, conn).ask(&Order::Begin { conn, by })?,
             call => self.holder(op.side, conn).ask(&Order::Make { conn, call, cut: false })?,
@@ -441,7 +457,8 @@ impl Stage {
         let (one, other) = (one?, other?);
         Ok(Outcome {
             said: [&one, &other].map(|reply| reply.said.clone().unwrap_or_else(|| Said::of(-2))).to_vec(),
-            ns: one.ns.max(other.ns),
+            // One that is held up holds up the other one.
+            ns: one.ns.saturating_sub(other.held_up_ns).max(other.ns.saturating_sub(one.held_up_ns)),
             cpu_ns: 0,
             calls: [one.calls[0] + other.calls[0], one.calls[1] + other.calls[1]],
             state: one.state,
@@ -473,6 +490,48 @@ impl Stage {
         Ok(all.unwrap_or_else(Outcome::nothing))
     }
 
+    /// A connection is filled and read, as [`Call::Flood`] tells: whether the sender learnt of room, whether the bytes came as they were sent,
+    /// and what a look shows then. The time is that until it learnt.
+    fn flood(
+        &mut self,
+        op: Op,
+        by: RoomBy,
+        chunk: u16,
+        early: bool,
+        meanwhile: Option<Meddle>,
+    ) -> Result<Outcome, Trouble> {
+        let (conn, side, other) = (op.conn, op.side, op.side.other());
+        let filled = self.holder(side, conn).ask(&Order::Flood { conn, by, chunk })?;
+        let calls = filled.calls;
+        let said = filled.said.unwrap_or_else(|| Said::of(-2));
+        if said.ret <= 0 {
+            return Ok(Outcome { said: vec![said], ns: 0, cpu_ns: 0, calls, state: filled.state });
+        }
+        let all = said.ret as usize;
+        let n = usize::from(chunk).min(all / 4);
+        if early {
+            self.holder(side, conn).ask(&Order::Room { conn, by, n, early })?;
+        }
+        if let Some(meddle) = meanwhile {
+            self.meddle(op, meddle);
+        }
+        let most = all - all / 8;
+        let read = self.holder(other, conn).ask(&Order::Drain { conn, n: most, hash: 0 })?.said;
+        let so_far = read.map_or(0, |said| said.more[0] as u64);
+        let asked = Instant::now();
+        let order = if early { Order::Ended { conn, ms: 4000 } } else { Order::Room { conn, by, n, early } };
+        let told = self.holder(side, conn).ask(&order)?;
+        let ns = if early { asked.elapsed().as_nanos() as u64 } else { told.ns };
+        let Some(room) = told.said else { return Err(Trouble::Hangs) };
+        let rest = all - most + room.more[0] as usize;
+        let read = self.holder(other, conn).ask(&Order::Drain { conn, n: rest, hash: so_far })?.said;
+        let is_whole = read.is_some_and(|said| said.ret == rest as i64 && said.more[0] == room.more[1]);
+        let look = Order::Make { conn, call: Call::Look(LookBy::Poll), cut: false };
+        let shows = self.holder(side, conn).ask(&look)?.said.unwrap_or_else(|| Said::of(-2));
+        let said = vec![Said { more: Vec::new(), ..room }, Said::of(is_whole.into()), shows];
+        Ok(Outcome { said, ns, cpu_ns: told.cpu_ns, calls, state: filled.state })
+    }
+
     fn open(&mut self, conn: u8, port: u16, nonblock: bool, nagle: bool) -> Result<Outcome, Trouble> {
         self.serial += 1;
         let serial = self.serial * 2;
@@ -490,6 +549,7 @@ impl Stage {
 
     /// The connection goes to the side's other process.
     fn hand(&mut self, side: Side, conn: u8) -> Result<Outcome, Trouble> {
+        self.let_broker_go_on();
         let command = self.command(side);
         let team = &mut self.teams.as_mut().expect("ready")[side as usize];
         if team.actors.len() == 1 {
@@ -541,6 +601,7 @@ impl Stage {
             Call::Kill => {
                 team.actors.iter_mut().for_each(Actor::kill);
                 if self.way != Way::Tcp {
+                    self.let_broker_go_on();
                     // The broker may hold a copy of a connection that it was just offered: it answers behind that. And calls that need not wait
                     // ask TCP every 50 ms, where a set has the connection (COMPLIANCE.md).
                     let _ = self.tool(&["info"]).status();
@@ -555,9 +616,19 @@ impl Stage {
     }
 
     fn meddle(&mut self, op: Op, meddle: Meddle) {
+        if !matches!(meddle, Meddle::Wait(_) | Meddle::StopBroker) {
+            self.let_broker_go_on();
+        }
         match meddle {
             Meddle::Wait(ms) => std::thread::sleep(Duration::from_millis(ms.into())),
             _ if self.way == Way::Tcp => {}
+            Meddle::StopBroker => {
+                if let Some(broker) = &self.broker {
+                    signal(broker, libc::SIGSTOP);
+                    self.is_held = true;
+                }
+            }
+            Meddle::ContinueBroker => {}
             Meddle::Off => drop(self.tool(&["device", "set", "active", "off"]).status()),
             Meddle::On => drop(self.tool(&["device", "set", "active", "on"]).status()),
             Meddle::Revoke => {
@@ -570,6 +641,11 @@ impl Stage {
             }
         }
     }
+}
+
+fn signal(child: &Child, signal: libc::c_int) {
+    // SAFETY: no memory is passed. A child that nobody has waited for.
+    unsafe { libc::kill(child.id() as libc::pid_t, signal) };
 }
 
 /// Where a build of the project has its artefacts.
