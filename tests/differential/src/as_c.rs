@@ -118,6 +118,7 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             };
             format!("{call} /* by a signal's handler */")
         }
+        Call::Recv(RecvBy::Once, n) => format!("receives_once({conn}, {n})"),
         Call::Recv(by, n) => {
             let flags = match by {
                 RecvBy::Peek => "MSG_DONTWAIT | MSG_PEEK",
@@ -125,7 +126,9 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                 RecvBy::WaitAll => "MSG_WAITALL",
                 RecvBy::Oob => "MSG_DONTWAIT | MSG_OOB",
                 RecvBy::Read | RecvBy::Readv | RecvBy::Splice => "0",
-                RecvBy::Recv | RecvBy::Recvfrom | RecvBy::Recvmsg | RecvBy::Recvmmsg => "MSG_DONTWAIT",
+                RecvBy::Recv | RecvBy::Once | RecvBy::Recvfrom | RecvBy::Recvmsg | RecvBy::Recvmmsg => {
+                    "MSG_DONTWAIT"
+                }
             };
             format!("receives({conn}, {n}, {flags})")
         }

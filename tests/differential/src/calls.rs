@@ -316,7 +316,7 @@ pub fn receive(fd: RawFd, by: RecvBy, n: usize) -> Said {
 /// The same, with the bytes themselves; none of those that were thrown away.
 pub fn receive_bytes(fd: RawFd, by: RecvBy, n: usize) -> (Said, Vec<u8>) {
     let mut to = vec![0u8; n];
-    let once = matches!(by, RecvBy::Peek | RecvBy::Trunc | RecvBy::Oob);
+    let once = matches!(by, RecvBy::Peek | RecvBy::Trunc | RecvBy::Oob | RecvBy::Once);
     let (mut have, mut more) = (0, Vec::new());
     loop {
         let (got, control) = receive_once(fd, by, &mut to[have..], have > 0);
@@ -349,7 +349,7 @@ fn receive_once(fd: RawFd, by: RecvBy, to: &mut [u8], again: bool) -> (i64, Vec<
             RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice if again => {
                 none(libc::recv(fd, at, n, DONTWAIT))
             }
-            RecvBy::Recv => none(libc::recv(fd, at, n, DONTWAIT)),
+            RecvBy::Recv | RecvBy::Once => none(libc::recv(fd, at, n, DONTWAIT)),
             RecvBy::Read => none(libc::read(fd, at, n)),
             RecvBy::Readv => none(libc::readv(fd, parts.as_ptr(), 2)),
             RecvBy::Recvfrom => none(libc::recvfrom(fd, at, n, DONTWAIT, null_mut(), null_mut())),

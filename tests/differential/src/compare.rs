@@ -23,6 +23,8 @@ pub enum Difference {
         at: usize,
         tcp: String,
         lane: String,
+        /// Where the connection stood: phase, mode of the receiving half, mode of the sending half.
+        state: Option<[u16; 3]>,
     },
     Late {
         at: usize,
@@ -74,7 +76,10 @@ impl Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Said { at, tcp, lane } => write!(f, "call {at}: TCP says {tcp}, a lane {lane}"),
+            Self::Said { at, tcp, lane, state } => {
+                write!(f, "call {at}: TCP says {tcp}, a lane {lane}")?;
+                state.map_or(Ok(()), |state| write!(f, ", in state {state:?}"))
+            }
             Self::Late { at, tcp_us, lane_us } => {
                 write!(f, "call {at} took {tcp_us} us on TCP, {lane_us} us on a lane")
             }
@@ -101,6 +106,7 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
                 at,
                 tcp: format!("{:?}", tcp.said),
                 lane: format!("{:?}", lane.said),
+                state: lane.state,
             });
         }
         if lane.ns > tcp.ns + late_ns {

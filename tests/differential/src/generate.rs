@@ -23,7 +23,7 @@ fn recv_by() -> impl Strategy<Value = RecvBy> {
     prop_oneof![
         6 => Just(RecvBy::Recv), 3 => Just(RecvBy::Read), 1 => Just(RecvBy::Readv), 1 => Just(RecvBy::Recvfrom),
         2 => Just(RecvBy::Recvmsg), 1 => Just(RecvBy::Recvmmsg), 1 => Just(RecvBy::Splice), 3 => Just(RecvBy::Peek),
-        1 => Just(RecvBy::Trunc), 1 => Just(RecvBy::WaitAll),
+        1 => Just(RecvBy::Trunc), 1 => Just(RecvBy::WaitAll), 4 => Just(RecvBy::Once),
     ]
 }
 

@@ -63,6 +63,8 @@ pub enum RecvBy {
     Splice,
     Peek,
     Trunc,
+    /// One call, whose answer must not be shorter than TCP's: who waits for edges takes a short read for the last one.
+    Once,
     WaitAll,
     /// The urgent byte.
     Oob,

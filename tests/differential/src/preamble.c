@@ -132,6 +132,7 @@ static void receives(int at, size_t n, int flags) {
     tell(flags & MSG_PEEK ? "peek" : "recv", have ? have : some);
     line();
 }
+static void receives_once(int at, size_t n) { tell("recv", recv(fds[at], bytes, n, MSG_DONTWAIT)); line(); }
 static void readable(int at) { int n = -1; tell("FIONREAD", ioctl(fds[at], FIONREAD, &n)); printf(" %d", n); line(); }
 static void polls(int at, int events) { struct pollfd one = {.fd = fds[at], .events = events}; tell("poll", poll(&one, 1, 0)); printf(" %#x", one.revents); line(); }
 static void set_shows(void) {
