@@ -212,8 +212,16 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
 fn goes_on(conn: Conn, flags: i32) -> bool {
     let _critical = critical();
     let half = &conn.block.rx;
-    let Some(dmb) = state::rx_dmb(half).filter(|_| flags & libc::MSG_PEEK == 0) else { return false };
-    match half.mode.load(Ordering::Relaxed) {
+    let mode = half.mode.load(Ordering::Relaxed);
+    if flags & libc::MSG_PEEK != 0 {
+        return false;
+    }
+    if mode == mode::PLAIN {
+        // The lane has ended in this very call, as one does that nothing was sent on: TCP goes on.
+        return true;
+    }
+    let Some(dmb) = state::rx_dmb(half) else { return false };
+    match mode {
         mode::LANE => {
             let prod = dmb.words().prod();
             prod.has(Cursor::END | Cursor::STOP) && prod.offset() == half.cursor.load(Ordering::Relaxed)
@@ -507,7 +515,13 @@ fn peek_ring(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, before: usize, fla
     rest.advance(before);
     let offset = half.cursor.load(Ordering::Relaxed);
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
-    let Some((dmb, prod, unread)) = unread(half, dmb).filter(|(.., unread)| *unread > 0) else { return 0 };
+    let Some((dmb, prod, unread)) = unread(half, dmb) else { return 0 };
+    let is_over = prod.has(Cursor::END | Cursor::STOP) && !prod.has(Cursor::LEAVE);
+    if unread == 0 {
+        // One that nothing was sent on, and that has ended.
+        let is_whole = is_over && dmb.words().cons() == at;
+        return if is_whole { peek_behind(fd, bufs, (before, 0), flags) } else { 0 };
+    }
     let n = rest.left().min(unread as usize);
     let peeked = if dmb.words().lent().0 != half.loans.load(Ordering::Relaxed) {
         lent_bytes(conn, &dmb, &rest, (offset, prod.offset()), n, flags).ok()
@@ -515,8 +529,7 @@ fn peek_ring(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, before: usize, fla
         peek::deliver(half, &dmb, &rest, offset, n, flags).ok().map(|()| n)
     };
     let Some(n) = peeked.filter(|_| dmb.words().cons() == at) else { return 0 };
-    let is_last = prod.has(Cursor::END | Cursor::STOP) && n as u64 == unread;
-    n + if is_last { peek_behind(fd, bufs, (before, n), flags) } else { 0 }
+    n + if is_over && n as u64 == unread { peek_behind(fd, bufs, (before, n), flags) } else { 0 }
 }
 
 /// MSG_PEEK at TCP behind the last byte of a lane that is over: `bufs` have `before` bytes that TCP has, too, in front of the lane's `n`.
