@@ -2,8 +2,8 @@
 
 use shunpike_wire::Reason;
 
-use crate::once::Once;
 use crate::table::Conn;
+use shunpike_shm::once::Once;
 
 /// The floors above, as those below may call them.
 pub struct Above {

@@ -5,8 +5,8 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::once::Once;
 use crate::sys::{self, Res};
+use shunpike_shm::once::Once;
 
 /// See the module. All are called in any thread at any time after start-up.
 pub struct Host {

@@ -23,7 +23,6 @@ pub mod clock;
 mod doorbell;
 pub mod host;
 pub mod mutex;
-mod once;
 pub mod policy;
 mod prefetch;
 mod proc;

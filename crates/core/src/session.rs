@@ -26,12 +26,12 @@ use crate::handshakes::Handshakes;
 use crate::later::Later;
 use crate::look::{LATER, LOOK_AT, LOOK_PAUSE_US, look_soon};
 use crate::mutex::{Guard, Mutex};
-use crate::once::Once;
 use crate::outbox::Outbox;
 use crate::process;
 use crate::spares::Spares;
 use crate::tls::thread;
 use crate::{clock, descriptors, sys, tap};
+use shunpike_shm::once::Once;
 
 /// A broker that is not there is looked for again after this long, microseconds;
 const RETRY_US: u64 = 1_000_000;

@@ -198,24 +198,37 @@ pub fn epoll_for(
     timeout: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Res {
-    if timeout.is_some_and(|ns| ns % NS_A_MS != 0) {
-        let ts = timespec(timeout);
-        let (at, ts) = (events.as_mut_ptr() as usize, &raw const ts as usize);
+    let exactly = |events: &mut [libc::epoll_event], ts: &libc::timespec| {
+        let (at, ts) = (events.as_mut_ptr() as usize, &raw const *ts as usize);
         // SAFETY: events and ts live through the call; mask is null or the program's.
-        match unsafe { call(libc::SYS_epoll_pwait2, fd as usize, at, events.len(), ts, mask as usize, 8) } {
+        unsafe { call(libc::SYS_epoll_pwait2, fd as usize, at, events.len(), ts, mask as usize, 8) }
+    };
+    as_exactly(events, timeout, exactly, |events, ms| epoll_wait(fd, events, ms, mask))
+}
+
+/// A wait for `timeout` by the call that knows milliseconds alone, or by the one that knows more where that is needed and to be had.
+pub fn as_exactly(
+    events: &mut [libc::epoll_event],
+    timeout: Option<u64>,
+    exactly: impl FnOnce(&mut [libc::epoll_event], &libc::timespec) -> Res,
+    in_ms: impl FnOnce(&mut [libc::epoll_event], i32) -> Res,
+) -> Res {
+    if timeout.is_some_and(|ns| ns % NS_A_MS != 0) {
+        match exactly(events, &timespec(timeout)) {
+            // Neither the kernel nor libc may have the call; EPERM: a filter that knows none so young.
             Err(Errno::NOSYS | Errno::PERM) => {}
             waited => return waited,
         }
     }
-    epoll_wait(fd, events, whole_ms(timeout), mask)
+    in_ms(events, whole_ms(timeout))
 }
 
 /// `timeout` in milliseconds, -1 for ever: not before the program's time is over, where the kernel knows milliseconds only.
-pub fn whole_ms(timeout: Option<u64>) -> i32 {
+fn whole_ms(timeout: Option<u64>) -> i32 {
     timeout.map_or(-1, |ns| i32::try_from(ns.div_ceil(NS_A_MS)).unwrap_or(i32::MAX))
 }
 
-/// epoll_pwait2(2)-like wait with milliseconds; `timeout` -1 for ever.
+/// epoll_pwait(2); `timeout` in milliseconds, -1 for ever.
 pub fn epoll_wait(
     fd: i32,
     events: &mut [libc::epoll_event],
@@ -303,9 +316,9 @@ pub fn known_pid() -> u32 {
 /// The calling thread's name (PR_GET_NAME of prctl(2)); it ends with a NUL.
 pub fn thread_name() -> [u8; 16] {
     let mut name = [0; 16];
+    let at = name.as_mut_ptr() as usize;
     // SAFETY: the kernel writes no more than 16 bytes there.
-    let _ =
-        unsafe { call(libc::SYS_prctl, libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0) };
+    let _ = unsafe { call(libc::SYS_prctl, libc::PR_GET_NAME as usize, at, 0, 0, 0, 0) };
     name
 }
 

@@ -125,9 +125,10 @@ pub fn blob() -> Blob {
         &raw const shunpike_inject_begin,
         &raw const shunpike_inject_end,
     ];
-    // SAFETY: data, text and end stand in this order in one section below, which nobody writes to.
-    let between =
-        |from: *const u8, to: *const u8| unsafe { std::slice::from_raw_parts(from, to.addr() - from.addr()) };
+    let between = |from: *const u8, to: *const u8| {
+        // SAFETY: data, text and end stand in this order in one section below, which nobody writes to.
+        unsafe { std::slice::from_raw_parts(from, to.addr() - from.addr()) }
+    };
     Blob {
         data: between(data, text),
         text: between(text, end),

@@ -61,9 +61,9 @@ fn helper(execution: &Execution<'_>, report: &dyn Fn(Result<(), Reason>)) -> Opt
         return None;
     };
     // Where Yama is, only those may trace us that we name. Without it the call fails, and is not needed.
+    let anybody = libc::c_ulong::MAX;
     // SAFETY: plain system calls.
-    let (own, _) =
-        unsafe { (libc::getpid(), libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0)) };
+    let (own, _) = unsafe { (libc::getpid(), libc::prctl(libc::PR_SET_PTRACER, anybody, 0, 0, 0)) };
     let mut orphan = Orphan { run: &mut || trace(own, execution, &tell, report) };
     let begun = orphan.begin();
     drop(tell);

@@ -2,10 +2,10 @@
 
 use core::ffi::c_int;
 
-use libc::{epoll_event, pollfd, sigset_t};
+use libc::{epoll_event, pollfd, sigset_t, timespec};
 use shunpike_core::Errno;
 use shunpike_core::host::Host;
-use shunpike_core::sys::{Res, timespec, whole_ms};
+use shunpike_core::sys::{self, Res};
 use shunpike_shm::lock::Libc;
 
 use crate::readiness::covered;
@@ -32,7 +32,7 @@ fn answered(n: c_int) -> Res {
 }
 
 fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const sigset_t) -> Res {
-    let ts = timespec(timeout);
+    let ts = sys::timespec(timeout);
     let ts = if timeout.is_some() { &raw const ts } else { core::ptr::null() };
     // SAFETY: fds and ts live through the call; mask is null or the program's.
     answered(unsafe { covered::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ts, mask) })
@@ -40,20 +40,17 @@ fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const sigset_t) -> Res 
 
 /// A call that does not sleep is the kernel's own: libc would act upon a cancellation.
 fn epoll(fd: i32, events: &mut [epoll_event], timeout: Option<u64>, mask: *const sigset_t) -> Res {
-    let ms = whole_ms(timeout);
-    if ms == 0 {
-        return shunpike_core::sys::epoll_wait(fd, events, ms, mask);
+    if timeout == Some(0) {
+        return sys::epoll_wait(fd, events, 0, mask);
     }
-    let (at, room) = (events.as_mut_ptr(), i32::try_from(events.len()).unwrap_or(i32::MAX));
-    if timeout.is_some_and(|ns| ns % 1_000_000 != 0) {
-        let ts = timespec(timeout);
+    let room = i32::try_from(events.len()).unwrap_or(i32::MAX);
+    let exactly = |events: &mut [epoll_event], ts: &timespec| {
         // SAFETY: events and ts live through the call; mask is null or the program's.
-        match answered(unsafe { covered::epoll_pwait2(fd, at, room, &ts, mask) }) {
-            // EPERM: a filter that knows no call so young.
-            Err(Errno::NOSYS | Errno::PERM) => {}
-            slept => return slept,
-        }
-    }
-    // SAFETY: events lives through the call; mask is null or the program's.
-    answered(unsafe { covered::epoll_pwait(fd, at, room, ms, mask) })
+        answered(unsafe { covered::epoll_pwait2(fd, events.as_mut_ptr(), room, ts, mask) })
+    };
+    let in_ms = |events: &mut [epoll_event], ms| {
+        // SAFETY: as above.
+        answered(unsafe { covered::epoll_pwait(fd, events.as_mut_ptr(), room, ms, mask) })
+    };
+    sys::as_exactly(events, timeout, exactly, in_ms)
 }

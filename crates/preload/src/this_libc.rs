@@ -26,9 +26,9 @@ pub fn auxiliary(kind: u64) -> u64 {
 
 /// Not 0 while this thread is the only one, as far as libc knows: glibc's variable of this name (sys/single_threaded.h; from 2.32 on).
 pub fn alone() -> Option<&'static AtomicU8> {
+    let at = weak_function!("__libc_single_threaded": unsafe extern "C" fn())? as *const AtomicU8;
     // SAFETY: the name is a variable's, of one byte, which libc alone writes.
-    weak_function!("__libc_single_threaded": unsafe extern "C" fn())
-        .map(|at| unsafe { &*(at as *const AtomicU8) })
+    Some(unsafe { &*at })
 }
 
 /// Its calls for mutexes. `None`: a process without them (glibc before 2.34, without its library of threads), or one with musl.
@@ -48,12 +48,9 @@ pub fn calls() -> Option<Calls> {
     })
 }
 
-/// musl shows a thread's list to the kernel late: it takes and releases a mutex that may outlive its holder. Where it has no such mutex
+/// musl shows a thread's list to the kernel late. It is made to: it takes and releases a mutex that may outlive its holder. Where it has no such mutex
 /// there is no list of its own either.
 pub fn show_list() {
-    if !is_musl() {
-        return;
-    }
     macro_rules! function {
         ($name:literal($($arg:ty),*)) => {
             match weak_function!($name: unsafe extern "C" fn($($arg),*) -> i32) {

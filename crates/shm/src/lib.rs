@@ -14,6 +14,7 @@ pub mod lane;
 pub mod lifecycle;
 pub mod lock;
 pub mod notices;
+pub mod once;
 pub mod pages;
 pub mod place;
 mod primitive;

@@ -410,9 +410,9 @@ mod tests {
                 let thread = thread();
                 let own = core::ptr::from_ref(&thread.own.head).addr();
                 assert_ne!(thread.head_by_kernel().expect("glibc has registered one"), own);
+                let size = size_of::<Head>();
                 // SAFETY: as in a process whose libc has registered none.
-                let taken =
-                    unsafe { arch::syscall(libc::SYS_set_robust_list, 0, size_of::<Head>(), 0, 0, 0, 0) };
+                let taken = unsafe { arch::syscall(libc::SYS_set_robust_list, 0, size, 0, 0, 0, 0) };
                 assert_eq!(taken, 0);
                 assert_eq!(thread.head_by_kernel(), Some(own));
                 thread.learn(Some(own), number());

@@ -246,9 +246,9 @@ fn what_is_taken_within_a_threads_first_lock_is_robust_when_that_is_released() {
 fn who_sleeps_while_the_wake_is_lost_comes_to_it() {
     for knows_its_list in [false, true] {
         let shared = shared();
+        let words = core::ptr::from_ref(&shared.locks[0]).cast::<AtomicU32>();
         // SAFETY: the mutex begins with its words, which are atomic.
-        let word =
-            unsafe { &*core::ptr::from_ref(&shared.locks[0]).cast::<AtomicU32>().add(usize::from(IS_MUSL)) };
+        let word = unsafe { &*words.add(usize::from(IS_MUSL)) };
         let releaser = fork(|| {
             drop(shared.locks[1].lock(NoHandlers));
             core::mem::forget(shared.locks[0].lock(NoHandlers));

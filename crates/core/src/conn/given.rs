@@ -70,8 +70,8 @@ pub fn spawned(child: Option<u32>) {
     }
 }
 
-/// After a call that moved bytes of a connection that stays on TCP: perhaps it was given away, and is this process's alone again. Says
-/// whether somebody has got it anew by the time that it is taken back: then it is to be handed over once more.
+/// After a call that moved bytes by TCP. A connection that was given away, and is this process's alone again, is taken back. Says whether
+/// somebody got it while that was done: then it is to be handed over once more.
 #[inline]
 pub(super) fn look(conn: Conn, fd: i32) -> bool {
     let block = conn.block;
@@ -103,7 +103,8 @@ fn look_closely(conn: Conn, fd: i32) -> bool {
     eager::taken_back(block);
     state::note(block, Reason::NotNominated);
     block.life.on(Event::TakeBack);
-    // What another thread wrote before an event of its own that came earlier is seen here; one that comes later is taken.
+    // Another thread gives it away by a place in the list, then by its event. An event before ours was lost, and its place is seen here; one
+    // after ours counts by itself.
     let is_same = emptied(0);
     !is_same || block.given.iter().any(|slot| slot.load(Ordering::Relaxed) != 0)
 }

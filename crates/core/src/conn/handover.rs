@@ -23,13 +23,13 @@ pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     leave_to_others(conn, fd, Event::Bar, reason);
 }
 
-/// The same, where it is known that `child` is the one who gets it.
+/// `hand_over` to a process that is known: `child`.
 fn hand_over_to(conn: Conn, fd: i32, child: u32) {
     given::to_child(conn.block, fd, child);
     hand_over_to_listed(conn, fd);
 }
 
-/// The same, where it stands in the list who has got it.
+/// Hands it over to the children that its list names already.
 pub(super) fn hand_over_to_listed(conn: Conn, fd: i32) {
     leave_to_others(conn, fd, Event::Give, Reason::HandedOver);
 }

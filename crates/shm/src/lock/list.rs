@@ -140,12 +140,10 @@ impl Thread {
             show_list();
         }
         let (mut at, mut size) = (0_usize, 0_usize);
+        let (to_at, to_size) = ((&raw mut at).expose_provenance(), (&raw mut size).expose_provenance());
         // SAFETY: the kernel writes both words.
-        if unsafe {
-            let (at, size) = ((&raw mut at).expose_provenance(), (&raw mut size).expose_provenance());
-            arch::syscall(libc::SYS_get_robust_list, 0, at, size, 0, 0, 0)
-        } != 0
-        {
+        let asked = unsafe { arch::syscall(libc::SYS_get_robust_list, 0, to_at, to_size, 0, 0, 0) };
+        if asked != 0 {
             return None;
         }
         if at != 0 {
@@ -159,8 +157,8 @@ impl Thread {
         head.to_word.store(to_word(), Ordering::Relaxed);
         head.pending.store(0, Ordering::Relaxed);
         // SAFETY: the list lives as long as its thread.
-        (unsafe { arch::syscall(libc::SYS_set_robust_list, at, size_of::<Head>(), 0, 0, 0, 0) } == 0)
-            .then_some(at)
+        let told = unsafe { arch::syscall(libc::SYS_set_robust_list, at, size_of::<Head>(), 0, 0, 0, 0) };
+        (told == 0).then_some(at)
     }
 
     #[cfg(miri)]

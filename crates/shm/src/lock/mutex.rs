@@ -1,7 +1,9 @@
 //! What a process's libc knows of robust mutexes: where in one the word is, its calls for threads whose list is not known, and how it
 //! shows a thread's list to the kernel.
 
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::once::Once;
 
 /// libc's functions for such a mutex, by their names without `pthread_mutex_`.
 #[derive(Copy, Clone)]
@@ -26,14 +28,14 @@ pub struct Libc {
     pub is_musl: fn() -> bool,
     /// Its calls. `None` in a process that has not loaded them, or whose libc knows another mutex than glibc's.
     pub calls: fn() -> Option<Calls>,
-    /// Has it show the calling thread's list to the kernel, where it does so late.
+    /// Has musl, which does so late, show the calling thread's list to the kernel.
     pub show_list: fn(),
 }
 
 /// A process without libc: threads' lists are the kernel's to tell, or our own.
 pub static NO_LIBC: Libc = Libc { is_musl: || cfg!(target_env = "musl"), calls: || None, show_list: || {} };
 
-static LIBC: AtomicPtr<Libc> = AtomicPtr::new((&raw const NO_LIBC).cast_mut());
+static LIBC: Once<Libc> = Once::with(&NO_LIBC);
 
 pub(super) const IN_GLIBC: usize = 0;
 pub(super) const IN_MUSL: usize = 1;
@@ -46,8 +48,7 @@ static PLACE: Place = Place(AtomicUsize::new(IN_GLIBC));
 
 /// At start-up, before the first lock is made.
 pub fn start(libc: &'static Libc) {
-    // Release pairs with the Acquire in `of_process`.
-    LIBC.store(core::ptr::from_ref(libc).cast_mut(), Ordering::Release);
+    LIBC.set(libc);
     PLACE.0.store(if (libc.is_musl)() { IN_MUSL } else { IN_GLIBC }, Ordering::Relaxed);
 }
 
@@ -57,15 +58,10 @@ pub(super) fn place() -> usize {
     PLACE.0.load(Ordering::Relaxed) & 1
 }
 
-fn of_process() -> &'static Libc {
-    // SAFETY: one that lives as long as the process. Acquire pairs with the Release in `start`.
-    unsafe { &*LIBC.load(Ordering::Acquire) }
-}
-
 /// Its calls.
 #[cfg(not(miri))]
 pub(super) fn calls() -> Option<Calls> {
-    (of_process().calls)()
+    (LIBC.get().calls)()
 }
 
 /// miri knows no assembly: all locks are glibc's there.
@@ -83,5 +79,5 @@ pub(super) fn calls() -> Option<Calls> {
 
 /// Has it show the calling thread's list to the kernel.
 pub(super) fn show_list() {
-    (of_process().show_list)();
+    (LIBC.get().show_list)();
 }
