@@ -11,6 +11,9 @@ import pytest
 import harness
 import procs
 
+# Seconds for a test with what it sets up: five times what the longest takes.
+LIMIT = 600
+
 
 def pytest_addoption(parser):
     parser.addoption("--tcp-only", action="store_true", help="run only what needs no Shunpike: the baseline of each test")
@@ -41,6 +44,20 @@ def pytest_runtest_makereport(item):
     if report.when == "call" and report.failed and world:
         for proc in world.procs:
             report.sections.append((proc.name, proc.describe()))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    """A test that hangs fails, with the line where it hangs, and the others go on: a run without an end says nothing at all."""
+
+    def out_of_time(*_):
+        pytest.fail(f"no end within {limit} s")
+
+    limit = int(LIMIT * procs.PATIENCE) if item.get_closest_marker("suites") is None else 0
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.setitimer(signal.ITIMER_REAL, limit, limit)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from procs import PATIENCE, Proc, descendants, reap, until
+from procs import PATIENCE, Proc, reap, survivors, until
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
@@ -204,9 +204,9 @@ class World:
         for cleanup in reversed(self.cleanups):
             attempt(cleanup)
         try:
-            until(lambda: not descendants(), "", seconds=3)
+            until(lambda: not survivors(), "", seconds=3)
         except AssertionError:
-            left = descendants()
+            left = survivors()
             problems.append(f"processes left: {left}")
             reap(left)
         left = sorted(self.foreign_files() - self.before) + [str(path) for path in (*self.tmp.iterdir(), *self.runtime.iterdir())]

@@ -193,7 +193,7 @@ def stacks(pid):
 
 
 def descendants():
-    """{pid: command line} of all living descendants of this process; zombies that are ours to reap are reaped."""
+    """{pid: command line} of all living descendants of this process."""
     parents, names = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -212,15 +212,18 @@ def descendants():
     return found
 
 
-def reap(pids):
-    """Ends and reaps `pids`, which the test left behind."""
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    for pid in pids:
-        try:
-            os.waitpid(pid, 0)
-        except ChildProcessError:
+def survivors():
+    """Living descendants where every program of the test has been waited for. Whatever else has ended is reaped: the first process of
+    a pid namespace does not end before the others there, which may be our children, are."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+    return descendants()
+
+
+def reap(pids):
+    """Ends and reaps `pids`, which the test left behind, when its own programs have been waited for."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not survivors().keys() & set(pids), lambda: f"does not end after SIGKILL: {descendants()}")
