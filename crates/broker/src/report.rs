@@ -248,7 +248,7 @@ pub struct ConnectionCounts {
     pub server: RoleCounts,
     /// Fallbacks by reason, those that occurred.
     pub reasons: Vec<FallbackCount>,
-    /// Lanes closed with the connection going on on TCP.
+    /// Ends that sent their connection back to TCP, where it goes on.
     pub revoked: u64,
     /// Handshakes that failed.
     pub handshake_errors: u64,
@@ -442,7 +442,7 @@ pub struct Process {
     pub rx_calls: u64,
     /// Ends on TCP with a reason: those that ended there and those that are.
     pub fallback: u64,
-    /// Lanes closed with the connection going on on TCP.
+    /// Ends that sent their connection back to TCP, where it goes on.
     pub revoked: u64,
     /// Sleeps for news.
     pub sleeps: u64,

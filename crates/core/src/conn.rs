@@ -136,8 +136,8 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     keepalive::over(conn, fd);
     upgrade::forget(&mut session, block);
     reuse::sweep(&mut session);
-    // A lane that ends because its connection does is not revoked.
-    if sys::tcp_shows(fd, libc::POLLRDHUP) == 0
+    // The end that wanted it counts it. The other one cannot tell it from a close, whose FIN comes behind the end of the lane.
+    if block.reason.load(Ordering::Relaxed) != 0
         && let Some(header) = process::header()
     {
         header.revoked.fetch_add(1, Ordering::Relaxed);

@@ -30,7 +30,7 @@ pub fn upgrade(block: &Block, fd: i32, ring: u32) {
     probe!(shunpike, upgrade, fd, role, local, remote, ring);
 }
 
-/// Both its directions are on TCP again.
+/// This end has sent it back: both its directions are on TCP again.
 #[cold]
 #[inline(never)]
 pub fn revoke(block: &Block, fd: i32) {

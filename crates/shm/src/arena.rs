@@ -98,7 +98,7 @@ pub struct Header {
     pub handled: [AtomicU64; 2],
     /// ... of them at some time on a lane.
     pub upgraded: [AtomicU64; 2],
-    /// Lanes closed again with the connection going on on TCP.
+    /// Connections that this process sent back to TCP, where they go on.
     pub revoked: AtomicU64,
     /// Handshakes that failed.
     pub handshake_errors: AtomicU64,

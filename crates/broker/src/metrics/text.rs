@@ -73,7 +73,7 @@ pub fn of(figures: &Figures, served: Served) -> String {
         ),
         (
             "lanes_revoked",
-            "Lanes closed with the connection going on on TCP",
+            "Ends that sent their connection back to TCP, where it goes on",
             Counter,
             one(connections.revoked),
         ),
