@@ -117,7 +117,7 @@ def test_a_connection_that_said_too_little_for_a_lane_has_its_own_addresses(worl
     (shown,) = json.loads(accel.broker.tool("ss", "--json"))["connections"]
     assert (shown["local"], shown["remote"], shown["cookie"]) == (own, f"127.0.0.1:{port}", 0)
     assert len(table(accel.broker.tool("ss", f"dport = :{port}"))) == 1
-    assert f"talks as client; it runs on TCP, from {own} to 127.0.0.1:{port}" in accel.broker.tool("explain", str(client.pid))
+    assert f"talks as client from {own} to 127.0.0.1:{port}; it runs on TCP" in accel.broker.tool("explain", str(client.pid))
     assert f"127.0.0.1:{port}" in accel.broker.tool("top", "--once", "--connections")
     os.close(told)
     client.finish()

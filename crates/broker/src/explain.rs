@@ -11,21 +11,10 @@ pub fn explain(found: Vec<Connection>, policy: &Policy) -> Result<Explanations, 
 }
 
 fn one(connection: Connection, policy: &Policy) -> Explanation {
-    let Connection { comm, pid, role, local, remote, .. } = &connection;
-    let from = if local.is_empty() { String::new() } else { format!(" from {local} to {remote}") };
-    let end = format!("{comm} (PID {pid}) talks as {role}{from}");
+    let how = connection.how();
     let Some(reason) = connection.reason.clone() else {
-        let way = |mode: &str| if mode == "lane" { "shared memory" } else { "TCP" };
-        return Explanation {
-            how: format!(
-                "{end}; it sends through {} and receives through {}",
-                way(&connection.tx.mode),
-                way(&connection.rx.mode)
-            ),
-            why: "both ends run under Shunpike and have agreed on a lane".to_owned(),
-            advice: String::new(),
-            connection,
-        };
+        let why = "both ends run under Shunpike and have agreed on a lane".to_owned();
+        return Explanation { how, why, advice: String::new(), connection };
     };
     let peer = connection.peer_reason.as_ref();
     let why = match peer {
@@ -41,7 +30,7 @@ fn one(connection: Connection, policy: &Policy) -> Explanation {
         Some(Reason::NotPermitted) => policy.how_to_join(),
         to_mend => to_mend.map_or("look into the broker's log", advice).to_owned(),
     };
-    Explanation { how: format!("{end}; it runs on TCP"), why, advice, connection }
+    Explanation { how, why, advice, connection }
 }
 
 fn advice(reason: Reason) -> &'static str {

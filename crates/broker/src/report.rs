@@ -129,6 +129,22 @@ pub struct Connection {
     pub slot: Option<u16>,
 }
 
+impl Connection {
+    /// Which way it runs, as a sentence.
+    pub fn how(&self) -> String {
+        let Self { comm, pid, role, local, remote, .. } = self;
+        let from = if local.is_empty() { String::new() } else { format!(" from {local} to {remote}") };
+        let way = |mode: &str| if mode == "lane" { "shared memory" } else { "TCP" };
+        let runs = match self.reason {
+            Some(_) => "runs on TCP".to_owned(),
+            None => {
+                format!("sends through {} and receives through {}", way(&self.tx.mode), way(&self.rx.mode))
+            }
+        };
+        format!("{comm} (PID {pid}) talks as {role}{from}; it {runs}")
+    }
+}
+
 /// One direction of a connection end.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Direction {
@@ -397,7 +413,7 @@ pub struct Explanations {
 pub struct Explanation {
     /// The connection.
     pub connection: Connection,
-    /// How it runs.
+    /// How it runs: [`Connection::how`].
     pub how: String,
     /// Why.
     pub why: String,

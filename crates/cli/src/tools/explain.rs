@@ -18,10 +18,7 @@ pub fn show(answer: Explanations) -> Result<(), Error> {
 fn paragraph(explanation: &Explanation) -> String {
     let Explanation { connection, how, why, advice } = explanation;
     let mut lines = vec![format!("{}:{}  {}", connection.pid, connection.fd, connection.mode)];
-    let (local, remote) = (&connection.local, &connection.remote);
-    // The broker did not know them; `complete` may.
-    let how = if how.contains(local) { how.clone() } else { format!("{how}, from {local} to {remote}") };
-    for (name, sentence) in [("how", &how), ("why", why), ("what to do", advice)] {
+    for (name, sentence) in [("how", how), ("why", why), ("what to do", advice)] {
         if !sentence.is_empty() {
             lines.push(format!("  {name}: {sentence}"));
         }

@@ -68,12 +68,14 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
             let target = args.target.map(|target| broker.target(target)).transpose()?.unwrap_or_default();
             let mut answer: Explanations = broker.answer(what::EXPLAIN, &target)?;
             connections::complete(answer.explanations.iter_mut().map(|one| &mut one.connection));
+            // Its PID and addresses are others by now than those that the broker knew.
+            answer.explanations.iter_mut().for_each(|one| one.how = one.connection.how());
             if args.format.json { table::print_report(&answer) } else { explain::show(answer) }
         }
         Command::Revoke { target } => {
             let theirs = broker.target(target)?;
-            let Done { done } = broker.answer(what::REVOKE, &theirs)?;
-            table::print(&done.replace(&theirs, &target.to_string()))
+            broker.answer::<Done>(what::REVOKE, &theirs)?;
+            table::print(&format!("asked {target} to go back to TCP"))
         }
         Command::Device { action } => match action.unwrap_or(DeviceAction::Show(Format::default())) {
             DeviceAction::Show(format) => {

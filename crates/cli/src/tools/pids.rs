@@ -79,11 +79,6 @@ impl Pids {
         match value {
             Value::Array(values) => values.iter_mut().for_each(|value| self.replace(value)),
             Value::Object(fields) => {
-                let theirs = fields.get("connection").and_then(|one| one["pid"].as_u64());
-                if let (Some(theirs), Some(Value::String(how))) = (theirs, fields.get_mut("how")) {
-                    let own = self.known(theirs as u32);
-                    *how = how.replace(&format!("(PID {theirs})"), &format!("(PID {own})"));
-                }
                 for (key, value) in fields {
                     match pid_of(key, value) {
                         Some(pid) => *value = self.known(pid).into(),
@@ -150,7 +145,7 @@ mod tests {
         let mut answer = json!({
             "connections": [{ "pid": 4711, "fd": 3 }, { "pid": 4713, "fd": 4711 }],
             "link_groups": [{ "client_pid": 4711, "server_pid": 4712 }],
-            "explanations": [{ "connection": { "pid": 4712 }, "how": "x (PID 4712) talks" }],
+            "explanations": [{ "connection": { "pid": 4712 } }],
         });
         let mut all = Vec::new();
         collect(&answer, &mut all);
@@ -160,7 +155,7 @@ mod tests {
         let wanted = json!({
             "connections": [{ "pid": 7, "fd": 3 }, { "pid": 0, "fd": 4711 }],
             "link_groups": [{ "client_pid": 7, "server_pid": 8 }],
-            "explanations": [{ "connection": { "pid": 8 }, "how": "x (PID 8) talks" }],
+            "explanations": [{ "connection": { "pid": 8 } }],
         });
         assert_eq!(answer, wanted);
     }
