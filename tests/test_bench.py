@@ -122,7 +122,7 @@ def zerocopy_rows(world, name):
 
 
 def until_one(measure, is_good):
-    """Copying comes in two speeds here (docs/speed.md), and a run of a quarter of a second in one of them: some more, if need be."""
+    """Copying comes in two speeds here (docs/profiles.md), and a run of a quarter of a second in one of them: some more, if need be."""
     seen = []
     while len(seen) < 6 and not any(map(is_good, seen)):
         seen.append(measure())

@@ -9,7 +9,7 @@ use shunpike_shm::lane::Dmb;
 use shunpike_shm::lane::short;
 
 /// A call is about to send `n` bytes on this half: the producer's word. Not for more than go beside it: a reader that spins takes
-/// the line back before they are copied (docs/speed.md).
+/// the line back before they are copied (docs/profiles.md).
 #[inline]
 pub fn of_send(half: &Half, n: usize) {
     if n <= short::MOST {

@@ -3,7 +3,7 @@
 //! Between CPUs that share a cache, a ring in it is the quickest place there is. Between CPUs that share none (two dies of a
 //! processor, two sockets) each of its lines is fetched from the other's cache when it is written and again when it is read, a few at
 //! a time: 3 to 5 GB/s on an EPYC of the fourth generation, where past the caches it is 13. Where they share one, that makes 12 in
-//! place of 32 (docs/speed.md). Which of the two it is can change under a program that runs, in a virtual machine without anybody in
+//! place of 32 (docs/profiles.md). Which of the two it is can change under a program that runs, in a virtual machine without anybody in
 //! it being told. So where copies are slower than any shared cache makes them, the other way is tried for a while.
 
 use core::sync::atomic::Ordering;

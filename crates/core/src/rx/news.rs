@@ -55,7 +55,7 @@ pub fn is_ended(half: &Half) -> bool {
 
 /// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
 /// close behind takes each line out of the writer's own cache, and both go at a third of the speed that they reach over the
-/// shared one (docs/speed.md).
+/// shared one (docs/profiles.md).
 const LEAD: u64 = 1 << 20;
 /// A stream is bulk when its reader has read so much since it sent anything itself: an answer should not wait for its end.
 const BULK: u64 = 8 << 20;
