@@ -14,14 +14,36 @@ use std::path::Path;
 pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "shunpike", &mut script);
-    if shell == clap_complete::Shell::Bash {
-        let names: Vec<&str> = Knob::ALL.into_iter().map(Knob::name).collect();
-        script.extend(BASH.replace("SETTINGS", &names.join(" ")).into_bytes());
-    }
-    io::stdout().write_all(&script).map_err(Error::Output)
+    let script = String::from_utf8_lossy(&script);
+    io::stdout().write_all(with_more(shell, &script).as_bytes()).map_err(Error::Output)
 }
 
-/// What bash completes beside what is in the definitions: settings, and PIDs that `ss` shows.
+/// With what is not in the definitions: settings for `sysctl`, PIDs that `ss` shows for `explain` and `revoke`.
+fn with_more(shell: clap_complete::Shell, script: &str) -> String {
+    let names: Vec<&str> = Knob::ALL.into_iter().map(Knob::name).collect();
+    let filled = |more: &str| more.replace("SETTINGS", &names.join(" ")).replace("PIDS", PIDS);
+    match shell {
+        clap_complete::Shell::Bash => format!("{script}{}", filled(BASH)),
+        clap_complete::Shell::Fish => format!("{script}{}", filled(FISH)),
+        clap_complete::Shell::Zsh => {
+            let script = script
+                .replace("one of its descriptors:_default'", "one of its descriptors:_shunpike_pids'")
+                .replace(
+                    "all names with their ranges:_default'",
+                    "all names with their ranges:_shunpike_settings'",
+                );
+            // The script's last lines call what stands above.
+            let (above, last) = script.split_at(script.rfind("\nif [").unwrap_or(script.len()));
+            format!("{above}{}{last}", filled(ZSH))
+        }
+        _ => script.to_owned(),
+    }
+}
+
+const PIDS: &str = r#"shunpike ss 2>/dev/null | awk '
+    NR == 1 { for (i = 1; i <= NF; i++) if ($i == "PID") back = NF - i; next }
+    back && NF > back && $(NF - back) ~ /^[0-9]+$/ { print $(NF - back) }' | sort -nu"#;
+
 const BASH: &str = r#"
 _shunpike_more() {
     _shunpike "$@"
@@ -29,10 +51,7 @@ _shunpike_more() {
     [[ $current == -* ]] && return
     case "${COMP_WORDS[1]}" in
         sysctl) words="SETTINGS" ;;
-        explain|revoke)
-            words="$("${COMP_WORDS[0]}" ss 2>/dev/null | awk '
-                NR == 1 { for (i = 1; i <= NF; i++) if ($i == "PID") back = NF - i; next }
-                back && NF > back && $(NF - back) ~ /^[0-9]+$/ { print $(NF - back) }' | sort -nu)" ;;
+        explain|revoke) words="$(PIDS)" ;;
         *) return ;;
     esac
     local more
@@ -40,6 +59,25 @@ _shunpike_more() {
     COMPREPLY+=("${more[@]}")
 }
 complete -F _shunpike_more -o bashdefault -o default shunpike
+"#;
+
+const FISH: &str = r#"
+function __fish_shunpike_pids
+    PIDS
+end
+complete -c shunpike -n "__fish_shunpike_using_subcommand sysctl" -f -a "SETTINGS"
+complete -c shunpike -n "__fish_shunpike_using_subcommand explain" -f -a "(__fish_shunpike_pids)"
+complete -c shunpike -n "__fish_shunpike_using_subcommand revoke" -f -a "(__fish_shunpike_pids)"
+"#;
+
+const ZSH: &str = r#"
+_shunpike_pids() {
+    compadd -- ${(f)"$(PIDS)"}
+}
+
+_shunpike_settings() {
+    compadd -- SETTINGS
+}
 "#;
 
 /// Writes shunpike.1 and a page for each subcommand into `directory`.
