@@ -3,19 +3,22 @@
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::ops::ControlFlow;
+use core::time::Duration;
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 use rustix::process::{Pid, getsid};
+use rustix::time::ClockId;
 
+use crate::sys;
 use crate::text::Text;
-use crate::{clock, sys};
 
 /// As many numbers are asked for one by one; of more, the list of all processes is faster.
 const FEW: u32 = 1024;
-/// So long they are looked into in one go, microseconds: some 200 processes.
-const MOST_US: u64 = 3_000;
+/// So much of the thread's time a look takes at most: some 200 processes. Time in which others run is none of it, or a look would never
+/// come to its end on a busy machine.
+const MOST: Duration = Duration::from_millis(3);
 
 fn directory(path: &[u8]) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -60,12 +63,12 @@ pub fn is_ours() -> bool {
 /// we may not are not asked. False also where they are too many.
 pub fn none_since_holds(first: u32, inode: u64) -> bool {
     let own = sys::pid();
-    let until = clock::ticks() + clock::from_us(MOST_US);
+    let until = own_time() + MOST;
     let holds = |pid: u32| {
         if pid == own {
             return false;
         }
-        clock::ticks() > until || holds_socket(pid, inode).unwrap_or_else(|| is_of_our_session(pid))
+        own_time() > until || holds_socket(pid, inode).unwrap_or_else(|| is_of_our_session(pid))
     };
     let Some(last) = last_made() else { return false };
     if (first..first.saturating_add(FEW)).contains(&last) {
@@ -79,6 +82,12 @@ pub fn none_since_holds(first: u32, inode: u64) -> bool {
             },
         );
     looked == Some(ControlFlow::Continue(()))
+}
+
+/// What the calling thread has run.
+fn own_time() -> Duration {
+    let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 fn is_of_our_session(pid: u32) -> bool {
