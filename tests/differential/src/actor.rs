@@ -13,24 +13,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::calls::{self, Said, Times};
 use crate::edges::Edges;
-use crate::op::{By, Call, Child, End, Handler, LookBy, RecvBy, Registered, RoomBy, WaitBy};
+use crate::op::{
+    By, CONNS, Call, Child, End, Family, Handler, Lent, LookBy, Opt, Over, RecvBy, Registered, RoomBy,
+    Uncork, WaitBy,
+};
 use crate::op::{looks, reads};
 use crate::state::Arena;
 
 /// What an actor is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Listen on a free port, which is the result.
+    /// Listen on free ports, for IPv4 and for both: the results.
     Listen,
     Connect {
         conn: u8,
         port: u16,
+        family: Family,
         serial: u64,
         nonblock: bool,
         nagle: bool,
     },
     Accept {
         conn: u8,
+        family: Family,
         serial: u64,
         nonblock: bool,
         nagle: bool,
@@ -93,6 +98,29 @@ pub enum Order {
         n: usize,
         early: bool,
     },
+    /// Sends a mapping by MSG_ZEROCOPY.
+    Lend {
+        conn: u8,
+        size: u32,
+        lent: Lent,
+    },
+    /// Waits for the notices.
+    Lent {
+        conn: u8,
+    },
+    /// Sends pieces that are held back.
+    Cork {
+        conn: u8,
+        by: Uncork,
+        pieces: u8,
+        size: u16,
+    },
+    /// Lets them go, with a last one where the call is one that sends.
+    Uncork {
+        conn: u8,
+        by: Uncork,
+        size: u16,
+    },
     /// A thread begins to wait.
     Begin {
         conn: u8,
@@ -149,16 +177,19 @@ struct Connection {
     waiting: Option<Waiting>,
     /// After a flood: what tells of room.
     room: Option<calls::Room>,
+    lending: Option<calls::Lending>,
 }
 
 impl Connection {
     fn new(fd: RawFd, serial: u64) -> Self {
-        Self { fd, sent: 0, serial, registered: false, waiting: None, room: None }
+        Self { fd, sent: 0, serial, registered: false, waiting: None, room: None, lending: None }
     }
 }
 
 struct Actor {
-    listener: RawFd,
+    /// For IPv4, and for both.
+    listeners: [RawFd; 2],
+    pipes: std::sync::Arc<calls::Pipes>,
     set: RawFd,
     conns: HashMap<u8, Connection>,
     arena: Arena,
@@ -170,7 +201,8 @@ struct Actor {
 pub fn run() {
     calls::heed();
     let mut actor = Actor {
-        listener: -1,
+        listeners: [-1; 2],
+        pipes: calls::Pipes::new().into(),
         set: calls::new_set(),
         conns: HashMap::new(),
         arena: Arena::new(),
@@ -200,6 +232,10 @@ impl Actor {
             | Order::Exchange { conn, .. }
             | Order::Flood { conn, .. }
             | Order::Room { conn, .. }
+            | Order::Lend { conn, .. }
+            | Order::Lent { conn }
+            | Order::Cork { conn, .. }
+            | Order::Uncork { conn, .. }
             | Order::Begin { conn, .. } => Some(conn),
             _ => None,
         };
@@ -209,16 +245,17 @@ impl Actor {
         let (mut exchanges, mut also) = (None, None);
         let (said, times) = match order {
             Order::Listen => {
-                let (fd, port) = calls::listen();
-                self.listener = fd;
-                (Some(Said::of(port.into())), None)
+                let (listeners, [port, port_v6]) = calls::listen();
+                self.listeners = listeners;
+                (Some(Said { more: vec![port_v6.into()], ..Said::of(port.into()) }), None)
             }
-            Order::Connect { conn, port, serial, nonblock, nagle } => {
-                let fd = calls::connect(port);
+            Order::Connect { conn, port, family, serial, nonblock, nagle } => {
+                let fd = calls::connect(port, family);
                 (Some(self.opened(conn, fd, serial, nonblock, nagle)), None)
             }
-            Order::Accept { conn, serial, nonblock, nagle } => {
-                let fd = calls::accept(self.listener);
+            Order::Accept { conn, family, serial, nonblock, nagle } => {
+                let is_for_both = matches!(family, Family::V6 | Family::ServerV6);
+                let fd = calls::accept(self.listeners[usize::from(is_for_both)]);
                 (Some(self.opened(conn, fd, serial, nonblock, nagle)), None)
             }
             Order::Make { conn, call, cut } => {
@@ -283,8 +320,13 @@ impl Actor {
                     (Some(room.wait(by, n)), None)
                 }
             }
+            Order::Lend { conn, size, lent } => (Some(self.lend(conn, size, lent)), None),
+            Order::Lent { conn } => (Some(self.lent(conn)), None),
+            Order::Cork { conn, by, pieces, size } => (Some(self.cork(conn, by, pieces, size.into())), None),
+            Order::Uncork { conn, by, size } => (Some(self.uncork(conn, by, size.into())), None),
             Order::Begin { conn, by } => {
-                self.begin(conn, move || calls::wait(fd, by, calls::LONG_MS));
+                let (all, listener, pipes) = (self.all(), self.listeners[0], self.pipes.clone());
+                self.begin(conn, move || calls::begin_to_wait(by, fd, &all, listener, &pipes));
                 (Some(Said::of(0)), None)
             }
             Order::Ended { conn, ms } => self.ended(conn, ms),
@@ -316,6 +358,48 @@ impl Actor {
         });
         if let Some(conn) = self.conns.get_mut(&conn) {
             conn.waiting = Some(Waiting { ended });
+        }
+    }
+
+    /// All connections of this process, in their order; -1 where there is none.
+    fn all(&self) -> Vec<RawFd> {
+        (0..CONNS).map(|conn| self.conns.get(&conn).map_or(-1, |conn| conn.fd)).collect()
+    }
+
+    fn lend(&mut self, index: u8, size: u32, lent: Lent) -> Said {
+        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
+        let (lending, said) = calls::Lending::send(conn.fd, size as usize, conn.serial, lent);
+        conn.lending = Some(lending);
+        said
+    }
+
+    fn lent(&mut self, index: u8) -> Said {
+        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
+        conn.lending.take().map_or(Said::of(-1), |lending| lending.end(conn.fd))
+    }
+
+    fn cork(&mut self, index: u8, by: Uncork, pieces: u8, size: usize) -> Said {
+        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
+        if by != Uncork::More {
+            calls::set_option(conn.fd, Opt::Cork(true));
+        }
+        let has_more = matches!(by, Uncork::More | Uncork::MoreOff);
+        let sent = (0..pieces).map(|_| {
+            let bytes = Self::bytes(conn, size);
+            calls::send_more(conn.fd, &bytes, has_more)
+        });
+        Said::of(sent.sum())
+    }
+
+    fn uncork(&mut self, index: u8, by: Uncork, size: usize) -> Said {
+        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
+        match by {
+            Uncork::More => {
+                let bytes = Self::bytes(conn, size);
+                Said::of(calls::send_more(conn.fd, &bytes, false))
+            }
+            Uncork::Off | Uncork::MoreOff => calls::set_option(conn.fd, Opt::Cork(false)),
+            Uncork::NoDelay => calls::set_option(conn.fd, Opt::NoDelay(true)),
         }
     }
 
@@ -499,7 +583,10 @@ impl Actor {
     }
 
     fn make(&mut self, index: u8, call: Call) -> Said {
-        let set = self.set;
+        let (set, all) = (self.set, self.all());
+        if let Call::DupOver(over) = call {
+            return self.dup_over(index, over);
+        }
         let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
         let fd = conn.fd;
         match call {
@@ -509,6 +596,8 @@ impl Actor {
             }
             Call::Recv(by, n) => calls::receive(fd, by, n),
             Call::Look(LookBy::Epoll) => calls::look_at_set(set),
+            Call::Look(by @ (LookBy::Set | LookBy::Nested)) => calls::look_at_set_as(by, set),
+            Call::Look(by) if by.is_of_all() => calls::look_at_all(by, &all, self.listeners[0], &self.pipes),
             Call::Look(by) => calls::look(fd, by),
             Call::Set(opt) => calls::set_option(fd, opt),
             Call::Register(how) => {
@@ -520,10 +609,13 @@ impl Actor {
             }
             Call::Finish(end) => {
                 let said = calls::finish(fd, end);
-                if matches!(end, End::Close | End::RawClose) {
+                if end.is_close() {
                     self.conns.remove(&index);
                 }
                 said
+            }
+            Call::Patience(by, ms) if by.is_of_all() => {
+                calls::wait_for_all(by, &all, self.listeners[0], &self.pipes, ms)
             }
             Call::Patience(by, ms) => calls::wait_at_most(fd, by, ms),
             Call::Alarm(by) => calls::wait_for_alarm(fd, by),
@@ -556,12 +648,43 @@ impl Actor {
             | Call::Pour { .. }
             | Call::Exchange { .. }
             | Call::Flood { .. }
+            | Call::Corked { .. }
+            | Call::Lend { .. }
+            | Call::DupOver(_)
             | Call::Hand
             | Call::Kill
             | Call::Stop
             | Call::Continue
             | Call::Meddle(_) => Said::of(-1),
         }
+    }
+
+    fn dup_over(&mut self, index: u8, over: Over) -> Said {
+        const FAR: RawFd = 700;
+        let Some(conn) = self.conns.get(&index) else { return Said::of(-1) };
+        let from = conn.fd;
+        let to = match over {
+            Over::Conn(other) => self.conns.get(&other).map_or(-1, |other| other.fd),
+            Over::Set => self.set,
+            Over::Same => from,
+            Over::Far => FAR + RawFd::from(index),
+        };
+        let said = calls::dup_over(from, to);
+        if said.ret != 1 || from == to {
+            return said;
+        }
+        match over {
+            Over::Conn(other) => drop(self.conns.remove(&other)),
+            Over::Set => {
+                self.set = calls::new_set();
+                self.conns.values_mut().for_each(|conn| conn.registered = false);
+            }
+            Over::Same | Over::Far => {}
+        }
+        if let Some(conn) = self.conns.get_mut(&index) {
+            (conn.fd, conn.registered) = (to, false);
+        }
+        said
     }
 
     fn give(&mut self, index: u8) -> Said {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::model::Model;
 use crate::op::{
-    By, Call, Child, End, Handler, LookBy, Meddle, Op, Opt, RecvBy, Registered, SendBy, Side, WaitBy,
+    By, Call, Child, End, Handler, LookBy, Meddle, Op, Opt, Over, RecvBy, Registered, SendBy, Side, WaitBy,
 };
 
 const PREAMBLE: &str = include_str!("preamble.c");
@@ -55,9 +55,12 @@ fn name(side: Side) -> &'static str {
 fn statement(text: &mut String, op: Op) -> std::fmt::Result {
     let (conn, who) = (op.conn, name(op.side));
     match op.call {
-        Call::Open { nonblock, nagle } => {
+        Call::Open { nonblock, nagle, family } => {
             let (nonblock, nagle) = (u8::from(nonblock), u8::from(nagle));
-            writeln!(text, "    turn(CLIENT); if (side == CLIENT) opens({conn}, {nonblock}, {nagle});")?;
+            writeln!(
+                text,
+                "    turn(CLIENT); if (side == CLIENT) opens({conn}, {nonblock}, {nagle}); /* {family:?} */"
+            )?;
             return writeln!(
                 text,
                 "    turn(SERVER); if (side == SERVER) opens({conn}, {nonblock}, {nagle});"
@@ -86,6 +89,21 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             return writeln!(
                 text,
                 "    flood({conn}, {who}, {chunk}); /* {by:?}{when}; before the reads: {meanwhile:?} */"
+            );
+        }
+        Call::Corked { by, pieces, size } => {
+            let (other, held) = (name(op.side.other()), usize::from(pieces) * usize::from(size));
+            return writeln!(
+                text,
+                "    turn({who}); if (side == {who}) sends({conn}, {held}, MSG_MORE); turn({other}); if (side == {other}) readable({conn}); \
+                 turn({who}); if (side == {who}) sends({conn}, {size}, 0); turn({other}); \
+                 if (side == {other}) readable({conn}), all_in(fds[{conn}], {held} + {size}); /* {pieces} pieces, {by:?} */"
+            );
+        }
+        Call::Lend { size, lent, meanwhile } => {
+            return writeln!(
+                text,
+                "    /* {size} bytes by MSG_ZEROCOPY; their memory: {lent:?}; before the reads: {meanwhile:?} */"
             );
         }
         Call::Kill | Call::Stop | Call::Continue => {
@@ -133,12 +151,16 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             format!("receives({conn}, {n}, {flags})")
         }
         Call::Look(LookBy::Fionread) => format!("readable({conn})"),
-        Call::Look(LookBy::Epoll) => "set_shows()".to_owned(),
+        Call::Look(LookBy::Epoll | LookBy::Set | LookBy::Nested) => "set_shows()".to_owned(),
         Call::Look(LookBy::PollRdhup) => format!("polls({conn}, POLLIN | POLLRDHUP)"),
-        Call::Look(LookBy::Poll | LookBy::Select) => format!("polls({conn}, POLLIN | POLLOUT | POLLPRI)"),
+        Call::Look(
+            LookBy::Poll | LookBy::Select | LookBy::AllPoll | LookBy::AllSelect | LookBy::AllEpoll,
+        ) => format!("polls({conn}, POLLIN | POLLOUT | POLLPRI)"),
         Call::Look(LookBy::Peek) => format!("receives({conn}, 1, MSG_DONTWAIT | MSG_PEEK)"),
         Call::Look(LookBy::RecvNothing) => format!("receives({conn}, 0, MSG_DONTWAIT)"),
-        Call::Look(by @ (LookBy::SoError | LookBy::AtMark | LookBy::Names | LookBy::Urgents)) => {
+        Call::Look(
+            by @ (LookBy::SoError | LookBy::AtMark | LookBy::Names | LookBy::Peers | LookBy::Urgents),
+        ) => {
             format!("(void)0 /* {by:?} */")
         }
         Call::Wait(by) => format!(
@@ -153,6 +175,7 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             Opt::Timestamps(on) => format!("option({conn}, SOL_SOCKET, SO_TIMESTAMP, {})", u8::from(on)),
             Opt::KeepAlive(on) => format!("option({conn}, SOL_SOCKET, SO_KEEPALIVE, {})", u8::from(on)),
             Opt::QuickAck(on) => format!("option({conn}, IPPROTO_TCP, TCP_QUICKACK, {})", u8::from(on)),
+            Opt::Cork(on) => format!("option({conn}, IPPROTO_TCP, TCP_CORK, {})", u8::from(on)),
             Opt::RcvBuf(bytes) => format!("option({conn}, SOL_SOCKET, SO_RCVBUF, {bytes})"),
             Opt::SndBuf(bytes) => format!("option({conn}, SOL_SOCKET, SO_SNDBUF, {bytes})"),
             Opt::UserTimeout(ms) => format!("option({conn}, IPPROTO_TCP, TCP_USER_TIMEOUT, {ms})"),
@@ -172,6 +195,7 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                 Registered::OneShot => "EPOLLIN | EPOLLONESHOT",
                 Registered::EdgeIn => "EPOLLIN | EPOLLET",
                 Registered::LevelIn => "EPOLLIN",
+                Registered::Exclusive => "EPOLLIN | EPOLLEXCLUSIVE",
                 Registered::Removed => "0",
             };
             format!("registers({conn}, {events})")
@@ -181,6 +205,8 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             End::ShutRd => format!("shutdown(fds[{conn}], SHUT_RD)"),
             End::ShutBoth => format!("shutdown(fds[{conn}], SHUT_RDWR)"),
             End::Close => format!("close(fds[{conn}])"),
+            End::Range => format!("close_range(fds[{conn}], fds[{conn}], 0)"),
+            End::Over => format!("{{ dup2(0, fds[{conn}]); close(fds[{conn}]); }}"),
             End::RawClose => format!("syscall(SYS_close, fds[{conn}])"),
         },
         Call::Patience(by, ms) => format!("waits_for({conn}, {ms}) /* {by:?} */"),
@@ -190,6 +216,18 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         Call::Dup => format!(
             "{{ int other = dup(fds[{conn}]); close(fds[{conn}]); fds[{conn}] = other; registered[{conn}] = 0; }}"
         ),
+        Call::DupOver(Over::Same) => format!("dup2(fds[{conn}], fds[{conn}])"),
+        Call::DupOver(over) => {
+            let to = match over {
+                Over::Conn(other) => format!("fds[{other}]"),
+                Over::Set => "set".to_owned(),
+                Over::Same | Over::Far => format!("{}", 700 + u16::from(conn)),
+            };
+            let new = if over == Over::Set { " set = epoll_create1(0);" } else { "" };
+            format!(
+                "{{ int to = {to}; dup2(fds[{conn}], to); close(fds[{conn}]); fds[{conn}] = to; registered[{conn}] = 0;{new} }}"
+            )
+        }
         Call::Fork(child) => {
             let what = match child {
                 Child::Exits => "_exit(0)".to_owned(),
@@ -213,6 +251,8 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         | Call::Pour { .. }
         | Call::Exchange { .. }
         | Call::Flood { .. }
+        | Call::Corked { .. }
+        | Call::Lend { .. }
         | Call::Kill
         | Call::Stop
         | Call::Continue

@@ -3,28 +3,34 @@
 mod exchange;
 mod flood;
 mod handlers;
+mod lending;
 mod moving;
 mod times;
 mod waits;
+mod wide;
 
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 
-use libc::{c_int, c_void, epoll_event, iovec, mmsghdr, msghdr, pollfd, sockaddr_in, socklen_t};
+use libc::{
+    c_int, c_void, epoll_event, iovec, mmsghdr, msghdr, pollfd, sockaddr_in, sockaddr_in6, socklen_t,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::op::{End, Opt, RecvBy, Registered, SendBy};
+use crate::op::{End, Family, Opt, RecvBy, Registered, SendBy};
 
 pub use exchange::Reader;
 pub use flood::{Room, drain};
 pub use handlers::{arm, begin, heed, ran, urgents};
-pub use moving::{JOINT, dup, fork, give, pass, take};
+pub use lending::Lending;
+pub use moving::{JOINT, dup, dup_over, fork, give, pass, take};
 pub use times::{Timer, Times};
 pub use waits::{
     GO, LONG_MS, await_go, hear_no_signals, look, look_at_set, mark, new_set, say_done, wait, wait_at_most,
     wait_for_alarm,
 };
+pub use wide::{Pipes, begin_to_wait, look_at_all, look_at_set_as, wait_for_all};
 
 /// What a call said: its result, the error where it failed, and whatever else the program was given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,14 +90,26 @@ fn address(port: u16) -> sockaddr_in {
 
 const ADDRESS: socklen_t = size_of::<sockaddr_in>() as socklen_t;
 
-fn socket() -> RawFd {
-    // SAFETY: no memory is passed.
-    unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) }
+fn address_v6(address: std::net::Ipv6Addr, port: u16) -> sockaddr_in6 {
+    sockaddr_in6 {
+        sin6_family: libc::AF_INET6 as u16,
+        sin6_port: port.to_be(),
+        sin6_flowinfo: 0,
+        sin6_addr: libc::in6_addr { s6_addr: address.octets() },
+        sin6_scope_id: 0,
+    }
 }
 
-/// A listening socket and its port.
-pub fn listen() -> (RawFd, u16) {
-    let fd = socket();
+const ADDRESS_V6: socklen_t = size_of::<sockaddr_in6>() as socklen_t;
+
+fn socket(family: c_int) -> RawFd {
+    // SAFETY: no memory is passed.
+    unsafe { libc::socket(family, libc::SOCK_STREAM, 0) }
+}
+
+/// A listening socket of IPv4 and one that takes both, and their ports; no port where there is no IPv6.
+pub fn listen() -> ([RawFd; 2], [u16; 2]) {
+    let fd = socket(libc::AF_INET);
     let mut at = address(0);
     let mut len = ADDRESS;
     // SAFETY: `at` and `len` are ours, of the sizes that are said.
@@ -100,14 +118,37 @@ pub fn listen() -> (RawFd, u16) {
         assert_eq!(libc::listen(fd, 64), 0, "listen");
         assert_eq!(libc::getsockname(fd, (&raw mut at).cast(), &raw mut len), 0, "getsockname");
     }
-    (fd, u16::from_be(at.sin_port))
+    let fd_v6 = socket(libc::AF_INET6);
+    set(fd_v6, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0);
+    let mut at_v6 = address_v6(std::net::Ipv6Addr::UNSPECIFIED, 0);
+    let mut len = ADDRESS_V6;
+    // SAFETY: as above.
+    let has_v6 = unsafe {
+        libc::bind(fd_v6, (&raw const at_v6).cast(), ADDRESS_V6) == 0
+            && libc::listen(fd_v6, 64) == 0
+            && libc::getsockname(fd_v6, (&raw mut at_v6).cast(), &raw mut len) == 0
+    };
+    let port_v6 = if has_v6 { u16::from_be(at_v6.sin6_port) } else { 0 };
+    ([fd, fd_v6], [u16::from_be(at.sin_port), port_v6])
 }
 
-pub fn connect(port: u16) -> RawFd {
-    let fd = socket();
-    let at = address(port);
-    // SAFETY: `at` is ours.
-    if unsafe { libc::connect(fd, (&raw const at).cast(), ADDRESS) } == 0 { fd } else { -1 }
+pub fn connect(port: u16, family: Family) -> RawFd {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+    let is_v6 = matches!(family, Family::V6 | Family::ClientV6);
+    let fd = socket(if is_v6 { libc::AF_INET6 } else { libc::AF_INET });
+    // SAFETY: the addresses are ours.
+    let rc = unsafe {
+        if is_v6 {
+            let to =
+                if family == Family::V6 { Ipv6Addr::LOCALHOST } else { Ipv4Addr::LOCALHOST.to_ipv6_mapped() };
+            let at = address_v6(to, port);
+            libc::connect(fd, (&raw const at).cast(), ADDRESS_V6)
+        } else {
+            let at = address(port);
+            libc::connect(fd, (&raw const at).cast(), ADDRESS)
+        }
+    };
+    if rc == 0 { fd } else { -1 }
 }
 
 pub fn accept(listener: RawFd) -> RawFd {
@@ -229,6 +270,14 @@ pub fn send(fd: RawFd, by: SendBy, bytes: &[u8]) -> Said {
         sent += n as usize;
     }
     Said::of(sent as i64)
+}
+
+/// One call: how many bytes it sent.
+pub fn send_more(fd: RawFd, bytes: &[u8], has_more: bool) -> i64 {
+    let more = if has_more { libc::MSG_MORE } else { 0 };
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | more;
+    // SAFETY: the slice.
+    unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) as i64 }
 }
 
 fn send_once(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
@@ -395,6 +444,7 @@ pub fn set_option(fd: RawFd, opt: Opt) -> Said {
         Opt::Timestamps(on) => (libc::SOL_SOCKET, libc::SO_TIMESTAMP, i32::from(on)),
         Opt::KeepAlive(on) => (libc::SOL_SOCKET, libc::SO_KEEPALIVE, i32::from(on)),
         Opt::QuickAck(on) => (libc::IPPROTO_TCP, libc::TCP_QUICKACK, i32::from(on)),
+        Opt::Cork(on) => (libc::IPPROTO_TCP, libc::TCP_CORK, i32::from(on)),
         Opt::RcvBuf(bytes) => (libc::SOL_SOCKET, libc::SO_RCVBUF, bytes),
         Opt::SndBuf(bytes) => (libc::SOL_SOCKET, libc::SO_SNDBUF, bytes),
         Opt::UserTimeout(ms) => (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms),
@@ -417,6 +467,7 @@ pub fn register(set: RawFd, fd: RawFd, data: u64, how: Registered, is_there: boo
         Registered::OneShot => libc::EPOLLIN | libc::EPOLLONESHOT,
         Registered::EdgeIn => libc::EPOLLIN | libc::EPOLLET,
         Registered::LevelIn => libc::EPOLLIN,
+        Registered::Exclusive => libc::EPOLLIN | libc::EPOLLEXCLUSIVE,
         Registered::Removed => 0,
     };
     let op = match (how, is_there) {
@@ -438,6 +489,14 @@ pub fn finish(fd: RawFd, end: End) -> Said {
             End::ShutBoth => libc::shutdown(fd, libc::SHUT_RDWR),
             End::Close => libc::close(fd),
             End::RawClose => libc::syscall(libc::SYS_close, fd) as c_int,
+            End::Range => libc::close_range(fd as u32, fd as u32, 0),
+            End::Over => {
+                let other = libc::dup(0);
+                let rc = libc::dup2(other, fd);
+                libc::close(other);
+                libc::close(fd);
+                if rc == fd { 0 } else { -1 }
+            }
         }
     })
 }

@@ -98,9 +98,27 @@ impl fmt::Display for Difference {
 /// The first call in which two runs differ; `late_ns`: how much longer than on TCP is late.
 pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option<Difference> {
     let mut is_meddled = false;
+    let mut looked_at_set = [false; 2];
     for (at, op) in program.iter().enumerate() {
-        is_meddled |= matches!(op.call, Call::Meddle(_) | Call::Flood { meanwhile: Some(_), .. });
+        let meddles = |call| {
+            matches!(
+                call,
+                Call::Meddle(_)
+                    | Call::Flood { meanwhile: Some(_), .. }
+                    | Call::Lend { meanwhile: Some(_), .. }
+            )
+        };
+        is_meddled |= meddles(op.call);
         let (Some(tcp), Some(lane)) = (&tcp[at], &lane[at]) else { continue };
+        let says_nothing =
+            matches!(op.call, Call::Corked { .. }) && (tcp.said.is_empty() || lane.said.is_empty());
+        if says_nothing {
+            continue;
+        }
+        let is_first = !is_look_at_set(op) || !std::mem::replace(&mut looked_at_set[op.side as usize], true);
+        if is_look_at_set(op) && is_first && is_false_alarm(tcp, lane) {
+            continue;
+        }
         if told(op, tcp) != told(op, lane) && !(is_meddled && is_less_room(op, tcp, lane)) {
             return Some(Difference::Said {
                 at,
@@ -131,6 +149,17 @@ fn told(op: &Op, outcome: &Outcome) -> Vec<crate::calls::Said> {
         said.iter_mut().for_each(|said| said.more.clear());
     }
     said
+}
+
+fn is_look_at_set(op: &Op) -> bool {
+    matches!(op.call, Call::Look(LookBy::Set | LookBy::Nested))
+}
+
+/// Whether a set showed something when it was first looked at as a descriptor, and then had nothing to tell: its lanes close just then, and
+/// their doorbell is in it (COMPLIANCE.md).
+fn is_false_alarm(tcp: &Outcome, lane: &Outcome) -> bool {
+    let ([tcp, ..], [lane, ..]) = (&tcp.said[..], &lane.said[..]) else { return false };
+    tcp.ret == 0 && lane.ret == 1 && lane.more.last() == Some(&0) && tcp.more.last() == Some(&0)
 }
 
 /// Whether a set has told of less than TCP's, and that only of room that was never used up: with the news of bytes that were read meanwhile,

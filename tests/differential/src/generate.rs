@@ -120,7 +120,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         2 => (1u16..20).prop_map(Meddle::Wait), 1 => Just(Meddle::StopBroker),
     ];
     prop_oneof![
-        2 => any::<bool>().prop_map(|nonblock| Open { nonblock, nagle: false }),
+        2 => (any::<bool>(), family()).prop_map(|(nonblock, family)| Open { nonblock, nagle: false, family }),
         40 => (send_by(), size()).prop_map(|(by, n)| Send(by, n)),
         40 => (recv_by(), size()).prop_map(|(by, n)| Recv(by, n)),
         48 => look_by().prop_map(Look),
@@ -141,6 +141,59 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         2 => child.prop_map(Fork),
         2 => any::<bool>().prop_map(Nonblock),
         6 => meddle.prop_map(M),
+        14 => wide(),
+    ]
+}
+
+fn family() -> impl Strategy<Value = Family> {
+    prop_oneof![
+        3 => Just(Family::V4), 1 => Just(Family::V6), 1 => Just(Family::ServerV6), 1 => Just(Family::ClientV6),
+    ]
+}
+
+/// Calls of several descriptors or threads, of sets as descriptors, of numbers that are taken over, and of bytes that are held back or lent.
+fn wide() -> impl Strategy<Value = Call> {
+    let look = prop::sample::select(vec![
+        LookBy::AllPoll,
+        LookBy::AllPoll,
+        LookBy::AllSelect,
+        LookBy::AllEpoll,
+        LookBy::Set,
+        LookBy::Peers,
+    ]);
+    let wait = || {
+        prop::sample::select(vec![
+            WaitBy::AllPoll,
+            WaitBy::AllPoll,
+            WaitBy::AllSelect,
+            WaitBy::AllEpoll,
+            WaitBy::Crowd,
+        ])
+    };
+    let over = prop_oneof![
+        2 => (0..CONNS).prop_map(Over::Conn), 1 => Just(Over::Set), 1 => Just(Over::Same), 1 => Just(Over::Far),
+    ];
+    let uncork = prop::sample::select(vec![Uncork::More, Uncork::Off, Uncork::NoDelay, Uncork::MoreOff]);
+    let lent = prop_oneof![
+        4 => Just(Lent::Stays), 2 => Just(Lent::Unmapped), 1 => Just(Lent::Discarded), 1 => Just(Lent::Forked),
+        1 => Just(Lent::Ended),
+    ];
+    let meanwhile = prop_oneof![
+        6 => Just(None),
+        2 => Just(Some(Meddle::Revoke)),
+        1 => Just(Some(Meddle::KillBroker)),
+    ];
+    prop_oneof![
+        60 => look.prop_map(Call::Look),
+        1 => Just(Call::Look(LookBy::Nested)),
+        24 => wait().prop_map(Call::Wait),
+        6 => (wait(), 1u16..25).prop_map(|(by, ms)| Call::Patience(by, ms)),
+        8 => over.prop_map(Call::DupOver),
+        2 => prop::sample::select(vec![End::Range, End::Over]).prop_map(Call::Finish),
+        8 => Just(Call::Register(Registered::Exclusive)),
+        12 => (uncork, 1u8..5, 1u16..1500).prop_map(|(by, pieces, size)| Call::Corked { by, pieces, size }),
+        10 => (lent, 1u32..150_000, meanwhile)
+            .prop_map(|(lent, size, meanwhile)| Call::Lend { size, lent, meanwhile }),
     ]
 }
 
@@ -334,10 +387,10 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
 /// A program. It begins with an open connection, and mostly with exchanges after which a lane may open: so does each connection that comes
 /// later.
 pub fn program(longest: usize, raw: bool) -> impl Strategy<Value = Vec<Op>> {
-    let first = (any::<bool>(), prop_oneof![1 => 0u16..12, 5 => 40u16..120], 1usize..300).prop_map(
-        |(nonblock, rounds, size)| {
+    let first = (any::<bool>(), family(), prop_oneof![1 => 0u16..12, 5 => 40u16..120], 1usize..300).prop_map(
+        |(nonblock, family, rounds, size)| {
             let op = |call| Op::new(Side::Client, 0, call);
-            let open = op(Call::Open { nonblock, nagle: false });
+            let open = op(Call::Open { nonblock, nagle: false, family });
             if rounds == 0 { vec![open] } else { vec![open, op(Call::Echo { rounds, size })] }
         },
     );
@@ -356,7 +409,7 @@ pub fn dialogue(longest: usize) -> impl Strategy<Value = Vec<Op>> {
     ];
     let op = (side(), call).prop_map(|(side, call)| Op::new(side, 0, call));
     (any::<bool>(), prop::collection::vec(op, 1..longest)).prop_map(|(nonblock, mut all)| {
-        all.insert(0, Op::new(Side::Client, 0, Call::Open { nonblock, nagle: true }));
+        all.insert(0, Op::new(Side::Client, 0, Call::Open { nonblock, nagle: true, family: Family::V4 }));
         all
     })
 }
@@ -372,7 +425,7 @@ pub fn fresh() -> impl Strategy<Value = Vec<Op>> {
             let op = |side, call| Op::new(side, conn, call);
             let close = |side| op(side, Call::Finish(End::Close));
             vec![
-                op(Side::Client, Call::Open { nonblock, nagle: false }),
+                op(Side::Client, Call::Open { nonblock, nagle: false, family: Family::V4 }),
                 op(asks, call),
                 close(first),
                 close(first.other()),
@@ -404,7 +457,7 @@ pub fn switch() -> impl Strategy<Value = Vec<Op>> {
     );
     let lots = prop::collection::vec(lot, 2..16);
     (any::<bool>(), side(), 1u16..14, 1usize..300, lots).prop_map(|(nonblock, asks, rounds, size, lots)| {
-        let open = Op::new(Side::Client, 0, Call::Open { nonblock, nagle: false });
+        let open = Op::new(Side::Client, 0, Call::Open { nonblock, nagle: false, family: Family::V4 });
         let all = [open, Op::new(asks, 0, Call::Echo { rounds, size })];
         all.into_iter().chain(lots.into_iter().flatten()).collect()
     })
@@ -423,8 +476,10 @@ pub fn held() -> impl Strategy<Value = Vec<Op>> {
     (any::<bool>(), prop::bool::weighted(0.7), (side(), 1u16..14, 1usize..300), steps, held).prop_map(
         |(nonblock, nagle, (asks, rounds, size), steps, held)| {
             let op = |side, call| Op::new(side, 0, call);
-            let begin =
-                [op(Side::Client, Call::Open { nonblock, nagle }), op(asks, Call::Echo { rounds, size })];
+            let begin = [
+                op(Side::Client, Call::Open { nonblock, nagle, family: Family::V4 }),
+                op(asks, Call::Echo { rounds, size }),
+            ];
             let held = held.into_iter().map(|(side, call)| op(side, call));
             begin
                 .into_iter()
@@ -457,7 +512,10 @@ pub fn unseen(longest: usize) -> impl Strategy<Value = Vec<Op>> {
     ];
     let op = (side(), call).prop_map(|(side, call)| Op::new(side, 0, call));
     prop::collection::vec(op, 1..longest).prop_map(|mut all| {
-        all.insert(0, Op::new(Side::Client, 0, Call::Open { nonblock: true, nagle: false }));
+        all.insert(
+            0,
+            Op::new(Side::Client, 0, Call::Open { nonblock: true, nagle: false, family: Family::V4 }),
+        );
         all.insert(1, Op::new(Side::Client, 0, Call::Exchange { by: By::RawPoll, rounds: 20, size: 100 }));
         all
     })

@@ -77,6 +77,8 @@ pub struct Lab {
     pub on_lanes: u64,
     /// Runs in which TCP differed from itself.
     undecided: u64,
+    /// What they showed.
+    doubts: Vec<String>,
 }
 
 impl Lab {
@@ -90,6 +92,7 @@ impl Lab {
             calls: 0,
             on_lanes: 0,
             undecided: 0,
+            doubts: Vec::new(),
         }
     }
 
@@ -105,6 +108,16 @@ impl Lab {
     /// Pairs that were reached, and edges in each way: it grows with what is new.
     pub fn reached(&self) -> usize {
         self.pairs.len() + self.ways.iter().map(|(_, stage)| stage.edges.len()).sum::<usize>()
+    }
+
+    fn doubt(&mut self, why: String) {
+        self.undecided += 1;
+        self.doubts.push(why);
+    }
+
+    /// What was undecided since the last call.
+    pub fn doubts(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.doubts)
     }
 
     pub fn way(&self, number: usize) -> Way {
@@ -143,9 +156,12 @@ impl Lab {
             if attempt >= TRIES && !may_be_late {
                 return None;
             }
-            let Ok(tcp) = self.reference(program) else {
-                self.undecided += 1;
-                return None;
+            let tcp = match self.reference(program) {
+                Ok(tcp) => tcp,
+                Err((at, trouble)) => {
+                    self.doubt(format!("on TCP, {}", Difference::Trouble { at, trouble }));
+                    return None;
+                }
             };
             for (longest, outcome) in longest.iter_mut().zip(&tcp[0]) {
                 *longest = (*longest).max(outcome.as_ref().map_or(0, |outcome| outcome.ns));
@@ -186,11 +202,12 @@ impl Lab {
                 // Where nothing but the machine can be slow, only what never ends hangs.
                 found if self.way(way) == Way::Tcp && found.is_hang() && attempt + 1 < TRIES => {}
                 found => {
-                    let again = self.tcp.run(program, Some(0));
-                    if again.is_ok_and(|again| difference(program, &tcp[0], &again, LATE_NS).is_none()) {
-                        return Some(found);
-                    }
-                    self.undecided += 1;
+                    let itself = match self.tcp.run(program, Some(0)) {
+                        Ok(again) => difference(program, &tcp[0], &again, LATE_NS),
+                        Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
+                    };
+                    let Some(itself) = itself else { return Some(found) };
+                    self.doubt(format!("TCP and TCP: {itself}; TCP and {:?}: {found}", self.way(way)));
                     if attempt + 1 >= TRIES {
                         return None;
                     }
@@ -213,8 +230,11 @@ impl Lab {
 
 /// A call without its sizes.
 pub fn name_of(call: Call) -> String {
-    if let Call::Exchange { by, .. } = call {
-        return format!("Exchange{by:?}");
+    match call {
+        Call::Exchange { by, .. } => return format!("Exchange{by:?}"),
+        Call::Corked { by, .. } => return format!("Corked{by:?}"),
+        Call::Lend { lent, .. } => return format!("Lend{lent:?}"),
+        _ => {}
     }
     let text = format!("{call:?}");
     let end = text.find(|c: char| c.is_ascii_digit() || c == ',' || c == '{').unwrap_or(text.len());

@@ -67,6 +67,9 @@ pub struct Search {
     /// Ends after so many programs.
     #[arg(long)]
     programs: Option<u64>,
+    /// Runs only the program of this number; the others are made and left out.
+    #[arg(long)]
+    only: Option<u64>,
     /// Ends after so many calls on lanes.
     #[arg(long)]
     calls: Option<u64>,

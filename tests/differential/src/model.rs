@@ -3,8 +3,8 @@
 
 use crate::calls::Said;
 use crate::op::{
-    CONNS, Call, Child, End, Handler, LookBy, Meddle, ON_THE_WAY, Op, Opt, RecvBy, SendBy, Side, WaitBy,
-    reads,
+    CONNS, Call, Child, End, Handler, Lent, LookBy, Meddle, ON_THE_WAY, Op, Opt, Over, RecvBy, Registered,
+    SendBy, Side, WaitBy, reads,
 };
 
 /// One end of a connection.
@@ -30,6 +30,10 @@ struct Half {
     given: bool,
     /// TCP_USER_TIMEOUT: a peer that takes nothing for so long, milliseconds, is given up.
     user_timeout: i32,
+    /// It is, or was under a number that was closed, in its process's set for edges, or for one event.
+    in_set_for_edges: bool,
+    /// The second process of the side has it.
+    with_second: bool,
     waiting: Option<WaitBy>,
 }
 
@@ -74,6 +78,20 @@ impl Model {
         self.bytes(side, conn) >= self.end(side, conn).low_water.max(1) || self.is_over(side, conn)
     }
 
+    /// Connections of the process that has `conn`.
+    fn beside(&self, side: Side, conn: u8) -> impl Iterator<Item = u8> + '_ {
+        let is_second = self.end(side, conn).with_second;
+        (0..CONNS).filter(move |&other| self.end(side, other).with_second == is_second)
+    }
+
+    /// Whether a thread waits for an end, alone or among others.
+    fn is_waited_for(&self, side: Side, conn: u8) -> bool {
+        let is_for_all = |by: Option<WaitBy>| by.is_some_and(WaitBy::is_of_all);
+        let end = self.end(side, conn);
+        end.waiting.is_some()
+            || end.open && self.beside(side, conn).any(|other| is_for_all(self.end(side, other).waiting))
+    }
+
     /// Waits under way.
     pub fn pending(&self) -> Vec<(Side, u8)> {
         let all = (0..CONNS).flat_map(|conn| Side::BOTH.map(|side| (side, conn)));
@@ -90,8 +108,7 @@ impl Model {
 
     /// Whether a kill would reset a connection for whose end the other side waits.
     fn may_reset(&self, side: Side) -> bool {
-        (0..CONNS)
-            .any(|conn| self.end(side, conn).lingers_not && self.end(side.other(), conn).waiting.is_some())
+        (0..CONNS).any(|conn| self.end(side, conn).lingers_not && self.is_waited_for(side.other(), conn))
     }
 
     /// Whether nothing is left to be read by a side, of any connection: of what is, a killed process's end of a lane tells nobody (COMPLIANCE.md).
@@ -112,6 +129,9 @@ impl Model {
             Some(WaitBy::Urgent) => {
                 self.end(side.other(), conn).urgent || end.shut_wr && self.is_over(side, conn)
             }
+            Some(by) if by.is_of_all() => {
+                self.beside(side, conn).any(|conn| self.end(side, conn).open && self.readable(side, conn))
+            }
             Some(_) => self.readable(side, conn),
             None => false,
         }
@@ -129,12 +149,16 @@ impl Model {
             call if call.is_of_both() && (self.is_dead(side.other()) || self.is_stopped(side.other())) => {
                 false
             }
-            Call::Open { .. } => !own.open && !peer.open,
+            // Who waits for all sees it come, or has seen it accepted.
+            Call::Open { .. } => {
+                let is_for_all = |(who, conn)| self.end(who, conn).waiting.is_some_and(WaitBy::is_of_all);
+                !own.open && !peer.open && !self.pending().into_iter().any(is_for_all)
+            }
             // After a stop, epoll's waits end with EINTR.
             Call::Stop => self.pending().into_iter().all(|(who, conn)| {
                 let by = self.end(who, conn).waiting;
-                use WaitBy::{PeekAll, Poll, Read, Recv, Select};
-                who != side || matches!(by, Some(Recv | Read | PeekAll | Poll | Select))
+                use WaitBy::{AllPoll, AllSelect, PeekAll, Poll, Read, Recv, Select};
+                who != side || matches!(by, Some(Recv | Read | PeekAll | Poll | Select | AllPoll | AllSelect))
             }),
             _ if !own.open => false,
             // What is sent to one that has closed is answered by a reset, which ends the wait, but not at once.
@@ -144,9 +168,9 @@ impl Model {
                 false
             }
             // While a thread waits to read, others do not.
-            call if own.waiting.is_some() && !self.goes_with_a_wait(call) => false,
+            call if self.is_waited_for(side, conn) && !self.goes_with_a_wait(call) => false,
             // TCP throws away what the peer has not read by then, a lane does not.
-            call if peer.reset => matches!(call, Call::Finish(End::Close | End::RawClose)),
+            call if peer.reset => matches!(call, Call::Finish(end) if end.is_close()),
             // What comes then TCP answers by a reset, a lane's end when its process makes its next call, and
             // a killed one's when the sender looks or waits (COMPLIANCE.md).
             Call::Send(..) | Call::Fork(Child::Sends) | Call::Signal(Handler::Sends(_))
@@ -161,6 +185,18 @@ impl Model {
                 let enough = if by == RecvBy::WaitAll { n } else { own.low_water.max(1).min(n) };
                 !may_wait || self.bytes(side, conn) >= enough || self.is_over(side, conn)
             }
+            Call::Look(by) if by.is_of_all() => self
+                .beside(side, conn)
+                .filter(|&conn| self.end(side, conn).open)
+                .all(|conn| self.allows(Op::new(side, conn, Call::Look(LookBy::Poll)))),
+            Call::Wait(by) | Call::Patience(by, _) if by.is_of_all() => {
+                let one =
+                    |by| if let Call::Wait(_) = op.call { Call::Wait(by) } else { Call::Patience(by, 1) };
+                let mut others = self.beside(side, conn).filter(|&conn| self.end(side, conn).open);
+                others.all(|conn| {
+                    !self.is_waited_for(side, conn) && self.allows(Op::new(side, conn, one(WaitBy::Poll)))
+                })
+            }
             Call::Wait(WaitBy::Urgent) => !peer.urgent && !self.is_over(side, conn),
             // Who begins to wait for one that was killed naps up to 10 ms before it asks TCP (COMPLIANCE.md).
             Call::Patience(..) | Call::Alarm(_) if self.is_dead(side.other()) => false,
@@ -172,32 +208,61 @@ impl Model {
                 let peeks_on = own.peek_off && matches!(by, WaitBy::PeekAll);
                 !between && !peeks_on
             }
-            Call::Echo { .. } | Call::Exchange { .. } | Call::Pour { .. } | Call::Flood { .. } => {
-                let sound = |end: &Half| {
-                    end.open && !end.shut_rd && !end.shut_wr && end.waiting.is_none() && end.low_water <= 1
-                };
+            Call::Echo { .. }
+            | Call::Exchange { .. }
+            | Call::Pour { .. }
+            | Call::Flood { .. }
+            | Call::Corked { .. }
+            | Call::Lend { .. } => {
+                let sound = |end: &Half| end.open && !end.shut_rd && !end.shut_wr && end.low_water <= 1;
+                let is_waited_for = Side::BOTH.into_iter().any(|side| self.is_waited_for(side, conn));
                 // A machine that is busy takes its time until a peer reads.
                 let is_patient = !(1..10_000).contains(&own.user_timeout);
-                let is_fit = is_patient || !matches!(op.call, Call::Flood { .. });
-                is_fit && sound(own) && sound(peer) && own.sent == peer.got && peer.sent == own.got
+                let is_fit = match op.call {
+                    Call::Flood { .. } => is_patient,
+                    // What is held back while urgent data is pending, TCP sends with it.
+                    Call::Corked { .. } | Call::Lend { .. } => is_patient && !own.urgent && !peer.urgent,
+                    _ => true,
+                };
+                is_fit
+                    && !is_waited_for
+                    && sound(own)
+                    && sound(peer)
+                    && own.sent == peer.got
+                    && peer.sent == own.got
             }
             // What another process, or this one by a message, is given unread its sender sends once more, when it makes its next call (COMPLIANCE.md).
             Call::Pass | Call::Hand => self.bytes(side, conn) == 0,
             Call::Fork(Child::Execs) => (0..CONNS).all(|conn| self.bytes(side, conn) == 0),
             // A registration goes on under a number that is closed: what stands in the ring by then it does not tell of.
-            Call::Dup => self.bytes(side, conn) == 0,
+            Call::Dup | Call::DupOver(Over::Set | Over::Far) => self.bytes(side, conn) == 0,
+            Call::DupOver(Over::Same) => true,
+            Call::DupOver(Over::Conn(other)) => {
+                let is_beside = other != conn && self.beside(side, conn).any(|beside| beside == other);
+                let close = Op::new(side, other, Call::Finish(End::Close));
+                is_beside
+                    && self.bytes(side, conn) == 0
+                    && !self.is_waited_for(side, other)
+                    && self.allows(close)
+            }
             Call::Fork(Child::Sends) => own.sent + 5 <= peer.got + ON_THE_WAY,
             // For what stands in a ring by then these do not count (COMPLIANCE.md).
             Call::Set(Opt::PeekOff(_) | Opt::LowWater(_)) => self.bytes(side, conn) == 0 && !peer.urgent,
             Call::Set(Opt::OobInline(_)) => !peer.urgent,
             // Of a connection that it has half closed, a set may be told of room once more, and of what stands where a lane closes for good, or as
             // another program gets the connection; urgent data does the first (COMPLIANCE.md).
-            Call::Look(LookBy::Epoll) => (0..CONNS).all(|conn| {
+            // Who waits for the set itself takes its connections back to TCP: edges are told once more (COMPLIANCE.md).
+            Call::Look(LookBy::Set | LookBy::Nested)
+                if self.beside(side, conn).any(|conn| self.end(side, conn).in_set_for_edges) =>
+            {
+                false
+            }
+            Call::Look(by) if by.is_of_set() => (0..CONNS).all(|conn| {
                 let (own, peer) = (self.end(side, conn), self.end(side.other(), conn));
                 !own.is_half_closed() && !own.given && !own.urgent && !peer.urgent
             }),
             // The kernel's poll looks at a socket without its lock: of a reset just then it may see the error alone.
-            Call::Finish(End::Close | End::RawClose) if peer.waiting.is_some() => {
+            Call::Finish(end) if end.is_close() && self.is_waited_for(side.other(), conn) => {
                 self.bytes(side, conn) == 0 && !peer.urgent && !own.lingers_not
             }
             Call::Look(_)
@@ -232,7 +297,7 @@ impl Model {
                 && !call.is_of_driver()
                 && !matches!(call, Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) | Call::Hand)
         };
-        let moves = |call| matches!(call, Call::Dup | Call::Pass);
+        let moves = |call| matches!(call, Call::Dup | Call::DupOver(_) | Call::Pass);
         let is_kill = second.call == Call::Kill;
         let is_fit = match second.call {
             Call::Meddle(Meddle::Wait(_)) => false,
@@ -248,7 +313,7 @@ impl Model {
             _ => self.go_together(first, second),
         };
         // Which of the two a wait saw the end of would be anybody's guess.
-        let is_waited_for = |side| self.end(side, first.conn).waiting.is_some();
+        let is_waited_for = |side| self.is_waited_for(side, first.conn);
         let is_meddling = matches!(second.call, Call::Meddle(_));
         first.cut.is_some()
             && !is_waited_for(first.side)
@@ -275,7 +340,7 @@ impl Model {
         let (own, peer) = (self.end(first.side, first.conn), self.end(first.side.other(), first.conn));
         let fits = |call: Call| match call {
             Call::Recv(by, _) => own.nonblock || !may_wait(by),
-            Call::Finish(end) => !matches!(end, End::Close | End::RawClose),
+            Call::Finish(end) => !end.is_close(),
             Call::Fork(child) => matches!(child, Child::Exits | Child::Closes | Child::Execs),
             Call::Set(Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_)) | Call::Nonblock(_) => false,
             _ => true,
@@ -363,12 +428,25 @@ impl Model {
             Call::Finish(end) => {
                 let unread = self.bytes(side, conn) > 0 || self.end(side.other(), conn).urgent;
                 let half = self.end_mut(side, conn);
-                half.reset |= matches!(end, End::Close | End::RawClose) && (unread || half.lingers_not);
+                half.reset |= end.is_close() && (unread || half.lingers_not);
                 half.shut_wr |= matches!(end, End::ShutWr | End::ShutBoth);
                 half.shut_rd |= matches!(end, End::ShutRd | End::ShutBoth);
-                half.open &= !matches!(end, End::Close | End::RawClose);
+                half.open &= !end.is_close();
             }
+            Call::DupOver(Over::Conn(other)) if ret == 1 => {
+                self.happened(Op::new(side, other, Call::Finish(End::Close)), &[Said::of(0)]);
+            }
+            Call::Hand if ret == 1 => {
+                let half = self.end_mut(side, conn);
+                half.with_second = !half.with_second;
+            }
+            Call::Lend { lent: Lent::Ended, .. } if ret > 0 => self.end_mut(side, conn).shut_wr = true,
             Call::Set(Opt::Linger(on)) if ret == 0 => self.end_mut(side, conn).lingers_not = on,
+            Call::Register(how) if ret == 0 => {
+                let is_of_level =
+                    matches!(how, Registered::Level | Registered::LevelIn | Registered::Exclusive);
+                self.end_mut(side, conn).in_set_for_edges |= !is_of_level && how != Registered::Removed;
+            }
             Call::Nonblock(on) => self.end_mut(side, conn).nonblock = on,
             Call::Fork(Child::Sends) => {
                 // Its exit status is what it sent.

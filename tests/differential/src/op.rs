@@ -83,8 +83,28 @@ pub enum LookBy {
     RecvNothing,
     AtMark,
     Names,
+    /// Whose addresses the two ends have, without their ports.
+    Peers,
+    /// The set itself, by poll(2).
+    Set,
+    /// The set, within a set.
+    Nested,
+    /// All connections of the process at once, a listener, and pipes with and without a byte.
+    AllPoll,
+    AllSelect,
+    AllEpoll,
     /// How many SIGURG this process has had.
     Urgents,
+}
+
+impl LookBy {
+    pub fn is_of_all(self) -> bool {
+        matches!(self, Self::AllPoll | Self::AllSelect | Self::AllEpoll)
+    }
+
+    pub fn is_of_set(self) -> bool {
+        matches!(self, Self::Epoll | Self::Set | Self::Nested)
+    }
 }
 
 /// How a thread waits for a connection to become readable.
@@ -103,6 +123,69 @@ pub enum WaitBy {
     EpollPwait2,
     /// For urgent data, by poll(2).
     Urgent,
+    /// For any connection of the process, with a listener and a pipe that stay silent.
+    AllPoll,
+    AllSelect,
+    AllEpoll,
+    /// Four threads wait for one connection, each in another way.
+    Crowd,
+}
+
+impl WaitBy {
+    pub fn is_of_all(self) -> bool {
+        matches!(self, Self::AllPoll | Self::AllSelect | Self::AllEpoll)
+    }
+}
+
+/// Which addresses a connection has.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Family {
+    #[default]
+    V4,
+    V6,
+    /// The server's socket is of IPv6, and takes IPv4.
+    ServerV6,
+    /// The client's socket is of IPv6, and has a mapped address.
+    ClientV6,
+}
+
+/// Where dup2(2) and dup3(2) put a connection. Its own number is closed then.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Over {
+    /// Over another connection's number, which closes that.
+    Conn(u8),
+    /// Over the set's number. There is a new set then.
+    Set,
+    /// Its own number, which does nothing.
+    Same,
+    /// A number that is far away.
+    Far,
+}
+
+/// How bytes that were held back are let go.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Uncork {
+    /// MSG_MORE, until a call without it.
+    More,
+    /// TCP_CORK, until it is off.
+    Off,
+    /// TCP_CORK, and TCP_NODELAY lets go what there is.
+    NoDelay,
+    /// TCP_CORK, and a call with MSG_MORE within it.
+    MoreOff,
+}
+
+/// What becomes of memory that was lent by MSG_ZEROCOPY before it is read.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Lent {
+    Stays,
+    Unmapped,
+    /// MADV_DONTNEED.
+    Discarded,
+    /// A child is forked, and ends.
+    Forked,
+    /// The sender ends its stream.
+    Ended,
 }
 
 /// Options, with the value that is set.
@@ -116,6 +199,7 @@ pub enum Opt {
     KeepAlive(bool),
     Linger(bool),
     QuickAck(bool),
+    Cork(bool),
     /// Never so small that what is on its way would not fit.
     RcvBuf(i32),
     SndBuf(i32),
@@ -152,6 +236,8 @@ pub enum Registered {
     OneShot,
     EdgeIn,
     LevelIn,
+    /// EPOLLEXCLUSIVE, for levels: it can be added, and not changed.
+    Exclusive,
     Removed,
 }
 
@@ -163,6 +249,16 @@ pub enum End {
     ShutBoth,
     Close,
     RawClose,
+    /// close_range(2)
+    Range,
+    /// By dup2(2) of a pipe.
+    Over,
+}
+
+impl End {
+    pub fn is_close(self) -> bool {
+        matches!(self, Self::Close | Self::RawClose | Self::Range | Self::Over)
+    }
 }
 
 /// What a forked child does with the connections that it has inherited.
@@ -207,6 +303,8 @@ pub enum Call {
     Open {
         nonblock: bool,
         nagle: bool,
+        #[serde(default)]
+        family: Family,
     },
     Send(SendBy, usize),
     Recv(RecvBy, usize),
@@ -239,10 +337,23 @@ pub enum Call {
         early: bool,
         meanwhile: Option<Meddle>,
     },
+    /// Pieces that are held back and let go: what the receiver sees before and after.
+    Corked {
+        by: Uncork,
+        pieces: u8,
+        size: u16,
+    },
+    /// Bytes by MSG_ZEROCOPY. `meanwhile` happens before they are read; then notices tell that their memory is free again.
+    Lend {
+        size: u32,
+        lent: Lent,
+        meanwhile: Option<Meddle>,
+    },
     Set(Opt),
     Register(Registered),
     Finish(End),
     Dup,
+    DupOver(Over),
     /// A message of the process to itself brings it under another number (SCM_RIGHTS).
     Pass,
     /// A message brings it to the side's other process, and this one closes it.
@@ -274,6 +385,8 @@ impl Call {
                 | Self::Pour { .. }
                 | Self::Exchange { .. }
                 | Self::Flood { .. }
+                | Self::Corked { .. }
+                | Self::Lend { .. }
         )
     }
 }
@@ -316,7 +429,7 @@ pub fn reads(call: Call) -> bool {
 pub fn looks(call: Call) -> bool {
     match call {
         Call::Recv(by, _) => matches!(by, RecvBy::Peek | RecvBy::Oob),
-        Call::Look(by) => !matches!(by, LookBy::SoError | LookBy::Names | LookBy::Urgents),
+        Call::Look(by) => !matches!(by, LookBy::SoError | LookBy::Names | LookBy::Peers | LookBy::Urgents),
         Call::Signal(what) => what == Handler::Fionread,
         _ => false,
     }

@@ -112,7 +112,14 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
         let way = turns[maker.made as usize % turns.len()];
         let program = maker.next();
         let (reached, calls, on_lanes) = (lab.reached(), lab.calls, lab.on_lanes);
+        if arguments.only.is_some_and(|only| only != maker.made) {
+            progress.made.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
         let found = lab.judge(&program, way);
+        for doubt in lab.doubts() {
+            println!("undecided: program {} of seed {seed}, {doubt}", maker.made);
+        }
         progress.made.fetch_add(1, Ordering::Relaxed);
         progress.calls.fetch_add(lab.calls - calls, Ordering::Relaxed);
         progress.on_lanes.fetch_add(lab.on_lanes - on_lanes, Ordering::Relaxed);

@@ -1,5 +1,7 @@
 //! Actors on TCP or under Shunpike, two or more, and a program run by them.
 
+mod both;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::actor::{How, Order, Reply};
 use crate::calls::Said;
 use crate::model::Model;
-use crate::op::{Call, LookBy, Meddle, Op, RecvBy, RoomBy, SendBy, Side, is_raw};
+use crate::op::{Call, Family, Meddle, Op, Side, is_raw};
 use crate::stepper::Stepper;
 use crate::team::{Actor, HANG, Team, Trouble};
 
@@ -80,7 +82,8 @@ pub struct Stage {
     /// It is stopped.
     is_held: bool,
     teams: Option<[Team; 2]>,
-    port: u16,
+    /// For IPv4, and for both; none where there is no IPv6.
+    ports: [u16; 2],
     serial: u64,
     /// Edges of the library's code that were passed, and how many there are; none where it was not built to tell.
     pub edges: BTreeSet<u32>,
@@ -105,7 +108,7 @@ impl Stage {
             broker: None,
             is_held: false,
             teams: None,
-            port: 0,
+            ports: [0; 2],
             serial: 0,
             edges: BTreeSet::new(),
             all_edges: 0,
@@ -197,9 +200,8 @@ impl Stage {
             self.start_broker();
         }
         let mut teams = Side::BOTH.map(|side| Team::start(self.command(side)));
-        let port =
-            teams[Side::Server as usize].holder(0).ask(&Order::Listen)?.said.map_or(0, |said| said.ret);
-        self.port = port as u16;
+        let said = teams[Side::Server as usize].holder(0).ask(&Order::Listen)?.said;
+        self.ports = said.map_or([0; 2], |said| [said.ret as u16, said.more[0] as u16]);
         self.teams = Some(teams);
         Ok(())
     }
@@ -426,9 +428,9 @@ impl Stage {
     }
 
     fn make(&mut self, op: Op, model: &mut Model) -> Result<Outcome, Trouble> {
-        let (port, conn) = (self.port, op.conn);
+        let conn = op.conn;
         let reply = match op.call {
-            Call::Open { nonblock, nagle } => return self.open(conn, port, nonblock, nagle),
+            Call::Open { nonblock, nagle, family } => return self.open(conn, family, nonblock, nagle),
             Call::Echo { rounds, size } => {
                 return self.both(op, |asks| Order::Echo { conn, rounds, size, asks });
             }
@@ -439,6 +441,8 @@ impl Stage {
             Call::Flood { by, chunk, early, meanwhile } => {
                 return self.flood(op, by, chunk, early, meanwhile);
             }
+            Call::Corked { by, pieces, size } => return self.corked(op, by, pieces, size),
+            Call::Lend { size, lent, meanwhile } => return self.lend(op, size, lent, meanwhile),
             Call::Hand => return self.hand(op.side, conn),
             Call::Wait(by) => self.holder(op.side, conn).ask(&Order::Begin { conn, by })?,
             call => self.holder(op.side, conn).ask(&Order::Make { conn, call, cut: false })?,
@@ -465,82 +469,25 @@ impl Stage {
         })
     }
 
-    /// Bytes in one direction, sent and received in turn. It tells of the first two calls, and of those that said otherwise.
-    fn pour(&mut self, op: Op, rounds: u16, size: usize) -> Result<Outcome, Trouble> {
-        let conn = op.conn;
-        let order = |call| Order::Make { conn, call, cut: false };
-        let (send, receive) = (Call::Send(SendBy::Send, size), Call::Recv(RecvBy::WaitAll, size));
-        let mut all: Option<Outcome> = None;
-        for round in 0..rounds {
-            for (side, call) in [(op.side, send), (op.side.other(), receive)] {
-                let one = Outcome::from(self.holder(side, conn).ask(&order(call))?);
-                let Some(all) = &mut all else {
-                    all = Some(one);
-                    continue;
-                };
-                let is_whole = one.said.iter().all(|said| said.ret == size as i64);
-                if !is_whole || round == 0 || round + 1 == rounds {
-                    all.said.extend(one.said);
-                }
-                all.ns = all.ns.max(one.ns);
-                all.cpu_ns = all.cpu_ns.max(one.cpu_ns);
-                all.calls = [all.calls[0] + one.calls[0], all.calls[1] + one.calls[1]];
-            }
-        }
-        Ok(all.unwrap_or_else(Outcome::nothing))
-    }
-
-    /// A connection is filled and read, as [`Call::Flood`] tells: whether the sender learnt of room, whether the bytes came as they were sent,
-    /// and what a look shows then. The time is that until it learnt.
-    fn flood(
-        &mut self,
-        op: Op,
-        by: RoomBy,
-        chunk: u16,
-        early: bool,
-        meanwhile: Option<Meddle>,
-    ) -> Result<Outcome, Trouble> {
-        let (conn, side, other) = (op.conn, op.side, op.side.other());
-        let filled = self.holder(side, conn).ask(&Order::Flood { conn, by, chunk })?;
-        let calls = filled.calls;
-        let said = filled.said.unwrap_or_else(|| Said::of(-2));
-        if said.ret <= 0 {
-            return Ok(Outcome { said: vec![said], ns: 0, cpu_ns: 0, calls, state: filled.state });
-        }
-        let all = said.ret as usize;
-        let n = usize::from(chunk).min(all / 4);
-        if early {
-            self.holder(side, conn).ask(&Order::Room { conn, by, n, early })?;
-        }
-        if let Some(meddle) = meanwhile {
-            self.meddle(op, meddle);
-        }
-        let most = all - all / 8;
-        let read = self.holder(other, conn).ask(&Order::Drain { conn, n: most, hash: 0 })?.said;
-        let so_far = read.map_or(0, |said| said.more[0] as u64);
-        let asked = Instant::now();
-        let order = if early { Order::Ended { conn, ms: 4000 } } else { Order::Room { conn, by, n, early } };
-        let told = self.holder(side, conn).ask(&order)?;
-        let ns = if early { asked.elapsed().as_nanos() as u64 } else { told.ns };
-        let Some(room) = told.said else { return Err(Trouble::Hangs) };
-        let rest = all - most + room.more[0] as usize;
-        let read = self.holder(other, conn).ask(&Order::Drain { conn, n: rest, hash: so_far })?.said;
-        let is_whole = read.is_some_and(|said| said.ret == rest as i64 && said.more[0] == room.more[1]);
-        let look = Order::Make { conn, call: Call::Look(LookBy::Poll), cut: false };
-        let shows = self.holder(side, conn).ask(&look)?.said.unwrap_or_else(|| Said::of(-2));
-        let said = vec![Said { more: Vec::new(), ..room }, Said::of(is_whole.into()), shows];
-        Ok(Outcome { said, ns, cpu_ns: told.cpu_ns, calls, state: filled.state })
-    }
-
-    fn open(&mut self, conn: u8, port: u16, nonblock: bool, nagle: bool) -> Result<Outcome, Trouble> {
+    fn open(&mut self, conn: u8, family: Family, nonblock: bool, nagle: bool) -> Result<Outcome, Trouble> {
+        let [port, port_v6] = self.ports;
+        let family = if port_v6 == 0 { Family::V4 } else { family };
+        let port = if matches!(family, Family::V6 | Family::ServerV6) { port_v6 } else { port };
         self.serial += 1;
         let serial = self.serial * 2;
         // The listener is the first process's.
         self.teams.as_mut().expect("ready").iter_mut().for_each(|team| team.holders[conn as usize] = 0);
-        let one =
-            self.holder(Side::Client, conn).ask(&Order::Connect { conn, port, serial, nonblock, nagle })?;
+        let one = self.holder(Side::Client, conn).ask(&Order::Connect {
+            conn,
+            port,
+            family,
+            serial,
+            nonblock,
+            nagle,
+        })?;
         let serial = serial + 1;
-        let other = self.holder(Side::Server, conn).ask(&Order::Accept { conn, serial, nonblock, nagle })?;
+        let other =
+            self.holder(Side::Server, conn).ask(&Order::Accept { conn, family, serial, nonblock, nagle })?;
         let opened =
             |reply: &Reply| Said::of(i64::from(reply.said.as_ref().is_some_and(|said| said.ret == 0)));
         let (said, ns) = (vec![opened(&one), opened(&other)], one.ns.max(other.ns));

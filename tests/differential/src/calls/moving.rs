@@ -18,6 +18,16 @@ pub fn dup(fd: RawFd) -> (Said, RawFd) {
     (Said::of(i64::from(other >= 0)), other)
 }
 
+/// The descriptor as number `to`, by dup2(2) or dup3(2), and its own number closed.
+pub fn dup_over(fd: RawFd, to: RawFd) -> Said {
+    // SAFETY: no memory is passed.
+    let other = unsafe { if to % 2 == 0 || fd == to { libc::dup2(fd, to) } else { libc::dup3(fd, to, 0) } };
+    if other >= 0 && other != fd {
+        close(fd);
+    }
+    if other == to { Said::of(1) } else { Said::failed() }
+}
+
 /// Where the two processes of a side have the socket that joins them.
 pub const JOINT: RawFd = 200;
 

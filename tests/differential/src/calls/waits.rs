@@ -86,9 +86,32 @@ pub fn look(fd: RawFd, by: LookBy) -> Said {
                 .map(|name| get(fd, libc::IPPROTO_TCP, name));
             Said::of(0).with(socket.into_iter().chain(tcp))
         }
+        LookBy::Peers => Said::of(0).with([false, true].into_iter().flat_map(|of_peer| name(fd, of_peer))),
         LookBy::Urgents => Said::of(super::urgents()),
-        LookBy::Epoll => Said::of(-1),
+        LookBy::Epoll
+        | LookBy::Set
+        | LookBy::Nested
+        | LookBy::AllPoll
+        | LookBy::AllSelect
+        | LookBy::AllEpoll => Said::of(-1),
     }
+}
+
+/// An address without its port: the call's result, its length, family, and a hash.
+fn name(fd: RawFd, of_peer: bool) -> [i64; 4] {
+    let mut at = [0u8; 128];
+    let mut len = at.len() as libc::socklen_t;
+    // SAFETY: memory of ours.
+    let rc = unsafe {
+        let to = at.as_mut_ptr().cast();
+        if of_peer {
+            libc::getpeername(fd, to, &raw mut len)
+        } else {
+            libc::getsockname(fd, to, &raw mut len)
+        }
+    };
+    let error = if rc < 0 { errno() } else { 0 };
+    [error.into(), len.into(), at[0].into(), super::hashed(&at[4..len.clamp(4, 28) as usize])]
 }
 
 fn polled(fd: RawFd, events: i16) -> Said {
@@ -240,6 +263,8 @@ pub fn wait(fd: RawFd, by: WaitBy, ms: u16) -> Said {
                 let n = raw(libc::SYS_poll, (&raw mut one) as i64, 1, most_ms.into(), 0, 0, 0);
                 Said::of(n).with([one.revents.into()])
             }
+            WaitBy::Crowd => super::wide::crowd(fd, ms),
+            WaitBy::AllPoll | WaitBy::AllSelect | WaitBy::AllEpoll => Said::of(-1),
             WaitBy::Select => selected(fd, Some(ms)),
             WaitBy::Pselect => {
                 let mut set: libc::fd_set = MaybeUninit::zeroed().assume_init();
