@@ -104,6 +104,13 @@ pub enum Order {
         size: u32,
         lent: Lent,
     },
+    /// One side of a torrent.
+    Torrent {
+        conn: u8,
+        threads: u8,
+        rounds: u8,
+        size: u16,
+    },
     /// Waits for the notices.
     Lent {
         conn: u8,
@@ -197,19 +204,54 @@ struct Actor {
     timer: calls::Timer,
 }
 
-/// Serves until standard input ends.
-pub fn run() {
+/// What an actor's program goes on from when it was executed anew.
+#[derive(Serialize, Deserialize)]
+struct Inherited {
+    listeners: [RawFd; 2],
+    pipes: calls::Pipes,
+    /// The connections: number, descriptor, what was sent, and serial.
+    conns: Vec<(u8, RawFd, u64, u64)>,
+}
+
+/// Serves until standard input ends. With a state, first says that it goes on from there.
+pub fn run(state: Option<&str>) {
     calls::heed();
-    let mut actor = Actor {
+    let inherited = state.map(|state| serde_json::from_str(state).expect("a state"));
+    let is_anew = inherited.is_some();
+    let Inherited { listeners, pipes, conns } = inherited.unwrap_or_else(|| Inherited {
         listeners: [-1; 2],
-        pipes: calls::Pipes::new().into(),
+        pipes: calls::Pipes::new(),
+        conns: Vec::new(),
+    });
+    let conns = conns
+        .into_iter()
+        .map(|(conn, fd, sent, serial)| (conn, Connection { sent, ..Connection::new(fd, serial) }));
+    let mut actor = Actor {
+        listeners,
+        pipes: pipes.into(),
         set: calls::new_set(),
-        conns: HashMap::new(),
+        conns: conns.collect(),
         arena: Arena::new(),
         edges: Edges::new(),
         timer: calls::Timer::new(),
     };
     let mut out = std::io::stdout().lock();
+    if is_anew {
+        let reply = Reply {
+            said: Some(Said::of(1)),
+            also: None,
+            ns: 0,
+            cpu_ns: 0,
+            held_up_ns: 0,
+            calls: [0; 2],
+            state: None,
+        };
+        let mut text = serde_json::to_string(&reply).expect("a reply");
+        text.push('\n');
+        if out.write_all(text.as_bytes()).is_err() || out.flush().is_err() {
+            return;
+        }
+    }
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { return };
         let order: Order = serde_json::from_str(&line).expect("an order");
@@ -234,6 +276,7 @@ impl Actor {
             | Order::Room { conn, .. }
             | Order::Lend { conn, .. }
             | Order::Lent { conn }
+            | Order::Torrent { conn, .. }
             | Order::Cork { conn, .. }
             | Order::Uncork { conn, .. }
             | Order::Begin { conn, .. } => Some(conn),
@@ -296,6 +339,7 @@ impl Actor {
                 (Some(said), Some(slowest))
             }
             Order::EndWaits => {
+                calls::rouse(self.set, &self.pipes);
                 for conn in self.conns.values_mut() {
                     if let Some(waiting) = conn.waiting.take() {
                         calls::finish(conn.fd, End::ShutBoth);
@@ -321,12 +365,16 @@ impl Actor {
                 }
             }
             Order::Lend { conn, size, lent } => (Some(self.lend(conn, size, lent)), None),
+            Order::Torrent { conn, threads, rounds, size } => {
+                let serial = self.conns.get(&conn).map_or(0, |conn| conn.serial);
+                (Some(calls::torrent(fd, threads, rounds, size.into(), serial)), None)
+            }
             Order::Lent { conn } => (Some(self.lent(conn)), None),
             Order::Cork { conn, by, pieces, size } => (Some(self.cork(conn, by, pieces, size.into())), None),
             Order::Uncork { conn, by, size } => (Some(self.uncork(conn, by, size.into())), None),
             Order::Begin { conn, by } => {
-                let (all, listener, pipes) = (self.all(), self.listeners[0], self.pipes.clone());
-                self.begin(conn, move || calls::begin_to_wait(by, fd, &all, listener, &pipes));
+                let (all, others, pipes) = (self.all(), [self.listeners[0], self.set], self.pipes.clone());
+                self.begin(conn, move || calls::begin_to_wait(by, fd, &all, others, &pipes));
                 (Some(Said::of(0)), None)
             }
             Order::Ended { conn, ms } => self.ended(conn, ms),
@@ -334,6 +382,7 @@ impl Actor {
                 for (_, conn) in self.conns.drain() {
                     calls::close_hard(conn.fd);
                 }
+                calls::few(false);
                 calls::close(self.set);
                 self.set = calls::new_set();
                 calls::begin();
@@ -527,7 +576,7 @@ impl Actor {
             }
             Call::Finish(end) => (calls::finish(fd, end), Vec::new()),
             Call::Nonblock(on) => (calls::nonblock(fd, on), Vec::new()),
-            Call::Fork(child) => (calls::fork(fd, child, &bytes[at], &all), Vec::new()),
+            Call::Fork(child) => (calls::fork(fd, child, &bytes[at], &all, set), Vec::new()),
             _ => (Said::of(-1), Vec::new()),
         };
         let handler = if let Call::Signal(what) = calls[1] { Some(what) } else { None };
@@ -584,8 +633,10 @@ impl Actor {
 
     fn make(&mut self, index: u8, call: Call) -> Said {
         let (set, all) = (self.set, self.all());
-        if let Call::DupOver(over) = call {
-            return self.dup_over(index, over);
+        match call {
+            Call::DupOver(over) => return self.dup_over(index, over),
+            Call::Exec => return self.exec(),
+            _ => {}
         }
         let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
         let fd = conn.fd;
@@ -634,6 +685,7 @@ impl Actor {
             }
             Call::Fork(child) => self.fork(index, child),
             Call::Nonblock(on) => calls::nonblock(fd, on),
+            Call::Few(on) => calls::few(on),
             Call::Signal(what) => {
                 let n = if let Handler::Sends(n) = what { n } else { 0 };
                 let bytes = Self::bytes(conn, n);
@@ -650,13 +702,23 @@ impl Actor {
             | Call::Flood { .. }
             | Call::Corked { .. }
             | Call::Lend { .. }
+            | Call::Torrent { .. }
             | Call::DupOver(_)
+            | Call::Exec
             | Call::Hand
             | Call::Kill
             | Call::Stop
             | Call::Continue
             | Call::Meddle(_) => Said::of(-1),
         }
+    }
+
+    fn exec(&self) -> Said {
+        calls::few(false);
+        let conns =
+            self.conns.iter().map(|(&index, conn)| (index, conn.fd, conn.sent, conn.serial)).collect();
+        let state = Inherited { listeners: self.listeners, pipes: (*self.pipes).clone(), conns };
+        calls::exec(&serde_json::to_string(&state).expect("a state"))
     }
 
     fn dup_over(&mut self, index: u8, over: Over) -> Said {
@@ -702,7 +764,7 @@ impl Actor {
         let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
         let bytes = if child == Child::Sends { Self::bytes(conn, 5) } else { Vec::new() };
         let all: Vec<RawFd> = self.conns.values().map(|conn| conn.fd).collect();
-        calls::fork(self.conns[&index].fd, child, &bytes, &all)
+        calls::fork(self.conns[&index].fd, child, &bytes, &all, self.set)
     }
 }
 

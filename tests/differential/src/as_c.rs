@@ -100,6 +100,12 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                  if (side == {other}) readable({conn}), all_in(fds[{conn}], {held} + {size}); /* {pieces} pieces, {by:?} */"
             );
         }
+        Call::Torrent { threads, rounds, size } => {
+            return writeln!(
+                text,
+                "    /* {threads} threads a side send {rounds} times {size} bytes, and as many receive */"
+            );
+        }
         Call::Lend { size, lent, meanwhile } => {
             return writeln!(
                 text,
@@ -241,9 +247,17 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                         "{{ int got = recv(fds[{conn}], bytes, 10, MSG_DONTWAIT); close(fds[{conn}]); _exit(got); }}"
                     )
                 }
+                Child::Looks => format!("{{ polls({conn}, POLLIN | POLLOUT | POLLPRI); _exit(0); }}"),
+                Child::LooksAtSet => "{ set_shows(); _exit(0); }".to_owned(),
                 Child::Execs => "execl(\"/bin/true\", \"true\", NULL)".to_owned(),
             };
             format!("{{ if (!fork()) {what}; int status; wait(&status); tell(\"child\", status); line(); }}")
+        }
+        Call::Few(on) => {
+            format!("setrlimit(RLIMIT_NOFILE, &(struct rlimit){{{}, 4096}})", if on { 64 } else { 1024 })
+        }
+        Call::Exec => {
+            "(void)0 /* the process executes its program anew, and goes on with its connections */".to_owned()
         }
         Call::Nonblock(on) => format!("fcntl(fds[{conn}], F_SETFL, {})", if on { "O_NONBLOCK" } else { "0" }),
         Call::Open { .. }
@@ -253,6 +267,7 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         | Call::Flood { .. }
         | Call::Corked { .. }
         | Call::Lend { .. }
+        | Call::Torrent { .. }
         | Call::Kill
         | Call::Stop
         | Call::Continue

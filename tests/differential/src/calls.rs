@@ -6,6 +6,7 @@ mod handlers;
 mod lending;
 mod moving;
 mod times;
+mod torrent;
 mod waits;
 mod wide;
 
@@ -24,13 +25,14 @@ pub use exchange::Reader;
 pub use flood::{Room, drain};
 pub use handlers::{arm, begin, heed, ran, urgents};
 pub use lending::Lending;
-pub use moving::{JOINT, dup, dup_over, fork, give, pass, take};
+pub use moving::{JOINT, dup, dup_over, exec, fork, give, pass, take};
 pub use times::{Timer, Times};
+pub use torrent::torrent;
 pub use waits::{
     GO, LONG_MS, await_go, hear_no_signals, look, look_at_set, mark, new_set, say_done, wait, wait_at_most,
     wait_for_alarm,
 };
-pub use wide::{Pipes, begin_to_wait, look_at_all, look_at_set_as, wait_for_all};
+pub use wide::{Pipes, begin_to_wait, few, look_at_all, look_at_set_as, rouse, wait_for_all};
 
 /// What a call said: its result, the error where it failed, and whatever else the program was given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

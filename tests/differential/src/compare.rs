@@ -99,6 +99,7 @@ impl fmt::Display for Difference {
 pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option<Difference> {
     let mut is_meddled = false;
     let mut looked_at_set = [false; 2];
+    let mut has_left_number = [false; 2];
     for (at, op) in program.iter().enumerate() {
         let meddles = |call| {
             matches!(
@@ -110,6 +111,7 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
         };
         is_meddled |= meddles(op.call);
         let (Some(tcp), Some(lane)) = (&tcp[at], &lane[at]) else { continue };
+        has_left_number[op.side as usize] |= matches!(op.call, Call::Dup | Call::DupOver(_));
         let says_nothing =
             matches!(op.call, Call::Corked { .. }) && (tcp.said.is_empty() || lane.said.is_empty());
         if says_nothing {
@@ -117,6 +119,10 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
         }
         let is_first = !is_look_at_set(op) || !std::mem::replace(&mut looked_at_set[op.side as usize], true);
         if is_look_at_set(op) && is_first && is_false_alarm(tcp, lane) {
+            continue;
+        }
+        if has_left_number[op.side as usize] && is_more_room(op, tcp, lane) {
+            has_left_number[op.side as usize] = false;
             continue;
         }
         if told(op, tcp) != told(op, lane) && !(is_meddled && is_less_room(op, tcp, lane)) {
@@ -149,6 +155,25 @@ fn told(op: &Op, outcome: &Outcome) -> Vec<crate::calls::Said> {
         said.iter_mut().for_each(|said| said.more.clear());
     }
     said
+}
+
+/// Whether a set has told of what TCP's has, and of room besides: a lane has closed for good, as the number by which its connection is in
+/// the set was closed (COMPLIANCE.md).
+fn is_more_room(op: &Op, tcp: &Outcome, lane: &Outcome) -> bool {
+    const ROOM: i64 = libc::EPOLLOUT as i64;
+    if op.call != Call::Look(LookBy::Epoll) {
+        return false;
+    }
+    let ([tcp, ..], [lane, ..]) = (&tcp.said[..], &lane.said[..]) else { return false };
+    let events = |said: &crate::calls::Said| -> std::collections::BTreeMap<i64, i64> {
+        said.more.chunks_exact(2).map(|event| (event[0], event[1])).collect()
+    };
+    let (tcp, lane) = (events(tcp), events(lane));
+    let is_more = |(data, &told): (&i64, &i64)| {
+        let shown = tcp.get(data).copied().unwrap_or(0);
+        told == shown || told == shown | ROOM
+    };
+    tcp != lane && tcp.keys().all(|data| lane.contains_key(data)) && lane.iter().all(is_more)
 }
 
 fn is_look_at_set(op: &Op) -> bool {

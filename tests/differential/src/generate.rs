@@ -127,7 +127,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         16 => wait_by(raw).prop_map(Wait),
         5 => (wait_by(false), 1u16..25).prop_map(|(by, ms)| Patience(by, ms)),
         3 => wait_by(false).prop_map(Alarm),
-        24 => (1u16..24, 1usize..3000).prop_map(|(rounds, size)| Echo { rounds, size }),
+        28 => (1u16..24, 1usize..3000).prop_map(|(rounds, size)| Echo { rounds, size }),
         4 => (1u16..40, size()).prop_map(|(rounds, size)| Pour { rounds, size }),
         4 => (1u16..24, 2usize..9000).prop_map(|(rounds, size)| Exchange { by: By::Edge, rounds, size }),
         1 => handler().prop_map(Signal),
@@ -158,7 +158,6 @@ fn wide() -> impl Strategy<Value = Call> {
         LookBy::AllPoll,
         LookBy::AllSelect,
         LookBy::AllEpoll,
-        LookBy::Set,
         LookBy::Peers,
     ]);
     let wait = || {
@@ -170,6 +169,7 @@ fn wide() -> impl Strategy<Value = Call> {
             WaitBy::Crowd,
         ])
     };
+    let child = prop::sample::select(vec![Child::Looks, Child::LooksAtSet]);
     let over = prop_oneof![
         2 => (0..CONNS).prop_map(Over::Conn), 1 => Just(Over::Set), 1 => Just(Over::Same), 1 => Just(Over::Far),
     ];
@@ -185,12 +185,18 @@ fn wide() -> impl Strategy<Value = Call> {
     ];
     prop_oneof![
         60 => look.prop_map(Call::Look),
-        1 => Just(Call::Look(LookBy::Nested)),
+        2 => prop::sample::select(vec![LookBy::Set, LookBy::Set, LookBy::Nested]).prop_map(Call::Look),
         24 => wait().prop_map(Call::Wait),
+        12 => Just(Call::Wait(WaitBy::Set)),
         6 => (wait(), 1u16..25).prop_map(|(by, ms)| Call::Patience(by, ms)),
-        8 => over.prop_map(Call::DupOver),
+        6 => over.prop_map(Call::DupOver),
         2 => prop::sample::select(vec![End::Range, End::Over]).prop_map(Call::Finish),
-        8 => Just(Call::Register(Registered::Exclusive)),
+        8 => prop::sample::select(vec![Registered::Exclusive, Registered::LevelIn]).prop_map(Call::Register),
+        3 => child.prop_map(Call::Fork),
+        2 => Just(Call::Exec),
+        8 => any::<bool>().prop_map(Call::Few),
+        10 => (1u8..4, 1u8..20, 1u16..5000)
+            .prop_map(|(threads, rounds, size)| Call::Torrent { threads, rounds, size }),
         12 => (uncork, 1u8..5, 1u16..1500).prop_map(|(by, pieces, size)| Call::Corked { by, pieces, size }),
         10 => (lent, 1u32..150_000, meanwhile)
             .prop_map(|(lent, size, meanwhile)| Call::Lend { size, lent, meanwhile }),

@@ -172,7 +172,10 @@ impl Lab {
                     self.note(program, &run);
                     let all = tcp.iter().map(|tcp| difference(program, tcp, &run, late));
                     // The order that fits best.
-                    all.min_by_key(|found| found.as_ref().map(|found| !found.is_of_time())).flatten()
+                    all.min_by_key(|found| {
+                        found.as_ref().map(|found| (!found.is_of_time(), std::cmp::Reverse(found.at())))
+                    })
+                    .flatten()
                 }
                 Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
             };

@@ -49,7 +49,10 @@ enum Command {
     },
     /// One of the processes of a program.
     #[command(hide = true)]
-    Actor,
+    Actor {
+        /// From where it goes on.
+        state: Option<String>,
+    },
 }
 
 /// What to search, and for how long.
@@ -108,8 +111,8 @@ fn main() -> ExitCode {
             search::search(&search)
         }
         Command::Replay { built, times, ways, files } => search::replay(&built, times, &ways, &files),
-        Command::Actor => {
-            actor::run();
+        Command::Actor { state } => {
+            actor::run(state.as_deref());
             ExitCode::SUCCESS
         }
     }

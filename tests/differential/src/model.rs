@@ -30,8 +30,10 @@ struct Half {
     given: bool,
     /// TCP_USER_TIMEOUT: a peer that takes nothing for so long, milliseconds, is given up.
     user_timeout: i32,
-    /// It is, or was under a number that was closed, in its process's set for edges, or for one event.
-    in_set_for_edges: bool,
+    /// How it is in its process's set,
+    registered: Option<Registered>,
+    /// ... and whether it is, or was, there for edges, for one event, or under a number that was closed.
+    in_set_otherwise: bool,
     /// The second process of the side has it.
     with_second: bool,
     waiting: Option<WaitBy>,
@@ -86,10 +88,14 @@ impl Model {
 
     /// Whether a thread waits for an end, alone or among others.
     fn is_waited_for(&self, side: Side, conn: u8) -> bool {
-        let is_for_all = |by: Option<WaitBy>| by.is_some_and(WaitBy::is_of_all);
+        let is_for_all = |by: Option<WaitBy>| by.is_some_and(WaitBy::is_of_many);
         let end = self.end(side, conn);
         end.waiting.is_some()
             || end.open && self.beside(side, conn).any(|other| is_for_all(self.end(side, other).waiting))
+    }
+
+    fn is_set_waited_for(&self, side: Side, conn: u8) -> bool {
+        self.beside(side, conn).any(|conn| self.end(side, conn).waiting == Some(WaitBy::Set))
     }
 
     /// Waits under way.
@@ -132,6 +138,11 @@ impl Model {
             Some(by) if by.is_of_all() => {
                 self.beside(side, conn).any(|conn| self.end(side, conn).open && self.readable(side, conn))
             }
+            Some(WaitBy::Set) => self.beside(side, conn).any(|conn| match self.end(side, conn).registered {
+                Some(Registered::Level) => true,
+                Some(_) => self.readable(side, conn),
+                None => false,
+            }),
             Some(_) => self.readable(side, conn),
             None => false,
         }
@@ -151,7 +162,7 @@ impl Model {
             }
             // Who waits for all sees it come, or has seen it accepted.
             Call::Open { .. } => {
-                let is_for_all = |(who, conn)| self.end(who, conn).waiting.is_some_and(WaitBy::is_of_all);
+                let is_for_all = |(who, conn)| self.end(who, conn).waiting.is_some_and(WaitBy::is_of_many);
                 !own.open && !peer.open && !self.pending().into_iter().any(is_for_all)
             }
             // After a stop, epoll's waits end with EINTR.
@@ -169,6 +180,7 @@ impl Model {
             }
             // While a thread waits to read, others do not.
             call if self.is_waited_for(side, conn) && !self.goes_with_a_wait(call) => false,
+            Call::Register(how) if how.is_for_edges() && self.is_set_waited_for(side, conn) => false,
             // TCP throws away what the peer has not read by then, a lane does not.
             call if peer.reset => matches!(call, Call::Finish(end) if end.is_close()),
             // What comes then TCP answers by a reset, a lane's end when its process makes its next call, and
@@ -189,6 +201,12 @@ impl Model {
                 .beside(side, conn)
                 .filter(|&conn| self.end(side, conn).open)
                 .all(|conn| self.allows(Op::new(side, conn, Call::Look(LookBy::Poll)))),
+            // What is in the set otherwise may be told once more, or no more.
+            Call::Wait(WaitBy::Set) => self.beside(side, conn).all(|conn| {
+                let half = self.end(side, conn);
+                let has_peer = !half.open || !self.end(side.other(), conn).reset;
+                !self.is_waited_for(side, conn) && !half.in_set_otherwise && half.low_water <= 1 && has_peer
+            }),
             Call::Wait(by) | Call::Patience(by, _) if by.is_of_all() => {
                 let one =
                     |by| if let Call::Wait(_) = op.call { Call::Wait(by) } else { Call::Patience(by, 1) };
@@ -213,13 +231,14 @@ impl Model {
             | Call::Pour { .. }
             | Call::Flood { .. }
             | Call::Corked { .. }
-            | Call::Lend { .. } => {
+            | Call::Lend { .. }
+            | Call::Torrent { .. } => {
                 let sound = |end: &Half| end.open && !end.shut_rd && !end.shut_wr && end.low_water <= 1;
                 let is_waited_for = Side::BOTH.into_iter().any(|side| self.is_waited_for(side, conn));
                 // A machine that is busy takes its time until a peer reads.
                 let is_patient = !(1..10_000).contains(&own.user_timeout);
                 let is_fit = match op.call {
-                    Call::Flood { .. } => is_patient,
+                    Call::Flood { .. } | Call::Torrent { .. } => is_patient,
                     // What is held back while urgent data is pending, TCP sends with it.
                     Call::Corked { .. } | Call::Lend { .. } => is_patient && !own.urgent && !peer.urgent,
                     _ => true,
@@ -234,6 +253,10 @@ impl Model {
             // What another process, or this one by a message, is given unread its sender sends once more, when it makes its next call (COMPLIANCE.md).
             Call::Pass | Call::Hand => self.bytes(side, conn) == 0,
             Call::Fork(Child::Execs) => (0..CONNS).all(|conn| self.bytes(side, conn) == 0),
+            Call::Exec => self.beside(side, conn).all(|conn| {
+                let is_urgent = self.end(side.other(), conn).urgent;
+                self.bytes(side, conn) == 0 && !self.is_waited_for(side, conn) && !is_urgent
+            }),
             // A registration goes on under a number that is closed: what stands in the ring by then it does not tell of.
             Call::Dup | Call::DupOver(Over::Set | Over::Far) => self.bytes(side, conn) == 0,
             Call::DupOver(Over::Same) => true,
@@ -252,8 +275,8 @@ impl Model {
             // Of a connection that it has half closed, a set may be told of room once more, and of what stands where a lane closes for good, or as
             // another program gets the connection; urgent data does the first (COMPLIANCE.md).
             // Who waits for the set itself takes its connections back to TCP: edges are told once more (COMPLIANCE.md).
-            Call::Look(LookBy::Set | LookBy::Nested)
-                if self.beside(side, conn).any(|conn| self.end(side, conn).in_set_for_edges) =>
+            Call::Look(LookBy::Set | LookBy::Nested) | Call::Fork(Child::LooksAtSet)
+                if self.beside(side, conn).any(|conn| self.end(side, conn).in_set_otherwise) =>
             {
                 false
             }
@@ -271,8 +294,14 @@ impl Model {
             | Call::Register(_)
             | Call::Finish(_)
             | Call::Fork(_)
+            | Call::Few(_)
             | Call::Nonblock(_) => true,
         }
+    }
+
+    fn leaves_number(&mut self, side: Side, conn: u8) {
+        let half = self.end_mut(side, conn);
+        half.in_set_otherwise |= half.registered.take().is_some();
     }
 
     /// Whether a call disturbs no thread of its process that waits to read.
@@ -295,7 +324,10 @@ impl Model {
         let is_short = |call: Call| {
             !call.is_of_both()
                 && !call.is_of_driver()
-                && !matches!(call, Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) | Call::Hand)
+                && !matches!(
+                    call,
+                    Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) | Call::Hand | Call::Exec
+                )
         };
         let moves = |call| matches!(call, Call::Dup | Call::DupOver(_) | Call::Pass);
         let is_kill = second.call == Call::Kill;
@@ -432,21 +464,27 @@ impl Model {
                 half.shut_wr |= matches!(end, End::ShutWr | End::ShutBoth);
                 half.shut_rd |= matches!(end, End::ShutRd | End::ShutBoth);
                 half.open &= !end.is_close();
+                half.registered = half.registered.filter(|_| half.open);
             }
             Call::DupOver(Over::Conn(other)) if ret == 1 => {
+                self.leaves_number(side, conn);
                 self.happened(Op::new(side, other, Call::Finish(End::Close)), &[Said::of(0)]);
             }
             Call::Hand if ret == 1 => {
                 let half = self.end_mut(side, conn);
                 half.with_second = !half.with_second;
+                half.registered = None;
             }
             Call::Lend { lent: Lent::Ended, .. } if ret > 0 => self.end_mut(side, conn).shut_wr = true,
             Call::Set(Opt::Linger(on)) if ret == 0 => self.end_mut(side, conn).lingers_not = on,
             Call::Register(how) if ret == 0 => {
-                let is_of_level =
-                    matches!(how, Registered::Level | Registered::LevelIn | Registered::Exclusive);
-                self.end_mut(side, conn).in_set_for_edges |= !is_of_level && how != Registered::Removed;
+                let half = self.end_mut(side, conn);
+                half.in_set_otherwise |= how.is_for_edges();
+                half.registered = (how != Registered::Removed).then_some(how);
             }
+            // The kernel goes on to tell of it under its old number.
+            Call::Dup | Call::DupOver(Over::Far | Over::Set) if ret == 1 => self.leaves_number(side, conn),
+            Call::Pass if ret == 1 => self.end_mut(side, conn).registered = None,
             Call::Nonblock(on) => self.end_mut(side, conn).nonblock = on,
             Call::Fork(Child::Sends) => {
                 // Its exit status is what it sent.
@@ -458,6 +496,12 @@ impl Model {
             }
             Call::Fork(Child::Execs) => {
                 (0..CONNS).for_each(|conn| self.end_mut(op.side, conn).given = true);
+            }
+            Call::Exec => {
+                for conn in self.beside(side, conn).collect::<Vec<_>>() {
+                    let half = self.end_mut(side, conn);
+                    (half.given, half.registered, half.in_set_otherwise) = (true, None, false);
+                }
             }
             Call::Fork(Child::Receives | Child::ReceivesAndCloses) => {
                 let got =

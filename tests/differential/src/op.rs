@@ -127,6 +127,8 @@ pub enum WaitBy {
     AllPoll,
     AllSelect,
     AllEpoll,
+    /// On the process's own set.
+    Set,
     /// Four threads wait for one connection, each in another way.
     Crowd,
 }
@@ -134,6 +136,11 @@ pub enum WaitBy {
 impl WaitBy {
     pub fn is_of_all(self) -> bool {
         matches!(self, Self::AllPoll | Self::AllSelect | Self::AllEpoll)
+    }
+
+    /// Whether more than one connection may end it.
+    pub fn is_of_many(self) -> bool {
+        self.is_of_all() || self == Self::Set
     }
 }
 
@@ -241,6 +248,12 @@ pub enum Registered {
     Removed,
 }
 
+impl Registered {
+    pub fn is_for_edges(self) -> bool {
+        matches!(self, Self::Edge | Self::EdgeIn | Self::OneShot)
+    }
+}
+
 /// How a stream ends.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum End {
@@ -270,6 +283,10 @@ pub enum Child {
     Receives,
     ReceivesAndCloses,
     Execs,
+    /// By poll(2).
+    Looks,
+    /// At the set that it has inherited.
+    LooksAtSet,
 }
 
 /// How a sender that was refused learns of room.
@@ -343,6 +360,12 @@ pub enum Call {
         pieces: u8,
         size: u16,
     },
+    /// Each side has so many threads that send, and as many that receive, all at the same time.
+    Torrent {
+        threads: u8,
+        rounds: u8,
+        size: u16,
+    },
     /// Bytes by MSG_ZEROCOPY. `meanwhile` happens before they are read; then notices tell that their memory is free again.
     Lend {
         size: u32,
@@ -359,7 +382,11 @@ pub enum Call {
     /// A message brings it to the side's other process, and this one closes it.
     Hand,
     Fork(Child),
+    /// The process executes its program anew, which goes on with what it inherits.
+    Exec,
     Nonblock(bool),
+    /// The process may have so few descriptors (RLIMIT_NOFILE), or as many as before.
+    Few(bool),
     /// A signal comes, and its handler makes a call.
     Signal(Handler),
     /// The processes of the side are killed.
@@ -387,6 +414,7 @@ impl Call {
                 | Self::Flood { .. }
                 | Self::Corked { .. }
                 | Self::Lend { .. }
+                | Self::Torrent { .. }
         )
     }
 }

@@ -137,27 +137,48 @@ impl Stage {
         command
     }
 
-    fn start_broker(&mut self) {
+    /// Errors: it has ended, or does not answer.
+    fn start_broker(&mut self) -> Result<(), Trouble> {
         let log = self.directory.path().join("broker.log");
         let mut command = self.tool(&["broker"]);
         command.arg("--socket").arg(self.socket());
         command.stderr(File::create(&log).expect("a log of the broker's"));
         let mut broker = command.spawn().expect("a broker starts");
         let begin = Instant::now();
-        while !self.tool(&["info"]).status().is_ok_and(|status| status.success()) {
+        while !self.answers() {
             let ended = broker.try_wait();
             let said = || std::fs::read_to_string(&log).unwrap_or_default();
-            let is_late = begin.elapsed() > Duration::from_secs(20);
-            assert!(
-                matches!(ended, Ok(None)) && !is_late,
-                "the broker answers: {ended:?}, it said {}",
-                said()
-            );
+            if !matches!(ended, Ok(None)) || begin.elapsed() > Duration::from_secs(20) {
+                let _ = broker.kill();
+                let _ = broker.wait();
+                return Err(Trouble::Died(format!(
+                    "a new broker does not answer: {ended:?}, it said {}",
+                    said()
+                )));
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
         self.broker = Some(broker);
         if self.way == Way::Copy {
             let _ = self.tool(&["device", "set", "dmb_copy", "on"]).status();
+        }
+        Ok(())
+    }
+
+    /// Whether the broker answers, within some time.
+    fn answers(&self) -> bool {
+        let Ok(mut asks) = self.tool(&["info"]).spawn() else { return false };
+        let begin = Instant::now();
+        loop {
+            match asks.try_wait() {
+                Ok(Some(status)) => return status.success(),
+                Ok(None) if begin.elapsed() < HANG => std::thread::sleep(Duration::from_millis(1)),
+                _ => {
+                    let _ = asks.kill();
+                    let _ = asks.wait();
+                    return false;
+                }
+            }
         }
     }
 
@@ -197,7 +218,7 @@ impl Stage {
             return Ok(());
         }
         if self.way != Way::Tcp && self.broker.is_none() {
-            self.start_broker();
+            self.start_broker()?;
         }
         let mut teams = Side::BOTH.map(|side| Team::start(self.command(side)));
         let said = teams[Side::Server as usize].holder(0).ask(&Order::Listen)?.said;
@@ -280,7 +301,7 @@ impl Stage {
             return Ok(None);
         }
         if op.call.is_of_driver() {
-            self.drive(op);
+            self.drive(op)?;
             let mut outcome = Outcome::nothing();
             model.happened(op, &outcome.said);
             self.hear_waits(model, &mut outcome)?;
@@ -347,7 +368,7 @@ impl Stage {
         let mut other = None;
         match next.call {
             Call::Kill if is_within => {
-                self.drive(next);
+                self.drive(next)?;
                 drop(stepper);
                 let mut outcome = Outcome::nothing();
                 model.happened(next, &[]);
@@ -358,7 +379,7 @@ impl Stage {
             Call::Signal(_) if is_within => actor.signal(libc::SIGUSR1),
             Call::Signal(_) => {}
             _ if is_pair => actor.go(if is_within { MOST_OF_A_THREAD } else { Duration::from_millis(1) }),
-            call if call.is_of_driver() => self.drive(next),
+            call if call.is_of_driver() => self.drive(next)?,
             _ if is_within => {
                 let peer = self.holder(next.side, conn);
                 peer.tell(&order(next, false));
@@ -378,7 +399,7 @@ impl Stage {
         model.happened(op, &first.said);
         if next.call.is_of_driver() {
             if next.call == Call::Kill {
-                self.drive(next);
+                self.drive(next)?;
             }
             model.happened(next, &[]);
             self.hear_waits(model, &mut first)?;
@@ -440,6 +461,10 @@ impl Stage {
             Call::Pour { rounds, size } => return self.pour(op, rounds, size),
             Call::Flood { by, chunk, early, meanwhile } => {
                 return self.flood(op, by, chunk, early, meanwhile);
+            }
+            Call::Torrent { threads, rounds, size } => {
+                let both = self.both(op, |_| Order::Torrent { conn, threads, rounds, size })?;
+                return Ok(Outcome { ns: 0, ..both });
             }
             Call::Corked { by, pieces, size } => return self.corked(op, by, pieces, size),
             Call::Lend { size, lent, meanwhile } => return self.lend(op, size, lent, meanwhile),
@@ -542,7 +567,7 @@ impl Stage {
     }
 
     /// What is done to the processes of a side, or to Shunpike.
-    fn drive(&mut self, op: Op) {
+    fn drive(&mut self, op: Op) -> Result<(), Trouble> {
         let team = &mut self.teams.as_mut().expect("ready")[op.side as usize];
         match op.call {
             Call::Kill => {
@@ -557,12 +582,13 @@ impl Stage {
             }
             Call::Stop => team.actors.iter().for_each(Actor::stop),
             Call::Continue => team.actors.iter().for_each(|actor| actor.signal(libc::SIGCONT)),
-            Call::Meddle(meddle) => self.meddle(op, meddle),
+            Call::Meddle(meddle) => self.meddle(op, meddle)?,
             _ => {}
         }
+        Ok(())
     }
 
-    fn meddle(&mut self, op: Op, meddle: Meddle) {
+    fn meddle(&mut self, op: Op, meddle: Meddle) -> Result<(), Trouble> {
         if !matches!(meddle, Meddle::Wait(_) | Meddle::StopBroker) {
             self.let_broker_go_on();
         }
@@ -584,9 +610,10 @@ impl Stage {
             }
             Meddle::KillBroker => {
                 self.end_broker();
-                self.start_broker();
+                self.start_broker()?;
             }
         }
+        Ok(())
     }
 }
 

@@ -1,6 +1,8 @@
 //! Calls by which a connection comes to another number or another process.
 
+use std::ffi::CString;
 use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStringExt;
 use std::ptr::null;
 
 use libc::c_int;
@@ -79,8 +81,19 @@ pub fn pass(fd: RawFd) -> (Said, RawFd) {
     (Said::of(i64::from(other >= 0)), other)
 }
 
+/// This program anew, as an actor that goes on from `state`. Returns where that failed.
+pub fn exec(state: &str) -> Said {
+    let own = std::env::current_exe().ok().and_then(|own| CString::new(own.into_os_string().into_vec()).ok());
+    let (Some(own), Ok(state)) = (own, CString::new(state)) else { return Said::of(-1) };
+    // SAFETY: strings of ours.
+    unsafe {
+        libc::execl(own.as_ptr(), c"differential".as_ptr(), c"actor".as_ptr(), state.as_ptr(), null::<u8>());
+    }
+    Said::failed()
+}
+
 /// A child that does something with the connection `fd` and ends: its exit status.
-pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd]) -> Said {
+pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd], set: RawFd) -> Said {
     // SAFETY: between fork and exit the child makes calls on memory that was there before, and allocates nothing.
     unsafe {
         let pid = libc::fork();
@@ -100,6 +113,21 @@ pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd]) -> Said {
                     let got = libc::recv(fd, some.as_mut_ptr().cast(), 10, libc::MSG_DONTWAIT) as c_int;
                     libc::close(fd);
                     got
+                }
+                Child::Looks => {
+                    let mut one = libc::pollfd {
+                        fd,
+                        events: libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP,
+                        revents: 0,
+                    };
+                    libc::poll(&raw mut one, 1, 0);
+                    // POLLRDHUP is 0x2000.
+                    c_int::from(one.revents | one.revents >> 6)
+                }
+                Child::LooksAtSet => {
+                    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+                    let n = libc::epoll_wait(set, events.as_mut_ptr(), 8, 0);
+                    events[..n.max(0) as usize].iter().fold(n << 6, |sum, one| sum ^ one.events as c_int)
                 }
                 Child::Execs => {
                     libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null::<u8>());

@@ -264,7 +264,7 @@ pub fn wait(fd: RawFd, by: WaitBy, ms: u16) -> Said {
                 Said::of(n).with([one.revents.into()])
             }
             WaitBy::Crowd => super::wide::crowd(fd, ms),
-            WaitBy::AllPoll | WaitBy::AllSelect | WaitBy::AllEpoll => Said::of(-1),
+            WaitBy::AllPoll | WaitBy::AllSelect | WaitBy::AllEpoll | WaitBy::Set => Said::of(-1),
             WaitBy::Select => selected(fd, Some(ms)),
             WaitBy::Pselect => {
                 let mut set: libc::fd_set = MaybeUninit::zeroed().assume_init();

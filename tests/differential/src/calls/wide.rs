@@ -3,13 +3,16 @@
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, epoll_event, pollfd};
+use serde::{Deserialize, Serialize};
 
 use super::{LONG_MS, Said, close, errno, look_at_set, new_set, wait};
 use crate::op::{LookBy, WaitBy};
 
 /// Descriptors beside the connections: one end of a pipe in which there is a byte, and of one in which there never is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pipes {
     full: RawFd,
     pub quiet: RawFd,
@@ -20,7 +23,7 @@ impl Pipes {
         let [full, quiet] = [(); 2].map(|()| {
             let mut ends = [-1; 2];
             // SAFETY: an array of ours.
-            unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+            unsafe { libc::pipe(ends.as_mut_ptr()) };
             ends
         });
         // SAFETY: a byte of ours.
@@ -129,6 +132,47 @@ pub fn look_at_set_as(by: LookBy, set: RawFd) -> Said {
 }
 
 /// A wait of a thread, which nobody has to end.
-pub fn begin_to_wait(by: WaitBy, fd: RawFd, all: &[RawFd], listener: RawFd, pipes: &Pipes) -> Said {
-    if by.is_of_all() { wait_for_all(by, all, listener, pipes, LONG_MS) } else { wait(fd, by, LONG_MS) }
+pub fn begin_to_wait(by: WaitBy, fd: RawFd, all: &[RawFd], others: [RawFd; 2], pipes: &Pipes) -> Said {
+    let [listener, set] = others;
+    match by {
+        WaitBy::Set => told(set, LONG_MS),
+        by if by.is_of_all() => wait_for_all(by, all, listener, pipes, LONG_MS),
+        by => wait(fd, by, LONG_MS),
+    }
+}
+
+/// Ends a wait on the set.
+pub fn rouse(set: RawFd, pipes: &Pipes) {
+    let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+    // SAFETY: an event of ours.
+    unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, pipes.full, &raw mut event) };
+}
+
+/// Lowers the soft limit of descriptors, or puts it back: what the call says, and how the first call fails for which there is no number.
+pub fn few(on: bool) -> Said {
+    const FEW: libc::rlim_t = 64;
+    static BEFORE: AtomicU64 = AtomicU64::new(0);
+    // SAFETY: a limit of ours; descriptors that are closed again at once.
+    unsafe {
+        let mut limit: libc::rlimit = MaybeUninit::zeroed().assume_init();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        if on && limit.rlim_cur > FEW {
+            BEFORE.store(limit.rlim_cur, Ordering::Relaxed);
+            limit.rlim_cur = FEW;
+        } else if !on && limit.rlim_cur == FEW {
+            limit.rlim_cur = BEFORE.load(Ordering::Relaxed);
+        }
+        let said = Said::from(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit));
+        let mut made = Vec::new();
+        while made.len() < FEW as usize {
+            let fd = libc::dup(0);
+            if fd < 0 {
+                break;
+            }
+            made.push(fd);
+        }
+        let error = if made.len() < FEW as usize { errno() } else { 0 };
+        made.into_iter().for_each(close);
+        said.with([error.into()])
+    }
 }

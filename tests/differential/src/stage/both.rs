@@ -60,7 +60,7 @@ impl Stage {
             self.holder(side, conn).ask(&Order::Room { conn, by, n, early })?;
         }
         if let Some(meddle) = meanwhile {
-            self.meddle(op, meddle);
+            self.meddle(op, meddle)?;
         }
         let most = all - all / 8;
         let read = self.holder(other, conn).ask(&Order::Drain { conn, n: most, hash: 0 })?.said;
@@ -122,7 +122,7 @@ impl Stage {
         let (calls, state) = (one.calls, one.state);
         let sent = one.said.unwrap_or_else(|| Said::of(-2));
         if let Some(meddle) = meanwhile {
-            self.meddle(op, meddle);
+            self.meddle(op, meddle)?;
         }
         let n = sent.ret.max(0) as usize;
         let read = self.holder(other, conn).ask(&Order::Drain { conn, n, hash: 0 })?.said;
