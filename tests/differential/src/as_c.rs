@@ -150,9 +150,12 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                 RecvBy::WaitAll => "MSG_WAITALL",
                 RecvBy::Oob => "MSG_DONTWAIT | MSG_OOB",
                 RecvBy::Read | RecvBy::Readv | RecvBy::Splice => "0",
-                RecvBy::Recv | RecvBy::Once | RecvBy::Recvfrom | RecvBy::Recvmsg | RecvBy::Recvmmsg => {
-                    "MSG_DONTWAIT"
-                }
+                RecvBy::Recv
+                | RecvBy::Ring
+                | RecvBy::Once
+                | RecvBy::Recvfrom
+                | RecvBy::Recvmsg
+                | RecvBy::Recvmmsg => "MSG_DONTWAIT",
             };
             format!("receives({conn}, {n}, {flags})")
         }

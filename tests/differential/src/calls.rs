@@ -5,6 +5,7 @@ mod flood;
 mod handlers;
 mod lending;
 mod moving;
+mod ring;
 mod times;
 mod torrent;
 mod waits;
@@ -290,6 +291,7 @@ fn send_once(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
         match by {
             SendBy::Send => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS) as i64,
             SendBy::Oob => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS | libc::MSG_OOB) as i64,
+            SendBy::Ring => ring::send(fd, bytes, FLAGS),
             SendBy::Write => libc::write(fd, bytes.as_ptr().cast(), bytes.len()) as i64,
             SendBy::Writev => libc::writev(fd, parts.as_ptr(), 2) as i64,
             SendBy::Sendmsg => {
@@ -400,6 +402,7 @@ fn receive_once(fd: RawFd, by: RecvBy, to: &mut [u8], again: bool) -> (i64, Vec<
             RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice if again => {
                 none(libc::recv(fd, at, n, DONTWAIT))
             }
+            RecvBy::Ring => (ring::receive(fd, to, DONTWAIT), Vec::new()),
             RecvBy::Recv | RecvBy::Once => none(libc::recv(fd, at, n, DONTWAIT)),
             RecvBy::Read => none(libc::read(fd, at, n)),
             RecvBy::Readv => none(libc::readv(fd, parts.as_ptr(), 2)),

@@ -127,7 +127,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         16 => wait_by(raw).prop_map(Wait),
         5 => (wait_by(false), 1u16..25).prop_map(|(by, ms)| Patience(by, ms)),
         3 => wait_by(false).prop_map(Alarm),
-        28 => (1u16..24, 1usize..3000).prop_map(|(rounds, size)| Echo { rounds, size }),
+        32 => (1u16..32, 1usize..3000).prop_map(|(rounds, size)| Echo { rounds, size }),
         4 => (1u16..40, size()).prop_map(|(rounds, size)| Pour { rounds, size }),
         4 => (1u16..24, 2usize..9000).prop_map(|(rounds, size)| Exchange { by: By::Edge, rounds, size }),
         1 => handler().prop_map(Signal),
@@ -141,7 +141,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         2 => child.prop_map(Fork),
         2 => any::<bool>().prop_map(Nonblock),
         6 => meddle.prop_map(M),
-        14 => wide(),
+        13 => wide(),
     ]
 }
 
@@ -169,7 +169,6 @@ fn wide() -> impl Strategy<Value = Call> {
             WaitBy::Crowd,
         ])
     };
-    let child = prop::sample::select(vec![Child::Looks, Child::LooksAtSet]);
     let over = prop_oneof![
         2 => (0..CONNS).prop_map(Over::Conn), 1 => Just(Over::Set), 1 => Just(Over::Same), 1 => Just(Over::Far),
     ];
@@ -185,15 +184,13 @@ fn wide() -> impl Strategy<Value = Call> {
     ];
     prop_oneof![
         60 => look.prop_map(Call::Look),
-        2 => prop::sample::select(vec![LookBy::Set, LookBy::Set, LookBy::Nested]).prop_map(Call::Look),
         24 => wait().prop_map(Call::Wait),
         12 => Just(Call::Wait(WaitBy::Set)),
         6 => (wait(), 1u16..25).prop_map(|(by, ms)| Call::Patience(by, ms)),
-        6 => over.prop_map(Call::DupOver),
+        4 => over.prop_map(Call::DupOver),
         2 => prop::sample::select(vec![End::Range, End::Over]).prop_map(Call::Finish),
         8 => prop::sample::select(vec![Registered::Exclusive, Registered::LevelIn]).prop_map(Call::Register),
-        3 => child.prop_map(Call::Fork),
-        2 => Just(Call::Exec),
+        3 => Just(Call::Fork(Child::Looks)),
         8 => any::<bool>().prop_map(Call::Few),
         10 => (1u8..4, 1u8..20, 1u16..5000)
             .prop_map(|(threads, rounds, size)| Call::Torrent { threads, rounds, size }),
@@ -358,6 +355,33 @@ fn urgent() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// What takes connections back to TCP for good, some calls, and a new connection.
+fn leaving(raw: bool) -> impl Strategy<Value = Vec<Op>> {
+    let leave = prop_oneof![
+        2 => Just(Call::Exec),
+        2 => Just(Call::Look(LookBy::Set)),
+        1 => Just(Call::Look(LookBy::Nested)),
+        2 => Just(Call::Fork(Child::LooksAtSet)),
+        1 => (1usize..4000).prop_map(|n| Call::Send(SendBy::Ring, n)),
+        1 => (1usize..4000).prop_map(|n| Call::Recv(RecvBy::Ring, n)),
+        1 => Just(Call::DupOver(Over::Set)),
+    ];
+    let registered = prop::sample::select(vec![Registered::Level, Registered::LevelIn, Registered::LevelIn]);
+    let others = prop::collection::vec((side(), call(raw)), 1..6);
+    (side(), leave, registered, others, 20u16..60).prop_map(|(side, leave, registered, others, rounds)| {
+        let op = |call| Op::new(side, 0, call);
+        let others = others.into_iter().map(|(side, call)| Op::new(side, 0, call));
+        let close = Side::BOTH.map(|side| Op::new(side, 0, Call::Finish(End::Close)));
+        let open = op(Call::Open { nonblock: false, nagle: false, family: Family::V4 });
+        [op(Call::Register(registered)), op(leave)]
+            .into_iter()
+            .chain(others)
+            .chain(close)
+            .chain([open, op(Call::Echo { rounds, size: 50 })])
+            .collect()
+    })
+}
+
 /// A part of a program. After what ends a lane there are mostly exchanges, by which another one comes.
 pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
     let conn = prop_oneof![5 => Just(0u8), 1 => 1..CONNS];
@@ -386,6 +410,7 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
         6 => told(),
         2 => urgent(),
         1 => killed(),
+        4 => leaving(raw),
     ]
     .boxed()
 }
@@ -393,7 +418,7 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
 /// A program. It begins with an open connection, and mostly with exchanges after which a lane may open: so does each connection that comes
 /// later.
 pub fn program(longest: usize, raw: bool) -> impl Strategy<Value = Vec<Op>> {
-    let first = (any::<bool>(), family(), prop_oneof![1 => 0u16..12, 5 => 40u16..120], 1usize..300).prop_map(
+    let first = (any::<bool>(), family(), prop_oneof![1 => 0u16..12, 5 => 60u16..140], 1usize..300).prop_map(
         |(nonblock, family, rounds, size)| {
             let op = |call| Op::new(Side::Client, 0, call);
             let open = op(Call::Open { nonblock, nagle: false, family });

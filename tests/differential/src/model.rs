@@ -4,7 +4,7 @@
 use crate::calls::Said;
 use crate::op::{
     CONNS, Call, Child, End, Handler, Lent, LookBy, Meddle, ON_THE_WAY, Op, Opt, Over, RecvBy, Registered,
-    SendBy, Side, WaitBy, reads,
+    SendBy, Side, WaitBy, is_by_ring, reads,
 };
 
 /// One end of a connection.
@@ -36,6 +36,8 @@ struct Half {
     in_set_otherwise: bool,
     /// The second process of the side has it.
     with_second: bool,
+    /// Its process has had a ring of io_uring.
+    has_ring: bool,
     waiting: Option<WaitBy>,
 }
 
@@ -187,6 +189,14 @@ impl Model {
             // a killed one's when the sender looks or waits (COMPLIANCE.md).
             Call::Send(..) | Call::Fork(Child::Sends) | Call::Signal(Handler::Sends(_))
                 if peer.shut_rd && peer.shut_wr || self.is_dead(side.other()) =>
+            {
+                false
+            }
+            // What is unread then its sender sends once more, as where it is handed on.
+            call if is_by_ring(call)
+                && self
+                    .beside(side, conn)
+                    .any(|conn| !self.end(side, conn).has_ring && self.bytes(side, conn) > 0) =>
             {
                 false
             }
@@ -352,6 +362,8 @@ impl Model {
             && (is_meddling || !is_waited_for(first.side.other()))
             && (is_short(first.call) && !matches!(first.call, Call::Signal(_)))
             && is_fit
+            && !is_by_ring(first.call)
+            && !is_by_ring(second.call)
             && self.allows(first)
             && (is_kill || !self.is_stopped(first.side) && !self.is_stopped(second.side))
             && self.allows(second)
@@ -402,6 +414,11 @@ impl Model {
 
     /// What a call did, as far as its result tells.
     pub fn happened(&mut self, op: Op, said: &[Said]) {
+        if is_by_ring(op.call) {
+            for conn in self.beside(op.side, op.conn).collect::<Vec<_>>() {
+                self.end_mut(op.side, conn).has_ring = true;
+            }
+        }
         let ret = said.first().map_or(-1, |said| said.ret);
         let (side, conn) = (op.side, op.conn);
         match op.call {

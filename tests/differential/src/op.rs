@@ -47,6 +47,8 @@ pub enum SendBy {
     Sendmmsg,
     Sendfile,
     Splice,
+    /// By io_uring: the process has no lanes from then on.
+    Ring,
     /// Urgent data: the last byte is the urgent one.
     Oob,
 }
@@ -66,6 +68,8 @@ pub enum RecvBy {
     /// One call, whose answer must not be shorter than TCP's: who waits for edges takes a short read for the last one.
     Once,
     WaitAll,
+    /// By io_uring.
+    Ring,
     /// The urgent byte.
     Oob,
 }
@@ -472,6 +476,15 @@ pub fn few_cuts(mut program: Vec<Op>) -> Vec<Op> {
 /// Whether a program is of exchanges on connections with Nagle's algorithm.
 pub fn is_dialogue(program: &[Op]) -> bool {
     program.iter().any(|op| matches!(op.call, Call::Open { nagle: true, .. }))
+}
+
+/// Whether a program has rings of io_uring, which its processes are marked by.
+pub fn has_rings(program: &[Op]) -> bool {
+    program.iter().any(|op| is_by_ring(op.call))
+}
+
+pub fn is_by_ring(call: Call) -> bool {
+    matches!(call, Call::Send(SendBy::Ring, _) | Call::Recv(RecvBy::Ring, _))
 }
 
 /// Whether a program waits by system calls that no hook sees.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::actor::{How, Order, Reply};
 use crate::calls::Said;
 use crate::model::Model;
-use crate::op::{Call, Family, Meddle, Op, Side, is_raw};
+use crate::op::{Call, Family, Meddle, Op, Side, has_rings, is_raw};
 use crate::stepper::Stepper;
 use crate::team::{Actor, HANG, Team, Trouble};
 
@@ -232,14 +232,14 @@ impl Stage {
     pub fn run(&mut self, program: &[Op], turns: Option<Turns>) -> Result<Run, (usize, Trouble)> {
         self.serial = 0;
         // Whether a process is one that waits unseen is judged by all that it has done. On TCP, too: new processes are slower.
-        let is_fresh = is_raw(program);
+        let (is_fresh, is_marked) = (is_raw(program), has_rings(program));
         if is_fresh {
             self.teams = None;
         }
         let mut model = Model::new();
         let mut run = Run::new();
         let result = self.ready().and_then(|()| self.run_with(program, turns, &mut model, &mut run));
-        if is_fresh {
+        if is_fresh || is_marked && self.way != Way::Tcp {
             self.teams = None;
         }
         match result {
