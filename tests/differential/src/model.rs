@@ -234,7 +234,10 @@ impl Model {
                 // Below the mark TCP's own answer depends on how the segments came.
                 let between = own.low_water > 1 && (1..own.low_water).contains(&self.bytes(side, conn));
                 let peeks_on = own.peek_off && matches!(by, WaitBy::PeekAll);
-                !between && !peeks_on
+                // A call that has gone to sleep for a byte is not told of bytes below the mark; one that comes a moment later finds them.
+                let receives = matches!(by, WaitBy::Recv | WaitBy::Read | WaitBy::PeekAll);
+                let may_miss = receives && own.low_water > 1 && !self.readable(side, conn);
+                !between && !peeks_on && !may_miss
             }
             Call::Echo { .. }
             | Call::Exchange { .. }

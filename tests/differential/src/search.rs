@@ -116,6 +116,9 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
             progress.made.fetch_add(1, Ordering::Relaxed);
             continue;
         }
+        if arguments.only.is_some() {
+            print!("{}", lines(&program));
+        }
         let found = lab.judge(&program, way);
         for doubt in lab.doubts() {
             println!("undecided: program {} of seed {seed}, {doubt}", maker.made);
@@ -157,11 +160,14 @@ fn failed(
     println!("\nprogram {number}, {name:?}, after {:.0} s: {found}", progress.begin.elapsed().as_secs_f64());
     let (program, found) = shrink(lab, program, way, found);
     // In one piece, as other jobs tell of theirs meanwhile.
-    let lines: String = program.iter().enumerate().map(|(at, op)| format!("  {at:3} {op}\n")).collect();
-    println!("shortest of program {number}: {found}\n{lines}");
+    println!("shortest of program {number}: {found}\n{}", lines(&program));
     if let Some(directory) = &arguments.keep {
         keep(directory, &program, &format!("{name:?}: {found}"), number);
     }
+}
+
+fn lines(program: &[Op]) -> String {
+    program.iter().enumerate().map(|(at, op)| format!("  {at:3} {op}\n")).collect()
 }
 
 /// Pairs of call and state that a list names and the run did not come to.
