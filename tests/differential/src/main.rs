@@ -45,6 +45,9 @@ enum Command {
         times: u32,
         #[arg(long, value_delimiter = ',', default_value = "earned,eager,copy,client,server")]
         ways: Vec<stage::Way>,
+        /// Where those that fail are written, also as C programs.
+        #[arg(long)]
+        keep: Option<PathBuf>,
         files: Vec<PathBuf>,
     },
     /// One of the processes of a program.
@@ -110,7 +113,9 @@ fn main() -> ExitCode {
             }
             search::search(&search)
         }
-        Command::Replay { built, times, ways, files } => search::replay(&built, times, &ways, &files),
+        Command::Replay { built, times, ways, keep, files } => {
+            search::replay(&built, times, &ways, &files, keep.as_deref())
+        }
         Command::Actor { state } => {
             actor::run(state.as_deref());
             ExitCode::SUCCESS

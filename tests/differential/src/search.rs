@@ -245,20 +245,29 @@ fn keep(directory: &Path, program: &[Op], fault: &str, number: &str) {
     }
 }
 
-pub fn replay(directory: &Path, times: u32, ways: &[Way], files: &[PathBuf]) -> ExitCode {
+pub fn replay(
+    directory: &Path,
+    times: u32,
+    ways: &[Way],
+    files: &[PathBuf],
+    kept: Option<&Path>,
+) -> ExitCode {
     let mut lab = Lab::new(directory, ways);
     let mut failed = 0;
     for file in files {
         let text = std::fs::read_to_string(file).expect("a kept program");
-        let kept: Kept = serde_json::from_str(&text).expect("a kept program");
+        let program: Kept = serde_json::from_str(&text).expect("a kept program");
         let found = (0..ways.len() * times as usize).map(|turn| turn % ways.len()).find_map(|way| {
-            let found = lab.judge(&kept.program, way)?;
+            let found = lab.judge(&program.program, way)?;
             Some((ways[way], found))
         });
         match found {
             Some((way, found)) => {
                 failed += 1;
-                println!("{}: {way:?}: {found} (when it was found: {})", file.display(), kept.fault);
+                println!("{}: {way:?}: {found} (when it was found: {})", file.display(), program.fault);
+                if let Some(directory) = kept {
+                    keep(directory, &program.program, &format!("{way:?}: {found}"), &failed.to_string());
+                }
             }
             None => println!("{}: as on TCP", file.display()),
         }
