@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
 use crate::mutex::Guard;
@@ -52,7 +53,8 @@ pub(crate) fn scan(
         }
         let Some((index, reg, conn)) = next(&mut list) else { continue };
         look_ahead(&list);
-        if told(reg) {
+        // The kernel may have told of one that another process has given it back to, or will.
+        if told(reg) || is_left(conn) {
             push(&mut list, index);
             continue;
         }
@@ -78,6 +80,11 @@ pub(crate) fn scan(
         }
     }
     n
+}
+
+/// Whether another process that has the connection took it back to TCP.
+pub(crate) fn is_left(conn: Conn) -> bool {
+    state::modes(conn.block) == (mode::PLAIN, mode::PLAIN) && link::of(conn.block).is_none()
 }
 
 /// The next three on the list, each as far as the one before has made it known.

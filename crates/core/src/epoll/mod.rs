@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
-use self::looks::{arm, hot, look, scan};
+use self::looks::{arm, hot, is_left, look, scan};
 use crate::host::host;
 use crate::set::Set;
 use crate::sets::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
@@ -487,9 +487,4 @@ fn settle_unsettled(set: &'static Set) -> bool {
         }
         any = true;
     }
-}
-
-/// Whether another process that has the connection took it back to TCP.
-fn is_left(conn: Conn) -> bool {
-    link::of(conn.block).is_none() && state::modes(conn.block) == (mode::PLAIN, mode::PLAIN)
 }
