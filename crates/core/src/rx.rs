@@ -1,36 +1,30 @@
 //! Receiving: kernel TCP, then bounded by the start word, then the ring, and back (models/lane.pml, Rd).
 
 mod asking;
+mod bounded;
 pub mod fast;
 mod news;
+mod ring;
 
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Block, Half, mode};
-use shunpike_shm::lane::{Cursor, Dmb, Side};
+use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::lane::{Cursor, Side};
 use shunpike_shm::lock::{Guard, Section};
 use shunpike_wire::Reason;
 
 pub use news::{changes, has_news, is_ended, tcp_news};
 
+use bounded::Tcp;
 use news::Wait;
 
 use crate::bufs::Bufs;
 use crate::call::Outcome;
-use crate::copy_rate::{self, Way};
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::wait;
-use crate::zerocopy::borrowing::{self, Failure};
-use crate::{
-    above, call, clock, closing, cork, hope, passthrough, peek, prefetch, process, reset, seen, session,
-    sets, state, sys, window,
-};
+use crate::{above, call, closing, hope, passthrough, process, reset, seen, session, sets, state, sys};
 
-/// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
-/// in between, microseconds.
-const DEBT_US: u64 = 10_000_000;
 const NEWS: i16 = libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI;
 
 /// What one look at the connection gave.
@@ -186,8 +180,8 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         return Step::Failed(Errno::BADF);
     }
     let step = match half.mode.load(Ordering::Relaxed) {
-        mode::LANE => ring(conn, fd, bufs, flags),
-        mode::GRANTED | mode::DEBT => bounded(conn, fd, bufs, flags),
+        mode::LANE => ring::read(conn, fd, bufs, flags),
+        mode::GRANTED | mode::DEBT => bounded::read(conn, fd, bufs, flags),
         _ => return Step::Plain,
     };
     let by_ring = half.mode.load(Ordering::Relaxed) == mode::LANE;
@@ -198,7 +192,7 @@ fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     {
         let peeks = flags & libc::MSG_PEEK != 0;
         if !peeks && half.loans.load(Ordering::Relaxed) == 0 {
-            wake_writers(conn.block, &dmb);
+            ring::wake_writers(conn.block, &dmb);
         }
         if peeks || n == bufs.left() {
             sets::shown(conn, dmb.words(), Side::Readers);
@@ -231,322 +225,6 @@ fn goes_on(conn: Conn, flags: i32) -> bool {
     }
 }
 
-/// Rings writers once a good part of the ring is free, so that they do not wake for a few bytes.
-#[inline(always)]
-pub fn wake_writers(block: &Block, dmb: &Dmb) {
-    let words = dmb.words();
-    if words.waiting(Side::Writers).declared() {
-        let unread = words.prod().offset().wrapping_sub(block.rx.cursor.load(Ordering::Relaxed));
-        // A window that cannot be will be met by the next read.
-        let cursor = block.rx.cursor.load(Ordering::Relaxed);
-        if dmb
-            .as_sent_behind(cursor)
-            .is_none_or(|dmb| dmb.most(cursor).saturating_sub(unread) >= window::writable_at(&dmb))
-        {
-            wait::notify(block, words, Side::Writers);
-        }
-    }
-}
-
-/// The same for a sender that may wait for notices, which it does with room in the ring: for their sake it is rung seldom. Under
-/// the receive lock; the bytes from `before` on were consumed just now, with `prod` published.
-#[cold]
-fn wake_lender(block: &Block, dmb: &Dmb, before: u64, prod: Cursor) {
-    let (cursor, prod) = (block.rx.cursor.load(Ordering::Relaxed), prod.offset());
-    let has_room = |cursor| {
-        dmb.as_sent_behind(cursor)
-            .is_none_or(|dmb| dmb.most(cursor).saturating_sub(prod - cursor) >= window::writable_at(&dmb))
-    };
-    // Who waits for room waits for this moment: it has found none before, and looks again once it is declared.
-    let has_room_now = has_room(cursor) && !has_room(before);
-    if has_room_now || borrowing::tells(&block.rx, before, cursor, prod) {
-        wait::notify(block, dmb.words(), Side::Writers);
-    }
-}
-
-/// From the ring.
-fn ring(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
-    let half = &conn.block.rx;
-    let Some(dmb) = state::rx_dmb(half) else { return Step::Plain };
-    let words = dmb.words();
-    let offset = half.cursor.load(Ordering::Relaxed);
-    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
-    let Some((dmb, prod, unread)) = unread(half, &dmb) else { return violated(conn, fd) };
-    if unread == 0 {
-        if prod.has(Cursor::LEAVE) {
-            return asking::step(conn, &dmb, prod, at, fd);
-        }
-        if prod.has(Cursor::END | Cursor::STOP) {
-            finish(conn, fd);
-            return Step::Again;
-        }
-        return if words.cons().has(Cursor::TAKEN) { taken(conn, &dmb, prod, at, fd) } else { Step::Empty };
-    }
-    let mut n = bufs.left().min(unread as usize);
-    if n == 0 {
-        prefetch::of_later(&dmb, offset, unread);
-    }
-    let known = half.loans.load(Ordering::Relaxed);
-    let lent = words.lent().0 != known;
-    // What is only looked at, or thrown away, is not copied once.
-    let is_copied = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0;
-    let deliver = || peek::deliver(half, &dmb, bufs, offset, n, flags).map(|()| n).map_err(Failure::Errno);
-    let delivered = if lent {
-        lent_bytes(conn, &dmb, bufs, (offset, prod.offset()), n, flags)
-    } else if is_copied && copy_rate::is_sample(offset, n) {
-        timed(half, &dmb, deliver)
-    } else {
-        deliver()
-    };
-    match delivered {
-        Ok(delivered) => n = delivered,
-        Err(Failure::Errno(errno)) => return Step::Failed(errno),
-        Err(Failure::Violated) => return violated(conn, fd),
-        Err(Failure::Unreadable) => return asking::begin(conn, &dmb, prod, fd),
-    }
-    if flags & libc::MSG_PEEK != 0 {
-        // Looked at again: what the sender took back meanwhile is not to be seen here.
-        if words.cons() != at {
-            return taken(conn, &dmb, prod, at, fd);
-        }
-        let is_last = prod.has(Cursor::END | Cursor::STOP) && n as u64 == unread;
-        return Step::Data(n + if is_last { peek_behind(fd, bufs, (0, n), flags) } else { 0 });
-    }
-    match words.consume(at, n as u64) {
-        Ok(next) => {
-            half.cursor.store(next.offset(), Ordering::Relaxed);
-            Block::count(half, n);
-            if dmb.is_at_its_end() {
-                window::widen(conn.block, &dmb);
-            }
-            if lent {
-                borrowing::consumed(half, &dmb, next.offset());
-            }
-            if lent || known != 0 {
-                wake_lender(conn.block, &dmb, offset, prod);
-            }
-            Step::Data(n)
-        }
-        Err(_) => taken(conn, &dmb, prod, at, fd),
-    }
-}
-
-/// From the ring, and what that takes is told to the sender.
-#[cold]
-fn timed(half: &Half, dmb: &Dmb, deliver: impl FnOnce() -> Result<usize, Failure>) -> Result<usize, Failure> {
-    let delivered = copy_rate::timed(half, Way::Ring, deliver);
-    copy_rate::tell(half, dmb.words());
-    delivered
-}
-
-/// From the ring and from the sender's memory, as it has lent some.
-#[cold]
-fn lent_bytes(
-    conn: Conn,
-    dmb: &Dmb,
-    bufs: &Bufs<'_>,
-    at: (u64, u64),
-    n: usize,
-    flags: i32,
-) -> Result<usize, Failure> {
-    if conn.block.rx.loans.load(Ordering::Relaxed) == 0 {
-        borrowing::probe(conn, dmb);
-    }
-    let delivered = borrowing::deliver(conn, dmb, bufs, at, n, flags);
-    copy_rate::tell(&conn.block.rx, dmb.words());
-    delivered
-}
-
-/// The DMB as the sender uses it, the producer's word, and how much is unread and may be seen; all checked. `None`: no sender that
-/// keeps to the rules wrote it. Under the lock.
-///
-/// What was once there to be read stays there until it is: a program that poll() told of it may rely on a read
-/// that does not wait. But for what the sender was asked to take back.
-pub fn unread(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
-    unread_as(half, dmb, Dmb::as_sent_behind)
-}
-
-/// The same; `None` also while the sender moves from the first ring to the one behind the header.
-#[inline(always)]
-fn unread_still(half: &Half, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
-    unread_as(half, dmb, |dmb, _| dmb.as_sent())
-}
-
-#[inline(always)]
-fn unread_as(
-    half: &Half,
-    dmb: &Dmb,
-    as_sent: impl Fn(Dmb, u64) -> Option<Dmb>,
-) -> Option<(Dmb, Cursor, u64)> {
-    let prod = dmb.words().prod();
-    let cursor = half.cursor.load(Ordering::Relaxed);
-    let unread = prod.offset().wrapping_sub(cursor);
-    let is_back = prod.offset() < half.other.load(Ordering::Relaxed);
-    let ours = prod.generation() == half.generation.load(Ordering::Relaxed);
-    let dmb = as_sent(*dmb, cursor).filter(|dmb| unread <= dmb.most(cursor))?;
-    if !ours || !prod.is_lawful() || is_back {
-        return None;
-    }
-    if prod.has(Cursor::LEAVE) {
-        return Some((dmb, prod, 0));
-    }
-    let shown = cork::shown(half, dmb.words(), prod);
-    half.other.store(shown, Ordering::Relaxed);
-    Some((dmb, prod, shown.saturating_sub(half.cursor.load(Ordering::Relaxed))))
-}
-
-/// The sender took back what is unread: it comes by TCP.
-fn taken(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
-    let half = &conn.block.rx;
-    if dmb.words().cons() != at.with(Cursor::TAKEN) {
-        return violated(conn, fd);
-    }
-    // END stands since before TAKEN, so prod is final.
-    let last = dmb.words().prod();
-    let owed = last.offset().wrapping_sub(at.offset());
-    // Asked again: it may have grown until then.
-    let fits = dmb.as_sent_behind(at.offset()).is_some_and(|dmb| owed <= dmb.most(at.offset()));
-    if last.generation() != prod.generation() || !fits {
-        return violated(conn, fd);
-    }
-    half.debt_end.store(half.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
-    half.full_since.store(clock::ticks(), Ordering::Relaxed);
-    seen::void(conn.block);
-    half.mode.store(mode::DEBT, Ordering::Release);
-    Step::Again
-}
-
-/// From TCP, no further than the start word allows (GRANTED), or paying the sender's debt (DEBT).
-fn bounded(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
-    let half = &conn.block.rx;
-    let Some(dmb) = state::rx_dmb(half) else { return Step::Plain };
-    let debt = half.mode.load(Ordering::Relaxed) == mode::DEBT;
-    let seen = half.tcp_bytes.load(Ordering::Relaxed);
-    if debt && seen >= half.debt_end.load(Ordering::Relaxed) {
-        finish(conn, fd);
-        return Step::Again;
-    }
-    // First what TCP has, only then the start word: bytes counted now were written before it.
-    let (queued, is_over) = match Tcp::look(fd) {
-        Ok(Tcp::Bytes(queued)) => (queued, false),
-        Ok(Tcp::Nothing) => (0, false),
-        Ok(Tcp::Over) => (0, true),
-        Ok(Tcp::Urgent) => return urgent(conn, fd),
-        // By a filter that came round the hooks.
-        Err(errno) => return Step::Failed(errno),
-    };
-    let peeks = flags & libc::MSG_PEEK != 0;
-    let limit = if debt {
-        // Behind the debt TCP goes on, which only looking does not change.
-        if peeks { u64::MAX } else { half.debt_end.load(Ordering::Relaxed) - seen }
-    } else {
-        match dmb.words().start(half.generation.load(Ordering::Relaxed)) {
-            None => u64::MAX,
-            Some(start) if start == seen => {
-                half.start.store(start, Ordering::Relaxed);
-                half.mode.store(mode::LANE, Ordering::Release);
-                return Step::Again;
-            }
-            Some(start) if start < seen => return violated(conn, fd),
-            Some(start) => start - seen,
-        }
-    };
-    if queued == 0 {
-        if !is_over {
-            // poll() may have told of these bytes: the program waits for nothing else meanwhile.
-            let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
-            return if debt && since > clock::from_us(DEBT_US) { violated(conn, fd) } else { Step::Empty };
-        }
-        return match (debt, sys::peer_may_send(fd)) {
-            // Our own SHUT_RD. What is owed comes yet,
-            (true, true) => Step::Empty,
-            // and a sender that begins at this moment is read.
-            (false, true) => end_reading(conn, fd, &dmb),
-            (true, false) => inherit(conn, &dmb, bufs, flags, fd),
-            (false, false) => forget(conn, fd, seen),
-        };
-    }
-    let n = queued.min(limit).min(bufs.left() as u64) as usize;
-    if n == 0 {
-        return Step::Data(0);
-    }
-    let mut iov = Bufs::kernel_iov();
-    let used = bufs.for_kernel(&mut iov, n);
-    let keep = flags & (libc::MSG_PEEK | libc::MSG_TRUNC);
-    match sys::recv(fd, &mut iov[..used], keep | libc::MSG_DONTWAIT) {
-        Ok(n) => {
-            if !peeks {
-                half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
-            }
-            if !debt && n as u64 == limit && bufs.left() > n {
-                return Step::Data(n + cross(conn, fd, &dmb, bufs, n, flags));
-            }
-            if debt {
-                half.full_since.store(clock::ticks(), Ordering::Relaxed);
-                return peek::repeat(half, &dmb, bufs, owed_at(half, seen), n)
-                    .map_or_else(Step::Failed, |()| Step::Data(n));
-            }
-            Step::Data(n)
-        }
-        Err(Errno::AGAIN) => Step::Empty,
-        Err(errno) => Step::Failed(errno),
-    }
-}
-
-/// The `n` bytes up to the lane's beginning are read, and there is room for more: what the ring has is a part of the same read. Its
-/// bytes, delivered.
-fn cross(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, n: usize, flags: i32) -> usize {
-    let half = &conn.block.rx;
-    if flags & libc::MSG_PEEK != 0 {
-        return peek_ring(conn, fd, dmb, bufs, n, flags);
-    }
-    let mut rest = *bufs;
-    rest.advance(n);
-    half.start.store(half.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-    half.mode.store(mode::LANE, Ordering::Release);
-    // Anything else is the next call's to find.
-    if let Step::Data(n) = ring(conn, fd, &rest, flags) { n } else { 0 }
-}
-
-/// MSG_PEEK at the ring while the `before` bytes in front of it are on TCP. What cannot be shown now is not.
-fn peek_ring(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, before: usize, flags: i32) -> usize {
-    let half = &conn.block.rx;
-    let mut rest = *bufs;
-    rest.advance(before);
-    let offset = half.cursor.load(Ordering::Relaxed);
-    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
-    let Some((dmb, prod, unread)) = unread(half, dmb) else { return 0 };
-    let is_over = prod.has(Cursor::END | Cursor::STOP) && !prod.has(Cursor::LEAVE);
-    if unread == 0 {
-        // One that nothing was sent on, and that has ended.
-        let is_whole = is_over && dmb.words().cons() == at;
-        return if is_whole { peek_behind(fd, bufs, (before, 0), flags) } else { 0 };
-    }
-    let n = rest.left().min(unread as usize);
-    let peeked = if dmb.words().lent().0 != half.loans.load(Ordering::Relaxed) {
-        lent_bytes(conn, &dmb, &rest, (offset, prod.offset()), n, flags).ok()
-    } else {
-        peek::deliver(half, &dmb, &rest, offset, n, flags).ok().map(|()| n)
-    };
-    let Some(n) = peeked.filter(|_| dmb.words().cons() == at) else { return 0 };
-    n + if is_over && n as u64 == unread { peek_behind(fd, bufs, (before, n), flags) } else { 0 }
-}
-
-/// MSG_PEEK at TCP behind the last byte of a lane that is over: `bufs` have `before` bytes that TCP has, too, in front of the lane's `n`.
-fn peek_behind(fd: i32, bufs: &Bufs<'_>, (before, n): (usize, usize), flags: i32) -> usize {
-    let mut rest = *bufs;
-    rest.advance(before + n);
-    if rest.left() == 0 {
-        return 0;
-    }
-    let mut iov = Bufs::kernel_iov();
-    // Those before come to their places once more.
-    let first = bufs.for_kernel(&mut iov, before);
-    let used = first + rest.for_kernel(&mut iov[first..], usize::MAX);
-    let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) | libc::MSG_DONTWAIT;
-    sys::recv(fd, &mut iov[..used], flags).map_or(0, |peeked| peeked.saturating_sub(before))
-}
-
 /// FIONREAD: bytes that a read would find without waiting.
 pub fn available(conn: Conn, fd: i32) -> usize {
     let half = &conn.block.rx;
@@ -571,120 +249,12 @@ pub fn available(conn: Conn, fd: i32) -> usize {
         return queued;
     }
     let behind = queued - before as usize;
-    let Some((_, prod, unread)) = unread(half, &dmb) else { return before as usize };
+    let Some((_, prod, unread)) = ring::unread(half, &dmb) else { return before as usize };
     if words.cons().has(Cursor::TAKEN) {
         return queued;
     }
     let is_over = prod.has(Cursor::END | Cursor::STOP) && !prod.has(Cursor::LEAVE);
     before as usize + unread as usize + if is_over { behind } else { 0 }
-}
-
-/// What TCP has for a reader.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-enum Tcp {
-    /// So many bytes.
-    Bytes(u64),
-    Nothing,
-    /// Its end, or an error.
-    Over,
-    /// Urgent data is next, or bytes wait behind its mark (SIOCINQ counts up to it). A sleep would end at once: it hears of that, too.
-    Urgent,
-}
-
-impl Tcp {
-    fn look(fd: i32) -> Result<Self, Errno> {
-        let mut is_over = false;
-        // The kernel's poll takes no lock: of a FIN that comes in just then it may show the byte (POLLIN), and not yet that it is the end
-        // (tcp_data_queue, tcp_poll). SIOCINQ takes the lock, so the poll after it is behind that.
-        for _ in 0..3 {
-            match sys::queue(fd, sys::SIOCINQ)? {
-                0 if is_over => return Ok(Self::Over),
-                0 => {}
-                queued => return Ok(Self::Bytes(queued as u64)),
-            }
-            let shows = sys::tcp_shows(fd, NEWS);
-            if shows == 0 {
-                return Ok(Self::Nothing);
-            }
-            is_over = shows & !(libc::POLLIN | libc::POLLPRI) != 0;
-        }
-        Ok(Self::Urgent)
-    }
-}
-
-/// What the kernel skips at urgent data's mark nobody can count. A lane that has not begun never will; behind one that has, it is no
-/// peer's of ours.
-fn urgent(conn: Conn, fd: i32) -> Step {
-    closing::stop_receiving(conn, fd);
-    if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
-        return violated(conn, fd);
-    }
-    state::note(conn.block, Reason::UrgentData);
-    Step::Again
-}
-
-/// Where in the ring the next byte lay that the sender owes, when `seen` bytes have come by TCP: what has since the
-/// lane began was owed, too, and lay before it.
-fn owed_at(half: &Half, seen: u64) -> u64 {
-    let paid = seen.saturating_sub(half.start.load(Ordering::Relaxed));
-    half.cursor.load(Ordering::Relaxed).wrapping_add(paid)
-}
-
-/// TCP is over before the lane has begun, or before the bytes that it should begin behind: those were read
-/// round the hooks. Nothing more can come.
-fn forget(conn: Conn, fd: i32, seen: u64) -> Step {
-    let half = &conn.block.rx;
-    let opener = state::opener(conn.block);
-    if let Some(dmb) = state::rx_dmb(half)
-        && let Some(start) = dmb.words().start(half.generation.load(Ordering::Relaxed))
-        && seen < start
-        && sys::counts(fd, opener).is_ok_and(|counts| counts.received == start)
-    {
-        state::note(conn.block, Reason::BypassedHooks);
-        half.tcp_bytes.store(start, Ordering::Relaxed);
-        return Step::Again;
-    }
-    finish(conn, fd);
-    Step::Again
-}
-
-/// Reading was shut down round the hooks, before the lane has begun.
-fn end_reading(conn: Conn, fd: i32, dmb: &Dmb) -> Step {
-    let half = &conn.block.rx;
-    closing::stop_receiving(conn, fd);
-    let has_begun = dmb.words().start(half.generation.load(Ordering::Relaxed)).is_some();
-    if half.mode.load(Ordering::Relaxed) == mode::PLAIN {
-        Step::Again
-    } else if has_begun {
-        // Behind bytes that TCP has yet to bring.
-        Step::Data(0)
-    } else {
-        violated(conn, fd)
-    }
-}
-
-/// The sender died between taking back and resending: what never came by TCP is still in the ring.
-fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step {
-    let half = &conn.block.rx;
-    let seen = half.tcp_bytes.load(Ordering::Relaxed);
-    let end = half.debt_end.load(Ordering::Relaxed);
-    let cursor = half.cursor.load(Ordering::Relaxed);
-    let Some(dmb) = dmb.as_sent_behind(cursor) else { return violated(conn, fd) };
-    let owed = end.saturating_sub(seen).min(dmb.most(cursor));
-    let from = owed_at(half, seen);
-    if owed == 0 {
-        finish(conn, fd);
-        return Step::Again;
-    }
-    let n = bufs.left().min(owed as usize);
-    if let Err(errno) = peek::deliver(half, &dmb, bufs, from, n, flags) {
-        return Step::Failed(errno);
-    }
-    if flags & libc::MSG_PEEK == 0 {
-        half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
-        // These came by no TCP byte: the kernel's count will not have them. It does not matter any more.
-    }
-    Step::Data(n)
 }
 
 /// The lane is drained or paid: plain TCP again. Under the lock.
@@ -734,6 +304,3 @@ pub fn readable(conn: Conn, fd: i32) -> bool {
     }
     true
 }
-
-#[cfg(test)]
-mod tests;

@@ -8,7 +8,8 @@ use shunpike_shm::arena::{Half, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
-use super::{NEWS, Step, finish, taken};
+use super::ring::taken;
+use super::{NEWS, Step, finish};
 use crate::table::Conn;
 use crate::{clock, link, reset, state, sys, wait};
 

@@ -10,6 +10,7 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 
+use super::ring;
 use crate::call::is_ordinary;
 use crate::table::Conn;
 use crate::tls::critical;
@@ -30,7 +31,7 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     let dmb = ordinary(conn)?;
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
-    let (dmb, prod, unread) = rx::unread_still(half, &dmb)?;
+    let (dmb, prod, unread) = ring::unread_still(half, &dmb)?;
     let n = size.min(unread as usize);
     // Behind the last byte of a lane that is over TCP may have more for this call.
     let is_short_of_end = n < size && prod.has(Cursor::END | Cursor::STOP);
@@ -58,7 +59,7 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
         window::widen(conn.block, &dmb);
     }
     drop(guard);
-    rx::wake_writers(conn.block, &dmb);
+    ring::wake_writers(conn.block, &dmb);
     if n == size {
         sets::shown(conn, words, Side::Readers);
     }
@@ -73,7 +74,7 @@ pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
     let half = &conn.block.rx;
     let _guard = rx::lock(&conn, fd, critical());
     let dmb = ordinary(conn)?;
-    let (dmb, prod, unread) = rx::unread_still(half, &dmb)?;
+    let (dmb, prod, unread) = ring::unread_still(half, &dmb)?;
     let offset = half.cursor.load(Ordering::Relaxed);
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
     if dmb.words().cons() != at || unread == 0 && prod != at {

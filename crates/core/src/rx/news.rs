@@ -6,7 +6,8 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_shm::lane::{Cursor, Side};
 
-use super::{DEBT_US, NEWS, asking};
+use super::bounded::DEBT_US;
+use super::{NEWS, asking};
 use crate::blocking::Blocking;
 use crate::blocking::tcp_check_us;
 use crate::spin::spin;

@@ -1,0 +1,259 @@
+//! What a receiver reads from TCP while it may not read all of that: up to the lane's beginning, or what the sender took back from the ring.
+
+use core::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::lane::{Cursor, Dmb};
+use shunpike_wire::Reason;
+
+use super::{NEWS, Step, finish, ring, violated};
+use crate::bufs::Bufs;
+use crate::table::Conn;
+use crate::{clock, closing, peek, state, sys};
+
+/// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
+/// in between, microseconds.
+pub(super) const DEBT_US: u64 = 10_000_000;
+
+/// From TCP, no further than the start word allows (GRANTED), or paying the sender's debt (DEBT). Under the receive lock.
+pub(super) fn read(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
+    let half = &conn.block.rx;
+    let Some(dmb) = state::rx_dmb(half) else { return Step::Plain };
+    let debt = half.mode.load(Ordering::Relaxed) == mode::DEBT;
+    let seen = half.tcp_bytes.load(Ordering::Relaxed);
+    if debt && seen >= half.debt_end.load(Ordering::Relaxed) {
+        finish(conn, fd);
+        return Step::Again;
+    }
+    // First what TCP has, only then the start word: bytes counted now were written before it.
+    let (queued, is_over) = match Tcp::look(fd) {
+        Ok(Tcp::Bytes(queued)) => (queued, false),
+        Ok(Tcp::Nothing) => (0, false),
+        Ok(Tcp::Over) => (0, true),
+        Ok(Tcp::Urgent) => return urgent(conn, fd),
+        // By a filter that came round the hooks.
+        Err(errno) => return Step::Failed(errno),
+    };
+    let peeks = flags & libc::MSG_PEEK != 0;
+    let limit = if debt {
+        // Behind the debt TCP goes on, which only looking does not change.
+        if peeks { u64::MAX } else { half.debt_end.load(Ordering::Relaxed) - seen }
+    } else {
+        match dmb.words().start(half.generation.load(Ordering::Relaxed)) {
+            None => u64::MAX,
+            Some(start) if start == seen => {
+                half.start.store(start, Ordering::Relaxed);
+                half.mode.store(mode::LANE, Ordering::Release);
+                return Step::Again;
+            }
+            Some(start) if start < seen => return violated(conn, fd),
+            Some(start) => start - seen,
+        }
+    };
+    if queued == 0 {
+        if !is_over {
+            // poll() may have told of these bytes: the program waits for nothing else meanwhile.
+            let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
+            return if debt && since > clock::from_us(DEBT_US) { violated(conn, fd) } else { Step::Empty };
+        }
+        return match (debt, sys::peer_may_send(fd)) {
+            // Our own SHUT_RD. What is owed comes yet,
+            (true, true) => Step::Empty,
+            // and a sender that begins at this moment is read.
+            (false, true) => end_reading(conn, fd, &dmb),
+            (true, false) => inherit(conn, &dmb, bufs, flags, fd),
+            (false, false) => forget(conn, fd, seen),
+        };
+    }
+    let n = queued.min(limit).min(bufs.left() as u64) as usize;
+    if n == 0 {
+        return Step::Data(0);
+    }
+    let mut iov = Bufs::kernel_iov();
+    let used = bufs.for_kernel(&mut iov, n);
+    let keep = flags & (libc::MSG_PEEK | libc::MSG_TRUNC);
+    match sys::recv(fd, &mut iov[..used], keep | libc::MSG_DONTWAIT) {
+        Ok(n) => {
+            if !peeks {
+                half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
+            }
+            if !debt && n as u64 == limit && bufs.left() > n {
+                return Step::Data(n + cross(conn, fd, &dmb, bufs, n, flags));
+            }
+            if debt {
+                half.full_since.store(clock::ticks(), Ordering::Relaxed);
+                return peek::repeat(half, &dmb, bufs, owed_at(half, seen), n)
+                    .map_or_else(Step::Failed, |()| Step::Data(n));
+            }
+            Step::Data(n)
+        }
+        Err(Errno::AGAIN) => Step::Empty,
+        Err(errno) => Step::Failed(errno),
+    }
+}
+
+/// The `n` bytes up to the lane's beginning are read, and there is room for more: what the ring has is a part of the same read. Its
+/// bytes, delivered.
+fn cross(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, n: usize, flags: i32) -> usize {
+    let half = &conn.block.rx;
+    if flags & libc::MSG_PEEK != 0 {
+        return peek_ring(conn, fd, dmb, bufs, n, flags);
+    }
+    let mut rest = *bufs;
+    rest.advance(n);
+    half.start.store(half.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+    half.mode.store(mode::LANE, Ordering::Release);
+    // Anything else is the next call's to find.
+    if let Step::Data(n) = ring::read(conn, fd, &rest, flags) { n } else { 0 }
+}
+
+/// MSG_PEEK at the ring while the `before` bytes in front of it are on TCP. What cannot be shown now is not.
+fn peek_ring(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, before: usize, flags: i32) -> usize {
+    let half = &conn.block.rx;
+    let mut rest = *bufs;
+    rest.advance(before);
+    let offset = half.cursor.load(Ordering::Relaxed);
+    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
+    let Some((dmb, prod, unread)) = ring::unread(half, dmb) else { return 0 };
+    let is_over = prod.has(Cursor::END | Cursor::STOP) && !prod.has(Cursor::LEAVE);
+    if unread == 0 {
+        // One that nothing was sent on, and that has ended.
+        let is_whole = is_over && dmb.words().cons() == at;
+        return if is_whole { peek_behind(fd, bufs, (before, 0), flags) } else { 0 };
+    }
+    let n = rest.left().min(unread as usize);
+    let peeked = if dmb.words().lent().0 != half.loans.load(Ordering::Relaxed) {
+        ring::lent_bytes(conn, &dmb, &rest, (offset, prod.offset()), n, flags).ok()
+    } else {
+        peek::deliver(half, &dmb, &rest, offset, n, flags).ok().map(|()| n)
+    };
+    let Some(n) = peeked.filter(|_| dmb.words().cons() == at) else { return 0 };
+    n + if is_over && n as u64 == unread { peek_behind(fd, bufs, (before, n), flags) } else { 0 }
+}
+
+/// MSG_PEEK at TCP behind the last byte of a lane that is over: `bufs` have `before` bytes that TCP has, too, in front of the lane's `n`.
+pub(super) fn peek_behind(fd: i32, bufs: &Bufs<'_>, (before, n): (usize, usize), flags: i32) -> usize {
+    let mut rest = *bufs;
+    rest.advance(before + n);
+    if rest.left() == 0 {
+        return 0;
+    }
+    let mut iov = Bufs::kernel_iov();
+    // Those before come to their places once more.
+    let first = bufs.for_kernel(&mut iov, before);
+    let used = first + rest.for_kernel(&mut iov[first..], usize::MAX);
+    let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) | libc::MSG_DONTWAIT;
+    sys::recv(fd, &mut iov[..used], flags).map_or(0, |peeked| peeked.saturating_sub(before))
+}
+
+/// What TCP has for a reader.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(super) enum Tcp {
+    /// So many bytes.
+    Bytes(u64),
+    Nothing,
+    /// Its end, or an error.
+    Over,
+    /// Urgent data is next, or bytes wait behind its mark (SIOCINQ counts up to it). A sleep would end at once: it hears of that, too.
+    Urgent,
+}
+
+impl Tcp {
+    pub(super) fn look(fd: i32) -> Result<Self, Errno> {
+        let mut is_over = false;
+        // The kernel's poll takes no lock: of a FIN that comes in just then it may show the byte (POLLIN), and not yet that it is the end
+        // (tcp_data_queue, tcp_poll). SIOCINQ takes the lock, so the poll after it is behind that.
+        for _ in 0..3 {
+            match sys::queue(fd, sys::SIOCINQ)? {
+                0 if is_over => return Ok(Self::Over),
+                0 => {}
+                queued => return Ok(Self::Bytes(queued as u64)),
+            }
+            let shows = sys::tcp_shows(fd, NEWS);
+            if shows == 0 {
+                return Ok(Self::Nothing);
+            }
+            is_over = shows & !(libc::POLLIN | libc::POLLPRI) != 0;
+        }
+        Ok(Self::Urgent)
+    }
+}
+
+/// What the kernel skips at urgent data's mark nobody can count. A lane that has not begun never will; behind one that has, it is no
+/// peer's of ours.
+fn urgent(conn: Conn, fd: i32) -> Step {
+    closing::stop_receiving(conn, fd);
+    if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
+        return violated(conn, fd);
+    }
+    state::note(conn.block, Reason::UrgentData);
+    Step::Again
+}
+
+/// Where in the ring the next byte lay that the sender owes, when `seen` bytes have come by TCP: what has since the
+/// lane began was owed, too, and lay before it.
+fn owed_at(half: &Half, seen: u64) -> u64 {
+    let paid = seen.saturating_sub(half.start.load(Ordering::Relaxed));
+    half.cursor.load(Ordering::Relaxed).wrapping_add(paid)
+}
+
+/// TCP is over before the lane has begun, or before the bytes that it should begin behind: those were read
+/// round the hooks. Nothing more can come.
+fn forget(conn: Conn, fd: i32, seen: u64) -> Step {
+    let half = &conn.block.rx;
+    let opener = state::opener(conn.block);
+    if let Some(dmb) = state::rx_dmb(half)
+        && let Some(start) = dmb.words().start(half.generation.load(Ordering::Relaxed))
+        && seen < start
+        && sys::counts(fd, opener).is_ok_and(|counts| counts.received == start)
+    {
+        state::note(conn.block, Reason::BypassedHooks);
+        half.tcp_bytes.store(start, Ordering::Relaxed);
+        return Step::Again;
+    }
+    finish(conn, fd);
+    Step::Again
+}
+
+/// Reading was shut down round the hooks, before the lane has begun.
+fn end_reading(conn: Conn, fd: i32, dmb: &Dmb) -> Step {
+    let half = &conn.block.rx;
+    closing::stop_receiving(conn, fd);
+    let has_begun = dmb.words().start(half.generation.load(Ordering::Relaxed)).is_some();
+    if half.mode.load(Ordering::Relaxed) == mode::PLAIN {
+        Step::Again
+    } else if has_begun {
+        // Behind bytes that TCP has yet to bring.
+        Step::Data(0)
+    } else {
+        violated(conn, fd)
+    }
+}
+
+/// The sender died between taking back and resending: what never came by TCP is still in the ring.
+fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step {
+    let half = &conn.block.rx;
+    let seen = half.tcp_bytes.load(Ordering::Relaxed);
+    let end = half.debt_end.load(Ordering::Relaxed);
+    let cursor = half.cursor.load(Ordering::Relaxed);
+    let Some(dmb) = dmb.as_sent_behind(cursor) else { return violated(conn, fd) };
+    let owed = end.saturating_sub(seen).min(dmb.most(cursor));
+    let from = owed_at(half, seen);
+    if owed == 0 {
+        finish(conn, fd);
+        return Step::Again;
+    }
+    let n = bufs.left().min(owed as usize);
+    if let Err(errno) = peek::deliver(half, &dmb, bufs, from, n, flags) {
+        return Step::Failed(errno);
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
+        // These came by no TCP byte: the kernel's count will not have them. It does not matter any more.
+    }
+    Step::Data(n)
+}
+
+#[cfg(test)]
+mod tests;
