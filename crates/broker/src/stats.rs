@@ -198,10 +198,10 @@ impl Flow {
     }
 
     fn add_half(&mut self, half: &Half) {
-        self.bytes = self.bytes.saturating_add(long(&half.bytes));
-        self.calls = self.calls.saturating_add(long(&half.calls));
+        self.bytes = self.bytes.saturating_add(half.bytes.load(Ordering::Relaxed));
+        self.calls = self.calls.saturating_add(half.calls.load(Ordering::Relaxed));
         for (to, from) in self.sizes.iter_mut().zip(&half.sizes) {
-            *to = to.saturating_add(word(from).into());
+            *to = to.saturating_add(from.load(Ordering::Relaxed).into());
         }
     }
 
@@ -246,12 +246,12 @@ pub fn open(arena: &ArenaView, looks: &mut usize) -> [u64; 2] {
 }
 
 fn is_on_lane(block: &Block) -> bool {
-    [&block.tx, &block.rx].iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE)
+    block.halves().iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE)
 }
 
 /// Direction of a half, for a tool.
 pub fn direction(half: &Half) -> Direction {
-    let ring = u64::from(word(&half.ring));
+    let ring = u64::from(half.ring.load(Ordering::Relaxed));
     Direction {
         mode: match half.mode.load(Ordering::Relaxed) {
             mode::PLAIN => "plain",
@@ -261,15 +261,15 @@ pub fn direction(half: &Half) -> Direction {
             _ => "unknown",
         }
         .to_owned(),
-        bytes: long(&half.bytes),
-        calls: long(&half.calls),
+        bytes: half.bytes.load(Ordering::Relaxed),
+        calls: half.calls.load(Ordering::Relaxed),
         tcp_bytes: long(&half.tcp_bytes),
         ring,
-        token: format!("{:016x}", long(&half.token)),
-        generation: word(&half.generation),
+        token: format!("{:016x}", half.token.load(Ordering::Relaxed)),
+        generation: half.generation.load(Ordering::Relaxed),
         window: 0,
-        own_cursor: long(&half.cursor),
-        peer_cursor: long(&half.other),
+        own_cursor: half.cursor.load(Ordering::Relaxed),
+        peer_cursor: half.other.load(Ordering::Relaxed),
         prod_flags: 0,
         state_flags: 0,
     }
@@ -411,7 +411,14 @@ fn long(atomic: &AtomicU64) -> u64 {
 mod tests {
     use super::*;
     use rustix::fd::AsFd;
-    use shunpike_shm::arena::Arena;
+    use shunpike_shm::arena::{Arena, Held};
+    use shunpike_shm::lock::Section;
+
+    /// These tests have no handlers.
+    struct NoHandlers;
+
+    // SAFETY: there are none.
+    unsafe impl Section for NoHandlers {}
 
     fn arena() -> (Arena, ArenaKey, ArenaView) {
         let arena = Arena::create(7).unwrap();
@@ -427,13 +434,14 @@ mod tests {
         arena.header().tx.bytes.store(100, Ordering::Relaxed);
         let block = arena.allocate().unwrap();
         block.reason.store(Reason::NoUeid.code(), Ordering::Relaxed);
-        Block::count(&block.tx, 20_000);
+        block.tx.lock(NoHandlers).held().count(20_000);
         let stats = Sums::of(&view, &mut BLOCKS.clone()).report();
         assert_eq!((stats.tx.bytes, stats.tx.calls), (20_100, 1));
         assert_eq!(stats.tx.histogram[2], Calls { size: "32KB".to_owned(), calls: 1 });
         assert_eq!(stats.connections.reasons[0].key, "no_ueid");
         assert_eq!((stats.connections.handled, stats.connections.client.fallback), (3, 1));
-        block.rx.mode.store(mode::LANE, Ordering::Relaxed);
+        let guard = block.rx.lock(NoHandlers);
+        guard.held().mode.store(guard.held(), mode::LANE, Ordering::Relaxed);
         assert_eq!(
             Sums::of(&view, &mut BLOCKS.clone()).report().connections.fallback,
             0,
@@ -487,7 +495,8 @@ mod tests {
         arena.header().tx.bytes.store(u64::MAX, Ordering::Relaxed);
         let block = arena.allocate().unwrap();
         block.role.store(200, Ordering::Relaxed);
-        block.tx.bytes.store(u64::MAX, Ordering::Relaxed);
+        let guard = block.tx.lock(NoHandlers);
+        guard.held().bytes.store(guard.held(), u64::MAX, Ordering::Relaxed);
         assert_eq!(Sums::of(&view, &mut BLOCKS.clone()).report().tx.bytes, u64::MAX);
     }
 }

@@ -4,8 +4,8 @@ use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Phase;
 
 use shunpike_shm::Region;
-use shunpike_shm::arena::{Half, mode};
-use shunpike_shm::lane::{Cursor, Dmb};
+use shunpike_shm::arena::{Held, RxHeld, TxHeld, mode};
+use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::{DmbToken, Reason};
 
 use crate::reset::wake_own_side;
@@ -21,39 +21,57 @@ pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
     }
 }
 
-/// One direction is on TCP again, under its lock: its memory is let go, the rest follows in `settle`.
-pub fn lane_closed(conn: Conn, _fd: i32, half: &Half) {
-    wake_own_side(conn.block, half);
-    window::closed(half);
-    if core::ptr::eq(half, &conn.block.tx) {
-        lending::over(conn.block);
+/// The receiving direction is on TCP again: its memory is let go, the rest follows in `settle`.
+pub fn rx_closed(conn: Conn, half: RxHeld<'_>) {
+    wake_own_side(half.half(), Side::Readers);
+    let own = half.own();
+    retire(half, device::Owner::Ours, own.group.swap(0, Ordering::Relaxed));
+    let copy = own.copy.swap(0, Ordering::AcqRel);
+    // A copy of peeked bytes that another process of the tree made is not mapped here.
+    if copy != 0 && own.copier.load(Ordering::Relaxed) == process::pid() {
+        retire_buffer(copy);
     }
-    let base = half.dmb.swap(0, Ordering::AcqRel);
-    let token = DmbToken(half.token.swap(0, Ordering::Relaxed));
-    let owner = if core::ptr::eq(half, &conn.block.rx) { device::Owner::Ours } else { device::Owner::Peer };
+    conn.block.life.unsettle();
+}
+
+/// The same for the sending direction.
+pub fn tx_closed(conn: Conn, half: TxHeld<'_>) {
+    wake_own_side(half.half(), Side::Writers);
+    window::closed(half);
+    lending::over(conn.block, half);
+    retire(half, device::Owner::Peer, 0);
+    let stage = half.own().stage.swap(0, Ordering::AcqRel);
+    if stage != 0 {
+        retire_buffer(stage);
+    }
+    conn.block.life.unsettle();
+}
+
+/// A direction has no DMB any more.
+fn retire(held: impl Held, owner: device::Owner, group: u32) {
+    let half = held.half();
+    let base = half.dmb.swap(held, 0, Ordering::AcqRel);
+    let token = DmbToken(half.token.swap(held, 0, Ordering::Relaxed));
     if base != 0 {
         let lane = device::Lane {
-            group: half.group.swap(0, Ordering::Relaxed),
+            group,
             forks: half.forks.load(Ordering::Relaxed),
             ring: half.ring.load(Ordering::Relaxed),
         };
         device::retire_lane(Region::of(Dmb::start_of(base), Dmb::len_at(base)), token, owner, Some(lane));
     }
-    let sndbuf = half.sndbuf.swap(0, Ordering::AcqRel);
-    // A copy of peeked bytes that another process of the tree made is not mapped here.
-    if sndbuf != 0 && (owner == device::Owner::Peer || half.peeker.load(Ordering::Relaxed) == process::pid())
-    {
-        let copy = Region::of(Dmb::start_of(sndbuf), Dmb::len_at(sndbuf));
-        device::retire(copy, DmbToken(0), device::Owner::Local);
-    }
-    conn.block.life.unsettle();
+}
+
+fn retire_buffer(base: usize) {
+    let region = Region::of(Dmb::start_of(base), Dmb::len_at(base));
+    device::retire(region, DmbToken(0), device::Owner::Local);
 }
 
 /// Takes back an offer that the peer did not, or not yet, make use of.
-pub fn withdraw_grant(conn: Conn, fd: i32) {
+pub fn withdraw_grant(conn: Conn) {
     {
-        let _guard = conn.block.rx.lock.lock(critical());
-        stop_receiving(conn, fd);
+        let guard = conn.block.rx.lock(critical());
+        stop_receiving(conn, guard.held());
     }
     if conn.block.life.is(Phase::Shaking) && conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
         conn.block.life.settle();
@@ -61,23 +79,21 @@ pub fn withdraw_grant(conn: Conn, fd: i32) {
 }
 
 /// Sets STOP. A lane that has nothing unread is empty for ever; else the reader drains it.
-/// Under the receive lock.
-pub fn stop_receiving(conn: Conn, fd: i32) {
-    let half = &conn.block.rx;
-    let Some(dmb) = state::rx_dmb(half) else { return };
+pub fn stop_receiving(conn: Conn, half: RxHeld<'_>) {
+    let Some(dmb) = state::rx_dmb(&half) else { return };
     let generation = half.generation.load(Ordering::Relaxed);
     if let Ok(prod) = dmb.words().flag(generation, Cursor::STOP, 0)
         && prod.offset() == half.cursor.load(Ordering::Relaxed)
     {
-        half.mode.store(mode::PLAIN, Ordering::Release);
-        lane_closed(conn, fd, half);
+        half.mode.store(half, mode::PLAIN, Ordering::Release);
+        rx_closed(conn, half);
     }
 }
 
 /// Wants no more by the lane towards us.
-pub fn stop(conn: Conn, fd: i32) {
-    let _guard = conn.block.rx.lock.lock(critical());
-    if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
-        stop_receiving(conn, fd);
+pub fn stop(conn: Conn) {
+    let guard = conn.block.rx.lock(critical());
+    if guard.held().mode.load(Ordering::Relaxed) != mode::PLAIN {
+        stop_receiving(conn, guard.held());
     }
 }

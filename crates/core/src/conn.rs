@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::{Event, Phase};
 
-use shunpike_shm::arena::{Block, Half, Header, mode};
+use shunpike_shm::arena::{Block, Half, Header, RxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
@@ -113,9 +113,9 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     }
     if both_plain() {
         // A lane that was opened and never begun; another thread may be beginning it.
-        let _guard = block.tx.lock.lock(critical());
+        let guard = block.tx.lock(critical());
         if both_plain() {
-            closing::lane_closed(conn, fd, &block.tx);
+            closing::tx_closed(conn, guard.held());
             block.life.settle();
         }
     }
@@ -157,7 +157,7 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
 /// Closes both lanes of a connection at the next byte boundary; it goes on on TCP.
 pub fn revoke(conn: Conn, fd: i32, reason: Reason) {
     state::note(conn.block, reason);
-    closing::stop(conn, fd);
+    closing::stop(conn);
     tx::revoke(conn, fd);
     reset::wake_ourselves();
     sets::touch(conn);
@@ -192,9 +192,9 @@ pub fn at_exit() {
         }
         if alone {
             tap::over(conn.block);
-            let half = &conn.block.rx;
-            let _guard = half.lock.lock(&critical);
-            if state::rx_dmb(half).is_some_and(|dmb| leaves_unread(half, &dmb)) {
+            let guard = conn.block.rx.lock(&critical);
+            let half = guard.held();
+            if state::rx_dmb(&half).is_some_and(|dmb| leaves_unread(half, &dmb)) {
                 reset_at_close(fd);
             }
             if eager::is_lent(conn.block) {
@@ -208,8 +208,8 @@ pub fn at_exit() {
     }
 }
 
-/// Whether bytes of the lane are unread, also where none has been read yet. What was taken back is TCP's to judge. Under the receive lock.
-fn leaves_unread(half: &Half, dmb: &Dmb) -> bool {
+/// Whether bytes of the lane are unread, also where none has been read yet. What was taken back is TCP's to judge.
+fn leaves_unread(half: RxHeld<'_>, dmb: &Dmb) -> bool {
     matches!(half.mode.load(Ordering::Relaxed), mode::GRANTED | mode::LANE)
         && dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed)
         && !dmb.words().cons().has(Cursor::TAKEN)
@@ -270,7 +270,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
         return;
     }
     if !holders::alone(block) {
-        abandon_handshake(conn, fd);
+        abandon_handshake(conn);
     }
     if !holders::leave(block) {
         lending::forget(block);
@@ -308,8 +308,8 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
 
 /// What its lanes carried goes to the process's sums.
 fn sum_up(block: &Block, header: &Header) {
-    let halves = [(&block.rx, &header.rx), (&block.tx, &header.tx)];
-    for (half, totals) in halves.into_iter().filter(|(half, _)| half.calls.load(Ordering::Relaxed) != 0) {
+    let halves = block.halves().into_iter().zip([&header.rx, &header.tx]);
+    for (half, totals) in halves.filter(|(half, _)| half.calls.load(Ordering::Relaxed) != 0) {
         totals.bytes.fetch_add(half.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
         totals.calls.fetch_add(half.calls.load(Ordering::Relaxed), Ordering::Relaxed);
         for (sum, one) in totals.sizes.iter().zip(&half.sizes) {
@@ -321,7 +321,7 @@ fn sum_up(block: &Block, header: &Header) {
 /// This process lets go of a connection that another one of its tree goes on with: a handshake of ours would
 /// open a lane whose memory is mapped here only. The other may nominate it anew. A handshake of the other, which is
 /// where the block is of another arena, is not ours to end.
-fn abandon_handshake(conn: Conn, fd: i32) {
+fn abandon_handshake(conn: Conn) {
     let block = conn.block;
     if process::index(block).is_none() {
         return;
@@ -330,7 +330,7 @@ fn abandon_handshake(conn: Conn, fd: i32) {
         return;
     }
     let mut session = session::lock();
-    closing::withdraw_grant(conn, fd);
+    closing::withdraw_grant(conn);
     upgrade::forget(&mut session, block);
     sets::restore(conn, || link::part(block));
     block.life.on(Event::End);
@@ -346,9 +346,10 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
     end_receiving(conn, fd, open);
     tx::revoke(conn, fd);
     {
-        let _guard = block.tx.lock.lock(critical());
-        block.tx.mode.store(mode::PLAIN, Ordering::Release);
-        closing::lane_closed(conn, fd, &block.tx);
+        let guard = block.tx.lock(critical());
+        let half = guard.held();
+        half.mode.store(half, mode::PLAIN, Ordering::Release);
+        closing::tx_closed(conn, half);
     }
     block.tx.keepalive.store(0, Ordering::Relaxed);
     reuse::sweep(&mut session);
@@ -356,17 +357,17 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
 }
 
 fn end_receiving(conn: Conn, fd: i32, open: bool) {
-    let half = &conn.block.rx;
-    let _guard = half.lock.lock(critical());
-    if let Some(dmb) = state::rx_dmb(half) {
+    let guard = conn.block.rx.lock(critical());
+    let half = guard.held();
+    if let Some(dmb) = state::rx_dmb(&half) {
         if open && leaves_unread(half, &dmb) {
             reset_at_close(fd);
         }
         let _ = dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
         wait::notify(conn.block, dmb.words(), Side::Writers);
     }
-    half.mode.store(mode::PLAIN, Ordering::Release);
-    closing::lane_closed(conn, fd, half);
+    half.mode.store(half, mode::PLAIN, Ordering::Release);
+    closing::rx_closed(conn, half);
 }
 
 /// dup() and its kin: `new` is another name of `old`.
@@ -407,7 +408,7 @@ pub fn shutdown(fd: i32, how: i32) {
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         conn.block.life.end_reading();
-        closing::stop(conn, fd);
+        closing::stop(conn);
         reset::wake_ourselves();
     }
     above::settle(conn, fd);
@@ -453,7 +454,7 @@ pub fn unread(conn: Conn, fd: i32) -> Option<i32> {
 /// SIOCOUTQ: bytes sent that the peer has not taken yet.
 pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
     let half = &conn.block.tx;
-    let _guard = half.lock.lock(critical());
+    let _guard = half.lock(critical());
     let ring =
         state::tx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
             let end = half.cursor.load(Ordering::Relaxed);

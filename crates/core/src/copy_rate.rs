@@ -4,9 +4,9 @@
 //! (`zerocopy::choice`). Which is the quickest the machine decides, and what else runs on it. So both ends time what they copy now and
 //! then, and the receiver tells the sender (shm's `loans`), who chooses.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use shunpike_shm::arena::Half;
+use shunpike_shm::arena::Paces;
 use shunpike_shm::lane::{Dmb, Words};
 
 use crate::clock;
@@ -33,8 +33,9 @@ pub fn is_sample(offset: u64, n: usize) -> bool {
     n >= LEAST && offset / SAMPLE != (offset + n as u64) / SAMPLE
 }
 
-/// Does `copy`, which says how many bytes it copied, and keeps the pace that it had. Under the half's lock.
-pub fn timed<E>(half: &Half, way: Way, copy: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+/// Does `copy`, which says how many bytes it copied, and keeps the pace that it had. Under the lock of
+/// its direction.
+pub fn timed<E>(paces: &Paces, way: Way, copy: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
     let (least, memory) = match way {
         Way::Ring => (LEAST, MEMORY),
         Way::Lent => (LEAST_LENT, MEMORY_LENT),
@@ -44,7 +45,7 @@ pub fn timed<E>(half: &Half, way: Way, copy: impl FnOnce() -> Result<usize, E>) 
     if copied >= least {
         let ticks = clock::ticks().wrapping_sub(begin);
         let sample = (ticks.saturating_mul(64 * 1024) / copied as u64).min(u64::from(u32::MAX)) as u32;
-        let word = &half.paces[way as usize];
+        let word = word(paces, way);
         word.store(after(word.load(Ordering::Relaxed), sample, memory), Ordering::Relaxed);
     }
     Ok(copied)
@@ -68,22 +69,29 @@ fn after(known: u32, sample: u32, memory: u32) -> u32 {
 }
 
 /// Receiver: what it has measured, for the sender, where that is no longer about what it was told. Under the receive lock.
-pub fn tell(half: &Half, words: &Words) {
-    let paces @ (ring, lent) = (own(half, Way::Ring), own(half, Way::Lent));
+pub fn tell(paces: &Paces, words: &Words) {
+    let known @ (ring, lent) = (own(paces, Way::Ring), own(paces, Way::Lent));
     let told = words.paces();
     if [(ring, told.0), (lent, told.1)].iter().any(|&(now, told)| now.abs_diff(told) > told / 8) {
-        words.tell_paces(paces);
+        words.tell_paces(known);
     }
 }
 
-fn own(half: &Half, way: Way) -> u32 {
-    half.paces[way as usize].load(Ordering::Relaxed)
+fn own(paces: &Paces, way: Way) -> u32 {
+    word(paces, way).load(Ordering::Relaxed)
+}
+
+fn word(paces: &Paces, way: Way) -> &AtomicU32 {
+    match way {
+        Way::Ring => &paces.ring,
+        Way::Lent => &paces.lent,
+    }
 }
 
 /// Sender: of copies by the ring, where both ends know theirs, and of loans; 0 unknown. What the receiver says of them is not checked.
-pub fn both(half: &Half, dmb: &Dmb) -> (u32, u32) {
+pub fn both(paces: &Paces, dmb: &Dmb) -> (u32, u32) {
     let (theirs, lent) = dmb.words().paces();
-    let ours = own(half, Way::Ring);
+    let ours = own(paces, Way::Ring);
     // Both ends copy at the same time: the slower one is waited for.
     (if theirs == 0 || ours == 0 { 0 } else { theirs.max(ours) }, lent)
 }
@@ -103,13 +111,13 @@ mod tests {
     #[test]
     fn what_was_hardly_copied_is_not_a_pace() {
         // SAFETY: atomics only, valid when zero, as a new block is.
-        let half: Half = unsafe { core::mem::zeroed() };
+        let paces: Paces = unsafe { core::mem::zeroed() };
         clock::calibrate();
-        let timed = |n| timed(&half, Way::Lent, || Ok::<_, ()>(n));
-        assert_eq!((timed(LEAST_LENT - 1), own(&half, Way::Lent)), (Ok(LEAST_LENT - 1), 0));
+        let timed = |n| timed(&paces, Way::Lent, || Ok::<_, ()>(n));
+        assert_eq!((timed(LEAST_LENT - 1), own(&paces, Way::Lent)), (Ok(LEAST_LENT - 1), 0));
         assert_eq!(timed(LEAST_LENT), Ok(LEAST_LENT));
-        assert_ne!(own(&half, Way::Lent), 0);
-        assert_eq!(own(&half, Way::Ring), 0);
+        assert_ne!(own(&paces, Way::Lent), 0);
+        assert_eq!(own(&paces, Way::Ring), 0);
     }
 
     #[test]

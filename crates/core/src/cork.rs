@@ -7,7 +7,7 @@
 
 use core::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::arena::{Block, RxHalf, TxHalf, TxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Held, MIN_WINDOW, Side, Words};
 
 use crate::table::{self, Conn};
@@ -26,27 +26,26 @@ pub const SIOCOUTQNSD: libc::c_ulong = 0x894B;
 const CORKED: u64 = 1;
 
 /// What is held, as we know it.
-fn own(half: &Half) -> Held {
+fn own(half: &TxHalf) -> Held {
     Held(Some(half.held.load(Ordering::Relaxed)).filter(|&word| word != CORKED).unwrap_or(0))
 }
 
 /// Before `n` bytes at `offset` are published: says whether the reader need not be told of them, because it was told of
 /// the time until which it overlooks what is held. Under the send lock.
 #[inline]
-pub fn before_publish(block: &Block, dmb: &Dmb, offset: u64, n: usize, flags: i32) -> bool {
+pub fn before_publish(block: &Block, half: TxHeld<'_>, dmb: &Dmb, offset: u64, n: usize, flags: i32) -> bool {
     let more = flags & libc::MSG_MORE != 0;
-    (more || block.tx.held.load(Ordering::Relaxed) != 0)
-        && decide(block, dmb, offset..offset + n as u64, more)
+    (more || half.held.load(Ordering::Relaxed) != 0)
+        && decide(block, half, dmb, offset..offset + n as u64, more)
 }
 
 #[cold]
-fn decide(block: &Block, dmb: &Dmb, bytes: core::ops::Range<u64>, more: bool) -> bool {
-    let half = &block.tx;
+fn decide(block: &Block, half: TxHeld<'_>, dmb: &Dmb, bytes: core::ops::Range<u64>, more: bool) -> bool {
     if !more && block.corked.load(Ordering::Relaxed) == 0 {
         forget(half, dmb.words());
         return false;
     }
-    let held = own(half);
+    let held = own(&half);
     let now = clock::ticks();
     let goes_on = held.left(now, clock::from_us(MOST_US)) > 0;
     let first = if goes_on { bytes.end - held.before(bytes.end) } else { bytes.start };
@@ -54,7 +53,7 @@ fn decide(block: &Block, dmb: &Dmb, bytes: core::ops::Range<u64>, more: bool) ->
     let segment = SEGMENT.min(dmb.window().max(MIN_WINDOW.into()) / 2);
     let complete = (bytes.end - first) / segment * segment;
     let next = if goes_on && complete == 0 { held.moved(first) } else { Held::new(first + complete, now) };
-    half.held.store(next.0, Ordering::Relaxed);
+    half.held.store(half, next.0, Ordering::Relaxed);
     dmb.words().hold(next);
     if !goes_on && let Some(header) = process::header() {
         header.corked.fetch_add(1, Ordering::Relaxed);
@@ -63,16 +62,16 @@ fn decide(block: &Block, dmb: &Dmb, bytes: core::ops::Range<u64>, more: bool) ->
 }
 
 /// Nothing is held any more. Under the send lock.
-pub fn forget(half: &Half, words: &Words) {
-    let held = own(half);
-    half.held.store(0, Ordering::Relaxed);
+pub fn forget(half: TxHeld<'_>, words: &Words) {
+    let held = own(&half);
+    half.held.store(half, 0, Ordering::Relaxed);
     words.show(held);
 }
 
 /// The cork is there or not; with nothing held. Under the send lock.
-fn mark(block: &Block) {
+fn mark(block: &Block, half: TxHeld<'_>) {
     let word = if block.corked.load(Ordering::Relaxed) != 0 { CORKED } else { 0 };
-    block.tx.held.store(word, Ordering::Relaxed);
+    half.held.store(half, word, Ordering::Relaxed);
 }
 
 /// What is held goes out.
@@ -82,12 +81,12 @@ pub fn flush(conn: Conn) {
         return;
     }
     let critical = critical();
-    let guard = half.lock.lock(&critical);
+    let guard = half.lock(&critical);
     let Some(dmb) = state::tx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
         return;
     };
-    forget(half, dmb.words());
-    mark(conn.block);
+    forget(guard.held(), dmb.words());
+    mark(conn.block, guard.held());
     drop(guard);
     wait::notify(conn.block, dmb.words(), Side::Readers);
 }
@@ -105,9 +104,9 @@ pub fn option_set(fd: i32, name: i32, on: bool) {
     if cork {
         conn.block.corked.store(u8::from(on), Ordering::Relaxed);
         if on {
-            let _guard = conn.block.tx.lock.lock(critical());
-            if own(&conn.block.tx) == Held::NOTHING {
-                mark(conn.block);
+            let guard = conn.block.tx.lock(critical());
+            if own(&guard.held()) == Held::NOTHING {
+                mark(conn.block, guard.held());
             }
         }
     }
@@ -118,10 +117,10 @@ pub fn option_set(fd: i32, name: i32, on: bool) {
 }
 
 /// A lane is about to begin: what TCP holds back comes before its bytes, and what the socket's options are holds for it.
-pub fn lane_begins(conn: Conn, fd: i32) {
+pub fn lane_begins(conn: Conn, fd: i32, half: TxHeld<'_>) {
     let on = |name| sys::option::<i32>(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
     conn.block.corked.store(u8::from(on(libc::TCP_CORK) != 0), Ordering::Relaxed);
-    mark(conn.block);
+    mark(conn.block, half);
     if sys::queue(fd, SIOCOUTQNSD).is_ok_and(|bytes| bytes > 0) {
         let before = on(libc::TCP_NODELAY);
         for value in [1, before] {
@@ -133,7 +132,7 @@ pub fn lane_begins(conn: Conn, fd: i32) {
 /// SIOCOUTQNSD: bytes that are held now.
 pub fn unsent_bytes(conn: Conn) -> usize {
     let half = &conn.block.tx;
-    let _guard = half.lock.lock(critical());
+    let _guard = half.lock(critical());
     let held = own(half);
     if held.left(clock::ticks(), clock::from_us(MOST_US)) == 0 {
         return 0;
@@ -144,21 +143,21 @@ pub fn unsent_bytes(conn: Conn) -> usize {
 /// Of what was published up to `prod`, how much the reader may see. Nothing that it has seen is held any more. Without
 /// locks, or under the receive lock.
 #[inline]
-pub fn shown(half: &Half, words: &Words, prod: Cursor) -> u64 {
+pub fn shown(half: &RxHalf, words: &Words, prod: Cursor) -> u64 {
     let held = words.held();
     if held == Held::NOTHING { prod.offset() } else { overlooked(half, held, prod) }
 }
 
 /// Whether all between the reader's cursor `at` and `prod` is overlooked. Without locks, or under the receive lock.
 #[inline]
-pub fn hides(half: &Half, words: &Words, prod: Cursor, at: Cursor) -> bool {
+pub fn hides(half: &RxHalf, words: &Words, prod: Cursor, at: Cursor) -> bool {
     let held = words.held();
     let is_plain = || prod == Cursor::new(at.generation(), prod.offset());
     held != Held::NOTHING && is_plain() && overlooked(half, held, prod) == at.offset()
 }
 
 #[cold]
-fn overlooked(half: &Half, held: Held, prod: Cursor) -> u64 {
+fn overlooked(half: &RxHalf, held: Held, prod: Cursor) -> u64 {
     let over =
         prod.has(Cursor::END | Cursor::STOP) || held.left(clock::ticks(), clock::from_us(MOST_US)) == 0;
     let hidden = if over { 0 } else { held.before(prod.offset()) };
@@ -168,7 +167,7 @@ fn overlooked(half: &Half, held: Held, prod: Cursor) -> u64 {
 
 /// Nanoseconds after which more can be seen though nobody says so; `None` where nothing is held. Of a reader about to
 /// sleep, within a critical section.
-pub fn sleeps_at_most(half: &Half) -> Option<u64> {
+pub fn sleeps_at_most(half: &RxHalf) -> Option<u64> {
     let dmb = crate::state::rx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)?;
     let (prod, held) = (dmb.words().prod(), dmb.words().held());
     if held.before(prod.offset()) == 0 {

@@ -2,10 +2,10 @@
 //!
 //! loopback-ism's DMBs are mapped, so move_data is a copy; a device that cannot map does its transfer here.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use shunpike_shm::Region;
-use shunpike_shm::arena::{Block, Half};
+use shunpike_shm::arena::{Block, Held};
 use shunpike_shm::grace::Grace;
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_wire::DmbToken;
@@ -207,9 +207,9 @@ pub fn after_fork_in_child() {
 }
 
 /// More of a lane's memory is mapped, `ring` bytes of its ring, and what was before is let go. False where that is not to be had, or the
-/// connection is shared with another process, which would not have it. Under the half's lock.
-pub fn extend(block: &Block, half: &Half, ring: u32) -> bool {
-    let (old, len) = (half.dmb.load(Ordering::Relaxed), HEADER + ring as usize);
+/// connection is shared with another process, which would not have it. `stage`: the copy mode's send buffer, of the same size.
+pub fn extend(block: &Block, held: impl Held, stage: Option<&AtomicUsize>, ring: u32) -> bool {
+    let (old, len) = (held.half().dmb.load(Ordering::Relaxed), HEADER + ring as usize);
     if holders::shared(block) || !limits::may_map(len) {
         return false;
     }
@@ -219,12 +219,11 @@ pub fn extend(block: &Block, half: &Half, ring: u32) -> bool {
     if is_shared || quarantine.count + 2 > MOST {
         return false;
     }
-    // In the copy mode the send buffer is as large.
-    let is_copied = core::ptr::eq(half, &block.tx) && half.sndbuf.load(Ordering::Relaxed) != 0;
-    let copy = if is_copied { sndbuf(ring) } else { 0 };
+    let stage = stage.filter(|stage| stage.load(Ordering::Relaxed) != 0);
+    let copy = stage.map_or(0, |_| sndbuf(ring));
     let before = Region::of(Dmb::start_of(old), Dmb::len_at(old));
     // SAFETY: mapped, as the lane is open; the caller asks for no more than the DMB's capacity.
-    let region = if is_copied && copy == 0 { None } else { unsafe { before.again(len) }.ok() };
+    let region = if stage.is_some() && copy == 0 { None } else { unsafe { before.again(len) }.ok() };
     let over = |region| Retired {
         region,
         token: DmbToken(0),
@@ -241,10 +240,10 @@ pub fn extend(block: &Block, half: &Half, ring: u32) -> bool {
         return false;
     };
     // Release: who finds the address without the lock finds the mapping.
-    half.dmb.store(Dmb::moved(old, region.base() as usize, ring), Ordering::Release);
+    held.half().dmb.store(held, Dmb::moved(old, region.base() as usize, ring), Ordering::Release);
     quarantine.put(over(before));
-    if is_copied {
-        let buffer = half.sndbuf.swap(copy, Ordering::Relaxed);
+    if let Some(stage) = stage {
+        let buffer = stage.swap(copy, Ordering::Relaxed);
         quarantine.put(over(Region::of(Dmb::start_of(buffer), Dmb::len_at(buffer))));
     }
     look::look_later();

@@ -82,11 +82,8 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     block.role.store(u8::from(server), Ordering::Relaxed);
     block.nonblock.store(old.nonblock.load(Ordering::Relaxed), Ordering::Relaxed);
     block.fd.store(fd as u32, Ordering::Relaxed);
-    for (to, from) in [(&block.rx, &old.rx), (&block.tx, &old.tx)] {
-        to.tcp_bytes.store(from.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-        to.tcp_calls.store(from.tcp_calls.load(Ordering::Relaxed), Ordering::Relaxed);
-        to.skew
-            .store(from.position().wrapping_sub(from.tcp_bytes.load(Ordering::Relaxed)), Ordering::Relaxed);
+    for (to, from) in block.halves().into_iter().zip(old.halves()) {
+        to.go_on_from(from);
     }
     block.notices.move_from(&old.notices);
     if let Some(header) = process::header() {

@@ -6,7 +6,7 @@
 use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Phase;
 
-use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::arena::{Direction, Half, mode};
 
 use crate::table::Conn;
 use crate::{above, eager, link, process, session, sets, sys};
@@ -18,18 +18,18 @@ const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc:
 /// [`end`] follows it.
 #[inline(always)]
 #[must_use]
-pub fn begin(conn: Conn, half: &Half, flags: i32) -> bool {
+pub fn begin<D: Direction>(conn: Conn, half: &D, flags: i32) -> bool {
     let is_plain = |half: &Half| half.mode.load(Ordering::Relaxed) == mode::PLAIN;
     let both = is_plain(&conn.block.rx) && is_plain(&conn.block.tx);
     let waits = process::eager() && !eager::is_settled(conn.block);
     // A read that is to be asked whether it waits.
-    let asked = core::ptr::eq(half, &conn.block.rx) && conn.block.asks.load(Ordering::Relaxed) != 0;
+    let asked = D::RECEIVES && conn.block.asks.load(Ordering::Relaxed) != 0;
     both && flags & SPECIAL == 0 && !session::has_news() && !waits && !asked && half.enter()
 }
 
 /// After it, as it has returned `n`; `wish`: see [`counted`].
 #[inline(always)]
-pub fn end(conn: Conn, half: &Half, fd: i32, n: isize, wish: usize) {
+pub fn end(conn: Conn, half: &impl Direction, fd: i32, n: isize, wish: usize) {
     counted(conn, half, fd, usize::try_from(n).unwrap_or(0), wish);
     above::settle(conn, fd);
 }
@@ -39,7 +39,7 @@ pub const UNBOUNDED: usize = usize::MAX;
 
 /// Inside (see [`Half::enter`]), after a call that has moved `n` bytes, of `wish` that a write was given: counts them, and leaves.
 #[inline(always)]
-pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
+pub fn counted<D: Direction>(conn: Conn, half: &D, fd: i32, n: usize, wish: usize) {
     let calls = if n > 0 { half.count_tcp(n) } else { 0 };
     // Only now: whoever sees nobody inside must see the bytes counted, too.
     half.leave();
@@ -47,7 +47,9 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
         sets::by_tcp();
     }
     if n == 0 || !is_young(conn, half, calls) {
-        heed_refusal(conn, half, fd, n, wish);
+        if !D::RECEIVES {
+            heed_refusal(conn, fd, n, wish);
+        }
         if n > 0 {
             above::moved(conn, fd, calls);
         }
@@ -57,12 +59,12 @@ pub fn counted(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
 /// A write that TCP refuses, or cuts short, while its lane opens: room in the ring is an edge then. It counts whatever TCP has by now, as
 /// the reader may have been faster. Of a file that moved `n` bytes the socket says whether it was cut short.
 #[inline(never)]
-fn heed_refusal(conn: Conn, half: &Half, fd: i32, n: usize, wish: usize) {
+fn heed_refusal(conn: Conn, fd: i32, n: usize, wish: usize) {
     let is_short = || match wish {
         UNBOUNDED => n == 0 || sys::poll_now(fd, libc::POLLOUT) == 0,
         wish => n < wish,
     };
-    if core::ptr::eq(half, &conn.block.tx) && link::registrations(conn.block).is_some() && is_short() {
+    if link::registrations(conn.block).is_some() && is_short() {
         conn.block.starved.fetch_add(1, Ordering::Relaxed);
         // Another thread may have taken the kernel's word of room before that.
         sets::starved(conn);

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::Region;
-use shunpike_shm::arena::Half;
+use shunpike_shm::arena::RxHeld;
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::lane::short;
 use shunpike_wire::DmbToken;
@@ -17,7 +17,7 @@ use crate::{device, process};
 /// was, whatever the peer has written there since. Under the receive lock; `n` is at most what is unread. Errors:
 /// EFAULT, where the program's buffers are not there.
 pub fn deliver(
-    half: &Half,
+    half: RxHeld<'_>,
     dmb: &Dmb,
     bufs: &Bufs<'_>,
     offset: u64,
@@ -28,7 +28,7 @@ pub fn deliver(
         return Ok(());
     }
     let peeks = flags & libc::MSG_PEEK != 0;
-    let peeked = half.peeked.load(Ordering::Relaxed);
+    let peeked = half.own().peeked.load(Ordering::Relaxed);
     if !peeks
         && peeked <= offset
         && n <= short::MOST
@@ -45,7 +45,7 @@ pub fn deliver(
         if peeks {
             device::move_data(&copy, dmb, offset + known, n - known as usize);
             known = n as u64;
-            half.peeked.store(peeked.max(offset + known), Ordering::Relaxed);
+            half.own().peeked.store(peeked.max(offset + known), Ordering::Relaxed);
         }
         // SAFETY: the program's buffers; the copy has the ring's size, and `known` is at most what is unread.
         unsafe { bufs.drain(&copy, offset, known as usize)? };
@@ -58,8 +58,8 @@ pub fn deliver(
 
 /// After `n` bytes came by TCP that the sender had taken back from `offset` of the ring: what was peeked at there, as
 /// it was. Errors: as above.
-pub fn repeat(half: &Half, dmb: &Dmb, bufs: &Bufs<'_>, offset: u64, n: usize) -> Result<(), Errno> {
-    let known = half.peeked.load(Ordering::Relaxed).saturating_sub(offset).min(n as u64);
+pub fn repeat(half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, offset: u64, n: usize) -> Result<(), Errno> {
+    let known = half.own().peeked.load(Ordering::Relaxed).saturating_sub(offset).min(n as u64);
     match copy_of(half, dmb, None).filter(|_| known > 0) {
         // SAFETY: as above.
         Some(copy) => unsafe { bufs.drain(&copy, offset, known as usize) },
@@ -69,18 +69,18 @@ pub fn repeat(half: &Half, dmb: &Dmb, bufs: &Bufs<'_>, offset: u64, n: usize) ->
 
 /// Where this process keeps what it has peeked at, made for what is unread from offset `make` on. `None`: nowhere, or there is no memory for it;
 /// then the program sees the ring itself.
-pub fn copy_of(half: &Half, dmb: &Dmb, make: Option<u64>) -> Option<Dmb> {
+pub fn copy_of(half: RxHeld<'_>, dmb: &Dmb, make: Option<u64>) -> Option<Dmb> {
     let pid = process::pid();
     // While the sender moves, more can be unread than its window has.
     let size = make.map(|from| dmb.most(from).max(dmb.mapped().into()).next_power_of_two() as u32);
     if let Some(size) = size
-        && half.sndbuf.load(Ordering::Relaxed) == 0
+        && half.own().copy.load(Ordering::Relaxed) == 0
     {
-        half.peeker.store(pid, Ordering::Relaxed);
-        half.sndbuf.store(device::sndbuf(size), Ordering::Relaxed);
+        half.own().copier.store(pid, Ordering::Relaxed);
+        half.own().copy.store(device::sndbuf(size), Ordering::Relaxed);
     }
-    let base = half.sndbuf.load(Ordering::Relaxed);
-    if base == 0 || half.peeker.load(Ordering::Relaxed) != pid {
+    let base = half.own().copy.load(Ordering::Relaxed);
+    if base == 0 || half.own().copier.load(Ordering::Relaxed) != pid {
         return None;
     }
     // SAFETY: a mapping with a DMB's layout that this process made; retired with the DMB's. All of it is in use, whatever part of the
@@ -94,13 +94,13 @@ pub fn copy_of(half: &Half, dmb: &Dmb, make: Option<u64>) -> Option<Dmb> {
 
 /// The ring has grown since the copy was made: another one, with what was peeked at.
 #[cold]
-fn larger(half: &Half, copy: &Dmb, ring: u32) -> Option<Dmb> {
+fn larger(half: RxHeld<'_>, copy: &Dmb, ring: u32) -> Option<Dmb> {
     let made = device::sndbuf(ring);
     // SAFETY: as above.
     let larger = (made != 0).then(|| unsafe { Dmb::at(made, ring) })?;
-    let (from, to) = (half.cursor.load(Ordering::Relaxed), half.peeked.load(Ordering::Relaxed));
+    let (from, to) = (half.cursor.load(Ordering::Relaxed), half.own().peeked.load(Ordering::Relaxed));
     device::move_data(&larger, copy, from, to.saturating_sub(from) as usize);
-    let old = half.sndbuf.swap(made, Ordering::Relaxed);
+    let old = half.own().copy.swap(made, Ordering::Relaxed);
     let region = Region::of(Dmb::start_of(old), Dmb::len_at(old));
     device::retire(region, DmbToken(0), device::Owner::Local);
     Some(larger)

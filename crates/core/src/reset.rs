@@ -1,9 +1,8 @@
 //! Waking our own threads that wait on a lane, and the end of a connection whose peer broke the protocol.
 
-use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Event;
 
-use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::arena::{Half, Held};
 use shunpike_shm::lane::Side;
 use shunpike_wire::Reason;
 
@@ -12,10 +11,9 @@ use crate::tls::critical;
 use crate::{doorbell, process, state, sys, wait};
 
 /// Threads of ours that nap on one direction look again: its mode has changed.
-pub(crate) fn wake_own_side(block: &Block, half: &Half) {
+pub(crate) fn wake_own_side(half: &Half, side: Side) {
     let _critical = critical();
-    let side = if core::ptr::eq(half, &block.rx) { Side::Readers } else { Side::Writers };
-    if let Some(dmb) = state::rx_dmb(half) {
+    if let Some(dmb) = state::whole_dmb(half) {
         wait::wake_nappers(dmb.words(), side);
     }
 }
@@ -29,15 +27,16 @@ pub fn wake_ourselves() {
     }
 }
 
-/// The peer broke the protocol: this connection ends as by a reset, on both sides. Under one of its locks.
-pub fn reset(conn: Conn, fd: i32, reason: Reason) {
+/// The peer broke the protocol: this connection ends as by a reset, on both sides. By who holds one of its locks.
+pub fn reset(conn: Conn, fd: i32, held: impl Held, reason: Reason) {
     state::note(conn.block, reason);
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
     let _ = rustix::net::shutdown(sys::borrowed(fd), rustix::net::Shutdown::Both);
-    for half in [&conn.block.rx, &conn.block.tx] {
-        half.mode.store(mode::PLAIN, Ordering::Release);
-        wake_own_side(conn.block, half);
+    let halves: [(&Half, Side); 2] = [(&conn.block.rx, Side::Readers), (&conn.block.tx, Side::Writers)];
+    for (half, side) in halves {
+        half.break_off(held);
+        wake_own_side(half, side);
     }
     conn.block.life.on(Event::Bar);
 }

@@ -9,9 +9,9 @@ mod ring;
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::arena::{Block, RxGuard, RxHeld, mode};
 use shunpike_shm::lane::{Cursor, Side};
-use shunpike_shm::lock::{Guard, Section};
+use shunpike_shm::lock::Section;
 use shunpike_wire::Reason;
 
 pub use news::{changes, has_news, is_ended, tcp_news};
@@ -162,10 +162,10 @@ fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce
 
 /// The receive lock: what a holder that died had not written down is derived anew.
 #[inline(always)]
-pub fn lock<S: Section>(conn: &Conn, fd: i32, section: S) -> Guard<'_, S> {
-    let guard = conn.block.rx.lock.lock(section);
+pub fn lock<S: Section>(conn: &Conn, fd: i32, section: S) -> RxGuard<'_, S> {
+    let guard = conn.block.rx.lock(section);
     if guard.inherited() && conn.current() {
-        recover(conn.block, fd);
+        recover(conn.block, guard.held(), fd);
         guard.repaired();
     }
     guard
@@ -174,24 +174,25 @@ pub fn lock<S: Section>(conn: &Conn, fd: i32, section: S) -> Guard<'_, S> {
 /// One attempt, under the receive lock.
 fn step(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
     let critical = critical();
-    let half = &conn.block.rx;
     let guard = lock(&conn, fd, &critical);
+    let half = guard.held();
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
     let step = match half.mode.load(Ordering::Relaxed) {
-        mode::LANE => ring::read(conn, fd, bufs, flags),
-        mode::GRANTED | mode::DEBT => bounded::read(conn, fd, bufs, flags),
+        mode::LANE => ring::read(conn, fd, half, bufs, flags),
+        mode::GRANTED | mode::DEBT => bounded::read(conn, fd, half, bufs, flags),
         _ => return Step::Plain,
     };
     let by_ring = half.mode.load(Ordering::Relaxed) == mode::LANE;
+    let lends = half.own().loans.load(Ordering::Relaxed) != 0;
     drop(guard);
     if let Step::Data(n) = step
-        && let Some(dmb) = state::rx_dmb(half).filter(|_| by_ring)
+        && let Some(dmb) = state::rx_dmb(&conn.block.rx).filter(|_| by_ring)
         && bufs.left() > 0
     {
         let peeks = flags & libc::MSG_PEEK != 0;
-        if !peeks && half.loans.load(Ordering::Relaxed) == 0 {
+        if !peeks && !lends {
             ring::wake_writers(conn.block, &dmb);
         }
         if peeks || n == bufs.left() {
@@ -227,12 +228,12 @@ fn goes_on(conn: Conn, flags: i32) -> bool {
 
 /// FIONREAD: bytes that a read would find without waiting.
 pub fn available(conn: Conn, fd: i32) -> usize {
-    let half = &conn.block.rx;
-    let _guard = lock(&conn, fd, critical());
+    let guard = lock(&conn, fd, critical());
+    let half = guard.held();
     // TCP first: what it has is before a lane that begins after this look, or behind one that is over in the next.
     let queued = sys::queue(fd, sys::SIOCINQ).unwrap_or(0);
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
-    let Some(dmb) = state::rx_dmb(half) else { return queued };
+    let Some(dmb) = state::rx_dmb(&half) else { return queued };
     let words = dmb.words();
     let before = match half.mode.load(Ordering::Relaxed) {
         mode::LANE => 0,
@@ -257,27 +258,26 @@ pub fn available(conn: Conn, fd: i32) -> usize {
     before as usize + unread as usize + if is_over { behind } else { 0 }
 }
 
-/// The lane is drained or paid: plain TCP again. Under the lock.
-fn finish(conn: Conn, fd: i32) {
-    conn.block.rx.mode.store(mode::PLAIN, Ordering::Release);
-    closing::lane_closed(conn, fd, &conn.block.rx);
+/// The lane is drained or paid: plain TCP again.
+fn finish(conn: Conn, half: RxHeld<'_>) {
+    half.mode.store(half, mode::PLAIN, Ordering::Release);
+    closing::rx_closed(conn, half);
 }
 
 /// The peer wrote what it must not: this connection ends with ECONNRESET, nothing else is touched.
-fn violated(conn: Conn, fd: i32) -> Step {
-    reset::reset(conn, fd, Reason::PeerViolation);
+fn violated(conn: Conn, fd: i32, half: RxHeld<'_>) -> Step {
+    reset::reset(conn, fd, half, Reason::PeerViolation);
     Step::Failed(Errno::CONNRESET)
 }
 
 /// The lock's holder died: what it had not written down is derived from the shared words.
-fn recover(block: &Block, fd: i32) {
-    let half = &block.rx;
+fn recover(block: &Block, half: RxHeld<'_>, fd: i32) {
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {
-            if let Some(dmb) = state::rx_dmb(half) {
+            if let Some(dmb) = state::rx_dmb(&half) {
                 let cons = dmb.words().cons();
                 if cons.generation() == half.generation.load(Ordering::Relaxed) {
-                    half.cursor.store(cons.offset(), Ordering::Relaxed);
+                    half.cursor.store(half, cons.offset(), Ordering::Relaxed);
                 }
             }
         }

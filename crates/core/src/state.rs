@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use shunpike_shm::arena::{Block, Half, MOVES, mode};
+use shunpike_shm::arena::{Block, Half, MOVES, RxHalf, TxHalf, mode};
 use shunpike_shm::lane::{Dmb, Words};
 use shunpike_shm::lifecycle::Phase;
 use shunpike_wire::Reason;
@@ -39,25 +39,31 @@ pub fn on_lane(conn: Conn) -> bool {
         || conn.block.notices.are_ours()
 }
 
-/// The DMB of the lane towards us, ours.
+/// The whole DMB of a direction's lane.
 #[inline]
-pub fn rx_dmb(half: &Half) -> Option<Dmb> {
+pub fn whole_dmb(half: &Half) -> Option<Dmb> {
     let base = half.dmb.load(Ordering::Relaxed);
-    // SAFETY: set by `grant` to a mapping of a DMB with this ring size; unmapped only after every thread
+    // SAFETY: set by `grant` or `begin` to a mapping of a DMB with this ring size; unmapped only after every thread
     // has left the critical section in which it may have read the address.
     (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
 }
 
+/// The DMB of the lane towards us, ours.
+#[inline]
+pub fn rx_dmb(half: &RxHalf) -> Option<Dmb> {
+    whole_dmb(half)
+}
+
 /// The DMB of the lane towards the peer, the peer's.
 #[inline]
-pub fn tx_dmb(half: &Half) -> Option<Dmb> {
+pub fn tx_dmb(half: &TxHalf) -> Option<Dmb> {
     let window = half.window.load(Ordering::Relaxed);
     let until = if window & MOVES == 0 { 0 } else { moved(half) };
-    whole_tx_dmb(half)?.with_own_window(window & !MOVES, until)
+    whole_dmb(half)?.with_own_window(window & !MOVES, until)
 }
 
 #[cold]
-fn moved(half: &Half) -> u64 {
+fn moved(half: &TxHalf) -> u64 {
     // Acquire pairs with the Release in `window::note`, for who looks without the lock.
     fence(Ordering::Acquire);
     half.moved.load(Ordering::Relaxed)
@@ -65,22 +71,14 @@ fn moved(half: &Half) -> u64 {
 
 /// The same for who has found the window of `half` not to move.
 #[inline]
-pub fn still_tx_dmb(half: &Half, window: u32) -> Option<Dmb> {
-    whole_tx_dmb(half)?.with_own_window(window, 0)
+pub fn still_tx_dmb(half: &TxHalf, window: u32) -> Option<Dmb> {
+    whole_dmb(half)?.with_own_window(window, 0)
 }
 
 /// The words of that DMB.
 #[inline]
-pub fn tx_words(half: &Half) -> Option<&'static Words> {
-    whole_tx_dmb(half).map(|dmb| dmb.words())
-}
-
-#[inline]
-fn whole_tx_dmb(half: &Half) -> Option<Dmb> {
-    let base = half.dmb.load(Ordering::Relaxed);
-    // SAFETY: set by `begin` to a mapping of a DMB with this ring size; unmapped only after every thread
-    // has left the critical section in which it may have read the address.
-    (base != 0).then(|| unsafe { Dmb::at(base, half.ring.load(Ordering::Relaxed)) })
+pub fn tx_words(half: &TxHalf) -> Option<&'static Words> {
+    whole_dmb(half).map(|dmb| dmb.words())
 }
 
 /// Whether another process of the tree accepted or connected it, which is who speaks with the broker of it then.
@@ -90,7 +88,7 @@ pub fn is_inherited(block: &Block) -> bool {
 }
 
 /// A new lane begins: what was unread in the last one of this block is no debt of this one's reader.
-pub(crate) fn owes_nothing_yet(half: &Half) {
+pub(crate) fn owes_nothing_yet(half: &TxHalf) {
     half.unheard_since.store(0, Ordering::Relaxed);
 }
 

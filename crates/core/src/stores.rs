@@ -9,7 +9,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Half, StoresTrial};
+use shunpike_shm::arena::{StoresTrial, TxHeld, TxOwn};
 use shunpike_shm::lane::Dmb;
 
 use crate::clock;
@@ -30,18 +30,19 @@ const LONGEST_WAIT: u64 = 4 << 30;
 
 /// Puts up to `n` bytes into the ring at `offset`, the quicker way; returns how many. Under the send lock.
 #[inline]
-pub fn fill(half: &Half, source: &Source<'_>, dmb: &Dmb, offset: u64, n: usize) -> Result<usize, Errno> {
+pub fn fill(half: TxHeld<'_>, source: &Source<'_>, dmb: &Dmb, offset: u64, n: usize) -> Result<usize, Errno> {
     if n < copy_rate::LEAST || matches!(source, Source::File { .. }) {
         return source.fill(dmb, offset, n, Stores::Cached);
     }
-    let stores = if half.stores.past.load(Ordering::Relaxed) == 0 { Stores::Cached } else { Stores::Past };
+    let own = half.own();
+    let stores = if own.stores.past.load(Ordering::Relaxed) == 0 { Stores::Cached } else { Stores::Past };
     if !copy_rate::is_sample(offset, n) {
         return source.fill(dmb, offset, n, stores);
     }
-    let filled = copy_rate::timed(half, Way::Ring, || source.fill(dmb, offset, n, stores))?;
-    let (pace, _) = copy_rate::both(half, dmb);
+    let filled = copy_rate::timed(&own.paces, Way::Ring, || source.fill(dmb, offset, n, stores))?;
+    let (pace, _) = copy_rate::both(&own.paces, dmb);
     if pace != 0 && offset >= ROUNDS * u64::from(dmb.capacity()) {
-        look(&half.stores, offset, pace, clock::from_us(SLOW_US), dmb.capacity().into());
+        look(&own.stores, offset, pace, clock::from_us(SLOW_US), dmb.capacity().into());
     }
     Ok(filled)
 }
@@ -76,16 +77,16 @@ fn judge(trial: &StoresTrial, offset: u64, [cached, beyond]: [u32; 2]) {
 }
 
 /// Where copies have this pace: what they have without a trial of the slower way.
-pub fn settled(half: &Half, pace: u32) -> u32 {
-    match half.stores.other.load(Ordering::Relaxed) {
+pub fn settled(own: &TxOwn, pace: u32) -> u32 {
+    match own.stores.other.load(Ordering::Relaxed) {
         0 => pace,
         other => pace.min(other),
     }
 }
 
 /// A new lane begins: its ring is another, and so may its receiver's CPU be.
-pub fn begin(half: &Half) {
-    let StoresTrial { past, other, left, next, wait } = &half.stores;
+pub fn begin(half: TxHeld<'_>) {
+    let StoresTrial { past, other, left, next, wait } = &half.own().stores;
     for word in [past, other, left] {
         word.store(0, Ordering::Relaxed);
     }

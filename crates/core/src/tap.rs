@@ -183,7 +183,7 @@ fn write(block: &Block, flags: u16, taken: &mut Taken, bytes: [(*const u8, usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shunpike_shm::arena::{Arena, mode};
+    use shunpike_shm::arena::{Arena, Held, mode};
     use shunpike_shm::tap::{Next, Reader};
 
     /// Taps are the process's, and these tests threads of one.
@@ -211,8 +211,10 @@ mod tests {
         let block = arena.allocate().expect("a block");
         block.set_addresses("[::1]:7".parse().expect("address"), "[::1]:9".parse().expect("address"));
         block.tx.tcp_bytes.store(100, Ordering::Relaxed);
-        block.rx.bytes.store(30, Ordering::Relaxed);
-        block.tx.mode.store(mode::LANE, Ordering::Relaxed);
+        let (receiving, sending) = (block.rx.lock(critical()), block.tx.lock(critical()));
+        let (receives, sends) = (receiving.held(), sending.held());
+        receives.bytes.store(receives, 30, Ordering::Relaxed);
+        sends.mode.store(sends, mode::LANE, Ordering::Relaxed);
         let dmb = lane();
         let (fd, mut reader) = Reader::create(0).expect("memfd");
         let (other_fd, mut other) = Reader::create(1).expect("memfd");
@@ -225,7 +227,7 @@ mod tests {
         // SAFETY: nobody else has the lane.
         unsafe { dmb.fill(0, b"hello".as_ptr(), 5) };
         assert!(publish(block, &dmb, at, 5).is_ok());
-        block.tx.bytes.store(5, Ordering::Relaxed);
+        sends.bytes.store(sends, 5, Ordering::Relaxed);
         assert!(dmb.words().flag(1, Cursor::STOP, 0).is_ok());
         assert!(publish(block, &dmb, at.plus(5), 5).is_err(), "stopped: not sent");
         block.life.on(shunpike_shm::lifecycle::Event::Open);
@@ -252,9 +254,10 @@ mod tests {
     #[test]
     fn what_the_receiver_gives_back_is_counted_once() {
         let arena = Arena::create(1).expect("memfd");
-        let half = &arena.allocate().expect("a block").tx;
+        let guard = arena.allocate().expect("a block").tx.lock(critical());
+        let half = guard.held();
         half.tcp_bytes.store(10, Ordering::Relaxed);
-        half.bytes.store(90, Ordering::Relaxed);
+        half.bytes.store(half, 90, Ordering::Relaxed);
         half.recount(40);
         assert_eq!(half.position(), 60);
         half.tcp_bytes.store(50, Ordering::Relaxed);

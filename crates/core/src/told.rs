@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::arena::{Block, RxHalf, mode};
 
 use crate::{cork, state};
 
@@ -44,7 +44,7 @@ impl Seen {
 
 /// See [`Seen`]. It only grows while there is a lane: each new byte is an edge, and that the reader comes from TCP into the ring is none
 /// (models/edges.pml).
-fn produced(half: &Half) -> u64 {
+fn produced(half: &RxHalf) -> u64 {
     let Some(dmb) = state::rx_dmb(half) else { return 0 };
     match half.mode.load(Ordering::Acquire) {
         mode::GRANTED | mode::LANE => cork::shown(half, dmb.words(), dmb.words().prod()),

@@ -35,7 +35,7 @@ pub fn upgrade(block: &Block, fd: i32, ring: u32) {
 #[inline(never)]
 pub fn revoke(block: &Block, fd: i32) {
     let (role, reason) = (block.role.load(Ordering::Relaxed), block.reason.load(Ordering::Relaxed));
-    let [sent, received] = [&block.tx, &block.rx].map(|half| half.bytes.load(Ordering::Relaxed));
+    let [received, sent] = block.halves().map(|half| half.bytes.load(Ordering::Relaxed));
     probe!(shunpike, revoke, fd, role, reason, sent, received);
 }
 

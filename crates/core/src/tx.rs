@@ -7,10 +7,10 @@ pub(crate) mod unheard;
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::arena::{Held, TxGuard, TxHalf, TxHeld, mode};
 use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
-use shunpike_shm::lock::{Guard, Section};
+use shunpike_shm::lock::Section;
 use shunpike_wire::Reason;
 
 pub use room::{has_room, overflow};
@@ -161,7 +161,7 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
 }
 
 /// The same where it owed: it may have died between a send and its count.
-fn recount(conn: Conn, fd: i32, guard: &Guard<'_, impl Section>) {
+fn recount(conn: Conn, fd: i32, guard: &TxGuard<'_, impl Section>) {
     if guard.inherited()
         && let Ok(counts) = sys::counts(fd, state::opener(conn.block))
     {
@@ -173,18 +173,18 @@ fn recount(conn: Conn, fd: i32, guard: &Guard<'_, impl Section>) {
 /// One attempt, under the send lock.
 fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocopy::Call) -> Step {
     let critical = critical();
-    let half = &conn.block.tx;
-    prefetch::of_send(half, source.left());
+    prefetch::of_send(&conn.block.tx, source.left());
     let guard = send_lock::lock(conn.block, &critical);
+    let half = guard.held();
     if !conn.current() {
         return Step::Failed(Errno::BADF);
     }
-    let Some(mut dmb) = state::tx_dmb(half) else { return Step::Again };
+    let Some(mut dmb) = state::tx_dmb(&half) else { return Step::Again };
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {}
         mode::DEBT => {
             recount(conn, fd, &guard);
-            return if pay(conn, fd, &dmb) { Step::Again } else { Step::Full };
+            return if pay(conn, fd, half, &dmb) { Step::Again } else { Step::Full };
         }
         _ => return Step::Again,
     }
@@ -194,15 +194,15 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     let words = dmb.words();
     let generation = half.generation.load(Ordering::Relaxed);
     let offset = half.cursor.load(Ordering::Relaxed);
-    if offset > MAX_OFFSET || peer_is_gone(half, fd) {
-        end(conn, fd, &dmb);
+    if offset > MAX_OFFSET || peer_is_gone(&half, fd) {
+        end(conn, fd, half, &dmb);
         return Step::Again;
     }
     dmb = window::adapt(half, dmb, offset, source.left() as u64);
     let (mut wish, mut from) = ((source.left() as u64).min(CHUNK as u64), core::ptr::null());
     // Whoever looks sees what is in the ring.
     if call.is_noticed() && !tap::is_on() {
-        (wish, from) = call.next(&dmb, source, wish);
+        (wish, from) = call.next(half, &dmb, source, wish);
     }
     if wish == 0 {
         // Nothing needs no room, and nobody would look for any.
@@ -213,15 +213,15 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if free <= wish {
         let cons = words.cons();
         if cons.generation() != generation {
-            leave_plain(conn, fd);
+            leave_plain(conn, fd, half);
             return Step::Again;
         }
         let is_back = cons.offset() < half.other.load(Ordering::Relaxed);
         let Some(room) = dmb.room(cons.offset(), offset).filter(|_| !is_back && cons.offset() <= offset)
         else {
-            return violated(conn, fd);
+            return violated(conn, fd, half);
         };
-        half.other.store(cons.offset(), Ordering::Relaxed);
+        half.other.store(half, cons.offset(), Ordering::Relaxed);
         free = room;
     }
     let mut limit = u64::MAX;
@@ -232,11 +232,11 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             dmb = window::shrink_now(half, dmb, offset);
             if dmb.window() > u64::from(MIN_WINDOW) {
                 state::note(conn.block, Reason::MemoryRefused);
-                end(conn, fd, &dmb);
+                end(conn, fd, half, &dmb);
                 return Step::Again;
             }
         }
-        (dmb, limit) = window::fit(conn.block, dmb, offset, source.left() as u64);
+        (dmb, limit) = window::fit(conn.block, half, dmb, offset, source.left() as u64);
         free = dmb.room(half.other.load(Ordering::Relaxed), offset).unwrap_or(0);
     }
     let at = Cursor::new(generation, offset);
@@ -245,10 +245,10 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         // A receiver that has stopped makes no room any more: who waited for it would wait for ever.
         let prod = words.prod();
         if prod != at {
-            return refused(conn, fd, &dmb, prod);
+            return refused(conn, fd, half, &dmb, prod);
         }
         if half.full_since.load(Ordering::Relaxed) == 0 {
-            half.full_since.store(clock::ticks().max(1), Ordering::Relaxed);
+            half.full_since.store(half, clock::ticks().max(1), Ordering::Relaxed);
         }
         return Step::Full;
     }
@@ -266,7 +266,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
         Err(Errno::NOMEM) => {
             // The system has no memory for the ring: TCP's buffers are accounted elsewhere.
             state::note(conn.block, Reason::MemoryRefused);
-            end(conn, fd, &dmb);
+            end(conn, fd, half, &dmb);
             return Step::Again;
         }
         Err(errno) => return Step::Failed(errno),
@@ -274,7 +274,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     if n == 0 {
         return Step::Sent(0);
     }
-    let quiet = cork::before_publish(conn.block, &dmb, offset, n, flags);
+    let quiet = cork::before_publish(conn.block, half, &dmb, offset, n, flags);
     // What was lent just before somebody looked is missing there, and told by what follows.
     if n <= short::MOST
         && from.is_null()
@@ -289,11 +289,11 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     };
     match published {
         Ok(next) => {
-            half.cursor.store(next.offset(), Ordering::Relaxed);
-            half.full_since.store(0, Ordering::Relaxed);
-            Block::count(half, n);
+            half.cursor.store(half, next.offset(), Ordering::Relaxed);
+            half.full_since.store(half, 0, Ordering::Relaxed);
+            half.count(n);
             if call.is_entered() {
-                call.note(&dmb, from, n, offset, n == source.left());
+                call.note(half, &dmb, from, n, offset, n == source.left());
             } else {
                 call.note_brief(n == source.left());
             }
@@ -309,39 +309,38 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             }
             Step::Sent(n)
         }
-        Err(seen) => refused(conn, fd, &dmb, seen),
+        Err(seen) => refused(conn, fd, half, &dmb, seen),
     }
 }
 
-/// What stands in the producer's word is not what we wrote: the receiver has stopped, or broken the rules. Under
-/// the send lock.
-fn refused(conn: Conn, fd: i32, dmb: &Dmb, seen: Cursor) -> Step {
-    if seen.generation() != conn.block.tx.generation.load(Ordering::Relaxed) || !seen.has(Cursor::STOP) {
-        return violated(conn, fd);
+/// What stands in the producer's word is not what we wrote: the receiver has stopped, or broken the rules.
+fn refused(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, seen: Cursor) -> Step {
+    if seen.generation() != half.generation.load(Ordering::Relaxed) || !seen.has(Cursor::STOP) {
+        return violated(conn, fd, half);
     }
     if seen.has(Cursor::LEAVE) {
-        take_back(conn, fd, dmb);
+        take_back(conn, fd, half, dmb);
     } else {
-        leave_plain(conn, fd);
+        leave_plain(conn, fd, half);
     }
     Step::Again
 }
 
 /// The peer wrote what it must not: this connection ends with ECONNRESET, nothing else is touched.
-fn violated(conn: Conn, fd: i32) -> Step {
-    reset::reset(conn, fd, Reason::PeerViolation);
+fn violated(conn: Conn, fd: i32, half: TxHeld<'_>) -> Step {
+    reset::reset(conn, fd, half, Reason::PeerViolation);
     Step::Failed(Errno::CONNRESET)
 }
 
 /// Into the ring: straight (no-copy: the send buffer is the peer's DMB), or by way of our own send buffer and
 /// the device's move_data (copy mode).
 #[inline]
-fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Result<usize, Errno> {
-    match half.sndbuf.load(Ordering::Relaxed) {
+fn put(half: TxHeld<'_>, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Result<usize, Errno> {
+    match half.own().stage.load(Ordering::Relaxed) {
         0 => stores::fill(half, source, dmb, offset, n),
-        sndbuf => {
+        stage => {
             // SAFETY: `begin` made a private send buffer of the DMB's own layout and capacity.
-            let staged = unsafe { Dmb::at(sndbuf, dmb.mapped()) };
+            let staged = unsafe { Dmb::at(stage, dmb.mapped()) };
             let staged = staged.with_window(dmb.window()).unwrap_or(staged);
             let n = source.fill(&staged, offset, n, user::Stores::Cached)?;
             crate::device::move_data(dmb, &staged, offset, n);
@@ -352,7 +351,7 @@ fn put(half: &Half, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Re
 
 /// Asks TCP now and then whether the peer still is there: what it closed, TCP answers with its own errors.
 #[inline]
-fn peer_is_gone(half: &Half, fd: i32) -> bool {
+fn peer_is_gone(half: &TxHalf, fd: i32) -> bool {
     if !is_to_be_checked(half, fd) {
         return false;
     }
@@ -367,29 +366,29 @@ fn peer_is_gone(half: &Half, fd: i32) -> bool {
 
 /// Whether it is time for that.
 #[inline]
-fn is_to_be_checked(half: &Half, fd: i32) -> bool {
+fn is_to_be_checked(half: &TxHalf, fd: i32) -> bool {
     let since = clock::ticks().wrapping_sub(half.checked.load(Ordering::Relaxed));
     since >= clock::from_us(tcp_check_us(fd))
 }
 
-/// Ends the lane in peace: the receiver drains the ring, then goes on with TCP. Under the send lock.
-pub fn end(conn: Conn, fd: i32, dmb: &Dmb) {
-    if !lending::recall(conn, fd) {
+/// Ends the lane in peace: the receiver drains the ring, then goes on with TCP.
+pub fn end(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) {
+    if !lending::recall(conn, fd, half) {
         return;
     }
-    let generation = conn.block.tx.generation.load(Ordering::Relaxed);
+    let generation = half.generation.load(Ordering::Relaxed);
     match dmb.words().flag(generation, Cursor::END, 0) {
-        Ok(prod) if prod.has(Cursor::LEAVE) => take_back(conn, fd, dmb),
+        Ok(prod) if prod.has(Cursor::LEAVE) => take_back(conn, fd, half, dmb),
         _ => {
             wait::notify(conn.block, dmb.words(), Side::Readers);
-            leave_plain(conn, fd);
+            leave_plain(conn, fd, half);
         }
     }
 }
 
 /// Whether the receiver wants no more by this lane: it went back to TCP, or hands its socket to a foreign program and
 /// wants its unread bytes by TCP. A sender that has nothing to send must do its part, too: no lane opens anew before.
-pub fn asked_to_leave(half: &Half) -> bool {
+pub fn asked_to_leave(half: &TxHalf) -> bool {
     half.mode.load(Ordering::Acquire) == mode::LANE
         && state::tx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::STOP | Cursor::LEAVE))
 }
@@ -397,14 +396,14 @@ pub fn asked_to_leave(half: &Half) -> bool {
 /// Ends the lane, if there is one, and pays what is owed as far as TCP takes it now.
 pub fn revoke(conn: Conn, fd: i32) {
     let critical = critical();
-    let half = &conn.block.tx;
     let guard = send_lock::lock(conn.block, &critical);
-    let Some(dmb) = state::tx_dmb(half) else { return };
+    let half = guard.held();
+    let Some(dmb) = state::tx_dmb(&half) else { return };
     match half.mode.load(Ordering::Relaxed) {
-        mode::LANE => end(conn, fd, &dmb),
+        mode::LANE => end(conn, fd, half, &dmb),
         mode::DEBT => {
             recount(conn, fd, &guard);
-            pay(conn, fd, &dmb);
+            pay(conn, fd, half, &dmb);
         }
         _ => {}
     }
@@ -424,7 +423,7 @@ pub fn attend(conn: Conn, fd: i32) {
 }
 
 /// Whether bytes of a closed lane still wait for room in TCP.
-pub fn owes(half: &Half) -> bool {
+pub fn owes(half: &TxHalf) -> bool {
     half.mode.load(Ordering::Acquire) == mode::DEBT
 }
 
@@ -469,21 +468,21 @@ pub fn take_back_last(conn: Conn, fd: i32) {
     if !state::opener(conn.block) || half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
     }
-    let _guard = send_lock::lock(conn.block, critical());
-    let Some(dmb) = state::tx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
+    let guard = send_lock::lock(conn.block, critical());
+    let half = guard.held();
+    let Some(dmb) = state::tx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
         return;
     };
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
     // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
     if (1..=LAST_MOST).contains(&unread) && sys::tcp_shows(fd, libc::POLLRDHUP) == 0 {
-        take_back(conn, fd, &dmb);
+        take_back(conn, fd, half, &dmb);
     }
 }
 
-/// What the receiver has not read is ours again and goes out by TCP before any other byte. Under the send lock.
-fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
-    let half = &conn.block.tx;
-    if !lending::recall(conn, fd) {
+/// What the receiver has not read is ours again and goes out by TCP before any other byte.
+fn take_back(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) {
+    if !lending::recall(conn, fd, half) {
         return;
     }
     let end = half.cursor.load(Ordering::Relaxed);
@@ -493,21 +492,20 @@ fn take_back(conn: Conn, fd: i32, dmb: &Dmb) {
         .take_back(half.generation.load(Ordering::Relaxed))
         .map_or(end, |(from, _)| from.clamp(dmb.oldest(end), end));
     half.recount(end - from);
-    half.other.store(from, Ordering::Relaxed);
-    half.mode.store(mode::DEBT, Ordering::Release);
-    pay(conn, fd, dmb);
+    half.other.store(half, from, Ordering::Relaxed);
+    half.mode.store(half, mode::DEBT, Ordering::Release);
+    pay(conn, fd, half, dmb);
     // Last: it would run in our place, find the debt and nothing of it, and on a busy machine take us for one that never pays.
     wait::notify(conn.block, dmb.words(), Side::Readers);
 }
 
-/// Sends what is owed, as far as TCP takes it now; says whether nothing is owed any more. Under the send lock.
-fn pay(conn: Conn, fd: i32, dmb: &Dmb) -> bool {
+/// Sends what is owed, as far as TCP takes it now; says whether nothing is owed any more.
+fn pay(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) -> bool {
     const EMPTY: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
-    let half = &conn.block.tx;
     let end = half.cursor.load(Ordering::Relaxed);
     loop {
         // No byte went by TCP from the lane's beginning to the take-back: what did since is what was paid.
-        let paid = half.tcp_bytes.load(Ordering::Relaxed) - half.start.load(Ordering::Relaxed);
+        let paid = half.tcp_bytes.load(Ordering::Relaxed) - half.own().start.load(Ordering::Relaxed);
         let at = half.other.load(Ordering::Relaxed) + paid;
         if at >= end {
             break;
@@ -530,13 +528,13 @@ fn pay(conn: Conn, fd: i32, dmb: &Dmb) -> bool {
             Err(_) => break,
         }
     }
-    leave_plain(conn, fd);
+    leave_plain(conn, fd, half);
     true
 }
 
-/// Plain TCP again. Under the send lock.
-fn leave_plain(conn: Conn, fd: i32) {
-    lending::recall(conn, fd);
-    conn.block.tx.mode.store(mode::PLAIN, Ordering::Release);
-    closing::lane_closed(conn, fd, &conn.block.tx);
+/// Plain TCP again.
+fn leave_plain(conn: Conn, fd: i32, half: TxHeld<'_>) {
+    lending::recall(conn, fd, half);
+    half.mode.store(half, mode::PLAIN, Ordering::Release);
+    closing::tx_closed(conn, half);
 }

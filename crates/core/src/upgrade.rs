@@ -391,13 +391,13 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
 
 /// A connection that was inherited while its process waited for a lane. Where that one is gone nobody hears the broker's answer: what it
 /// has asked for is over, and this process may ask. Under the session's lock.
-fn adopt(conn: Conn, fd: i32) {
+fn adopt(conn: Conn) {
     let block = conn.block;
     if holders::shared(block) {
         return;
     }
     let was_granted = block.rx.mode.load(Ordering::Acquire) != mode::PLAIN;
-    closing::withdraw_grant(conn, fd);
+    closing::withdraw_grant(conn);
     if was_granted {
         // Before the fork, as is the link then: no lane comes to a connection that is shared.
         if !part_unless_granted(conn) {
@@ -417,7 +417,7 @@ pub fn retry(conn: Conn, fd: i32) {
     let Some(mut session) = crate::session::try_lock() else { return };
     let block = conn.block;
     match block.life.phase() {
-        Phase::Nominated | Phase::Shaking if state::is_inherited(block) => adopt(conn, fd),
+        Phase::Nominated | Phase::Shaking if state::is_inherited(block) => adopt(conn),
         Phase::Shaking => {
             let Some(id) = id_of(block) else { return };
             let Some(Some(shake)) = session.handshakes.find(id) else { return };
@@ -479,7 +479,7 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
             let granted = conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN;
             if granted {
                 // Stops the DMB that the peer may know, or have begun to use; it is retired when drained.
-                closing::withdraw_grant(conn, fd);
+                closing::withdraw_grant(conn);
             }
             if let Some(region) = shake.own {
                 // The machine has not heard of one whose grant waits for a thread to come out of the kernel.
@@ -614,7 +614,7 @@ pub fn broker_gone(session: &mut Session) {
     for slot in 0..MOST {
         let Some(shake) = session.handshakes.slots[slot].take() else { continue };
         if shake.conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
-            closing::withdraw_grant(shake.conn, shake.fd);
+            closing::withdraw_grant(shake.conn);
         }
         if let Some(region) = shake.own {
             device::retire(region, DmbToken(0), device::Owner::Ours);

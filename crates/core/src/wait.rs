@@ -127,8 +127,9 @@ impl Nap {
         {
             // Looked up anew: the lane may be gone.
             let _critical = critical();
-            let woken =
-                state::rx_dmb(half).filter(|_| napped.is_ok()).map_or(0, |dmb| dmb.words().woken(self.side));
+            let woken = state::whole_dmb(half)
+                .filter(|_| napped.is_ok())
+                .map_or(0, |dmb| dmb.words().woken(self.side));
             asleep.end(woken);
         }
         match napped {

@@ -17,7 +17,7 @@
 
 use core::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Block, Half, Header, MOVES, mode};
+use shunpike_shm::arena::{Block, Header, MOVES, RxHeld, TxHeld, mode};
 use shunpike_shm::lane::{Dmb, FIRST_WINDOW, HEADER, MIN_WINDOW};
 
 use crate::table::{self, Entry};
@@ -44,17 +44,16 @@ const QUICK_TURNS: u32 = 4;
 
 /// A crowded or bulk write of `left` bytes at `offset`, under the send lock: the DMB with as much more window as it
 /// is worth and as can be had here, and how many bytes may be put before looking again.
-pub fn fit(block: &Block, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
-    let half = &block.tx;
+pub fn fit(block: &Block, half: TxHeld<'_>, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
     if dmb.is_first() {
         dmb = leave_first(half, dmb, offset);
     }
-    half.crowded_at.store(clock::ticks(), Ordering::Relaxed);
-    half.crowded.store(half.crowded.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    half.own().crowded_at.store(clock::ticks(), Ordering::Relaxed);
+    half.own().crowded.store(half.own().crowded.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     // What the receiver has consumed since is as unread as the rest: it only keeps the window smaller for longer.
     let cons = half.other.load(Ordering::Relaxed);
     while wants_more(half, &dmb, offset - cons.max(dmb.until()), left) {
-        if dmb.is_at_its_end() && !map_more(block, &mut dmb) {
+        if dmb.is_at_its_end() && !map_more(block, half, &mut dmb) {
             break;
         }
         match dmb.doubled(cons, offset) {
@@ -69,25 +68,25 @@ pub fn fit(block: &Block, mut dmb: Dmb, offset: u64, left: u64) -> (Dmb, u64) {
 }
 
 /// All that is mapped here is in use: maps more, first what every lane may grow to, then the whole.
-fn map_more(block: &Block, dmb: &mut Dmb) -> bool {
+fn map_more(block: &Block, half: TxHeld<'_>, dmb: &mut Dmb) -> bool {
     let more = if u64::from(dmb.mapped()) < FREE { dmb.capacity().min(FREE as u32) } else { dmb.capacity() };
-    if device::extend(block, &block.tx, more)
-        && let Some(larger) = state::tx_dmb(&block.tx)
+    if device::extend(block, half, Some(&half.own().stage), more)
+        && let Some(larger) = state::tx_dmb(&half)
     {
         *dmb = larger;
         return true;
     }
-    block.tx.crowded.store(0, Ordering::Relaxed);
+    half.own().crowded.store(0, Ordering::Relaxed);
     false
 }
 
 /// A reader whose sender uses all that it may: the rest is mapped, and the sender told. Under the receive lock.
 #[cold]
-pub fn widen(block: &Block, dmb: &Dmb) {
-    let (half, now) = (&block.rx, clock::ticks());
+pub fn widen(block: &Block, half: RxHeld<'_>, dmb: &Dmb) {
+    let now = clock::ticks();
     // What was refused is asked for again later.
-    if now.wrapping_sub(half.crowded_at.swap(now, Ordering::Relaxed)) > clock::from_us(AGAIN_US)
-        && device::extend(block, half, dmb.capacity())
+    if now.wrapping_sub(half.own().widened_at.swap(now, Ordering::Relaxed)) > clock::from_us(AGAIN_US)
+        && device::extend(block, half, None, dmb.capacity())
     {
         dmb.words().set_reach(dmb.capacity().into());
     }
@@ -109,7 +108,7 @@ fn may_be_doubled(dmb: &Dmb) -> bool {
     memory::may_grow(windows, window)
 }
 
-fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
+fn wants_more(half: TxHeld<'_>, dmb: &Dmb, unread: u64, left: u64) -> bool {
     let window = dmb.window();
     if !may_be_doubled(dmb) {
         return false;
@@ -118,11 +117,11 @@ fn wants_more(half: &Half, dmb: &Dmb, unread: u64, left: u64) -> bool {
         return true;
     }
     let affordable = |header: &Header| header.grown.load(Ordering::Relaxed) + window <= BUDGET;
-    half.crowded.load(Ordering::Relaxed) >= CROWDED && process::header().is_some_and(affordable)
+    half.own().crowded.load(Ordering::Relaxed) >= CROWDED && process::header().is_some_and(affordable)
 }
 
 /// Goes on behind the header. What is unread in the first ring stays there.
-fn leave_first(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
+fn leave_first(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
     match dmb.moved_on(half.other.load(Ordering::Relaxed), offset) {
         Some(moved) => change(half, moved),
         None => dmb,
@@ -131,24 +130,24 @@ fn leave_first(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
 
 /// Before a write of `n` bytes at `offset` that takes the slow way, under the send lock: the DMB with the window that the lane has earned or no
 /// longer needs.
-pub fn adapt(half: &Half, mut dmb: Dmb, offset: u64, n: u64) -> Dmb {
+pub fn adapt(half: TxHeld<'_>, mut dmb: Dmb, offset: u64, n: u64) -> Dmb {
     if dmb.until() != 0 {
         dmb = settle(half, dmb, offset);
     }
     if dmb.is_first() || dmb.window() == u64::from(MIN_WINDOW) {
         let now = clock::ticks();
-        let since = now.wrapping_sub(half.crowded_at.load(Ordering::Relaxed));
-        let turns = half.crowded.load(Ordering::Relaxed);
+        let since = now.wrapping_sub(half.own().crowded_at.load(Ordering::Relaxed));
+        let turns = half.own().crowded.load(Ordering::Relaxed);
         match Pass::of(&dmb, offset, n, clock::to_us(since), turns) {
             Pass::None => {}
             Pass::Turn(turns) => {
-                half.crowded_at.store(now, Ordering::Relaxed);
-                half.crowded.store(turns, Ordering::Relaxed);
+                half.own().crowded_at.store(now, Ordering::Relaxed);
+                half.own().crowded.store(turns, Ordering::Relaxed);
             }
-            Pass::Keep => half.crowded_at.store(now, Ordering::Relaxed),
-            Pass::Leave if memory::is_tight() => half.crowded.store(0, Ordering::Relaxed),
+            Pass::Keep => half.own().crowded_at.store(now, Ordering::Relaxed),
+            Pass::Leave if memory::is_tight() => half.own().crowded.store(0, Ordering::Relaxed),
             Pass::Leave => {
-                half.crowded_at.store(now, Ordering::Relaxed);
+                half.own().crowded_at.store(now, Ordering::Relaxed);
                 dmb = leave_first(half, dmb, offset);
             }
         }
@@ -189,7 +188,7 @@ impl Pass {
 }
 
 /// The first ring is read: says so, and both ends take the fast path again.
-fn settle(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
+fn settle(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
     let cons = dmb.words().cons();
     let ours = cons.generation() == half.generation.load(Ordering::Relaxed);
     let known = half.other.load(Ordering::Relaxed);
@@ -197,7 +196,7 @@ fn settle(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
         return dmb;
     }
     // What is unread is counted from there, no longer from where the first ring ends.
-    half.other.store(cons.offset(), Ordering::Relaxed);
+    half.other.store(half, cons.offset(), Ordering::Relaxed);
     let dmb = dmb.settled();
     dmb.words().set_window(dmb.said().0);
     note(half, &dmb);
@@ -206,13 +205,14 @@ fn settle(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
 
 /// Goes back to the first ring when nothing is unread and no larger one was needed of late. Under the send lock.
 #[inline]
-pub fn shrink(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
-    let idle = clock::ticks().wrapping_sub(half.crowded_at.load(Ordering::Relaxed)) > clock::from_us(IDLE_US);
+pub fn shrink(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
+    let idle =
+        clock::ticks().wrapping_sub(half.own().crowded_at.load(Ordering::Relaxed)) > clock::from_us(IDLE_US);
     if idle { shrink_now(half, dmb, offset) } else { dmb }
 }
 
 /// The same, however lately a larger one was needed.
-pub fn shrink_now(half: &Half, dmb: Dmb, offset: u64) -> Dmb {
+pub fn shrink_now(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
     if dmb.words().cons().offset() != offset {
         return dmb;
     }
@@ -232,11 +232,12 @@ pub fn shrink_all() {
             continue;
         }
         // Whoever has the lock sends, and sees to it itself. What a dead one left is the next sender's to mend.
-        let Some(guard) = half.lock.try_lock(critical()) else { continue };
+        let Some(guard) = half.try_lock(critical()) else { continue };
         if guard.inherited() || !conn.current() || half.mode.load(Ordering::Relaxed) != mode::LANE {
             continue;
         }
         if let Some(dmb) = state::tx_dmb(half) {
+            let half = guard.held();
             let offset = half.cursor.load(Ordering::Relaxed);
             let dmb = if dmb.until() == 0 { dmb } else { settle(half, dmb, offset) };
             let _ = if is_tight { shrink_now(half, dmb, offset) } else { shrink(half, dmb, offset) };
@@ -245,25 +246,25 @@ pub fn shrink_all() {
 }
 
 /// The lane is closed: what it had beyond its share is others' again.
-pub fn closed(half: &Half) {
-    account(half.window.swap(0, Ordering::Relaxed) & !MOVES, 0);
+pub fn closed(half: TxHeld<'_>) {
+    account(half.window.swap(half, 0, Ordering::Relaxed) & !MOVES, 0);
 }
 
-fn change(half: &Half, dmb: Dmb) -> Dmb {
+fn change(half: TxHeld<'_>, dmb: Dmb) -> Dmb {
     // The shared word first: who inherits the lock of a killed sender asks there.
     dmb.words().set_window(dmb.said().0);
     let before = note(half, &dmb);
-    half.crowded.store(0, Ordering::Relaxed);
+    half.own().crowded.store(0, Ordering::Relaxed);
     account(before, dmb.window());
     dmb
 }
 
 /// Our own copy of what a sender's DMB is. Returns the window before.
-pub fn note(half: &Half, dmb: &Dmb) -> u32 {
-    half.moved.store(dmb.until(), Ordering::Relaxed);
+pub fn note(half: TxHeld<'_>, dmb: &Dmb) -> u32 {
+    half.moved.store(half, dmb.until(), Ordering::Relaxed);
     let moves = if dmb.until() == 0 { 0 } else { MOVES };
     // Release pairs with the Acquire in `state::tx_dmb`.
-    half.window.swap(dmb.window() as u32 | moves, Ordering::Release) & !MOVES
+    half.window.swap(half, dmb.window() as u32 | moves, Ordering::Release) & !MOVES
 }
 
 fn account(before: u32, after: u64) {

@@ -18,7 +18,7 @@ pub mod mappings;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::arena::{Block, TxHeld, mode};
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::notices::Fact;
 use shunpike_wire::Reason;
@@ -132,11 +132,11 @@ impl Call {
     }
 
     /// How many of its next bytes to put on the lane, and where they are lent from: null where they are copied, `wish` at
-    /// most. Under the send lock.
+    /// most.
     #[cold]
-    pub fn next(&mut self, dmb: &Dmb, source: &Source<'_>, wish: u64) -> (u64, *const u8) {
+    pub fn next(&mut self, half: TxHeld<'_>, dmb: &Dmb, source: &Source<'_>, wish: u64) -> (u64, *const u8) {
         let next = match (self.entered.or(self.brief), source) {
-            (Some(conn), Source::Memory(bufs)) => lending::next(conn.block, dmb, bufs),
+            (Some(conn), Source::Memory(bufs)) => lending::next(conn.block, half, dmb, bufs),
             _ => None,
         };
         match next {
@@ -151,19 +151,19 @@ impl Call {
         }
     }
 
-    /// `n` bytes of it were published at `offset`, lent from `from` or copied; `all`: the last ones. Under the send lock.
+    /// `n` bytes of it were published at `offset`, lent from `from` or copied; `all`: the last ones.
     #[cold]
-    pub fn note(&mut self, dmb: &Dmb, from: *const u8, n: usize, offset: u64, all: bool) {
+    pub fn note(&mut self, half: TxHeld<'_>, dmb: &Dmb, from: *const u8, n: usize, offset: u64, all: bool) {
         match self.entered.filter(|_| !from.is_null()) {
             None => self.copied = true,
             Some(conn) => {
-                let lent = lending::lent(conn.block, dmb, from, n, offset);
+                let lent = lending::lent(conn.block, half, dmb, from, n, offset);
                 self.copied |= self.lent.zip(lent).is_some_and(|(before, now)| before.was_recalled(&now));
                 self.lent = lent;
             }
         }
         if all {
-            self.count(true);
+            self.count(half, true);
         }
     }
 
@@ -215,8 +215,8 @@ impl Call {
         }
     }
 
-    /// What it came to gets its number. Under the send lock.
-    fn count(&mut self, moved: bool) {
+    /// What it came to gets its number.
+    fn count(&mut self, half: TxHeld<'_>, moved: bool) {
         if let Some(conn) = self.entered.filter(|_| !self.counted) {
             self.counted = true;
             let notices = &conn.block.notices;
@@ -226,7 +226,7 @@ impl Call {
             }
             notices.leave(moved && !at_once);
             if moved && !at_once {
-                lending::ended(conn.block, self.lent, self.copied);
+                lending::ended(conn.block, half, self.lent, self.copied);
             }
         }
     }
@@ -236,8 +236,8 @@ impl Call {
         if let Some(conn) = self.entered {
             let moved = matches!(outcome, Outcome::Libc(1..) | Outcome::Ours(Ok(1..)));
             if !self.counted {
-                let _guard = send_lock::lock(conn.block, critical());
-                self.count(moved);
+                let guard = send_lock::lock(conn.block, critical());
+                self.count(guard.held(), moved);
             }
             if moved {
                 tell(conn);
@@ -319,8 +319,8 @@ fn hand_back(conn: Conn) -> bool {
     if !conn.block.notices.are_ours() {
         return true;
     }
-    let _guard = conn.block.tx.lock.lock(critical());
-    conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.notices.end()
+    let guard = conn.block.tx.lock(critical());
+    guard.held().mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.notices.end()
 }
 
 /// Whether the epoll sets of a connection that is back on TCP must still be answered from here: notices of ours are unread,

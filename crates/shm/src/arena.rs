@@ -16,9 +16,14 @@ use rustix::io::Errno;
 
 use crate::lifecycle::Lifecycle;
 
+mod half;
 #[cfg(feature = "readers")]
 mod view;
 
+pub use half::{
+    Direction, Guarded, Half, Held, LendingChoice, Paces, RxGuard, RxHalf, RxHeld, RxOwn, StoresTrial,
+    TxGuard, TxHalf, TxHeld, TxOwn,
+};
 #[cfg(feature = "readers")]
 pub use view::{ArenaView, HeldBlocks, verify};
 
@@ -127,8 +132,6 @@ pub struct Header {
 const _: () = assert!(size_of::<Header>() <= HEADER && size_of::<Block>() == 1024);
 // What a call looks at lies in few cache lines.
 const _: () = assert!(offset_of!(Block, cookie) == 64 && offset_of!(Block, notices) == 128);
-const _: () =
-    assert!(offset_of!(Half, dmb) == 64 && offset_of!(Half, bytes) == 128 && offset_of!(Half, epoch) == 192);
 
 /// Where a direction of a connection runs.
 pub mod mode {
@@ -144,122 +147,6 @@ pub mod mode {
 
 /// In a sender's own copy of its window: there may be unread bytes in the first ring and behind the header.
 pub const MOVES: u32 = 1 << 31;
-
-/// Which stores copies into a ring are made with, and the trial of others (core's `stores`).
-#[repr(C)]
-pub struct StoresTrial {
-    /// 1: past the caches.
-    pub past: AtomicU32,
-    /// In a trial of this way, the pace of the other one before it, ticks per 64 KiB; else 0.
-    pub other: AtomicU32,
-    /// Samples until it is over.
-    pub left: AtomicU32,
-    /// Offset at which the next one begins.
-    pub next: AtomicU64,
-    /// Bytes from the last trial to that one.
-    pub wait: AtomicU64,
-}
-
-/// One direction of a connection end. Written under its lock unless said otherwise.
-#[repr(C, align(64))]
-pub struct Half {
-    // What a call on TCP needs, and the lock.
-    /// Guards this half; taken before nothing else (order: receive half, then send half).
-    pub lock: RobustLock,
-    /// One of [`mode`]; also read without the lock.
-    pub mode: AtomicU16,
-    /// Calls that moved bytes there, about; it stays at the highest number.
-    pub tcp_calls: AtomicU16,
-    /// Threads inside a kernel call on this direction while it is PLAIN (any process of the tree).
-    pub inflight: AtomicU32,
-    /// Bytes of the TCP stream in this direction that went through the hooks.
-    pub tcp_bytes: AtomicU64,
-
-    // What a call on a lane needs, besides.
-    /// Address of the mapped DMB (own for receive, the peer's for send); 0 none.
-    pub dmb: AtomicUsize,
-    /// Private copy of our own cursor: consumed for receive, produced for send (offset).
-    pub cursor: AtomicU64,
-    /// Furthest value seen of the other's cursor (offset), already checked: it may not go back behind it.
-    pub other: AtomicU64,
-    /// Address of a private buffer with the DMB's layout; 0 none. Send: the copy mode's send buffer. Receive: what
-    /// was peeked at, for the one process that `peeker` names.
-    pub sndbuf: AtomicUsize,
-    /// Send: what is held back, our own copy of the lane's word.
-    pub held: AtomicU64,
-    /// Receive: the sender's count of loans as far as they were consumed. Send: offset at which the oldest call with a
-    /// notice still to come is consumed; 0 none.
-    pub loans: AtomicU64,
-    /// Generation of the lane.
-    pub generation: AtomicU32,
-    /// Send: bytes of the ring in use, our own copy; with [`MOVES`] while `moved` counts.
-    pub window: AtomicU32,
-    /// Capacity of the DMB's ring, bytes.
-    pub ring: AtomicU32,
-
-    // What it counts, and notes.
-    /// Bytes moved on lanes of this direction.
-    pub bytes: AtomicU64,
-    /// Calls that moved them.
-    pub calls: AtomicU64,
-    /// Calls by size.
-    pub sizes: [AtomicU32; BUCKETS],
-    /// Receive: bytes before this offset were peeked at; they are in the private copy at `sndbuf`.
-    pub peeked: AtomicU64,
-    /// Send: ticks at which the ring was first seen full with an unmoving reader; 0 not full. Receive: ticks at which the sender was last
-    /// asked for what cannot be read where it is, or last paid of its debt.
-    pub full_since: AtomicU64,
-
-    // The rest.
-    /// Last sleep epoch used (changed without the lock).
-    pub epoch: AtomicU32,
-    /// Forks of the process that mapped the DMB, before it did.
-    pub forks: AtomicU32,
-    /// Receive: the process that made `sndbuf`.
-    pub peeker: AtomicU32,
-    /// Send: where the process named by the block's `pid` keeps what it has lent, plus one; 0 nowhere. Receive: process of
-    /// the sender, where its memory may be read; else 0.
-    pub lender: AtomicU32,
-    /// Receive: link group of the lane, as the broker numbers it; 0 none.
-    pub group: AtomicU32,
-    /// Send: writes since the window last grew for which a larger one would have been better.
-    pub crowded: AtomicU32,
-    /// Send: ticks of the last such write; in the first ring, when its end was last passed, and `crowded` how often in short order.
-    pub crowded_at: AtomicU64,
-    /// Send: offset up to which unread bytes are in the first ring.
-    pub moved: AtomicU64,
-    /// Ticks at which the TCP socket was last asked how it is.
-    pub checked: AtomicU64,
-    /// TCP byte at which the lane begins.
-    pub start: AtomicU64,
-    /// Token of the DMB.
-    pub token: AtomicU64,
-    /// Receive: bytes to read by TCP before the debt is paid, as TCP byte position.
-    pub debt_end: AtomicU64,
-    /// How long copies take, in ticks per 64 KiB: into or out of the ring, and (receive) from the sender's memory; 0 unknown.
-    pub paces: [AtomicU32; 2],
-    /// Send, from a lane's begin on: 1 where lending was chosen.
-    pub lends: AtomicU32,
-    /// Send: offset from which on that seems wrong; 0 it does not.
-    pub doubted: AtomicU64,
-    /// Receive: how much we had sent, by lane and TCP, when a reader of a bulk stream last looked.
-    pub answered: AtomicU64,
-    /// Receive: where in the lane it found that to be more than before.
-    pub answered_at: AtomicU64,
-    /// Receive, of a lane with loans: how far the sender had come when it was last found to have gone on, and the offset from which on
-    /// it is told of what was consumed.
-    pub tell: [AtomicU64; 2],
-    /// Send: ticks at which bytes were first seen unread by a reader that had declared no wait; 0 none are,
-    pub unheard_since: AtomicU64,
-    /// ... and how far it had read then.
-    pub unheard_at: AtomicU64,
-    /// What `bytes` and `tcp_bytes` together lack of the stream's own count (wrapping), see [`Half::position`].
-    pub skew: AtomicU64,
-    /// Send, from a lane's begin on: how copies are made.
-    pub stores: StoresTrial,
-    /// Send: the program's own keepalive settings while lanes need others (core's `keepalive`); 0 they are in force.
-    pub keepalive: AtomicU64,
-}
 
 /// One connection end.
 #[repr(C, align(1024))]
@@ -332,9 +219,9 @@ pub struct Block {
     /// What MSG_ZEROCOPY has to tell of.
     pub notices: Notices,
     /// Receiving direction.
-    pub rx: Half,
+    pub rx: RxHalf,
     /// Sending direction.
-    pub tx: Half,
+    pub tx: TxHalf,
 
     /// Processes that got it by exec or posix_spawn, see core; 0 none.
     pub given: [AtomicU32; 4],
@@ -494,49 +381,6 @@ impl Header {
     }
 }
 
-impl Half {
-    /// Bytes of this direction of the stream so far, whichever way they went: for a tap.
-    pub fn position(&self) -> u64 {
-        [&self.tcp_bytes, &self.bytes, &self.skew]
-            .into_iter()
-            .fold(0u64, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
-    }
-
-    /// `n` bytes that were counted on the lane are counted on TCP as well, as they were taken back. Under the lock.
-    pub fn recount(&self, n: u64) {
-        self.skew.store(self.skew.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
-    }
-
-    /// Before a kernel call on this direction while it is PLAIN: no lane begins until [`Half::leave`]. False when
-    /// one has begun, or is just being begun and must not find us here.
-    #[inline]
-    #[must_use]
-    pub fn enter(&self) -> bool {
-        // SeqCst, as in who sets the mode and looks at `inflight` then: one of the two sees the other.
-        self.inflight.fetch_add(1, Ordering::SeqCst);
-        let is_plain = self.mode.load(Ordering::SeqCst) == mode::PLAIN;
-        if !is_plain {
-            self.leave();
-        }
-        is_plain
-    }
-
-    /// Inside: one call has moved `n` bytes. Returns how many have moved any, about: threads that count at the same time may lose some.
-    #[inline]
-    pub fn count_tcp(&self, n: usize) -> u16 {
-        self.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
-        let calls = self.tcp_calls.load(Ordering::Relaxed).saturating_add(1);
-        self.tcp_calls.store(calls, Ordering::Relaxed);
-        calls
-    }
-
-    /// After it, with its bytes counted.
-    #[inline]
-    pub fn leave(&self) {
-        self.inflight.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 impl Block {
     /// Takes a free block, with nothing of its last use.
     #[inline(always)]
@@ -561,54 +405,10 @@ impl Block {
     }
 
     fn reset(&self) {
-        // A thread that was late may still stand at the lock of an earlier use: made once, never anew.
         let first = self.uses.fetch_add(1, Ordering::Relaxed) == 0;
         self.name.fetch_add(1, Ordering::Relaxed);
-        for half in [&self.rx, &self.tx] {
-            if first {
-                half.lock.init();
-            }
-            for word in [
-                &half.inflight,
-                &half.ring,
-                &half.generation,
-                &half.epoch,
-                &half.peeker,
-                &half.lender,
-                &half.paces[0],
-                &half.paces[1],
-            ] {
-                word.store(0, Ordering::Relaxed);
-            }
-            for word in [
-                &half.cursor,
-                &half.other,
-                &half.peeked,
-                &half.tcp_bytes,
-                &half.start,
-                &half.token,
-                &half.bytes,
-                &half.calls,
-                &half.full_since,
-                &half.debt_end,
-                &half.held,
-                &half.loans,
-                &half.answered,
-                &half.answered_at,
-                &half.tell[0],
-                &half.tell[1],
-                &half.skew,
-            ] {
-                word.store(0, Ordering::Relaxed);
-            }
-            for size in &half.sizes {
-                size.store(0, Ordering::Relaxed);
-            }
-            half.mode.store(mode::PLAIN, Ordering::Relaxed);
-            half.tcp_calls.store(0, Ordering::Relaxed);
-            half.dmb.store(0, Ordering::Relaxed);
-            half.sndbuf.store(0, Ordering::Relaxed);
-        }
+        self.rx.reset(first);
+        self.tx.reset(first);
         for byte in [
             &self.role,
             &self.family,
@@ -684,21 +484,14 @@ impl Block {
         self.holders.store(0, Ordering::Release);
     }
 
+    /// What both directions have: the receiving one, the sending one.
+    pub fn halves(&self) -> [&Half; 2] {
+        [&self.rx, &self.tx]
+    }
+
     /// Bytes moved on lanes so far, in both directions.
     pub fn lane_bytes(&self) -> u64 {
         self.rx.bytes.load(Ordering::Relaxed) + self.tx.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Counts a call that moved `n` bytes on the lane.
-    #[inline]
-    pub fn count(half: &Half, n: usize) {
-        // Under the half's lock, so plain read-modify-write through relaxed atomics loses nothing.
-        half.bytes.store(half.bytes.load(Ordering::Relaxed) + n as u64, Ordering::Relaxed);
-        half.calls.store(half.calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let bucket = bucket(n);
-        if let Some(size) = half.sizes.get(bucket) {
-            size.store(size.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        }
     }
 }
 

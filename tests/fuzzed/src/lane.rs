@@ -14,7 +14,7 @@ use shunpike_core::call::Outcome;
 use shunpike_core::table::{self, Conn};
 use shunpike_core::tls::critical;
 use shunpike_core::{Errno, above, bufs::Bufs, closing, conn, life, reuse, rx, session, state, tx};
-use shunpike_shm::arena::{Half, MOVES, mode};
+use shunpike_shm::arena::{Held, MOVES, TxHalf, mode};
 use shunpike_shm::lane::{Cursor, Dmb, FIRST_WINDOW, HEADER, MIN_WINDOW, Side, Window, Words};
 use shunpike_shm::lifecycle::Event;
 use shunpike_shm::region;
@@ -109,6 +109,21 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// It is the DMB of this direction's lane.
+    fn becomes(&self, held: impl Held) -> &'static Words {
+        let half = held.half();
+        half.generation.store(held, 1, Ordering::Relaxed);
+        for word in [&half.cursor, &half.other, &half.token] {
+            word.store(held, 0, Ordering::Relaxed);
+        }
+        let ring = (LEN - HEADER) as u32;
+        half.ring.store(held, ring, Ordering::Relaxed);
+        half.dmb.store(held, Dmb::address_of(self.ours + WORDS, ring), Ordering::Relaxed);
+        state::whole_dmb(half).expect("just set").words()
+    }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: ours was given back with the lane, but for its guards; nobody else knows the peer's mapping.
@@ -182,22 +197,21 @@ impl World {
         let (rx, tx) = (Memory::new(), Memory::new());
         // As after a handshake (upgrade.rs): our DMB is granted, the peer's is open.
         let block = conn.block;
-        for (half, memory) in [(&block.rx, &rx), (&block.tx, &tx)] {
-            half.generation.store(1, Ordering::Relaxed);
-            for word in [&half.cursor, &half.other, &half.peeked, &half.token, &half.start] {
+        {
+            let (receiving, sending) = (block.rx.lock(critical()), block.tx.lock(critical()));
+            let (receives, sends) = (receiving.held(), sending.held());
+            let words = [rx.becomes(receives), tx.becomes(sends)];
+            for word in [&receives.own().peeked, &receives.own().start, &sends.own().start] {
                 word.store(0, Ordering::Relaxed);
             }
-            half.ring.store((LEN - HEADER) as u32, Ordering::Relaxed);
-            half.dmb.store(Dmb::address_of(memory.ours + WORDS, (LEN - HEADER) as u32), Ordering::Relaxed);
+            words[0].grant(1);
+            receives.mode.store(receives, mode::GRANTED, Ordering::SeqCst);
+            words[1].set_reach((LEN - HEADER) as u64);
+            words[1].grant(1);
+            sends.window.store(sends, FIRST_WINDOW, Ordering::Relaxed);
+            assert!(words[1].begin(1, 0, FIRST.0));
+            sends.mode.store(sends, mode::LANE, Ordering::SeqCst);
         }
-        let words = |half| state::rx_dmb(half).expect("just set").words();
-        words(&block.rx).grant(1);
-        block.rx.mode.store(mode::GRANTED, Ordering::SeqCst);
-        words(&block.tx).set_reach((LEN - HEADER) as u64);
-        words(&block.tx).grant(1);
-        block.tx.window.store(FIRST_WINDOW, Ordering::Relaxed);
-        assert!(words(&block.tx).begin(1, 0, FIRST.0));
-        block.tx.mode.store(mode::LANE, Ordering::SeqCst);
         block.life.on(Event::Open);
         rx.word(WINDOW).store(FIRST.0, Ordering::Relaxed);
         let (sent, got, put, taken) = (0, 0, 0, 0);
@@ -466,14 +480,14 @@ impl World {
                 conn::revoke(conn, fd, Reason::Revoked);
                 above::settle(conn, fd);
             }
-            1 => closing::stop(conn, fd),
+            1 => closing::stop(conn),
             2 => drop(tx::overflow(conn, fd)),
             3 => tx::attend(conn, fd),
             4 => rx::tcp_news(conn, fd),
             5 | 6 => {
-                for (half, side) in [(&conn.block.rx, Side::Readers), (&conn.block.tx, Side::Writers)] {
+                for (half, side) in conn.block.halves().into_iter().zip([Side::Readers, Side::Writers]) {
                     let _critical = critical();
-                    if let Some(dmb) = state::rx_dmb(half) {
+                    if let Some(dmb) = state::whole_dmb(half) {
                         shunpike_core::wait::arm(half, dmb.words(), side, 1);
                         shunpike_core::wait::notify(conn.block, dmb.words(), side);
                     }
@@ -493,9 +507,11 @@ impl World {
     fn check(&mut self) {
         assert!(self.rx.is_intact() && self.tx.is_intact(), "the header was written to");
         let block = self.conn.block;
-        for (half, before) in [&block.rx, &block.tx].into_iter().zip(&mut self.before) {
-            let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
-            let now = Before { cursor: word(&half.cursor), other: word(&half.other) };
+        for (half, before) in block.halves().into_iter().zip(&mut self.before) {
+            let now = Before {
+                cursor: half.cursor.load(Ordering::Relaxed),
+                other: half.other.load(Ordering::Relaxed),
+            };
             assert!(now.cursor >= before.cursor, "our own cursor went back");
             assert!(now.other >= before.other, "the other's cursor went back");
             *before = now;
@@ -509,7 +525,7 @@ impl World {
     }
 
     /// What we sent and the peer has not read fits into the window, by all that it may have said.
-    fn check_sender(half: &Half) {
+    fn check_sender(half: &TxHalf) {
         if half.mode.load(Ordering::Relaxed) != mode::LANE {
             return;
         }
@@ -530,7 +546,7 @@ impl World {
         let block = self.conn.block;
         conn::close(self.fd);
         self.own = None;
-        assert_eq!([&block.rx, &block.tx].map(|half| half.dmb.load(Ordering::Relaxed)), [0, 0]);
+        assert_eq!(block.halves().map(|half| half.dmb.load(Ordering::Relaxed)), [0, 0]);
         reuse::sweep(&mut session::lock());
     }
 }

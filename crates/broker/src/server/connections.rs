@@ -231,7 +231,7 @@ fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Bloc
         code => code,
     };
     let peer = block.peer_reason.load(Ordering::Relaxed);
-    let on_lane = [&block.tx, &block.rx].iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE);
+    let on_lane = block.halves().iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE);
     let seat = exchange.seat(party);
     let cookie = block.cookie.load(Ordering::Relaxed);
     // A program writes both down when it asks for a lane. Until then the block has the addresses of an earlier connection.

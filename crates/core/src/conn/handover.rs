@@ -45,21 +45,20 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
         upgrade::given_away(conn, id);
     }
     {
-        let _guard = block.rx.lock.lock(critical());
-        if let Some(dmb) =
-            state::rx_dmb(&block.rx).filter(|_| block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN)
-        {
-            let generation = block.rx.generation.load(Ordering::Relaxed);
+        let guard = block.rx.lock(critical());
+        let half = guard.held();
+        if let Some(dmb) = state::rx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) != mode::PLAIN) {
+            let generation = half.generation.load(Ordering::Relaxed);
             // Should this process end before the next step: who shares the connection waits from now on (`rx::asking`).
-            block.rx.full_since.store(clock::ticks(), Ordering::Relaxed);
+            half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
             let asked =
                 dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
-            let empty = dmb.words().prod().offset() == block.rx.cursor.load(Ordering::Relaxed);
+            let empty = dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed);
             let taken = dmb.words().cons().has(Cursor::TAKEN);
             // Or was asked before.
             if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty || taken {
-                block.rx.mode.store(mode::PLAIN, Ordering::Release);
-                closing::lane_closed(conn, fd, &block.rx);
+                half.mode.store(half, mode::PLAIN, Ordering::Release);
+                closing::rx_closed(conn, half);
             }
         }
     }

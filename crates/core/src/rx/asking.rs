@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::arena::{RxHalf, RxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
@@ -17,13 +17,13 @@ use crate::{clock, link, reset, state, sys, wait};
 /// nothing else meanwhile: after so long they are lost, microseconds.
 const ASKED_US: u64 = 5_000_000;
 
-/// Asks. `prod`: the producer's word as it was before the bytes could not be read. Under the receive lock.
+/// Asks. `prod`: the producer's word as it was before the bytes could not be read.
 #[cold]
-pub(super) fn begin(conn: Conn, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
+pub(super) fn begin(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
     let words = dmb.words();
     words.answer(false);
-    conn.block.rx.full_since.store(clock::ticks(), Ordering::Relaxed);
-    let generation = conn.block.rx.generation.load(Ordering::Relaxed);
+    half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
+    let generation = half.generation.load(Ordering::Relaxed);
     match words.flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END) {
         Ok(_) => {
             state::note(conn.block, Reason::LentDenied);
@@ -35,43 +35,43 @@ pub(super) fn begin(conn: Conn, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
         // Ended meanwhile: before that it has put all that it had lent into the ring.
         Err(seen) if seen.has(Cursor::END) && !prod.has(Cursor::END) => Step::Again,
         // We asked for the lane's end, and the sender has not answered: it could still be lending.
-        Err(_) => lost(conn, fd),
+        Err(_) => lost(conn, fd, half),
     }
 }
 
-/// Asked: whether the sender has done its part. `at`: the consumer's word. Under the receive lock.
+/// Asked: whether the sender has done its part. `at`: the consumer's word.
 #[cold]
-pub(super) fn step(conn: Conn, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
+pub(super) fn step(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
     if prod.offset() == at.offset() {
-        finish(conn, fd);
+        finish(conn, half);
         return Step::Again;
     }
     // TCP first: what the sender does before its FIN it has done then.
     let is_over = sys::tcp_shows(fd, NEWS) & !(libc::POLLIN | libc::POLLPRI) != 0 && !sys::peer_may_send(fd);
     if dmb.words().cons().has(Cursor::TAKEN) {
-        taken(conn, dmb, prod, at, fd)
-    } else if is_over || left(&conn.block.rx) == 0 {
-        lost(conn, fd)
+        taken(conn, half, dmb, prod, at, fd)
+    } else if is_over || left(&half) == 0 {
+        lost(conn, fd, half)
     } else {
         Step::Empty
     }
 }
 
 /// For how long an answer is waited for, nanoseconds; `None` where nothing was asked. Within a critical section.
-pub(super) fn bound(half: &Half) -> Option<u64> {
+pub(super) fn bound(half: &RxHalf) -> Option<u64> {
     let is_asked = half.mode.load(Ordering::Relaxed) == mode::LANE
         && state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE));
     is_asked.then(|| left(half))
 }
 
-fn left(half: &Half) -> u64 {
-    let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
+fn left(half: &RxHalf) -> u64 {
+    let since = clock::ticks().wrapping_sub(half.asked_at.load(Ordering::Relaxed));
     clock::to_ns(clock::from_us(ASKED_US).saturating_sub(since))
 }
 
-/// Bytes that were sent are not to be had any more. Under the receive lock.
+/// Bytes that were sent are not to be had any more.
 #[cold]
-fn lost(conn: Conn, fd: i32) -> Step {
-    reset::reset(conn, fd, Reason::LentUnreadable);
+fn lost(conn: Conn, fd: i32, half: RxHeld<'_>) -> Step {
+    reset::reset(conn, fd, half, Reason::LentUnreadable);
     Step::Failed(Errno::CONNRESET)
 }

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::arena::{RxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb};
 use shunpike_wire::Reason;
 
@@ -16,14 +16,14 @@ use crate::{clock, closing, peek, state, sys};
 /// in between, microseconds.
 pub(super) const DEBT_US: u64 = 10_000_000;
 
-/// From TCP, no further than the start word allows (GRANTED), or paying the sender's debt (DEBT). Under the receive lock.
-pub(super) fn read(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
-    let half = &conn.block.rx;
-    let Some(dmb) = state::rx_dmb(half) else { return Step::Plain };
+/// From TCP, no further than the start word allows (GRANTED), or paying the sender's debt (DEBT).
+pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags: i32) -> Step {
+    let own = half.own();
+    let Some(dmb) = state::rx_dmb(&half) else { return Step::Plain };
     let debt = half.mode.load(Ordering::Relaxed) == mode::DEBT;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     if debt && seen >= half.debt_end.load(Ordering::Relaxed) {
-        finish(conn, fd);
+        finish(conn, half);
         return Step::Again;
     }
     // First what TCP has, only then the start word: bytes counted now were written before it.
@@ -31,7 +31,7 @@ pub(super) fn read(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         Ok(Tcp::Bytes(queued)) => (queued, false),
         Ok(Tcp::Nothing) => (0, false),
         Ok(Tcp::Over) => (0, true),
-        Ok(Tcp::Urgent) => return urgent(conn, fd),
+        Ok(Tcp::Urgent) => return urgent(conn, fd, half),
         // By a filter that came round the hooks.
         Err(errno) => return Step::Failed(errno),
     };
@@ -43,27 +43,31 @@ pub(super) fn read(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
         match dmb.words().start(half.generation.load(Ordering::Relaxed)) {
             None => u64::MAX,
             Some(start) if start == seen => {
-                half.start.store(start, Ordering::Relaxed);
-                half.mode.store(mode::LANE, Ordering::Release);
+                own.start.store(start, Ordering::Relaxed);
+                half.mode.store(half, mode::LANE, Ordering::Release);
                 return Step::Again;
             }
-            Some(start) if start < seen => return violated(conn, fd),
+            Some(start) if start < seen => return violated(conn, fd, half),
             Some(start) => start - seen,
         }
     };
     if queued == 0 {
         if !is_over {
             // poll() may have told of these bytes: the program waits for nothing else meanwhile.
-            let since = clock::ticks().wrapping_sub(half.full_since.load(Ordering::Relaxed));
-            return if debt && since > clock::from_us(DEBT_US) { violated(conn, fd) } else { Step::Empty };
+            let since = clock::ticks().wrapping_sub(own.paid_at.load(Ordering::Relaxed));
+            return if debt && since > clock::from_us(DEBT_US) {
+                violated(conn, fd, half)
+            } else {
+                Step::Empty
+            };
         }
         return match (debt, sys::peer_may_send(fd)) {
             // Our own SHUT_RD. What is owed comes yet,
             (true, true) => Step::Empty,
             // and a sender that begins at this moment is read.
-            (false, true) => end_reading(conn, fd, &dmb),
-            (true, false) => inherit(conn, &dmb, bufs, flags, fd),
-            (false, false) => forget(conn, fd, seen),
+            (false, true) => end_reading(conn, fd, half, &dmb),
+            (true, false) => inherit(conn, half, &dmb, bufs, flags, fd),
+            (false, false) => forget(conn, fd, half, seen),
         };
     }
     let n = queued.min(limit).min(bufs.left() as u64) as usize;
@@ -79,10 +83,10 @@ pub(super) fn read(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
                 half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
             }
             if !debt && n as u64 == limit && bufs.left() > n {
-                return Step::Data(n + cross(conn, fd, &dmb, bufs, n, flags));
+                return Step::Data(n + cross(conn, fd, half, &dmb, bufs, n, flags));
             }
             if debt {
-                half.full_since.store(clock::ticks(), Ordering::Relaxed);
+                own.paid_at.store(clock::ticks(), Ordering::Relaxed);
                 return peek::repeat(half, &dmb, bufs, owed_at(half, seen), n)
                     .map_or_else(Step::Failed, |()| Step::Data(n));
             }
@@ -95,22 +99,20 @@ pub(super) fn read(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32) -> Step {
 
 /// The `n` bytes up to the lane's beginning are read, and there is room for more: what the ring has is a part of the same read. Its
 /// bytes, delivered.
-fn cross(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, n: usize, flags: i32) -> usize {
-    let half = &conn.block.rx;
+fn cross(conn: Conn, fd: i32, half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, n: usize, flags: i32) -> usize {
     if flags & libc::MSG_PEEK != 0 {
-        return peek_ring(conn, fd, dmb, bufs, n, flags);
+        return peek_ring(fd, half, dmb, bufs, n, flags);
     }
     let mut rest = *bufs;
     rest.advance(n);
-    half.start.store(half.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-    half.mode.store(mode::LANE, Ordering::Release);
+    half.own().start.store(half.tcp_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+    half.mode.store(half, mode::LANE, Ordering::Release);
     // Anything else is the next call's to find.
-    if let Step::Data(n) = ring::read(conn, fd, &rest, flags) { n } else { 0 }
+    if let Step::Data(n) = ring::read(conn, fd, half, &rest, flags) { n } else { 0 }
 }
 
 /// MSG_PEEK at the ring while the `before` bytes in front of it are on TCP. What cannot be shown now is not.
-fn peek_ring(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, before: usize, flags: i32) -> usize {
-    let half = &conn.block.rx;
+fn peek_ring(fd: i32, half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, before: usize, flags: i32) -> usize {
     let mut rest = *bufs;
     rest.advance(before);
     let offset = half.cursor.load(Ordering::Relaxed);
@@ -123,8 +125,8 @@ fn peek_ring(conn: Conn, fd: i32, dmb: &Dmb, bufs: &Bufs<'_>, before: usize, fla
         return if is_whole { peek_behind(fd, bufs, (before, 0), flags) } else { 0 };
     }
     let n = rest.left().min(unread as usize);
-    let peeked = if dmb.words().lent().0 != half.loans.load(Ordering::Relaxed) {
-        ring::lent_bytes(conn, &dmb, &rest, (offset, prod.offset()), n, flags).ok()
+    let peeked = if dmb.words().lent().0 != half.own().loans.load(Ordering::Relaxed) {
+        ring::lent_bytes(half, &dmb, &rest, (offset, prod.offset()), n, flags).ok()
     } else {
         peek::deliver(half, &dmb, &rest, offset, n, flags).ok().map(|()| n)
     };
@@ -182,10 +184,10 @@ impl Tcp {
 
 /// What the kernel skips at urgent data's mark nobody can count. A lane that has not begun never will; behind one that has, it is no
 /// peer's of ours.
-fn urgent(conn: Conn, fd: i32) -> Step {
-    closing::stop_receiving(conn, fd);
-    if conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN {
-        return violated(conn, fd);
+fn urgent(conn: Conn, fd: i32, half: RxHeld<'_>) -> Step {
+    closing::stop_receiving(conn, half);
+    if half.mode.load(Ordering::Relaxed) != mode::PLAIN {
+        return violated(conn, fd, half);
     }
     state::note(conn.block, Reason::UrgentData);
     Step::Again
@@ -193,17 +195,16 @@ fn urgent(conn: Conn, fd: i32) -> Step {
 
 /// Where in the ring the next byte lay that the sender owes, when `seen` bytes have come by TCP: what has since the
 /// lane began was owed, too, and lay before it.
-fn owed_at(half: &Half, seen: u64) -> u64 {
-    let paid = seen.saturating_sub(half.start.load(Ordering::Relaxed));
+fn owed_at(half: RxHeld<'_>, seen: u64) -> u64 {
+    let paid = seen.saturating_sub(half.own().start.load(Ordering::Relaxed));
     half.cursor.load(Ordering::Relaxed).wrapping_add(paid)
 }
 
 /// TCP is over before the lane has begun, or before the bytes that it should begin behind: those were read
 /// round the hooks. Nothing more can come.
-fn forget(conn: Conn, fd: i32, seen: u64) -> Step {
-    let half = &conn.block.rx;
+fn forget(conn: Conn, fd: i32, half: RxHeld<'_>, seen: u64) -> Step {
     let opener = state::opener(conn.block);
-    if let Some(dmb) = state::rx_dmb(half)
+    if let Some(dmb) = state::rx_dmb(&half)
         && let Some(start) = dmb.words().start(half.generation.load(Ordering::Relaxed))
         && seen < start
         && sys::counts(fd, opener).is_ok_and(|counts| counts.received == start)
@@ -212,14 +213,13 @@ fn forget(conn: Conn, fd: i32, seen: u64) -> Step {
         half.tcp_bytes.store(start, Ordering::Relaxed);
         return Step::Again;
     }
-    finish(conn, fd);
+    finish(conn, half);
     Step::Again
 }
 
 /// Reading was shut down round the hooks, before the lane has begun.
-fn end_reading(conn: Conn, fd: i32, dmb: &Dmb) -> Step {
-    let half = &conn.block.rx;
-    closing::stop_receiving(conn, fd);
+fn end_reading(conn: Conn, fd: i32, half: RxHeld<'_>, dmb: &Dmb) -> Step {
+    closing::stop_receiving(conn, half);
     let has_begun = dmb.words().start(half.generation.load(Ordering::Relaxed)).is_some();
     if half.mode.load(Ordering::Relaxed) == mode::PLAIN {
         Step::Again
@@ -227,21 +227,20 @@ fn end_reading(conn: Conn, fd: i32, dmb: &Dmb) -> Step {
         // Behind bytes that TCP has yet to bring.
         Step::Data(0)
     } else {
-        violated(conn, fd)
+        violated(conn, fd, half)
     }
 }
 
 /// The sender died between taking back and resending: what never came by TCP is still in the ring.
-fn inherit(conn: Conn, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step {
-    let half = &conn.block.rx;
+fn inherit(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step {
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     let end = half.debt_end.load(Ordering::Relaxed);
     let cursor = half.cursor.load(Ordering::Relaxed);
-    let Some(dmb) = dmb.as_sent_behind(cursor) else { return violated(conn, fd) };
+    let Some(dmb) = dmb.as_sent_behind(cursor) else { return violated(conn, fd, half) };
     let owed = end.saturating_sub(seen).min(dmb.most(cursor));
     let from = owed_at(half, seen);
     if owed == 0 {
-        finish(conn, fd);
+        finish(conn, half);
         return Step::Again;
     }
     let n = bufs.left().min(owed as usize);

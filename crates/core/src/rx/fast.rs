@@ -6,7 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::arena::{Held, RxHeld, mode};
 use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 
@@ -22,20 +22,21 @@ use crate::{above, prefetch, rx, session, sets, state, user, window};
 /// The program gave us the stretch to write to, where it is mapped.
 #[inline(always)]
 pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32) -> Option<usize> {
-    let half = &conn.block.rx;
-    if !is_ordinary(flags) || half.mode.load(Ordering::Relaxed) != mode::LANE || session::has_news() {
+    if !is_ordinary(flags) || conn.block.rx.mode.load(Ordering::Relaxed) != mode::LANE || session::has_news()
+    {
         return None;
     }
     let critical = critical();
     let guard = rx::lock(&conn, fd, &critical);
-    let dmb = ordinary(conn)?;
+    let half = guard.held();
+    let dmb = ordinary(conn, half)?;
     let words = dmb.words();
     let offset = half.cursor.load(Ordering::Relaxed);
     let (dmb, prod, unread) = ring::unread_still(half, &dmb)?;
     let n = size.min(unread as usize);
     // Behind the last byte of a lane that is over TCP may have more for this call.
     let is_short_of_end = n < size && prod.has(Cursor::END | Cursor::STOP);
-    if n == 0 || is_short_of_end || half.peeked.load(Ordering::Relaxed) > offset {
+    if n == 0 || is_short_of_end || half.own().peeked.load(Ordering::Relaxed) > offset {
         return None;
     }
     let short = if n <= short::MOST { words.accompanied(offset, n) } else { None };
@@ -53,10 +54,10 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     unsafe { user::copy(to, from, n) }.ok()?;
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
     let next = words.consume(at, n as u64).ok()?;
-    half.cursor.store(next.offset(), Ordering::Relaxed);
-    Block::count(half, n);
+    half.cursor.store(half, next.offset(), Ordering::Relaxed);
+    half.count(n);
     if dmb.is_at_its_end() {
-        window::widen(conn.block, &dmb);
+        window::widen(conn.block, half, &dmb);
     }
     drop(guard);
     ring::wake_writers(conn.block, &dmb);
@@ -71,9 +72,9 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
 /// Whether a read would find bytes.
 #[inline]
 pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
-    let half = &conn.block.rx;
-    let _guard = rx::lock(&conn, fd, critical());
-    let dmb = ordinary(conn)?;
+    let guard = rx::lock(&conn, fd, critical());
+    let half = guard.held();
+    let dmb = ordinary(conn, half)?;
     let (dmb, prod, unread) = ring::unread_still(half, &dmb)?;
     let offset = half.cursor.load(Ordering::Relaxed);
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
@@ -84,12 +85,11 @@ pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
     Some(unread > 0)
 }
 
-/// The receiving lane, where none of its bytes are in the sender's memory. Under the receive lock.
+/// The receiving lane, where none of its bytes are in the sender's memory.
 #[inline(always)]
-fn ordinary(conn: Conn) -> Option<Dmb> {
-    let half = &conn.block.rx;
+fn ordinary(conn: Conn, half: RxHeld<'_>) -> Option<Dmb> {
     let ordinary = conn.current()
         && half.mode.load(Ordering::Relaxed) == mode::LANE
-        && half.loans.load(Ordering::Relaxed) == 0;
-    state::rx_dmb(half).filter(|dmb| ordinary && dmb.words().lent().0 == 0)
+        && half.own().loans.load(Ordering::Relaxed) == 0;
+    state::rx_dmb(&half).filter(|dmb| ordinary && dmb.words().lent().0 == 0)
 }

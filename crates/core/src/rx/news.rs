@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::arena::{Block, RxHalf, mode};
 use shunpike_shm::lane::{Cursor, Side};
 
 use super::bounded::DEBT_US;
@@ -19,7 +19,7 @@ use crate::{call, clock, closing, cork, link, process, state, sys, tx};
 /// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
 /// inside a critical section.
 #[inline]
-pub fn has_news(half: &Half) -> bool {
+pub fn has_news(half: &RxHalf) -> bool {
     let Some(dmb) = state::rx_dmb(half) else { return true };
     let words = dmb.words();
     match half.mode.load(Ordering::Acquire) {
@@ -41,7 +41,7 @@ pub fn has_news(half: &Half) -> bool {
 
 /// Where [`has_news`] is true: whether it is of the lane's beginning or its end, which no byte tells of: the ring is not read from yet, or
 /// nothing of it is unread. Without the lock, inside a critical section.
-pub fn changes(half: &Half) -> bool {
+pub fn changes(half: &RxHalf) -> bool {
     half.mode.load(Ordering::Acquire) != mode::LANE
         || state::rx_dmb(half)
             .is_some_and(|dmb| dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed))
@@ -49,7 +49,7 @@ pub fn changes(half: &Half) -> bool {
 
 /// Whether the sender has left the lane, or the reader wants no more of it: what comes next comes by TCP. Without the lock, inside a
 /// critical section.
-pub fn is_ended(half: &Half) -> bool {
+pub fn is_ended(half: &RxHalf) -> bool {
     half.mode.load(Ordering::Acquire) == mode::LANE
         && state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::END | Cursor::STOP))
 }
@@ -76,8 +76,8 @@ fn fall_behind(block: &Block) {
         return;
     }
     let (words, read) = (dmb.words(), half.cursor.load(Ordering::Relaxed));
-    let [on_lane, on_tcp] = [&block.tx.cursor, &block.tx.tcp_bytes].map(|word| word.load(Ordering::Relaxed));
-    let sent = on_lane.wrapping_add(on_tcp);
+    let on_tcp = block.tx.tcp_bytes.load(Ordering::Relaxed);
+    let sent = block.tx.cursor.load(Ordering::Relaxed).wrapping_add(on_tcp);
     if half.answered.swap(sent, Ordering::Relaxed) != sent {
         half.answered_at.store(read, Ordering::Relaxed);
     }
@@ -104,7 +104,7 @@ fn fall_behind(block: &Block) {
 /// sender did not announce stop it.
 pub fn tcp_news(conn: Conn, fd: i32) {
     let half = &conn.block.rx;
-    let _guard = half.lock.lock(critical());
+    let _guard = half.lock(critical());
     if !conn.current() || half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
     }

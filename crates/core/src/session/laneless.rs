@@ -73,7 +73,7 @@ fn connections() -> (u32, u32) {
     let is_ours = |entry: &Entry| matches!(entry, Entry::Conn(conn) if conn.block.pid.load(Ordering::Relaxed) == process::pid());
     let has_lane = |entry: &Entry| {
         let Entry::Conn(conn) = entry else { return false };
-        [&conn.block.tx, &conn.block.rx].iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE)
+        conn.block.halves().iter().any(|half| half.mode.load(Ordering::Relaxed) == mode::LANE)
     };
     let ours = table::all().map(|(_, entry)| entry).filter(is_ours);
     ours.fold(

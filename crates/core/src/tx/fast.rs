@@ -6,7 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::arena::{Held, mode};
 use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, MAX_OFFSET, MIN_WINDOW, Side};
 
@@ -37,14 +37,15 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     let critical = critical();
     prefetch::of_send(half, n);
     let guard = send_lock::lock(conn.block, &critical);
+    let half = guard.held();
     let window = half.window.load(Ordering::Relaxed);
     let ordinary = conn.current()
         && half.mode.load(Ordering::Relaxed) == mode::LANE
         && window <= MIN_WINDOW
         && half.held.load(Ordering::Relaxed) == 0
-        && half.sndbuf.load(Ordering::Relaxed) == 0
-        && !tx::is_to_be_checked(half, fd);
-    let dmb = state::still_tx_dmb(half, window).filter(|_| ordinary)?;
+        && half.own().stage.load(Ordering::Relaxed) == 0
+        && !tx::is_to_be_checked(&half, fd);
+    let dmb = state::still_tx_dmb(&half, window).filter(|_| ordinary)?;
     let offset = half.cursor.load(Ordering::Relaxed);
     let unread = offset.wrapping_sub(half.other.load(Ordering::Relaxed));
     let (to, room) = dmb.span(offset);
@@ -60,9 +61,9 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
         words.accompany(offset, n, bytes);
     }
     let next = words.publish(Cursor::new(half.generation.load(Ordering::Relaxed), offset), n as u64).ok()?;
-    half.cursor.store(next.offset(), Ordering::Relaxed);
-    half.full_since.store(0, Ordering::Relaxed);
-    Block::count(half, n);
+    half.cursor.store(half, next.offset(), Ordering::Relaxed);
+    half.full_since.store(half, 0, Ordering::Relaxed);
+    half.count(n);
     drop(guard);
     if !wait::notify(conn.block, words, Side::Readers) {
         tx::unheard::published(conn);

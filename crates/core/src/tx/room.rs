@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Half, MOVES, mode};
+use shunpike_shm::arena::{MOVES, TxHalf, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
@@ -18,7 +18,7 @@ use crate::{call, clock, closing, process, state, window};
 
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
-pub fn has_room(half: &Half) -> bool {
+pub fn has_room(half: &TxHalf) -> bool {
     has_much(half)
         || !owes(half)
             && room(half).is_none_or(|(free, dmb)| {
@@ -28,7 +28,7 @@ pub fn has_room(half: &Half) -> bool {
 
 /// The usual case: half of a window that does not move, which is more than anybody waits for.
 #[inline]
-fn has_much(half: &Half) -> bool {
+fn has_much(half: &TxHalf) -> bool {
     if half.mode.load(Ordering::Acquire) != mode::LANE {
         return false;
     }
@@ -44,7 +44,7 @@ fn has_much(half: &Half) -> bool {
 
 /// Whether a ring that is not as large as it may become would take more, where no writer was refused since something was published: such a
 /// one is far from what TCP's buffers hold. Who was refused waits for a good part of it to be read.
-fn can_take(half: &Half, dmb: &Dmb, free: u64) -> bool {
+fn can_take(half: &TxHalf, dmb: &Dmb, free: u64) -> bool {
     half.full_since.load(Ordering::Relaxed) == 0 && window::can_grow(dmb) && {
         let offset = half.cursor.load(Ordering::Relaxed);
         free > 0 || dmb.may_double(offset.wrapping_sub(dmb.window()), offset)
@@ -61,7 +61,7 @@ fn wake_readers(conn: Conn) {
 
 /// Free bytes of the ring. `None`: `step` finds something else than a lane. It must find it: a writer that was
 /// told of room comes back at once.
-fn room(half: &Half) -> Option<(u64, Dmb)> {
+fn room(half: &TxHalf) -> Option<(u64, Dmb)> {
     if half.mode.load(Ordering::Acquire) != mode::LANE {
         return None;
     }
@@ -82,7 +82,7 @@ pub fn overflow(conn: Conn, fd: i32) -> bool {
     let overflow = overflowed(conn, fd);
     if overflow == Overflow::Ended {
         // Both directions, else neither would ever come on a lane again.
-        closing::stop(conn, fd);
+        closing::stop(conn);
     }
     overflow != Overflow::No
 }
@@ -95,32 +95,32 @@ enum Overflow {
 }
 
 fn overflowed(conn: Conn, fd: i32) -> Overflow {
-    let half = &conn.block.tx;
-    let _guard = half.lock.lock(critical());
-    let Some((free, dmb)) = room(half) else {
-        return if owes(half) { Overflow::No } else { Overflow::Room };
+    let guard = conn.block.tx.lock(critical());
+    let half = guard.held();
+    let Some((free, dmb)) = room(&half) else {
+        return if owes(&half) { Overflow::No } else { Overflow::Room };
     };
     let now = clock::ticks();
     let since = half.full_since.load(Ordering::Relaxed);
     let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
     if free >= writable_at(&dmb) {
-        half.full_since.store(0, Ordering::Relaxed);
+        half.full_since.store(half, 0, Ordering::Relaxed);
         return Overflow::Room;
     }
     let consumed = dmb.words().cons().offset();
     if consumed < half.other.load(Ordering::Relaxed) {
         return Overflow::Room;
     }
-    if since == 0 || consumed != half.other.swap(consumed, Ordering::Relaxed) {
+    if since == 0 || consumed != half.other.swap(half, consumed, Ordering::Relaxed) {
         // The grace is for a reader that does not move at all.
-        half.full_since.store(now.max(1), Ordering::Relaxed);
+        half.full_since.store(half, now.max(1), Ordering::Relaxed);
         return Overflow::No;
     }
     if now.wrapping_sub(since) < clock::from_us(grace) {
         return Overflow::No;
     }
     state::note(conn.block, Reason::GraceExceeded);
-    end(conn, fd, &dmb);
+    end(conn, fd, half, &dmb);
     Overflow::Ended
 }
 

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Half, mode};
+use shunpike_shm::arena::{TxHalf, mode};
 use shunpike_shm::lane::Side;
 use shunpike_wire::Reason;
 
@@ -24,7 +24,7 @@ pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
         Unheard::TakenBack => {
             state::note(conn.block, Reason::GraceExceeded);
             // Both directions, else neither would ever come on a lane again.
-            closing::stop(conn, fd);
+            closing::stop(conn);
             None
         }
     }
@@ -41,7 +41,7 @@ pub(crate) fn published(conn: Conn) {
 }
 
 #[cold]
-fn watch_over(conn: Conn, half: &Half) {
+fn watch_over(conn: Conn, half: &TxHalf) {
     half.unheard_at.store(half.other.load(Ordering::Relaxed), Ordering::Relaxed);
     half.unheard_since.store(clock::ticks().max(1), Ordering::Relaxed);
     sets::enlist(conn);
@@ -60,11 +60,11 @@ enum Unheard {
 }
 
 fn look(conn: Conn, fd: i32) -> Unheard {
-    let half = &conn.block.tx;
     let critical = critical();
-    let _guard = send_lock::lock(conn.block, &critical);
+    let guard = send_lock::lock(conn.block, &critical);
+    let half = guard.held();
     let on_lane = conn.current() && half.mode.load(Ordering::Relaxed) == mode::LANE;
-    let Some(dmb) = state::tx_dmb(half).filter(|_| on_lane) else { return Unheard::Not };
+    let Some(dmb) = state::tx_dmb(&half).filter(|_| on_lane) else { return Unheard::Not };
     let (words, now) = (dmb.words(), clock::ticks());
     let consumed = words.cons().offset();
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(consumed);
@@ -85,6 +85,6 @@ fn look(conn: Conn, fd: i32) -> Unheard {
         return Unheard::For(clock::to_ns(left).max(1));
     }
     half.unheard_since.store(0, Ordering::Relaxed);
-    take_back(conn, fd, &dmb);
+    take_back(conn, fd, half, &dmb);
     Unheard::TakenBack
 }

@@ -45,41 +45,42 @@ pub(super) fn wished_class(fd: i32) -> u8 {
 
 /// Offers `region`, the start of a DMB with a ring of so many bytes, mapped after so many forks, to the peer as the lane towards us. False when a thread is inside the kernel.
 pub(super) fn grant(conn: Conn, fd: i32, (region, ring): (Region, u32), token: DmbToken, forks: u32) -> bool {
-    let half = &conn.block.rx;
     {
-        let _guard = half.lock.lock(critical());
+        let guard = conn.block.rx.lock(critical());
+        let half = guard.held();
         let is_busy =
             half.mode.load(Ordering::Relaxed) != mode::PLAIN || half.inflight.load(Ordering::SeqCst) != 0;
         if is_busy || conn.block.life.has_ended_reading() {
             return false;
         }
         let Some(dmb) = Dmb::part(region, token.0, ring) else { return false };
-        half.generation.store(1, Ordering::Relaxed);
-        half.cursor.store(0, Ordering::Relaxed);
-        half.other.store(0, Ordering::Relaxed);
-        half.peeked.store(0, Ordering::Relaxed);
+        half.generation.store(half, 1, Ordering::Relaxed);
+        half.cursor.store(half, 0, Ordering::Relaxed);
+        half.other.store(half, 0, Ordering::Relaxed);
+        let own = half.own();
+        own.peeked.store(0, Ordering::Relaxed);
         half.answered_at.store(0, Ordering::Relaxed);
-        half.tell[0].store(0, Ordering::Relaxed);
-        half.loans.store(0, Ordering::Relaxed);
-        half.ring.store(dmb.capacity(), Ordering::Relaxed);
-        half.token.store(token.0, Ordering::Relaxed);
-        half.group.store(link::of(conn.block).map_or(0, link::Link::number), Ordering::Relaxed);
-        half.forks.store(forks, Ordering::Relaxed);
-        half.dmb.store(dmb.address(), Ordering::Relaxed);
+        own.tell[0].store(0, Ordering::Relaxed);
+        own.loans.store(0, Ordering::Relaxed);
+        half.ring.store(half, dmb.capacity(), Ordering::Relaxed);
+        half.token.store(half, token.0, Ordering::Relaxed);
+        own.group.store(link::of(conn.block).map_or(0, link::Link::number), Ordering::Relaxed);
+        half.forks.store(half, forks, Ordering::Relaxed);
+        half.dmb.store(half, dmb.address(), Ordering::Relaxed);
         dmb.words().set_reach(dmb.mapped().into());
         dmb.words().grant(1);
-        half.mode.store(mode::GRANTED, Ordering::SeqCst);
+        half.mode.store(half, mode::GRANTED, Ordering::SeqCst);
         // Who came in before the store is counted; who comes after sees it.
         if half.inflight.load(Ordering::SeqCst) != 0 {
-            half.mode.store(mode::PLAIN, Ordering::SeqCst);
-            half.dmb.store(0, Ordering::Relaxed);
+            half.mode.store(half, mode::PLAIN, Ordering::SeqCst);
+            half.dmb.store(half, 0, Ordering::Relaxed);
             return false;
         }
         // From here on the kernel's count is ours to compare with the start word.
         let proved = sys::counts(fd, state::opener(conn.block));
         if !proved.is_ok_and(|counts| counts.received == half.tcp_bytes.load(Ordering::Relaxed)) {
-            half.mode.store(mode::PLAIN, Ordering::SeqCst);
-            half.dmb.store(0, Ordering::Relaxed);
+            half.mode.store(half, mode::PLAIN, Ordering::SeqCst);
+            half.dmb.store(half, 0, Ordering::Relaxed);
             return false;
         }
     }
@@ -98,7 +99,7 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     if let Some(reason) = left_for_good(conn.block) {
         // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
         device::retire(region, opened.peer.token, device::Owner::Peer);
-        closing::withdraw_grant(conn, fd);
+        closing::withdraw_grant(conn);
         tell_peer(session, id, reason);
         if part_unless_granted(conn) {
             withdraw(session, conn.block);
@@ -107,22 +108,23 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         return;
     }
     {
-        let _guard = half.lock.lock(critical());
+        let guard = conn.block.tx.lock(critical());
+        let half = guard.held();
         let capacity = shake.peer_ring;
-        half.ring.store(capacity, Ordering::Relaxed);
-        half.window.store(FIRST_WINDOW, Ordering::Relaxed);
-        half.moved.store(0, Ordering::Relaxed);
-        half.crowded.store(0, Ordering::Relaxed);
-        half.token.store(opened.peer.token.0, Ordering::Relaxed);
-        half.forks.store(shake.peer_forks, Ordering::Relaxed);
-        half.generation.store(1, Ordering::Relaxed);
+        half.ring.store(half, capacity, Ordering::Relaxed);
+        half.window.store(half, FIRST_WINDOW, Ordering::Relaxed);
+        half.moved.store(half, 0, Ordering::Relaxed);
+        half.own().crowded.store(0, Ordering::Relaxed);
+        half.token.store(half, opened.peer.token.0, Ordering::Relaxed);
+        half.forks.store(half, shake.peer_forks, Ordering::Relaxed);
+        half.generation.store(half, 1, Ordering::Relaxed);
         // Here, under the session's lock, no fork comes between: a child's send buffer would not be its parent's.
         let alone = holders::alone(conn.block);
         if alone && process::knobs().dmb_copy.load(Ordering::Relaxed) != 0 {
-            half.sndbuf.store(device::sndbuf((region.len() - HEADER) as u32), Ordering::Relaxed);
+            half.own().stage.store(device::sndbuf((region.len() - HEADER) as u32), Ordering::Relaxed);
         }
         let words = region.base() as usize + Dmb::words_at(opened.peer.token.0);
-        half.dmb.store(Dmb::address_of(words, (region.len() - HEADER) as u32), Ordering::Relaxed);
+        half.dmb.store(half, Dmb::address_of(words, (region.len() - HEADER) as u32), Ordering::Relaxed);
     }
     conn.block.life.on(Event::Open);
     conn.block.carried.store(conn.block.lane_bytes(), Ordering::Relaxed);
@@ -138,31 +140,31 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
 
 /// Switches sending to the lane at the byte where TCP stands, if nobody is inside the kernel just now.
 pub(super) fn begin(conn: Conn, fd: i32) {
-    let half = &conn.block.tx;
-    let _guard = half.lock.lock(critical());
-    let Some(dmb) = state::tx_dmb(half) else { return };
+    let guard = conn.block.tx.lock(critical());
+    let half = guard.held();
+    let Some(dmb) = state::tx_dmb(&half) else { return };
     if half.mode.load(Ordering::Relaxed) != mode::PLAIN || left_for_good(conn.block).is_some() {
         return;
     }
-    half.mode.store(mode::LANE, Ordering::SeqCst);
+    half.mode.store(half, mode::LANE, Ordering::SeqCst);
     let sent = half.tcp_bytes.load(Ordering::Relaxed);
-    cork::lane_begins(conn, fd);
+    cork::lane_begins(conn, fd, half);
     let proved = half.inflight.load(Ordering::SeqCst) == 0
         && sys::counts(fd, state::opener(conn.block)).is_ok_and(|counts| counts.sent == sent);
     if !proved {
-        half.mode.store(mode::PLAIN, Ordering::SeqCst);
+        half.mode.store(half, mode::PLAIN, Ordering::SeqCst);
         return;
     }
     conn.block.notices.begin();
-    half.cursor.store(0, Ordering::Relaxed);
-    half.other.store(0, Ordering::Relaxed);
-    half.start.store(sent, Ordering::Relaxed);
-    state::owes_nothing_yet(half);
+    half.cursor.store(half, 0, Ordering::Relaxed);
+    half.other.store(half, 0, Ordering::Relaxed);
+    half.own().start.store(sent, Ordering::Relaxed);
+    state::owes_nothing_yet(&half);
     stores::begin(half);
     zerocopy::choice::begin(half);
     if !dmb.words().begin(half.generation.load(Ordering::Relaxed), sent, dmb.window()) {
-        half.mode.store(mode::PLAIN, Ordering::SeqCst);
-        closing::lane_closed(conn, fd, half);
+        half.mode.store(half, mode::PLAIN, Ordering::SeqCst);
+        closing::tx_closed(conn, half);
         return;
     }
     state::acknowledge_at_once(conn, fd);

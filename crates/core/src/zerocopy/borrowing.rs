@@ -10,13 +10,12 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::Half;
+use shunpike_shm::arena::RxHeld;
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::lane::loans::{Lent, Loan, SLOTS, Witness};
 
 use crate::bufs::Bufs;
 use crate::copy_rate::{self, Way};
-use crate::table::Conn;
 use crate::{device, peek, sys, user};
 
 /// Reads of fewer bytes are served from a copy,
@@ -46,7 +45,7 @@ pub enum Failure {
 
 /// One read under the receive lock.
 struct Read<'a> {
-    conn: Conn,
+    half: RxHeld<'a>,
     dmb: &'a Dmb,
     /// Offset up to which bytes are published, and the sender's count of loans then.
     prod: u64,
@@ -57,18 +56,18 @@ struct Read<'a> {
     recalled: Option<u32>,
 }
 
-/// Answers a sender that would lend. Under the receive lock.
-pub fn probe(conn: Conn, dmb: &Dmb) {
+/// Answers a sender that would lend.
+pub fn probe(half: RxHeld<'_>, dmb: &Dmb) {
     let mut nothing = Bufs::kernel_iov();
-    let can = fetch(conn, dmb.words().witness(), &mut nothing[..1], &mut Remote::new()) == Ok(0);
+    let can = fetch(half, dmb.words().witness(), &mut nothing[..1], &mut Remote::new()) == Ok(0);
     dmb.words().answer(can);
-    conn.block.rx.loans.store(Lent::of(0).0, Ordering::Relaxed);
+    half.own().loans.store(Lent::of(0).0, Ordering::Relaxed);
 }
 
 /// Copies up to `n` unread bytes at `offset` to the program, as `peek::deliver` does where nothing is lent; returns how
-/// many. `prod`: offset up to which bytes are published. Under the receive lock.
+/// many. `prod`: offset up to which bytes are published.
 pub fn deliver(
-    conn: Conn,
+    half: RxHeld<'_>,
     dmb: &Dmb,
     bufs: &Bufs<'_>,
     (offset, prod): (u64, u64),
@@ -78,13 +77,13 @@ pub fn deliver(
     if flags & libc::MSG_TRUNC != 0 || n == 0 {
         return Ok(n);
     }
-    let half = &conn.block.rx;
+    let own = half.own();
     let peeks = flags & libc::MSG_PEEK != 0;
-    let mut read = Read::new(conn, dmb, prod);
+    let mut read = Read::new(half, dmb, prod);
     let (mut rest, mut at, end) = (*bufs, offset, offset + n as u64);
     while at < end {
         let left = (end - at) as usize;
-        let known = half.peeked.load(Ordering::Relaxed).saturating_sub(at).min(left as u64) as usize;
+        let known = own.peeked.load(Ordering::Relaxed).saturating_sub(at).min(left as u64) as usize;
         if known > 0
             && let Some(copy) = peek::copy_of(half, dmb, None)
         {
@@ -102,7 +101,7 @@ pub fn deliver(
             let n = (to - at) as usize;
             if peeks && let Some(copy) = peek::copy_of(half, dmb, Some(offset)) {
                 device::move_data(&copy, dmb, at, n);
-                half.peeked.store(to, Ordering::Relaxed);
+                own.peeked.store(to, Ordering::Relaxed);
                 continue;
             }
             // SAFETY: as above.
@@ -120,14 +119,14 @@ pub fn deliver(
                 break;
             }
             let n = (loan.end() - at).min(PIECE);
-            match copy_rate::timed(half, Way::Lent, || read.fill_copy(&copy, &loan, at, n as usize)) {
+            match copy_rate::timed(&own.paces, Way::Lent, || read.fill_copy(&copy, &loan, at, n as usize)) {
                 Ok(0) => {}
-                Ok(n) => half.peeked.store(at + n as u64, Ordering::Relaxed),
+                Ok(n) => own.peeked.store(at + n as u64, Ordering::Relaxed),
                 Err(failure) => return so_far(at - offset, failure),
             }
             continue;
         }
-        match copy_rate::timed(half, Way::Lent, || read.direct(&rest, &loan, (at, end))) {
+        match copy_rate::timed(&own.paces, Way::Lent, || read.direct(&rest, &loan, (at, end))) {
             Ok(n) => {
                 rest.advance(n);
                 at += n as u64;
@@ -143,27 +142,26 @@ fn so_far(n: u64, failure: Failure) -> Result<usize, Failure> {
     if n > 0 && !matches!(failure, Failure::Errno(_)) { Ok(n as usize) } else { Err(failure) }
 }
 
-/// All before `cursor` is consumed: loans that ended there are over. Under the receive lock.
-pub fn consumed(half: &Half, dmb: &Dmb, cursor: u64) {
+/// All before `cursor` is consumed: loans that ended there are over.
+pub fn consumed(half: RxHeld<'_>, dmb: &Dmb, cursor: u64) {
     let lent = dmb.words().lent();
     let mut number = next_number(half, lent);
     while number != lent.count() && dmb.words().loan(number).end() <= cursor {
         number = number.wrapping_add(1);
     }
-    half.loans.store(Lent::of(number).0, Ordering::Relaxed);
+    half.own().loans.store(Lent::of(number).0, Ordering::Relaxed);
 }
 
 /// Number of the first loan that may be unread, when the sender's count is `lent`: at most [`SLOTS`] before it.
-fn next_number(half: &Half, lent: Lent) -> u32 {
-    let known = Lent(half.loans.load(Ordering::Relaxed)).count();
+fn next_number(half: RxHeld<'_>, lent: Lent) -> u32 {
+    let known = Lent(half.own().loans.load(Ordering::Relaxed)).count();
     // Only a reader that died before it wrote down how far it had come, or a sender that lies, is further behind.
     if lent.count().wrapping_sub(known) > SLOTS { lent.count().wrapping_sub(SLOTS) } else { known }
 }
 
-/// Whether the sender is told now that the bytes from `before` up to `cursor` were consumed, with `prod` published. Under the
-/// receive lock.
-pub fn tells(half: &Half, before: u64, cursor: u64, prod: u64) -> bool {
-    let [seen, due] = &half.tell;
+/// Whether the sender is told now that the bytes from `before` up to `cursor` were consumed, with `prod` published.
+pub fn tells(half: RxHeld<'_>, before: u64, cursor: u64, prod: u64) -> bool {
+    let [seen, due] = &half.own().tell;
     if seen.swap(prod, Ordering::Relaxed) != prod {
         due.store(prod - left_when_told(prod - before), Ordering::Relaxed);
     }
@@ -172,9 +170,9 @@ pub fn tells(half: &Half, before: u64, cursor: u64, prod: u64) -> bool {
 }
 
 impl<'a> Read<'a> {
-    fn new(conn: Conn, dmb: &'a Dmb, prod: u64) -> Self {
+    fn new(half: RxHeld<'a>, dmb: &'a Dmb, prod: u64) -> Self {
         let lent = dmb.words().lent();
-        Self { conn, dmb, prod, lent, number: next_number(&conn.block.rx, lent), recalled: None }
+        Self { half, dmb, prod, lent, number: next_number(half, lent), recalled: None }
     }
 
     /// The loan that has the byte at `at`, or else the next one behind it.
@@ -216,7 +214,7 @@ impl<'a> Read<'a> {
         iov[2] = libc::iovec { iov_base: copy.span(at + first as u64).0.cast(), iov_len: n - first };
         let mut remote = Remote::new();
         remote.push(loan.from.wrapping_add(at - loan.at), n);
-        let got = fetch(self.conn, self.dmb.words().witness(), &mut iov[..3], &mut remote);
+        let got = fetch(self.half, self.dmb.words().witness(), &mut iov[..3], &mut remote);
         match got {
             _ if !self.stands() => Ok(0),
             Ok(0) => Err(Failure::Unreadable),
@@ -248,7 +246,7 @@ impl<'a> Read<'a> {
         let mut iov = Bufs::kernel_iov();
         let used = 1 + bufs.for_kernel(&mut iov[1..], (to - at) as usize);
         let asked: usize = iov[1..used].iter().map(|one| one.iov_len).sum();
-        let got = fetch(self.conn, self.dmb.words().witness(), &mut iov[..used], &mut remote);
+        let got = fetch(self.half, self.dmb.words().witness(), &mut iov[..used], &mut remote);
         if !self.stands() {
             return Ok(0);
         }
@@ -312,8 +310,13 @@ impl Remote {
 
 /// Reads `remote` of the peer into `iov`; the first entries of both are the witness's. Errors: ESRCH, it is not that process; others
 /// as the call says.
-fn fetch(conn: Conn, witness: Witness, iov: &mut [libc::iovec], remote: &mut Remote) -> Result<usize, Errno> {
-    let pid = conn.block.rx.lender.load(Ordering::Relaxed);
+fn fetch(
+    half: RxHeld<'_>,
+    witness: Witness,
+    iov: &mut [libc::iovec],
+    remote: &mut Remote,
+) -> Result<usize, Errno> {
+    let pid = half.lender.load(Ordering::Relaxed);
     let mut found = [0u64; 2];
     // A page that a fork has wiped is nobody's witness.
     if pid == 0 || witness.value == found {

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
-use shunpike_shm::arena::Half;
+use shunpike_shm::arena::{LendingChoice, TxHeld};
 use shunpike_shm::lane::Dmb;
 
 use crate::copy_rate::{self, Way};
@@ -37,44 +37,46 @@ fn tried(offset: u64, capacity: u64) -> Option<Way> {
 /// Sender: whether a loan at `offset` is no slower than a copy, as far as is known, or is made to learn that. What
 /// was chosen stays so unless it is clearly slower: each has its good and bad moments, and the other is not tried for long. Under the
 /// send lock.
-pub fn favours(half: &Half, dmb: &Dmb, offset: u64) -> bool {
+pub fn favours(half: TxHeld<'_>, dmb: &Dmb, offset: u64) -> bool {
+    let own = half.own();
     let capacity = dmb.capacity().into();
     if let Some(way) = tried(offset, capacity) {
-        half.doubted.store(0, Ordering::Relaxed);
+        own.choice.doubted.store(0, Ordering::Relaxed);
         return way == Way::Lent;
     }
-    let (ring, lent) = copy_rate::both(half, dmb);
-    chosen(half, (stores::settled(half, ring), lent), offset, capacity)
+    let (ring, lent) = copy_rate::both(&own.paces, dmb);
+    chosen(&own.choice, (stores::settled(own, ring), lent), offset, capacity)
 }
 
 /// Whether lending is the way at `offset`, where copies and loans have these paces.
-fn chosen(half: &Half, (ring, lent): (u32, u32), offset: u64, capacity: u64) -> bool {
-    let before = half.lends.load(Ordering::Relaxed) != 0;
+fn chosen(choice: &LendingChoice, (ring, lent): (u32, u32), offset: u64, capacity: u64) -> bool {
+    let before = choice.lends.load(Ordering::Relaxed) != 0;
     let most = if before { ring.saturating_add(ring / 4) } else { ring };
     let better = ring != 0 && lent != 0 && lent <= most;
-    let doubted = match half.doubted.load(Ordering::Relaxed) {
+    let doubted = match choice.doubted.load(Ordering::Relaxed) {
         _ if better == before => 0,
         0 => offset,
         since if offset < since + DOUBTS * capacity => since,
         _ => {
-            half.lends.store(better.into(), Ordering::Relaxed);
+            choice.lends.store(better.into(), Ordering::Relaxed);
             0
         }
     };
-    half.doubted.store(doubted, Ordering::Relaxed);
-    half.lends.load(Ordering::Relaxed) != 0
+    choice.doubted.store(doubted, Ordering::Relaxed);
+    choice.lends.load(Ordering::Relaxed) != 0
 }
 
 /// A new lane begins.
-pub fn begin(half: &Half) {
-    half.lends.store(0, Ordering::Relaxed);
-    half.doubted.store(0, Ordering::Relaxed);
+pub fn begin(half: TxHeld<'_>) {
+    let choice = &half.own().choice;
+    choice.lends.store(0, Ordering::Relaxed);
+    choice.doubted.store(0, Ordering::Relaxed);
 }
 
 /// Sender: whether loans are, or could become, no slower than copies if their memory were in huge pages, as far as is known: on Zen 5
 /// they are three and a half times as fast from there.
-pub fn may_favour(half: &Half, dmb: &Dmb) -> bool {
-    let (ring, lent) = copy_rate::both(half, dmb);
+pub fn may_favour(half: TxHeld<'_>, dmb: &Dmb) -> bool {
+    let (ring, lent) = copy_rate::both(&half.own().paces, dmb);
     lent != 0 && lent <= ring.saturating_mul(4)
 }
 
@@ -98,13 +100,13 @@ mod tests {
     #[test]
     fn a_change_must_seem_better_for_a_while() {
         // SAFETY: atomics only, valid when zero, as a new block is.
-        let half: Half = unsafe { core::mem::zeroed() };
+        let choice: LendingChoice = unsafe { core::mem::zeroed() };
         let mut offset = LOANS;
         // How many of `mib` MiB were lent.
         let mut lent = |paces, mib: u32| -> u32 {
             let mut one = || {
                 offset += 1 << 20;
-                u32::from(chosen(&half, paces, offset, RING))
+                u32::from(chosen(&choice, paces, offset, RING))
             };
             (0..mib).map(|_| one()).sum()
         };

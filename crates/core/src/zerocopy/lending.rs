@@ -9,7 +9,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{Block, Half};
+use shunpike_shm::arena::{Block, TxHalf, TxHeld};
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::lane::loans::{Loan, SLOTS, Witness};
 use shunpike_wire::Reason;
@@ -167,7 +167,7 @@ impl Ledger {
     }
 
     /// Tells of the calls that are complete now; `anyhow`: also where the code of what is unread is another.
-    fn tell(&self, block: &Block, cons: u64, anyhow: bool) {
+    fn tell(&self, block: &Block, half: TxHeld<'_>, cons: u64, anyhow: bool) {
         let mut due = 0;
         while self.pending() > 0 {
             let first = self.first_call.load(Ordering::Relaxed);
@@ -186,7 +186,7 @@ impl Ledger {
             block.notices.complete(call.calls.load(Ordering::Relaxed), copied);
             self.first_call.store(first.wrapping_add(1), Ordering::Relaxed);
         }
-        block.tx.loans.store(due, Ordering::Relaxed);
+        half.due.store(half, due, Ordering::Relaxed);
     }
 
     fn clear(&self) {
@@ -203,12 +203,12 @@ impl Kept {
 
 /// The ledger of a connection of ours.
 fn ledger(block: &Block) -> Option<&'static Ledger> {
-    let index = (block.tx.lender.load(Ordering::Relaxed) as usize).checked_sub(1)?;
+    let index = (block.tx.ledger.load(Ordering::Relaxed) as usize).checked_sub(1)?;
     LEDGER.get(index).filter(|_| block.pid.load(Ordering::Relaxed) == process::pid())
 }
 
-/// The same, taken if it has none yet. Under the send lock.
-fn ledger_for(block: &Block) -> Option<&'static Ledger> {
+/// The same, taken if it has none yet.
+fn ledger_for(block: &Block, half: TxHeld<'_>) -> Option<&'static Ledger> {
     ledger(block).or_else(|| {
         let free = |one: &Ledger| {
             one.used.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -216,7 +216,7 @@ fn ledger_for(block: &Block) -> Option<&'static Ledger> {
         let index = LEDGER.iter().position(free)?;
         LENDS.store(true, Ordering::Relaxed);
         LEDGER[index].clear();
-        block.tx.lender.store(index as u32 + 1, Ordering::Relaxed);
+        half.ledger.store(index as u32 + 1, Ordering::Relaxed);
         Some(&LEDGER[index])
     })
 }
@@ -234,16 +234,15 @@ fn is_forced() -> bool {
     process::knobs().lend_bytes.load(Ordering::Relaxed) != 0
 }
 
-/// What to do with the next bytes of a call that asks for a notice. `None`: they are copied as ever. Under the send lock.
-pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
+/// What to do with the next bytes of a call that asks for a notice. `None`: they are copied as ever.
+pub fn next(block: &Block, half: TxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
     let (before, from, len) = bufs.first_of(least(), LEAST_PART)?;
     if !mappings::holds(from.addr(), len) {
         return None;
     }
-    let half = &block.tx;
     let may = block.pid.load(Ordering::Relaxed) == process::pid()
         && block.holders.load(Ordering::Relaxed).count_ones() == 1
-        && half.sndbuf.load(Ordering::Relaxed) == 0
+        && half.own().stage.load(Ordering::Relaxed) == 0
         && !CLOSED.load(Ordering::Relaxed);
     if !may {
         return None;
@@ -261,12 +260,12 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
     if !is_forced() && !choice::favours(half, dmb, offset) {
         return None;
     }
-    let ledger = ledger_for(block)?;
+    let ledger = ledger_for(block, half)?;
     let kept = |ledger: &Ledger| {
         ledger.next.load(Ordering::Relaxed).wrapping_sub(ledger.first.load(Ordering::Relaxed))
     };
     if kept(ledger) == SLOTS {
-        ledger.consumed(consumed(half, dmb));
+        ledger.consumed(consumed(&half, dmb));
         if kept(ledger) == SLOTS {
             return None;
         }
@@ -278,10 +277,9 @@ pub fn next(block: &Block, dmb: &Dmb, bufs: &Bufs<'_>) -> Option<Next> {
     Some(if before > 0 { Next::Copy(before) } else { Next::Lend(from, len) })
 }
 
-/// Lends `len` bytes at `from`, which are to be published at `offset` next. Errors: EFAULT, they cannot be read. Under the send
-/// lock.
+/// Lends `len` bytes at `from`, which are to be published at `offset` next. Errors: EFAULT, they cannot be read.
 #[cold]
-pub fn lend(half: &Half, dmb: &Dmb, from: *const u8, len: usize, offset: u64) -> Result<usize, Errno> {
+pub fn lend(half: TxHeld<'_>, dmb: &Dmb, from: *const u8, len: usize, offset: u64) -> Result<usize, Errno> {
     if !user::readable(from, len) {
         return Err(Errno::FAULT);
     }
@@ -293,8 +291,15 @@ pub fn lend(half: &Half, dmb: &Dmb, from: *const u8, len: usize, offset: u64) ->
     Ok(len)
 }
 
-/// The loan made just now is published. Under the send lock still.
-pub fn lent(block: &Block, dmb: &Dmb, from: *const u8, len: usize, offset: u64) -> Option<Lent> {
+/// The loan made just now is published, under the same hold of the lock.
+pub fn lent(
+    block: &Block,
+    _half: TxHeld<'_>,
+    dmb: &Dmb,
+    from: *const u8,
+    len: usize,
+    offset: u64,
+) -> Option<Lent> {
     let ledger = ledger(block)?;
     let next = ledger.next.load(Ordering::Relaxed);
     let kept = &ledger.loans[(next % SLOTS) as usize];
@@ -306,25 +311,25 @@ pub fn lent(block: &Block, dmb: &Dmb, from: *const u8, len: usize, offset: u64) 
     Some(Lent { recalls: ledger.recalls.load(Ordering::Relaxed), end: offset + len as u64 })
 }
 
-/// A call with a number is over; `copied`: some of its bytes. Under the send lock.
-pub fn ended(block: &Block, lent: Option<Lent>, copied: bool) {
+/// A call with a number is over; `copied`: some of its bytes.
+pub fn ended(block: &Block, half: TxHeld<'_>, lent: Option<Lent>, copied: bool) {
     let Some(ledger) = ledger(block) else { return block.notices.complete(1, true) };
     match lent.filter(|lent| lent.recalls == ledger.recalls.load(Ordering::Relaxed)) {
         Some(lent) => ledger.note_call(lent.end, copied),
         None => ledger.note_call(0, true),
     }
-    look(block, ledger);
+    look(block, half, ledger);
 }
 
-/// Tells of what the receiver has consumed since. Under the send lock.
-fn look(block: &Block, ledger: &Ledger) {
-    let cons = state::tx_dmb(&block.tx).map_or(u64::MAX, |dmb| consumed(&block.tx, &dmb));
+/// Tells of what the receiver has consumed since.
+fn look(block: &Block, half: TxHeld<'_>, ledger: &Ledger) {
+    let cons = state::tx_dmb(&half).map_or(u64::MAX, |dmb| consumed(&half, &dmb));
     ledger.consumed(cons);
-    ledger.tell(block, cons, false);
+    ledger.tell(block, half, cons, false);
 }
 
 /// What the receiver says to have consumed; what it cannot have counts for nothing.
-fn consumed(half: &Half, dmb: &Dmb) -> u64 {
+fn consumed(half: &TxHalf, dmb: &Dmb) -> u64 {
     let cons = dmb.words().cons();
     let ours = cons.generation() == half.generation.load(Ordering::Relaxed)
         && cons.offset() <= half.cursor.load(Ordering::Relaxed);
@@ -334,7 +339,7 @@ fn consumed(half: &Half, dmb: &Dmb) -> u64 {
 /// Whether a look would find calls that are complete. Without the lock, inside a critical section.
 #[inline]
 pub fn is_due(block: &Block) -> bool {
-    let due = block.tx.loans.load(Ordering::Relaxed);
+    let due = block.tx.due.load(Ordering::Relaxed);
     due != 0 && state::tx_dmb(&block.tx).is_none_or(|dmb| dmb.words().cons().offset() >= due)
 }
 
@@ -343,27 +348,27 @@ pub fn is_due(block: &Block) -> bool {
 pub fn refresh(conn: Conn, fd: i32) {
     let block = conn.block;
     let Some(ledger) = ledger(block).filter(|_| block.notices.pending() != 0) else { return };
-    let _guard = send_lock::lock(block, critical());
-    look(block, ledger);
+    let guard = send_lock::lock(block, critical());
+    look(block, guard.held(), ledger);
     let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
     let lent_for = clock::ticks().wrapping_sub(ledger.since.load(Ordering::Relaxed));
     if ledger.pending() > 0 && lent_for > clock::from_us(grace) {
-        recall(conn, fd);
+        recall(conn, fd, guard.held());
     }
 }
 
-/// All that is lent is copied to its place in the ring: the program's memory is its own again. Under the send lock. False: it
+/// All that is lent is copied to its place in the ring: the program's memory is its own again. False: it
 /// cannot be read any more, and the connection was reset.
-pub fn recall(conn: Conn, fd: i32) -> bool {
+pub fn recall(conn: Conn, fd: i32, half: TxHeld<'_>) -> bool {
     let block = conn.block;
     let Some(ledger) = ledger(block) else { return true };
-    let Some(dmb) = state::tx_dmb(&block.tx) else {
-        over(block);
+    let Some(dmb) = state::tx_dmb(&half) else {
+        over(block, half);
         return true;
     };
-    let cons = consumed(&block.tx, &dmb);
+    let cons = consumed(&half, &dmb);
     ledger.consumed(cons);
-    ledger.tell(block, cons, false);
+    ledger.tell(block, half, cons, false);
     let lent = |kept: &&Kept| kept.from.load(Ordering::Relaxed) != 0;
     let mut whole = true;
     for kept in ledger.outstanding().filter(lent) {
@@ -387,17 +392,17 @@ pub fn recall(conn: Conn, fd: i32) -> bool {
             call.copied.store(true, Ordering::Relaxed);
         }
     }
-    ledger.tell(block, cons, false);
+    ledger.tell(block, half, cons, false);
     // Whoever waits for a notice is told by who settles the connection.
     block.life.unsettle();
     if !whole {
-        reset::reset(conn, fd, Reason::LentUnreadable);
+        reset::reset(conn, fd, half, Reason::LentUnreadable);
     }
     whole
 }
 
-/// The lane is closed, its loans recalled before: no notice waits any more. Under the send lock.
-pub fn over(block: &Block) {
+/// The lane is closed, its loans recalled before: no notice waits any more.
+pub fn over(block: &Block, half: TxHeld<'_>) {
     if let Some(ledger) = ledger(block) {
         let first = ledger.first_call.load(Ordering::Relaxed);
         for number in 0..ledger.pending() {
@@ -406,7 +411,7 @@ pub fn over(block: &Block) {
                 call.copied.store(true, Ordering::Relaxed);
             }
         }
-        ledger.tell(block, 0, true);
+        ledger.tell(block, half, 0, true);
         ledger.clear();
     }
 }
@@ -414,7 +419,7 @@ pub fn over(block: &Block) {
 /// This process lets go of the connection.
 pub fn forget(block: &Block) {
     if let Some(ledger) = ledger(block) {
-        block.tx.lender.store(0, Ordering::Relaxed);
+        block.tx.ledger.store(0, Ordering::Relaxed);
         // Release pairs with the Acquire in `ledger_for`.
         ledger.used.store(false, Ordering::Release);
     }
@@ -422,17 +427,17 @@ pub fn forget(block: &Block) {
 
 /// Nothing is lent any more.
 fn recall_all() {
-    for_each(|conn, fd, _| {
-        recall(conn, fd);
+    for_each(|conn, fd, half, _| {
+        recall(conn, fd, half);
     });
 }
 
 /// Before the process forks: no memory of it is lent any more, and every call is told of, as a child has no account of those that are
 /// still to be.
 pub fn before_fork() {
-    for_each(|conn, fd, ledger| {
-        if recall(conn, fd) {
-            ledger.tell(conn.block, u64::MAX, true);
+    for_each(|conn, fd, half, ledger| {
+        if recall(conn, fd, half) {
+            ledger.tell(conn.block, half, u64::MAX, true);
         }
     });
 }
@@ -451,15 +456,15 @@ pub fn recall_from(start: usize, len: usize) {
     if !LEDGER.iter().any(|one| one.used.load(Ordering::Acquire) && one.outstanding().any(is_hit)) {
         return;
     }
-    for_each(|conn, fd, ledger| {
+    for_each(|conn, fd, half, ledger| {
         if ledger.outstanding().any(is_hit) {
-            recall(conn, fd);
+            recall(conn, fd, half);
         }
     });
     for (fd, entry) in table::all() {
         // Who sleeps until there is a notice is told.
         if let Entry::Conn(conn) = entry
-            && conn.block.tx.lender.load(Ordering::Relaxed) != 0
+            && conn.block.tx.ledger.load(Ordering::Relaxed) != 0
         {
             above::settle(conn, fd);
         }
@@ -467,19 +472,19 @@ pub fn recall_from(start: usize, len: usize) {
 }
 
 /// Each connection of the process that lends, under its send lock.
-fn for_each(act: impl Fn(Conn, i32, &Ledger)) {
+fn for_each(act: impl Fn(Conn, i32, TxHeld<'_>, &Ledger)) {
     if !LENDS.load(Ordering::Relaxed) {
         return;
     }
     for (fd, entry) in table::all() {
         if let Entry::Conn(conn) = entry
-            && conn.block.tx.lender.load(Ordering::Relaxed) != 0
+            && conn.block.tx.ledger.load(Ordering::Relaxed) != 0
         {
-            let _guard = send_lock::lock(conn.block, critical());
+            let guard = send_lock::lock(conn.block, critical());
             if conn.current()
                 && let Some(ledger) = ledger(conn.block)
             {
-                act(conn, fd, ledger);
+                act(conn, fd, guard.held(), ledger);
             }
         }
     }
