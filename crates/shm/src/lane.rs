@@ -240,6 +240,34 @@ const _: () = assert!(Loans::SLOTS_AT == PAGE && Loans::BETWEEN_AT + (COLOURS - 
 #[cfg(not(loom))]
 const _: () = assert!(core::mem::offset_of!(Produced, 4) == 0x20 && size_of::<Short>() == 0x20);
 
+/// Each word, for the document.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn layout() -> crate::layouts::Layout {
+    use core::mem::offset_of;
+    let [witness, answer] = Loans::AT;
+    let beside = |word: usize| word + offset_of!(Line, 1);
+    let short = offset_of!(Words, prod) + offset_of!(Produced, 4);
+    vec![
+        ("prod", vec![Words::PROD_AT]),
+        ("window", vec![Words::WINDOW_AT]),
+        ("held", vec![offset_of!(Words, prod) + offset_of!(Produced, 2)]),
+        ("lent", vec![offset_of!(Words, prod) + offset_of!(Produced, 3)]),
+        ("short", vec![short, short + Short::BYTES_AT]),
+        ("cons", vec![Words::CONS_AT]),
+        ("reach", vec![beside(Words::CONS_AT)]),
+        ("start", vec![offset_of!(Words, start)]),
+        ("rwait", vec![offset_of!(Words, rwait)]),
+        ("wwait", vec![Words::WWAIT_AT]),
+        ("woken", vec![beside(offset_of!(Words, rwait)), beside(Words::WWAIT_AT)]),
+        ("witness", vec![witness]),
+        ("answer", vec![answer]),
+        ("paces", vec![beside(answer), answer + offset_of!(Line, 2)]),
+        ("slots", vec![Loans::SLOTS_AT]),
+        ("first ring", vec![FIRST_AT]),
+        ("ring", vec![HEADER]),
+    ]
+}
+
 /// A wait word: epoch (32 bits) | ... | nap mark (1 bit) | CQ mask (8 bits); 0 is awake. The epoch's half is the futex
 /// of those who nap: each declaration and each answer changes it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]

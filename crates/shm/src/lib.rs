@@ -11,6 +11,8 @@ extern crate alloc;
 pub mod arena;
 pub mod grace;
 pub mod lane;
+#[cfg(all(test, not(loom)))]
+mod layouts;
 pub mod lifecycle;
 pub mod lock;
 pub mod notices;

@@ -85,6 +85,46 @@ struct Posted {
     slots: [AtomicU16; LAST],
 }
 
+/// Each word of a [`CqNews`], for the document.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn link_layout() -> crate::layouts::Layout {
+    use core::mem::offset_of;
+    vec![
+        ("news", vec![offset_of!(CqNews, news)]),
+        ("sleeps", vec![offset_of!(CqNews, sleeps)]),
+        ("rung", vec![offset_of!(CqNews, rung)]),
+        (
+            "posts, order",
+            vec![offset_of!(CqNews, posted), offset_of!(CqNews, posted) + offset_of!(Posted, slots)],
+        ),
+    ]
+}
+
+/// Each word of the broker's pages, for the document.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn brokers_layout() -> crate::layouts::Layout {
+    use core::mem::offset_of;
+    macro_rules! knobs {
+        ($($knob:ident),*) => {[$((stringify!($knob), vec![offset_of!(KnobPage, $knob)])),*]};
+    }
+    let knobs = knobs!(
+        active,
+        dmb_copy,
+        rmem_class,
+        nominate_calls,
+        nominate_bytes,
+        spin_us,
+        grace_ms,
+        cpus,
+        wmem,
+        max_cqs,
+        lend_bytes,
+        profile
+    );
+    assert_eq!(size_of::<KnobPage>(), knobs.len() * size_of::<AtomicU32>());
+    [("posted", vec![offset_of!(SessionPage, posted)])].into_iter().chain(knobs).collect()
+}
+
 /// A consumer's declared sleep, as a poster saw it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Sleep(u64);

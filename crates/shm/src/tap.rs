@@ -122,6 +122,19 @@ struct Words {
     state: AtomicU32,
 }
 
+/// Each word, for the document.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn layout() -> crate::layouts::Layout {
+    use core::mem::offset_of;
+    vec![
+        ("head", vec![offset_of!(Words, head)]),
+        ("tail", vec![offset_of!(Words, tail)]),
+        ("lost records, bytes", vec![offset_of!(Words, lost_records), offset_of!(Words, lost_bytes)]),
+        ("state", vec![offset_of!(Words, state)]),
+        ("ring", vec![HEADER]),
+    ]
+}
+
 /// A mapped ring.
 #[derive(Copy, Clone)]
 pub struct Ring {

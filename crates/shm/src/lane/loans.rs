@@ -57,6 +57,13 @@ impl Loans {
     #[cfg(not(loom))]
     pub(crate) const SLOTS_AT: usize = Words::LOANS_AT + core::mem::offset_of!(Self, slots);
 
+    /// Where the witness is, and the answer; for the document.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) const AT: [usize; 2] = [
+        Words::LOANS_AT + core::mem::offset_of!(Self, witness),
+        Words::LOANS_AT + core::mem::offset_of!(Self, answer),
+    ];
+
     pub(crate) fn new() -> Self {
         let word = || SharedU64::new(0);
         Self {

@@ -30,6 +30,10 @@ pub(crate) struct Short {
 }
 
 impl Short {
+    /// Where the bytes are, for the document.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) const BYTES_AT: usize = core::mem::offset_of!(Self, bytes);
+
     pub(crate) fn new() -> Self {
         Self { tag: SharedU64::new(0), bytes: core::array::from_fn(|_| SharedU64::new(0)) }
     }

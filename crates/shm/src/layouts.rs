@@ -1,0 +1,67 @@
+//! What docs/shared-memory.md says of offsets is what the code has: one row for each word, and no others.
+
+use crate::{arena, lane, pages, tap};
+
+/// Words, in the document's order, and where they are.
+pub(crate) type Layout = Vec<(&'static str, Vec<usize>)>;
+
+const TEXT: &str = include_str!("../../../docs/shared-memory.md");
+
+/// The rows of the first table behind the first line that has `mark`: two of their cells, by the table's head.
+fn table(mark: &str, of: &str) -> Vec<(String, Vec<usize>)> {
+    let (_, behind) = TEXT.split_once(mark).unwrap_or_else(|| panic!("no {mark}"));
+    let mut lines =
+        behind.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let head = cells(lines.next().expect("a table's head"));
+    let column = |name: &str| {
+        head.iter().position(|cell| cell == name).unwrap_or_else(|| panic!("no {name} at {mark}"))
+    };
+    let (name, offset) = (column(of), column("offset"));
+    lines.skip(1).map(cells).map(|row| (row[name].clone(), numbers(&row[offset]))).collect()
+}
+
+/// All numbers that are written in base 16.
+fn numbers(text: &str) -> Vec<usize> {
+    let digits = |part: &str| part.chars().take_while(char::is_ascii_hexdigit).collect::<String>();
+    text.split("0x").skip(1).map(|part| usize::from_str_radix(&digits(part), 16).expect("a number")).collect()
+}
+
+fn is_documented(mark: &str, of: &str, layout: Layout) {
+    let layout: Vec<_> = layout.into_iter().map(|(word, offsets)| (word.to_owned(), offsets)).collect();
+    assert_eq!(table(mark, of), layout, "docs/shared-memory.md, {mark}");
+}
+
+#[test]
+fn lane() {
+    is_documented("src/lane.rs)", "word", lane::layout());
+}
+
+#[test]
+fn link_page() {
+    is_documented("src/pages.rs)", "word", pages::link_layout());
+    let stride = format!(
+        "at `side * {:#x} + cq * {:#x}`",
+        size_of::<[pages::CqNews; 8]>(),
+        size_of::<pages::CqNews>()
+    );
+    assert!(TEXT.contains(&stride), "{stride}");
+}
+
+#[test]
+fn brokers_pages() {
+    is_documented("From the broker,", "word", pages::brokers_layout());
+}
+
+#[test]
+fn tap() {
+    is_documented("src/tap.rs)", "word", tap::layout());
+}
+
+#[test]
+fn arena() {
+    let blocks = format!("{:#x} + {} n", arena::HEADER, size_of::<arena::Block>());
+    assert!(TEXT.contains(&blocks), "{blocks}");
+    let notices = format!("{:#05x} of the block", core::mem::offset_of!(arena::Block, notices));
+    assert!(TEXT.contains(&notices), "{notices}");
+}
