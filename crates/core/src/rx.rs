@@ -164,11 +164,17 @@ fn inside<T>(conn: Conn, fd: i32, call: impl FnOnce() -> T, brought: impl FnOnce
 #[inline(always)]
 pub fn lock<S: Section>(conn: &Conn, fd: i32, section: S) -> RxGuard<'_, S> {
     let guard = conn.block.rx.lock(section);
+    repair(*conn, fd, &guard);
+    guard
+}
+
+/// The second step of [`lock`], for who takes it where a guard that is returned would cost too much.
+#[inline(always)]
+fn repair(conn: Conn, fd: i32, guard: &RxGuard<'_, impl Section>) {
     if guard.inherited() && conn.current() {
         recover(conn.block, guard.held(), fd);
         guard.repaired();
     }
-    guard
 }
 
 /// One attempt, under the receive lock.
@@ -271,6 +277,8 @@ fn violated(conn: Conn, fd: i32, half: RxHeld<'_>) -> Step {
 }
 
 /// The lock's holder died: what it had not written down is derived from the shared words.
+#[cold]
+#[inline(never)]
 fn recover(block: &Block, half: RxHeld<'_>, fd: i32) {
     match half.mode.load(Ordering::Relaxed) {
         mode::LANE => {

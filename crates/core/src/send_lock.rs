@@ -24,6 +24,8 @@ pub fn lock<S: Section>(block: &Block, section: S) -> TxGuard<'_, S> {
 }
 
 /// The holder of the send lock died: what it published counts, what it only copied does not.
+#[cold]
+#[inline(never)]
 fn derive(half: TxHeld<'_>, dmb: Dmb) {
     half.cursor.store(half, dmb.words().prod().offset(), Ordering::Relaxed);
     dmb.words().forget_short();

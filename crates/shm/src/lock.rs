@@ -113,9 +113,26 @@ pub unsafe trait Section {}
 // SAFETY: what is borrowed lives at least as long.
 unsafe impl<S: Section> Section for &S {}
 
+/// What has a lock.
+///
+/// # Safety
+/// It is the same lock each time.
+pub unsafe trait Locked {
+    /// That lock.
+    fn its_lock(&self) -> &RobustLock;
+}
+
+// SAFETY: itself.
+unsafe impl Locked for RobustLock {
+    #[inline(always)]
+    fn its_lock(&self) -> &RobustLock {
+        self
+    }
+}
+
 /// Unlocks on drop, and ends its section only then, if it owns it.
-pub struct Guard<'a, S: Section> {
-    lock: &'a RobustLock,
+pub struct Guard<'a, S: Section, T: Locked = RobustLock> {
+    of: &'a T,
     by: By,
     _section: S,
 }
@@ -158,26 +175,21 @@ impl RobustLock {
     /// Waits for the lock. A dead holder's lock is taken over and marked consistent.
     #[inline(always)]
     pub fn lock<S: Section>(&self, section: S) -> Guard<'_, S> {
-        let thread = thread();
-        let Some(head) = thread.head() else { return self.lock_unlisted(section) };
-        let before = self.announce(thread, head);
-        let number = thread.number.load(Ordering::Relaxed);
-        // Acquire pairs with the Release in `drop`, and with the kernel's own exchange for a dead holder.
-        let free = self.word().compare_exchange(0, number, Ordering::Acquire, Ordering::Relaxed);
-        if free.is_err() {
-            self.contend(number);
-        }
-        Guard { lock: self, by: By::Pending(before), _section: section }
+        Guard::lock(self, section)
     }
 
     /// Takes the lock if nobody holds it.
     pub fn try_lock<S: Section>(&self, section: S) -> Option<Guard<'_, S>> {
+        Guard::try_lock(self, section)
+    }
+
+    fn try_take(&self) -> Option<By> {
         let thread = thread();
-        let Some(head) = thread.head() else { return self.try_lock_unlisted(section) };
+        let Some(head) = thread.head() else { return self.try_unlisted() };
         let before = self.announce(thread, head);
         let number = thread.number.load(Ordering::Relaxed);
         if self.take_if_free(number) {
-            return Some(Guard { lock: self, by: By::Pending(before), _section: section });
+            return Some(By::Pending(before));
         }
         head.conclude(thread, before);
         None
@@ -251,11 +263,10 @@ impl RobustLock {
     }
 
     /// In a thread whose list is not known.
-    #[cold]
-    fn lock_unlisted<S: Section>(&self, section: S) -> Guard<'_, S> {
+    fn wait_unlisted(&self) -> By {
         let Some(calls) = mutex::calls() else {
             self.contend(number());
-            return Guard { lock: self, by: By::Word, _section: section };
+            return By::Word;
         };
         loop {
             let now = clock_gettime(ClockId::Realtime);
@@ -267,32 +278,28 @@ impl RobustLock {
             // SAFETY: initialised by `init` before the block was handed out.
             let rc = unsafe { (calls.timedlock)(self.mutex.get().cast(), &until) };
             if rc != libc::ETIMEDOUT {
-                return self.guard_of_glibc(&calls, rc, section);
+                return self.taken_by_glibc(&calls, rc);
             }
         }
     }
 
     #[cold]
-    fn try_lock_unlisted<S: Section>(&self, section: S) -> Option<Guard<'_, S>> {
+    fn try_unlisted(&self) -> Option<By> {
         let Some(calls) = mutex::calls() else {
-            return self.take_if_free(number()).then_some(Guard {
-                lock: self,
-                by: By::Word,
-                _section: section,
-            });
+            return self.take_if_free(number()).then_some(By::Word);
         };
-        // SAFETY: as in `lock_unlisted`.
+        // SAFETY: as in `wait_unlisted`.
         let rc = unsafe { (calls.trylock)(self.mutex.get().cast()) };
-        (rc == 0 || rc == libc::EOWNERDEAD).then(|| self.guard_of_glibc(&calls, rc, section))
+        (rc == 0 || rc == libc::EOWNERDEAD).then(|| self.taken_by_glibc(&calls, rc))
     }
 
-    fn guard_of_glibc<S: Section>(&self, calls: &Calls, rc: i32, section: S) -> Guard<'_, S> {
+    fn taken_by_glibc(&self, calls: &Calls, rc: i32) -> By {
         if rc == libc::EOWNERDEAD {
             self.inherited.store(1, Ordering::Relaxed);
             // SAFETY: we hold it, as EOWNERDEAD says.
             unsafe { (calls.consistent)(self.mutex.get().cast()) };
         }
-        Guard { lock: self, by: By::Glibc, _section: section }
+        By::Glibc
     }
 
     #[inline(always)]
@@ -325,42 +332,76 @@ impl RobustLock {
     }
 }
 
-impl<S: Section> Guard<'_, S> {
+impl<'a, S: Section, T: Locked> Guard<'a, S, T> {
+    /// Takes the lock of `of`; see [`RobustLock::lock`].
+    #[inline(always)]
+    pub fn lock(of: &'a T, section: S) -> Self {
+        let (lock, thread) = (of.its_lock(), thread());
+        let Some(head) = thread.head() else { return Self::lock_unlisted(of, section) };
+        let before = lock.announce(thread, head);
+        let number = thread.number.load(Ordering::Relaxed);
+        // Acquire pairs with the Release in `drop`, and with the kernel's own exchange for a dead holder.
+        let free = lock.word().compare_exchange(0, number, Ordering::Acquire, Ordering::Relaxed);
+        if free.is_err() {
+            lock.contend(number);
+        }
+        Self { of, by: By::Pending(before), _section: section }
+    }
+
+    /// In a thread whose list is not known.
+    #[cold]
+    fn lock_unlisted(of: &'a T, section: S) -> Self {
+        Self { of, by: of.its_lock().wait_unlisted(), _section: section }
+    }
+
+    /// Takes the lock of `of` if nobody holds it.
+    pub fn try_lock(of: &'a T, section: S) -> Option<Self> {
+        of.its_lock().try_take().map(|by| Self { of, by, _section: section })
+    }
+
+    /// What the lock is of.
+    #[inline(always)]
+    pub(crate) fn of(&self) -> &'a T {
+        self.of
+    }
+
     /// Whether a holder died inside since anybody said that all is [`repaired`](Self::repaired): what the lock protects must be derived
     /// anew from the shared words.
     #[inline(always)]
     pub fn inherited(&self) -> bool {
-        self.lock.inherited.load(Ordering::Relaxed) != 0
+        self.of.its_lock().inherited.load(Ordering::Relaxed) != 0
     }
 
     /// It was.
     pub fn repaired(&self) {
-        self.lock.inherited.store(0, Ordering::Relaxed);
+        self.of.its_lock().inherited.store(0, Ordering::Relaxed);
     }
 }
 
-impl<S: Section> Drop for Guard<'_, S> {
+impl<S: Section, T: Locked> Drop for Guard<'_, S, T> {
     #[inline(always)]
     fn drop(&mut self) {
         let By::Pending(before) = self.by else { return self.drop_unlisted() };
         let thread = thread();
         // A child that was forked meanwhile has forgotten: it let go of nothing.
         let Some(head) = thread.known() else { return };
-        if self.lock.entry().next.load(Ordering::Relaxed) != 0 {
-            head.unlink(thread, self.lock);
+        let lock = self.of.its_lock();
+        if lock.entry().next.load(Ordering::Relaxed) != 0 {
+            head.unlink(thread, lock);
         }
-        self.lock.open();
+        lock.open();
         head.conclude(thread, before);
     }
 }
 
-impl<S: Section> Guard<'_, S> {
+impl<S: Section, T: Locked> Guard<'_, S, T> {
     #[cold]
     fn drop_unlisted(&self) {
+        let lock = self.of.its_lock();
         match (self.by, mutex::calls()) {
             // SAFETY: a Guard exists only while its thread holds the mutex.
-            (By::Glibc, Some(calls)) => drop(unsafe { (calls.unlock)(self.lock.mutex.get().cast()) }),
-            _ => self.lock.open(),
+            (By::Glibc, Some(calls)) => drop(unsafe { (calls.unlock)(lock.mutex.get().cast()) }),
+            _ => lock.open(),
         }
     }
 }

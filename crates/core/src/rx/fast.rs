@@ -27,7 +27,8 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
         return None;
     }
     let critical = critical();
-    let guard = rx::lock(&conn, fd, &critical);
+    let guard = conn.block.rx.lock(&critical);
+    rx::repair(conn, fd, &guard);
     let half = guard.held();
     let dmb = ordinary(conn, half)?;
     let words = dmb.words();
@@ -72,7 +73,8 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
 /// Whether a read would find bytes.
 #[inline]
 pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
-    let guard = rx::lock(&conn, fd, critical());
+    let guard = conn.block.rx.lock(critical());
+    rx::repair(conn, fd, &guard);
     let half = guard.held();
     let dmb = ordinary(conn, half)?;
     let (dmb, prod, unread) = ring::unread_still(half, &dmb)?;

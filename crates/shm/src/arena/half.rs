@@ -13,7 +13,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::{BUCKETS, bucket, mode};
-use crate::lock::{Guard, RobustLock, Section};
+use crate::lock::{Guard, Locked, RobustLock, Section};
 
 /// A word that everybody may read, and only who holds the lock of its direction may write.
 #[repr(transparent)]
@@ -259,6 +259,14 @@ macro_rules! direction {
             }
         }
 
+        // SAFETY: its own.
+        unsafe impl Locked for $half {
+            #[inline(always)]
+            fn its_lock(&self) -> &RobustLock {
+                &self.half.lock
+            }
+        }
+
         impl Direction for $half {
             const RECEIVES: bool = $receives;
         }
@@ -267,37 +275,23 @@ macro_rules! direction {
             /// Takes its lock; see [`RobustLock::lock`].
             #[inline(always)]
             pub fn lock<S: Section>(&self, section: S) -> $guard<'_, S> {
-                $guard { half: self, guard: self.half.lock.lock(section) }
+                Guard::lock(self, section)
             }
 
             /// Takes its lock if nobody holds it.
             pub fn try_lock<S: Section>(&self, section: S) -> Option<$guard<'_, S>> {
-                self.half.lock.try_lock(section).map(|guard| $guard { half: self, guard })
+                Guard::try_lock(self, section)
             }
         }
 
         /// Its lock is held, and the thread within a critical section, as long as this lives.
-        pub struct $guard<'a, S: Section> {
-            half: &'a $half,
-            guard: Guard<'a, S>,
-        }
+        pub type $guard<'a, S> = Guard<'a, S, $half>;
 
         impl<S: Section> $guard<'_, S> {
             /// What the lock protects.
             #[inline(always)]
             pub fn held(&self) -> $held<'_> {
-                $held(self.half)
-            }
-
-            /// See [`Guard::inherited`].
-            #[inline(always)]
-            pub fn inherited(&self) -> bool {
-                self.guard.inherited()
-            }
-
-            /// See [`Guard::repaired`].
-            pub fn repaired(&self) {
-                self.guard.repaired();
+                $held(self.of())
             }
         }
 
