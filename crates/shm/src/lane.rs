@@ -242,7 +242,7 @@ const _: () = assert!(core::mem::offset_of!(Produced, 4) == 0x20 && size_of::<Sh
 
 /// Each word, for the document.
 #[cfg(all(test, not(loom)))]
-pub(crate) fn layout() -> crate::layouts::Layout {
+pub(crate) fn layout() -> Vec<(&'static str, Vec<usize>)> {
     use core::mem::offset_of;
     let [witness, answer] = Loans::AT;
     let beside = |word: usize| word + offset_of!(Line, 1);

@@ -3,7 +3,7 @@
 use crate::{arena, lane, pages, tap};
 
 /// Words, in the document's order, and where they are.
-pub(crate) type Layout = Vec<(&'static str, Vec<usize>)>;
+type Layout = Vec<(&'static str, Vec<usize>)>;
 
 const TEXT: &str = include_str!("../../../docs/shared-memory.md");
 

@@ -87,7 +87,7 @@ struct Posted {
 
 /// Each word of a [`CqNews`], for the document.
 #[cfg(all(test, not(loom)))]
-pub(crate) fn link_layout() -> crate::layouts::Layout {
+pub(crate) fn link_layout() -> Vec<(&'static str, Vec<usize>)> {
     use core::mem::offset_of;
     vec![
         ("news", vec![offset_of!(CqNews, news)]),
@@ -102,7 +102,7 @@ pub(crate) fn link_layout() -> crate::layouts::Layout {
 
 /// Each word of the broker's pages, for the document.
 #[cfg(all(test, not(loom)))]
-pub(crate) fn brokers_layout() -> crate::layouts::Layout {
+pub(crate) fn brokers_layout() -> Vec<(&'static str, Vec<usize>)> {
     use core::mem::offset_of;
     macro_rules! knobs {
         ($($knob:ident),*) => {[$((stringify!($knob), vec![offset_of!(KnobPage, $knob)])),*]};

@@ -124,7 +124,7 @@ struct Words {
 
 /// Each word, for the document.
 #[cfg(all(test, not(loom)))]
-pub(crate) fn layout() -> crate::layouts::Layout {
+pub(crate) fn layout() -> Vec<(&'static str, Vec<usize>)> {
     use core::mem::offset_of;
     vec![
         ("head", vec![offset_of!(Words, head)]),
