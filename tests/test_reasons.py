@@ -22,7 +22,7 @@ CAUSES = {
     "BrokerGone": {"core/upgrade.rs": ("the session has ended", "went away")},
     "BypassedHooks": {
         "core/closing.rs": ("bytes on TCP that the sender's hooks did not announce", "go round the hooks"),
-        "core/rx.rs": ("the same, at the switch", "go round the hooks"),
+        "core/rx/bounded.rs": ("the same, at the switch", "go round the hooks"),
         "core/upgrade/nomination.rs": ("the kernel's counts differ, also by what a child has moved", "another process"),
         "preload/bypass.rs": ("syscall(2) and aio on it", "raw system calls, libc's aio"),
         "preload/indirect.rs": ("Linux AIO on it", "raw system calls"),
@@ -126,7 +126,7 @@ CAUSES = {
     },
     "TcpRepair": {"core/surface/options.rs": ("TCP_REPAIR", "TCP_REPAIR")},
     "UrgentData": {
-        "core/rx.rs": ("it has come", "urgent data"),
+        "core/rx/bounded.rs": ("it has come", "urgent data"),
         "core/tx.rs": ("MSG_OOB", "urgent data"),
     },
     "VersionDiffers": {
