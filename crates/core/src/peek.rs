@@ -58,9 +58,16 @@ pub fn deliver(
 
 /// After `n` bytes came by TCP that the sender had taken back from `offset` of the ring: what was peeked at there, as
 /// it was. Errors: as above.
-pub fn repeat(half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, offset: u64, n: usize) -> Result<(), Errno> {
+pub fn repeat(
+    half: RxHeld<'_>,
+    dmb: &Dmb,
+    bufs: &Bufs<'_>,
+    offset: u64,
+    n: usize,
+    flags: i32,
+) -> Result<(), Errno> {
     let known = half.own().peeked.load(Ordering::Relaxed).saturating_sub(offset).min(n as u64);
-    match copy_of(half, dmb, None).filter(|_| known > 0) {
+    match copy_of(half, dmb, None).filter(|_| known > 0 && flags & libc::MSG_TRUNC == 0) {
         // SAFETY: as above.
         Some(copy) => unsafe { bufs.drain(&copy, offset, known as usize) },
         None => Ok(()),

@@ -87,7 +87,7 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
             }
             if debt {
                 own.paid_at.store(clock::ticks(), Ordering::Relaxed);
-                return peek::repeat(half, &dmb, bufs, owed_at(half, seen), n)
+                return peek::repeat(half, &dmb, bufs, owed_at(half, seen), n, flags)
                     .map_or_else(Step::Failed, |()| Step::Data(n));
             }
             Step::Data(n)
@@ -119,10 +119,16 @@ fn peek_ring(fd: i32, half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, before: usiz
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
     let Some((dmb, prod, unread)) = ring::unread(half, dmb) else { return 0 };
     let is_over = prod.has(Cursor::END | Cursor::STOP) && !prod.has(Cursor::LEAVE);
+    let cons = dmb.words().cons();
+    if cons == at.with(Cursor::TAKEN) {
+        // The sender took back what is unread: it stands on TCP, or will.
+        let n = peek_behind(fd, bufs, (before, 0), flags);
+        // Errors: of the program's buffers, which the kernel has written to.
+        return peek::repeat(half, &dmb, &rest, offset, n, flags).map_or(0, |()| n);
+    }
     if unread == 0 {
         // One that nothing was sent on, and that has ended.
-        let is_whole = is_over && dmb.words().cons() == at;
-        return if is_whole { peek_behind(fd, bufs, (before, 0), flags) } else { 0 };
+        return if is_over && cons == at { peek_behind(fd, bufs, (before, 0), flags) } else { 0 };
     }
     let n = rest.left().min(unread as usize);
     let peeked = if dmb.words().lent().0 != half.own().loans.load(Ordering::Relaxed) {
