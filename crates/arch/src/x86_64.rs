@@ -44,6 +44,7 @@ pub fn prefetch_write(at: usize) {
     unsafe { asm!("prefetchw [{0}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
 }
 
+#[cfg(not(feature = "gs"))]
 core::arch::global_asm!(
     ".pushsection .tbss,\"awT\",@nobits",
     ".balign 64",
@@ -56,7 +57,24 @@ core::arch::global_asm!(
     size = const size_of::<ThreadBlock>(),
 );
 
+/// Where the block lies behind the words that the injector keeps of a thread (crates/inject/src/blob.rs).
+#[cfg(feature = "gs")]
+pub const BEHIND: usize = 128;
+
 /// The calling thread's block. It lives as long as its thread: the reference is not to leave it.
+#[cfg(feature = "gs")]
+#[inline(always)]
+pub fn thread_block() -> &'static ThreadBlock {
+    let at: usize;
+    // SAFETY: the first of the injector's words points to itself; atomics alone, which are valid as zeroes.
+    unsafe {
+        asm!("mov {0}, qword ptr gs:[0]", out(reg) at, options(pure, readonly, nostack, preserves_flags));
+        &*core::ptr::with_exposed_provenance(at + BEHIND)
+    }
+}
+
+/// The calling thread's block. It lives as long as its thread: the reference is not to leave it.
+#[cfg(not(feature = "gs"))]
 #[inline(always)]
 pub fn thread_block() -> &'static ThreadBlock {
     let at: *const ThreadBlock;

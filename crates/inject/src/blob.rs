@@ -16,18 +16,20 @@ use std::arch::global_asm;
 pub const BLOCK: usize = 128 << 10;
 /// The lowest page of a block is no memory.
 pub const GUARD: usize = 4096;
-/// The state's size, at the block's end.
-const STATE: usize = 128;
+/// The state's size, at the block's end: words of ours, and what a library keeps of the thread.
+const STATE: usize = 320;
 /// Where the state lies in its block.
 pub const STATE_AT: usize = BLOCK - STATE;
 /// What one entry saves.
-const FRAME: usize = 352;
+const FRAME: usize = 400;
 /// How many entries may be nested: a signal handler may interrupt an entry, and make calls.
 const DEPTH: usize = 16;
 /// How many blocks wait for a child, or for a new thread.
 const SLOTS: usize = 64;
-/// Calls that are counted by their numbers; all above are counted together, in the last place.
+/// Calls that are told apart by their numbers; all above are as the last one.
 pub const COUNTED: usize = 512;
+/// The calls that the blob's own handler looks at: clone, fork, vfork, exit, sigaltstack, prctl, arch_prctl, seccomp, clone3.
+const LOOKED_AT: [usize; 9] = [56, 57, 58, 60, 131, 157, 158, 317, 435];
 
 /// What the handler answers.
 #[derive(Clone, Copy)]
@@ -73,6 +75,8 @@ pub struct Blob {
     pub handler: usize,
     /// What runs before the program's first instruction.
     pub begin: usize,
+    /// Which calls are shown to the handler, from the beginning of the data.
+    pub shown: usize,
 }
 
 /// What the blob must be told.
@@ -85,13 +89,26 @@ pub struct Words {
     pub helper: u32,
     /// Where the program begins.
     pub first: u64,
+    /// A library's function that runs before that, or 0.
+    pub start: u64,
+    /// A library's function that delivers the signals which it has kept back while it ran, or 0.
+    pub deliver: u64,
 }
 
 impl Words {
     /// As the data begin.
-    pub fn bytes(&self) -> [u8; 32] {
-        words([self.handler, self.counts, self.helper.into(), self.first])
+    pub fn bytes(&self) -> [u8; 48] {
+        words([self.handler, self.counts, self.helper.into(), self.first, self.start, self.deliver])
     }
+}
+
+/// Which calls are shown to the handler, a byte for each number: those that `library` marks, and the blob's own.
+pub fn shown(library: Option<&[u8; COUNTED]>) -> [u8; COUNTED] {
+    let mut shown = library.copied().unwrap_or([0; COUNTED]);
+    for number in LOOKED_AT {
+        shown[number] = 1;
+    }
+    shown
 }
 
 fn words<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTES] {
@@ -113,16 +130,18 @@ unsafe extern "C" {
     static shunpike_inject_text: u8;
     static shunpike_inject_handler: u8;
     static shunpike_inject_begin: u8;
+    static shunpike_inject_shown: u8;
     static shunpike_inject_end: u8;
 }
 
 /// The blob.
 pub fn blob() -> Blob {
-    let [data, text, handler, begin, end] = [
+    let [data, text, handler, begin, shown, end] = [
         &raw const shunpike_inject_data,
         &raw const shunpike_inject_text,
         &raw const shunpike_inject_handler,
         &raw const shunpike_inject_begin,
+        &raw const shunpike_inject_shown,
         &raw const shunpike_inject_end,
     ];
     let between = |from: *const u8, to: *const u8| {
@@ -134,6 +153,7 @@ pub fn blob() -> Blob {
         text: between(text, end),
         handler: handler.addr() - text.addr(),
         begin: begin.addr() - text.addr(),
+        shown: shown.addr() - data.addr(),
     }
 }
 
@@ -144,14 +164,17 @@ global_asm!(
     .globl shunpike_inject_text
     .globl shunpike_inject_handler
     .globl shunpike_inject_begin
+    .globl shunpike_inject_shown
     .globl shunpike_inject_end
     .hidden shunpike_inject_data
     .hidden shunpike_inject_text
     .hidden shunpike_inject_handler
     .hidden shunpike_inject_begin
+    .hidden shunpike_inject_shown
     .hidden shunpike_inject_end
 
-# The state, by GS. The first eight words are as `state` has them.
+# The state, by GS. The first eight words are as `state` has them. Behind SURPLUS a library has one for itself, then KEPT_BACK, which it
+# sets when signals are to be delivered; from 128 on it is a library's.
     .set SELF, 0
     .set TOP, 8
     .set FIRST, 16
@@ -161,8 +184,10 @@ global_asm!(
     .set ALT_SIZE, 48
     .set VFORKS, 56
     .set SURPLUS, 64
+    .set KEPT_BACK, 80
 
-# A frame: the number, which becomes the result; the arguments; the rest.
+# A frame: the number, which becomes the result; the arguments; the rest. UP is what TOP is without it. RSP is -1 or 0 in one that is free.
+# APART is the program's stack where the handler has another, else 0.
     .set F_RAX, 0
     .set F_RDI, 8
     .set F_RSI, 16
@@ -174,6 +199,14 @@ global_asm!(
     .set F_RSP, 64
     .set F_FLAGS, 72
     .set F_XMM, 80
+    .set F_UP, 336
+    .set F_RBX, 344
+    .set F_RBP, 352
+    .set F_R12, 360
+    .set F_R13, 368
+    .set F_R14, 376
+    .set F_R15, 384
+    .set F_APART, 392
 
     .p2align 12
 shunpike_inject_data:
@@ -182,6 +215,10 @@ shunpike_inject_data:
 .Lhelper:
     .quad 0                     # the helper's pid, and where the program begins
 .Lfirst:
+    .quad 0
+.Lstart:
+    .quad 0
+.Ldeliver:
     .quad 0
 3:  .quad 0                     # 1: the program has a filter of its own, so we make no calls that it may not expect
 .Lpending:
@@ -196,6 +233,9 @@ shunpike_inject_data:
     .quad 1 << 16               # SIGCHLD
 .Lno_time:
     .quad 0, 0
+
+shunpike_inject_shown:
+    .fill {counted}, 1, 0
 
     .p2align 12
 shunpike_inject_text:
@@ -222,11 +262,30 @@ shunpike_inject_text:
     lahf
     seto al
     mov [r11 + F_FLAGS], rax
+    lea rcx, [r11 + {frame}]
+    mov [r11 + F_UP], rcx
+    mov rax, [r11 + F_RAX]
+    mov ecx, {counted} - 1
+    cmp rax, rcx
+    cmova rax, rcx
+    mov rcx, [rip + .Lcounts]
+    test rcx, rcx
+    jnz .Lcount
+.Lcounted:
+    lea rcx, [rip + shunpike_inject_shown]
+    cmp byte ptr [rcx + rax], 0
+    je .Lmake
     cmp r11, gs:[LAST]
     jb .Lmake
     .irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
     movups [r11 + F_XMM + 16 * \n], xmm\n
     .endr
+    mov [r11 + F_RBX], rbx
+    mov [r11 + F_RBP], rbp
+    mov [r11 + F_R12], r12
+    mov [r11 + F_R13], r13
+    mov [r11 + F_R14], r14
+    mov [r11 + F_R15], r15
 # An entry within an entry is a signal handler's: where it stands there is room, and our stack is in use. One on an alternate stack stays
 # there, or the kernel would give that to the next signal as if it were free.
     cmp r11, gs:[FIRST]
@@ -235,21 +294,28 @@ shunpike_inject_text:
     sub rcx, gs:[ALT_BASE]
     cmp rcx, gs:[ALT_SIZE]
     jb 1f
+    mov [r11 + F_APART], rsp
     mov rsp, gs:[STACK]
     jmp 2f
-1:  lea rsp, [rsp - 128]
+1:  mov qword ptr [r11 + F_APART], 0
+    lea rsp, [rsp - 128]
     and rsp, -16
 2:  mov rdi, gs:[SELF]
     mov rsi, r11
     call [rip + .Lhandler]
+# What comes from here on is not kept back.
+    cmp qword ptr gs:[KEPT_BACK], 0
+    jne .Lkept_back
+.Ldelivered:
     mov r11, gs:[TOP]
     .irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
     movups xmm\n, [r11 + F_XMM + 16 * \n]
     .endr
-    mov rcx, [r11 + F_DESCRIPTION]
     test eax, eax
+    mov rcx, [r11 + F_DESCRIPTION]
     jnz 3f
 .Lmake:
+    mov rcx, [r11 + F_DESCRIPTION]
     mov rcx, [rcx]
 .Lrestore:
     mov eax, [r11 + F_FLAGS]
@@ -263,9 +329,24 @@ shunpike_inject_text:
     mov r8, [r11 + F_R8]
     mov r9, [r11 + F_R9]
     mov rsp, [r11 + F_RSP]
-    lea r11, [r11 + {frame}]
+    mov qword ptr [r11 + F_RSP], -1
+    mov r11, [r11 + F_UP]
     mov gs:[TOP], r11
     jmp rcx
+
+.Lcount:
+    lock inc qword ptr [rcx + 8 * rax]
+    jmp .Lcounted
+
+.Lkept_back:
+    push rax
+    lea rsp, [rsp - 8]
+    mov edi, eax
+    call [rip + .Ldeliver]
+    lea rsp, [rsp + 8]
+    pop rax
+    jmp .Ldelivered
+
 3:  cmp eax, {vfork}
     je 5f
     ja .Lexit
@@ -318,10 +399,28 @@ shunpike_inject_begin:
     mov r10d, 8
     mov eax, 128                # rt_sigtimedwait
     syscall
+# A library starts on our stack. It is shown the program's, and our text.
+1:  mov rax, [rip + .Lstart]
+    test rax, rax
+    jz 1f
+    mov rbx, rsp
+    mov rsp, gs:[STACK]
+    mov rdi, rbx
+    lea rsi, [rip + shunpike_inject_text]
+    lea rdx, [rip + shunpike_inject_end]
+    lea rcx, [rip + shunpike_inject_handler]
+    call rax
+    mov rsp, rbx
 1:  xor eax, eax
-    xor edi, edi
+    xor ebx, ebx
+    xor ecx, ecx
     xor edx, edx
+    xor esi, esi
+    xor edi, edi
+    xor r8d, r8d
+    xor r9d, r9d
     xor r10d, r10d
+    xor r11d, r11d
     jmp [rip + .Lfirst]
 
 # rcx is the description. Flags are kept here, too: only jrcxz looks.
@@ -371,14 +470,7 @@ shunpike_inject_begin:
 # uint32_t handler(state *rdi, frame *rsi)
 shunpike_inject_handler:
     mov rax, [rsi + F_RAX]
-    mov rdx, [rip + .Lcounts]
-    test rdx, rdx
-    jz 1f
-    mov ecx, {counted} - 1
-    cmp rax, rcx
-    cmovb ecx, eax
-    lock inc qword ptr [rdx + 8 * rcx]
-1:  cmp rax, 56
+    cmp rax, 56
     jb .Lmakes
     je .Lclone
     cmp rax, 58
@@ -520,7 +612,13 @@ shunpike_inject_handler:
     syscall
     pop rax
     add rax, {state_at}
-4:  mov [rax + SELF], rax
+4:  mov rdx, rax
+    lea rdi, [rax - {frame} * ({depth} + 1)]
+    mov ecx, ({frame} * ({depth} + 1) + {state}) / 8
+    xor eax, eax
+    rep stosq
+    mov rax, rdx
+    mov [rax + SELF], rax
     mov [rax + TOP], rax
     lea rcx, [rax - {frame}]
     mov [rax + FIRST], rcx
@@ -528,11 +626,6 @@ shunpike_inject_handler:
     mov [rax + LAST], rcx
     lea rcx, [rax - {frame} * ({depth} + 1)]
     mov [rax + STACK], rcx
-    xor ecx, ecx
-    mov [rax + ALT_BASE], rcx
-    mov [rax + ALT_SIZE], rcx
-    mov [rax + VFORKS], rcx
-    mov [rax + SURPLUS], rcx
     mov rdi, rax
 5:  lea rdx, [rip + .Lpending]
     lea rcx, [rdx + 8 * {slots}]
@@ -585,6 +678,7 @@ shunpike_inject_end:
     depth = const DEPTH,
     block = const BLOCK,
     guard = const GUARD,
+    state = const STATE,
     state_at = const STATE_AT,
     counted = const COUNTED,
     make = const Answer::Make as u32,

@@ -3,6 +3,7 @@
 use crate::blob::{self, BLOCK, COUNTED, GUARD, STATE_AT, Words};
 use crate::patch::{self, STUB, Write};
 use crate::program::{Identity, Program};
+use crate::library::Library;
 use crate::reason::Reason;
 use crate::remote::Remote;
 use crate::sites::Site;
@@ -20,17 +21,21 @@ const HEAP: u64 = 1 << 30;
 /// How much is left free below the program.
 const APART: u64 = 64 << 10;
 
-/// Patches the program that `remote` is about to begin. `counts`, if any, is a file with room for [`COUNTED`] words, for the program to
-/// map and count in.
+/// What a program is given.
+pub struct Parts<'a> {
+    /// Its system calls.
+    pub sites: &'a [Site],
+    /// A file with room for [`COUNTED`] words, for it to map and count in.
+    pub counts: Option<&'a CStr>,
+    /// What answers its calls.
+    pub library: Option<&'a Library>,
+}
+
+/// Patches the program that `remote` is about to begin.
 ///
 /// # Errors
 /// Nothing is patched, and the program can go on as it is.
-pub fn inject(
-    remote: &mut Remote,
-    program: &Program,
-    sites: &[Site],
-    counts: Option<&CStr>,
-) -> Result<(), Reason> {
+pub fn inject(remote: &mut Remote, program: &Program, parts: &Parts<'_>) -> Result<(), Reason> {
     if Identity::from(&remote.executable().map_err(|_| Reason::Gone)?) != program.identity {
         return Err(Reason::OtherFile);
     }
@@ -44,7 +49,7 @@ pub fn inject(
     let mask = remote.mask()?;
     remote.bind(true)?;
     remote.set_mask(u64::MAX)?;
-    let done = load(remote, program, sites, bias, &registers, counts);
+    let done = load(remote, program, parts, bias, &registers);
     if let Ok(loaded) = &done {
         registers.gs_base = loaded.state;
         registers.rip = loaded.begin;
@@ -77,11 +82,11 @@ struct Loaded {
 fn load(
     remote: &mut Remote,
     program: &Program,
-    sites: &[Site],
+    parts: &Parts<'_>,
     bias: u64,
     registers: &user_regs_struct,
-    counts: Option<&CStr>,
 ) -> Result<Loaded, Reason> {
+    let sites = parts.sites;
     let blob = blob::blob();
     let span = program.image.span.start.wrapping_add(bias)..program.image.span.end.wrapping_add(bias);
     let data = (BLOCK + blob.data.len()) as u64;
@@ -95,11 +100,20 @@ fn load(
     let site = sites.first().ok_or(Reason::NoSites)?.call.wrapping_add(bias);
     map(remote, site, &area)?;
     let done = (|| {
-        let counters = counts.map_or(Ok(0), |path| count_in(remote, site, registers.rsp, path))?;
+        let counters = parts.counts.map_or(Ok(0), |path| count_in(remote, site, registers.rsp, path))?;
+        let library = parts.library.map(|library| library.load(remote, site)).transpose()?;
         let mut data = blob.data.to_vec();
-        let handler = area.text.start + blob.handler as u64;
-        let words = Words { handler, counts: counters, helper: std::process::id(), first: registers.rip };
+        let words = Words {
+            handler: library.as_ref().map_or(area.text.start + blob.handler as u64, |library| library.handler),
+            counts: counters,
+            helper: std::process::id(),
+            first: registers.rip,
+            start: library.as_ref().map_or(0, |library| library.start),
+            deliver: library.as_ref().map_or(0, |library| library.deliver),
+        };
         data[..words.bytes().len()].copy_from_slice(&words.bytes());
+        let shown = blob::shown(library.as_ref().map(|library| &library.shown));
+        data[blob.shown..blob.shown + shown.len()].copy_from_slice(&shown);
         remote.write(at + BLOCK as u64, &data)?;
         remote.write(at + STATE_AT as u64, &blob::state(at))?;
         remote.write(area.text.start, &[blob.text, &stubs].concat())?;

@@ -8,6 +8,7 @@ pub mod blob;
 pub mod cache;
 pub mod image;
 pub mod inject;
+pub mod library;
 pub mod moved;
 pub mod patch;
 pub mod program;

@@ -72,6 +72,8 @@ reasons! {
     NotWritable = 46,
     /// It ended, or was lost, before it was patched.
     Gone = 47,
+    /// The library that is to be loaded into it cannot be read, or is none.
+    NoLibrary = 48,
 }
 
 impl Reason {

@@ -4,7 +4,8 @@
 //! it when exec is done, and ends.
 
 use crate::cache::Cache;
-use crate::inject::inject;
+use crate::inject::{Parts, inject};
+use crate::library::Library;
 use crate::program::Program;
 use crate::reason::Reason;
 use crate::remote::{Remote, Stop};
@@ -16,6 +17,7 @@ use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::{io, ptr};
 
 /// What is executed, and how.
@@ -30,6 +32,8 @@ pub struct Execution<'a> {
     pub cache: Option<&'a Cache>,
     /// A file of [`COUNTED`](crate::blob::COUNTED) words that the program counts its calls in.
     pub counts: Option<&'a CStr>,
+    /// What is loaded into it and answers its calls.
+    pub library: Option<&'a Path>,
 }
 
 /// Executes a program. `report` is called in the helper, when it is patched or is known to stay as it is.
@@ -88,8 +92,8 @@ fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(
         libc::sigfillset(&raw mut all);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
     }
-    let begun = look(execution).and_then(|program| Ok((Remote::seize(pid)?, program)));
-    let (mut remote, program) = match begun {
+    let begun = look(execution).and_then(|(program, library)| Ok((Remote::seize(pid)?, program, library)));
+    let (mut remote, program, library) = match begun {
         Ok(begun) => begun,
         Err(reason) => return report(Err(reason)),
     };
@@ -109,14 +113,16 @@ fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(
             Stop::Gone => return report(Err(Reason::Gone)),
         }
     }
-    let done = inject(&mut remote, &program, &sites, execution.counts);
+    let parts = Parts { sites: &sites, counts: execution.counts, library: library.as_ref() };
+    let done = inject(&mut remote, &program, &parts);
     report(done);
     remote.release();
 }
 
-fn look(execution: &Execution<'_>) -> Result<Program, Reason> {
+fn look(execution: &Execution<'_>) -> Result<(Program, Option<Library>), Reason> {
     let path = OsStr::from_bytes(execution.path.to_bytes());
-    Program::of(&File::open(path).map_err(|_| Reason::Unreadable)?)
+    let program = Program::of(&File::open(path).map_err(|_| Reason::Unreadable)?)?;
+    Ok((program, execution.library.map(Library::read).transpose()?))
 }
 
 fn sites_of(program: &Program, cache: Option<&Cache>) -> Result<Vec<Site>, Reason> {

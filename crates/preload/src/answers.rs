@@ -3,11 +3,7 @@
 use core::ffi::c_int;
 use shunpike_core::call::Outcome;
 
-/// Sets errno.
-pub fn set_errno(errno: c_int) {
-    // SAFETY: glibc's errno of this thread.
-    unsafe { *libc::__errno_location() = errno };
-}
+use crate::errno::set_errno;
 
 /// A C function's return value for `outcome`: -1 and errno on failure. `sigpipe`: a write that fails with
 /// EPIPE raises the signal, as the kernel's does.

@@ -11,7 +11,7 @@ use shunpike_core::{conn, life, limits, process};
 use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
 use crate::lifecycle::{let_go, plain};
 use crate::memory;
-use crate::real::{Arguments, Real};
+use crate::real::{Arguments, by_number};
 use crate::{removed, syscall};
 
 fn before_dprintf([fd, ..]: Arguments) {
@@ -110,12 +110,8 @@ extern "C" fn setup_call(
     e: usize,
     f: usize,
 ) -> c_long {
-    type Call = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
-    static REAL: Real = Real::new(c"syscall");
-    // SAFETY: glibc's syscall takes its arguments where this type has them, and looks at all of them itself.
-    let real: Call = unsafe { core::mem::transmute(REAL.address()) };
     // SAFETY: the program's arguments, handed on unchanged.
-    let fd = unsafe { real(number, a, b, c, d, e, f) };
+    let fd = unsafe { by_number(number, [a, b, c, d, e, f]) };
     if fd >= 0 {
         conn::ring_set_up();
     }

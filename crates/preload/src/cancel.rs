@@ -1,6 +1,6 @@
 //! Cancellation of a thread in a call that a lane answers.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use shunpike_arch::weak_function;
 
@@ -27,4 +27,18 @@ pub fn can_be_cancelled() {
     if let Some(test) = weak_function!("pthread_testcancel": TestCancel) {
         TEST_CANCEL.store(test as *mut c_void, Ordering::Relaxed);
     }
+}
+
+/// PTHREAD_CANCEL_DISABLE (pthread.h).
+pub const DISABLE: c_int = 1;
+
+/// pthread_setcancelstate(3): the state that it was.
+pub fn set_state(state: c_int) -> c_int {
+    type Function = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+    let mut before = 0;
+    if let Some(set) = weak_function!("pthread_setcancelstate": Function) {
+        // SAFETY: `before` lives through the call.
+        unsafe { set(state, &raw mut before) };
+    }
+    before
 }

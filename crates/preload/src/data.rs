@@ -15,8 +15,9 @@ use shunpike_core::{Errno, passthrough, sys, user, zerocopy};
 
 use crate::this_libc::is_musl;
 
-use crate::answers::{answer, set_errno};
+use crate::answers::answer;
 use crate::cancel::cancellation_point;
+use crate::errno::set_errno;
 use crate::readiness::nanoseconds;
 use shunpike_core::call;
 use shunpike_core::rx;

@@ -8,6 +8,7 @@ use shunpike_core::host::Host;
 use shunpike_core::sys::{self, Res};
 use shunpike_shm::lock::Libc;
 
+use crate::errno::errno;
 use crate::readiness::covered;
 use crate::this_libc::{alone, auxiliary, calls, cpu, is_musl, show_list};
 use crate::{signals, thread};
@@ -27,8 +28,7 @@ pub static HOST: Host = Host {
 
 /// A C function's answer.
 fn answered(n: c_int) -> Res {
-    // SAFETY: errno of this thread, which libc's call has set just now.
-    usize::try_from(n).map_err(|_| Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
+    usize::try_from(n).map_err(|_| Errno::from_raw_os_error(errno()))
 }
 
 fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const sigset_t) -> Res {

@@ -20,7 +20,7 @@ core::arch::global_asm!(
 
 /// In place of a function that is not there.
 pub extern "C" fn missing() -> isize {
-    crate::answers::set_errno(libc::ENOSYS);
+    crate::errno::set_errno(libc::ENOSYS);
     -1
 }
 

@@ -16,6 +16,7 @@ mod answers;
 mod bypass;
 mod cancel;
 mod data;
+mod errno;
 mod exec;
 mod host;
 mod identity;

@@ -10,7 +10,7 @@ use shunpike_core::{
     call, conn, cork, eager, keepalive, options, process, rx, state, sys, tls, user, zerocopy,
 };
 
-use crate::answers::set_errno;
+use crate::errno::{errno, set_errno};
 use crate::vforked::foreign_process;
 
 /// UFFDIO_REGISTER of include/uapi/linux/userfaultfd.h.
@@ -291,7 +291,7 @@ hooks! {
         let announced = process::eager() && announce(fd, to, len);
         if matches!(before, Entry::Socket) { conn::prepare(); }
         let rc = covered::connect(fd, to, len);
-        let errno = if rc == 0 { 0 } else { *libc::__errno_location() };
+        let errno = if rc == 0 { 0 } else { errno() };
         let under_way = errno == libc::EINPROGRESS;
         if (rc == 0 || under_way) && !to.is_null() && len as usize >= size_of::<libc::sa_family_t>() {
             let family = c_int::from((*to).sa_family);
@@ -320,7 +320,7 @@ hooks! {
     fn listen(fd: c_int, backlog: c_int) -> c_int {
         let rc = covered::listen(fd, backlog);
         if rc == 0 && process::eager() && is_tcp(fd) {
-            let errno = *libc::__errno_location();
+            let errno = errno();
             eager::listening(fd);
             set_errno(errno);
         }
@@ -444,7 +444,7 @@ hooks! {
     }
     /// fclose(3), which closes inside libc
     fn fclose(stream: *mut FILE) -> c_int {
-        let errno = *libc::__errno_location();
+        let errno = errno();
         let fd = libc::fileno(stream);
         // A stream without a descriptor is no error.
         set_errno(errno);

@@ -9,7 +9,7 @@ use shunpike_core::Errno;
 use shunpike_core::sys::call;
 use shunpike_core::zerocopy::{lending, mappings};
 
-use crate::answers::set_errno;
+use crate::errno::set_errno;
 
 /// MADV_GUARD_INSTALL of include/uapi/asm-generic/mman-common.h, Linux 6.13.
 const GUARD_INSTALL: c_int = 102;

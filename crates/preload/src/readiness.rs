@@ -7,8 +7,9 @@ use shunpike_core::{clock, conn, epoll, poll as mixed, seen, sets, user};
 
 use crate::this_libc::is_musl;
 
-use crate::answers::{result, set_errno};
+use crate::answers::result;
 use crate::cancel::cancellation_point;
+use crate::errno::set_errno;
 
 /// Nanoseconds of a program's time; `None` when the kernel must refuse it.
 pub fn nanoseconds(ts: timespec) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! The functions behind ours.
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_int, c_long, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::imports;
@@ -33,6 +33,19 @@ impl Real {
         self.at.store(at, Ordering::Relaxed);
         at
     }
+}
+
+/// syscall(2), libc's own.
+///
+/// # Safety
+/// As the call itself.
+pub unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: Arguments) -> c_long {
+    type Function = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+    static REAL: Real = Real::new(c"syscall");
+    // SAFETY: glibc's syscall takes its arguments where this type has them, and looks at all of them itself.
+    let real: Function = unsafe { core::mem::transmute(REAL.address()) };
+    // SAFETY: the program's arguments, handed on unchanged.
+    unsafe { real(number, a, b, c, d, e, f) }
 }
 
 /// What a name of large files means: musl has such names no longer, but its loader gives old programs the plain ones.

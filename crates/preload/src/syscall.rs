@@ -3,11 +3,11 @@
 use core::cell::Cell;
 use core::ffi::{c_int, c_long};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use shunpike_arch::weak_function;
 use shunpike_core::{clock, conn, table, user};
 
 use crate::readiness::{Selected, ctl_by, limit, milliseconds, poll_by, pselect_by, select_by, wait};
-use crate::real::Real;
+use crate::cancel;
+use crate::real::by_number;
 
 /// Whether [`wait_call`] is to answer the call of this number.
 pub fn waits(number: c_long) -> bool {
@@ -32,34 +32,6 @@ struct Call {
     arguments: [usize; 6],
 }
 
-/// libc's own.
-///
-/// # Safety
-/// As the call itself.
-unsafe fn real(call: &Call) -> c_long {
-    type Function = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
-    static REAL: Real = Real::new(c"syscall");
-    // SAFETY: glibc's syscall takes its arguments where this type has them, and looks at all of them itself.
-    let real: Function = unsafe { core::mem::transmute(REAL.address()) };
-    let [a, b, c, d, e, f] = call.arguments;
-    // SAFETY: the program's arguments, handed on unchanged.
-    unsafe { real(call.number, a, b, c, d, e, f) }
-}
-
-/// pthread_setcancelstate(3): the state that it was.
-fn set_cancel_state(state: c_int) -> c_int {
-    type Function = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
-    let mut before = 0;
-    if let Some(set) = weak_function!("pthread_setcancelstate": Function) {
-        // SAFETY: `before` lives through the call.
-        unsafe { set(state, &raw mut before) };
-    }
-    before
-}
-
-/// PTHREAD_CANCEL_DISABLE (pthread.h).
-const DISABLE: c_int = 1;
-
 /// syscall(2) in the place of libc's. It is no cancellation point, as that is none.
 pub extern "C" fn wait_call(
     number: c_long,
@@ -72,10 +44,10 @@ pub extern "C" fn wait_call(
 ) -> c_long {
     let call = Call { number, arguments: [a, b, c, d, e, f] };
     // Nothing unwinds in between, as nothing is cancelled.
-    let before = set_cancel_state(DISABLE);
+    let before = cancel::set_state(cancel::DISABLE);
     // SAFETY: the program's call.
     let result = unsafe { answer(&call) };
-    set_cancel_state(before);
+    cancel::set_state(before);
     result
 }
 
@@ -98,7 +70,7 @@ unsafe fn answer(call: &Call) -> c_long {
     unsafe {
         let kernels = Cell::new(None);
         let own = || {
-            let result = real(call);
+            let result = by_number(call.number, call.arguments);
             kernels.set(Some(result));
             result as c_int
         };

@@ -1,6 +1,6 @@
 //! Executes a program, patched. For tests: what came of it goes to a file, calls are counted in another.
 //!
-//! Usage: shunpike-inject [--report FILE] [--counts FILE] [--cache DIRECTORY] [--stop | --plain] PROGRAM [ARGUMENT...]
+//! Usage: shunpike-inject [--report FILE] [--counts FILE] [--cache DIRECTORY] [--library FILE] [--stop | --plain] PROGRAM [ARGUMENT...]
 //!
 //! `--stop`: the program is stopped before its first instruction, so that a tracer can attach. `--plain`: nothing is patched, to compare
 //! with.
@@ -14,13 +14,15 @@ use std::process::{Command, exit};
 
 fn main() {
     let mut arguments = std::env::args_os().skip(1).peekable();
-    let (mut report, mut counts, mut cache, mut stop, mut plain) = (None, None, None, false, false);
+    let (mut report, mut counts, mut cache, mut library, mut stop, mut plain) =
+        (None, None, None, None, false, false);
     while let Some(option) = arguments.next_if(|one| one.as_bytes().starts_with(b"--")) {
         let mut file = || arguments.next().map(PathBuf::from);
         match option.to_str() {
             Some("--report") => report = file(),
             Some("--counts") => counts = file(),
             Some("--cache") => cache = file(),
+            Some("--library") => library = file(),
             Some("--stop") => stop = true,
             Some("--plain") => plain = true,
             _ => usage(),
@@ -43,6 +45,7 @@ fn main() {
             environment: &environment,
             cache: cache.as_ref(),
             counts: counts.as_deref(),
+            library: library.as_deref(),
         };
         trace::exec(&execution, &|done| {
             if let Some(report) = &report {
@@ -64,7 +67,7 @@ fn string(bytes: OsString) -> CString {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: shunpike-inject [--report FILE] [--counts FILE] [--cache DIRECTORY] [--stop | --plain] PROGRAM [ARGUMENT...]"
+        "usage: shunpike-inject [--report FILE] [--counts FILE] [--cache DIRECTORY] [--library FILE] [--stop | --plain] PROGRAM [ARGUMENT...]"
     );
     exit(2);
 }
