@@ -26,6 +26,7 @@ SHARE := $(DESTDIR)$(PREFIX)/share
 
 build:
 	$(CARGO) build --release --workspace
+	ci/entry $(TARGET)
 
 demo: build
 	ci/demo

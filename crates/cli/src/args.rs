@@ -18,7 +18,7 @@ use notes::{
     POLICY_NOTES, RUN_NOTES, SS_NOTES, SYSCTL_NOTES, TAP_NOTES, TOP_NOTES,
 };
 use shunpike_broker::settings::{Origin, Setting};
-pub use start::{Broker, Run, Whose};
+pub use start::{Broker, Entry, Run, Whose};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;

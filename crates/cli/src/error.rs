@@ -35,6 +35,11 @@ pub enum Error {
         /// Where it was looked for.
         tried: Vec<PathBuf>,
     },
+    /// The library of `run --entry=syscall` is not where it is looked for.
+    NoEntryLibrary {
+        /// Where it was looked for.
+        tried: Vec<PathBuf>,
+    },
     /// `run --set`, and a broker is there whose settings are for others, too.
     SettingsOfOthers {
         /// Its socket.
@@ -205,6 +210,7 @@ impl Error {
             Error::Filter(_) => 2,
             Error::Broker(BrokerError::AlreadyServed { .. }) => Self::ALREADY_SERVED,
             Error::NoLibrary { .. }
+            | Error::NoEntryLibrary { .. }
             | Error::LibraryPath(_)
             | Error::SettingsOfOthers { .. }
             | Error::NoSystemBroker { .. }
@@ -247,6 +253,11 @@ impl fmt::Display for Error {
             Error::NoLibrary { tried } => write!(
                 f,
                 "libshunpike.so is not at {}; install it there or set SHUNPIKE_LIB to its path",
+                list(&tried.iter().map(|path| path.display()).collect::<Vec<_>>())
+            ),
+            Error::NoEntryLibrary { tried } => write!(
+                f,
+                "libshunpike-entry.so is not at {}; install it there or set SHUNPIKE_ENTRY to its path",
                 list(&tried.iter().map(|path| path.display()).collect::<Vec<_>>())
             ),
             Error::SettingsOfOthers { socket } => write!(

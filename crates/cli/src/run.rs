@@ -1,8 +1,12 @@
 //! `shunpike run`: prepares the environment, sees to a broker, and becomes CMD.
 
-use crate::args::{Run, Whose};
+use crate::args::{Entry, Run, Whose};
 use crate::error::Error;
 use crate::{background, program, socket};
+use shunpike_inject::cache::Cache;
+use shunpike_inject::program::Program;
+use shunpike_inject::reason::Reason;
+use shunpike_inject::trace;
 use std::convert::Infallible;
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
@@ -14,6 +18,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 const LIBRARY: &str = "libshunpike.so";
+const ENTRY: &str = "libshunpike-entry.so";
 
 /// Replaces this process by CMD; returns only errors.
 ///
@@ -24,7 +29,10 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     }
     let library = library()?;
     let command = args.command.first().map(OsString::as_os_str).unwrap_or_default();
-    let obstacle = program::find(command).as_deref().and_then(program::obstacle);
+    let file = program::find(command);
+    let by_number = if args.entry == Entry::Syscall { file.as_deref().and_then(reached_by_number) } else { None };
+    let entry = by_number.as_ref().map(|_| entry_library()).transpose()?;
+    let obstacle = file.as_deref().filter(|_| entry.is_none()).and_then(program::obstacle);
     let mut environment = Environment::inherited();
     if let Some(obstacle) = obstacle {
         let command = Path::new(command).display();
@@ -32,7 +40,10 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
             "shunpike: {command} {obstacle}: the programs that it starts may still be accelerated; it stays on TCP"
         );
     }
-    environment.preload(&library);
+    match args.entry {
+        Entry::None => environment.take_away(&library),
+        _ => environment.preload(&library),
+    }
     let brokers = brokers_for(socket, args)?;
     environment.set(socket::VARIABLE, brokers.socket.into_os_string());
     match brokers.preferred {
@@ -45,7 +56,67 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     if let Some(profile) = &args.profile {
         environment.set("SHUNPIKE_PROFILE", profile.into());
     }
-    Err(exec(&args.command, environment))
+    Err(match (by_number, entry) {
+        (Some(file), Some(entry)) => exec_patched(file, &entry, &args.command, environment),
+        _ => exec(&args.command, environment),
+    })
+}
+
+/// The file, if it is a program without a libc that may be patched.
+fn reached_by_number(file: &Path) -> Option<&Path> {
+    let opened = program::open_regular(file).ok()?;
+    match Program::of(&opened) {
+        Ok(_) => Some(file),
+        Err(Reason::HasLibc | Reason::Script | Reason::NotElf | Reason::Unreadable) => None,
+        Err(reason) => {
+            refused(file, reason);
+            None
+        }
+    }
+}
+
+/// It stays on TCP: its system calls cannot be patched.
+fn refused(file: &Path, reason: Reason) {
+    eprintln!("shunpike: {} stays on TCP: injector's reason {reason}", file.display());
+}
+
+/// The library to load into programs without a libc: SHUNPIKE_ENTRY, or beside this program, or in ../lib/shunpike.
+fn entry_library() -> Result<PathBuf, Error> {
+    let tried = match env::var_os("SHUNPIKE_ENTRY").filter(|path| !path.is_empty()) {
+        Some(path) => vec![PathBuf::from(path)],
+        None => {
+            let program = env::current_exe().unwrap_or_default();
+            let beside = program.parent().unwrap_or(Path::new("/"));
+            vec![beside.join(ENTRY), beside.parent().unwrap_or(beside).join("lib/shunpike").join(ENTRY)]
+        }
+    };
+    tried.iter().find(|path| path.is_file()).cloned().ok_or(Error::NoEntryLibrary { tried })
+}
+
+/// Where it is kept which sites programs have: beside the private broker's socket, where that is our own.
+fn sites() -> Option<Cache> {
+    let socket = socket::private();
+    Cache::open(&socket.with_file_name("sites")).ok().filter(|_| socket::owned_by_us(&socket))
+}
+
+/// Becomes `command`, whose file this is, with its system calls patched.
+fn exec_patched(file: &Path, library: &Path, command: &[OsString], environment: Environment) -> Error {
+    let arguments: Vec<CString> = command.iter().cloned().map(c_string).collect();
+    let sites = sites();
+    let execution = trace::Execution {
+        path: &c_string(file.as_os_str().to_owned()),
+        arguments: &arguments,
+        environment: &environment.into_strings(),
+        cache: sites.as_ref(),
+        counts: None,
+        library: Some(library),
+    };
+    let source = trace::exec(&execution, &|done| {
+        if let Err(reason) = done {
+            refused(file, reason);
+        }
+    });
+    Error::Exec { command: command[0].to_string_lossy().into_owned(), source, missing: None }
 }
 
 /// The library to preload: SHUNPIKE_LIB, or beside this program, or in ../lib.
@@ -191,6 +262,17 @@ impl Environment {
             }
         }
         self.set("LD_PRELOAD", value);
+    }
+
+    /// Takes `library` out of what is preloaded.
+    fn take_away(&mut self, library: &Path) {
+        let is_other = |one: &&[u8]| !one.is_empty() && *one != library.as_os_str().as_bytes();
+        let others = self.get("LD_PRELOAD").unwrap_or_default().as_bytes().split(|byte| b" :".contains(byte));
+        let others: Vec<&[u8]> = others.filter(is_other).collect();
+        match OsString::from_vec(others.join(&b':')) {
+            others if others.is_empty() => self.unset("LD_PRELOAD"),
+            others => self.set("LD_PRELOAD", others),
+        }
     }
 
     fn into_strings(self) -> Vec<CString> {

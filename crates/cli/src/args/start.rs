@@ -27,6 +27,10 @@ pub struct Run {
     /// settings are for all programs of a broker ('shunpike sysctl -w' changes them there)
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
     pub set: Vec<String>,
+    /// What reaches CMD: libshunpike.so for programs with a libc, while others stay on TCP (auto, libc); the same, and for programs
+    /// without one (static C and Rust, Go) their system calls, patched as they are executed (syscall); nothing (none)
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Entry::Auto)]
+    pub entry: Entry,
     /// The program and its arguments
     #[arg(
         value_name = "CMD",
@@ -36,6 +40,19 @@ pub struct Run {
         value_hint = ValueHint::CommandWithArguments
     )]
     pub command: Vec<OsString>,
+}
+
+/// What reaches a program.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Entry {
+    /// As `libc`, for now.
+    Auto,
+    /// The preloaded library.
+    Libc,
+    /// That, or where there is no libc the injector.
+    Syscall,
+    /// Nothing.
+    None,
 }
 
 /// Whose broker a program is to use.
