@@ -79,6 +79,9 @@ install: | $(RELEASE)/shunpike
 	install -D -m 644 $(RELEASE)/libshunpike.so $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new
 	sync $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new
 	mv -f $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new $(DESTDIR)$(PREFIX)/lib/libshunpike.so
+	# What `run --entry=syscall` loads, where it was built.
+	[ ! -e $(RELEASE)/libshunpike-entry.so ] || \
+	    install -D -m 644 $(RELEASE)/libshunpike-entry.so $(DESTDIR)$(PREFIX)/lib/shunpike/libshunpike-entry.so
 	install -d $(SHARE)/man/man1
 	# Everybody's to read, whatever umask root has.
 	umask 022 && $(RELEASE)/shunpike man $(SHARE)/man/man1

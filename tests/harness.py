@@ -148,6 +148,7 @@ class World:
             **{name: os.environ[name] for name in ("TSAN_OPTIONS", "ASAN_OPTIONS") if name in os.environ},
         }  # fmt: skip
         self.binary, self.user = BINARY, None
+        self.run_options = []  # of each `shunpike run`
         self.procs, self.brokers, self.cleanups = [], [], []
         self.before = self.foreign_files()
 
@@ -241,7 +242,7 @@ class Accel:
 
     def start(self, name, argv, is_under, env=None, broker=None, **options):
         if is_under:
-            argv = [self.world.binary, "run", *self.options, "--", *argv]
+            argv = [self.world.binary, "run", *self.world.run_options, *self.options, "--", *argv]
             broker = broker or self.broker
             env = ({"SHUNPIKE_SOCKET": str(broker.socket)} if broker else {}) | (env or {})
         return self.world.start(name, argv, env=env, **options)

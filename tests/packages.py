@@ -16,6 +16,14 @@ def by_cargo(crate, program, flags=""):
     return target / "release" / program
 
 
+def entry_library():
+    """libshunpike-entry.so."""
+    target = TARGET.parent / "entry"
+    command = ["cargo", "build", "--release", "--locked", "--manifest-path", ROOT / "crates" / "entry" / "Cargo.toml", "--target-dir", target]
+    fetch(command, "failed to download", "the entry's dependencies")
+    return target / "release" / "libshunpike_entry.so"
+
+
 def by_npm(package, version, program):
     """The `program` that is in a package."""
     directory = TARGET.parent / "npm" / f"{package.replace('/', '-')}-{version}"

@@ -11,9 +11,12 @@ fn main() {
         fs::write(none.join(format!("lib{library}.so")), "/* nothing */\n").expect("written");
     }
     println!("cargo::rustc-link-arg-cdylib=-L{}", none.display());
-    for argument in ["-nostdlib", "-nostartfiles", "-Wl,-Bsymbolic,-e,SHUNPIKE_ENTRY",
-        "-Wl,-z,defs,-z,now,-z,nodynamic-undefined-weak,-z,nopack-relative-relocs"]
-    {
+    for argument in [
+        "-nostdlib",
+        "-nostartfiles",
+        "-Wl,-Bsymbolic,-e,SHUNPIKE_ENTRY",
+        "-Wl,-z,defs,-z,now,-z,nodynamic-undefined-weak,-z,nopack-relative-relocs",
+    ] {
         println!("cargo::rustc-link-arg-cdylib={argument}");
     }
 }

@@ -30,7 +30,8 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     let library = library()?;
     let command = args.command.first().map(OsString::as_os_str).unwrap_or_default();
     let file = program::find(command);
-    let by_number = if args.entry == Entry::Syscall { file.as_deref().and_then(reached_by_number) } else { None };
+    let by_number =
+        if args.entry == Entry::Syscall { file.as_deref().and_then(reached_by_number) } else { None };
     let entry = by_number.as_ref().map(|_| entry_library()).transpose()?;
     let obstacle = file.as_deref().filter(|_| entry.is_none()).and_then(program::obstacle);
     let mut environment = Environment::inherited();

@@ -24,7 +24,7 @@ pub const DONE: u32 = 1;
 pub const NUMBERS: usize = 512;
 
 /// The calls that are shown to [`handler`].
-const SHOWN: [c_long; 73] = [
+const SHOWN: [c_long; 66] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -90,13 +90,6 @@ const SHOWN: [c_long; 73] = [
     libc::SYS_prctl,
     libc::SYS_arch_prctl,
     libc::SYS_vmsplice,
-    libc::SYS_ptrace,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_setns,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_process_madvise,
-    libc::SYS_remap_file_pages,
     libc::SYS_sigaltstack,
 ];
 
@@ -115,7 +108,8 @@ pub const fn shown() -> [u8; NUMBERS] {
 unsafe fn blob(state: *mut State, frame: *mut Frame) -> u32 {
     // SAFETY: the blob's handler has this type, and was given to us at start-up.
     unsafe {
-        let handler: unsafe extern "C" fn(*mut State, *mut Frame) -> u32 = core::mem::transmute(blobs_handler());
+        let handler: unsafe extern "C" fn(*mut State, *mut Frame) -> u32 =
+            core::mem::transmute(blobs_handler());
         handler(state, frame)
     }
 }
@@ -177,7 +171,9 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
     let fd = a as c_int;
     if !process::enabled() || process::confined() {
         return match number {
-            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork | libc::SYS_exit => Answer::Blob,
+            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork | libc::SYS_exit => {
+                Answer::Blob
+            }
             libc::SYS_seccomp | libc::SYS_prctl | libc::SYS_sigaltstack => Answer::Blob,
             libc::SYS_rt_sigaction if process::enabled() => {
                 // SAFETY: the program's.
@@ -216,7 +212,13 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             libc::SYS_splice if !is_none || !table::is_none(c as c_int) => {
                 libcs(data::splice(fd, b as *mut _, c as c_int, d as *mut _, e, f as c_uint))
             }
-            libc::SYS_preadv2 | libc::SYS_pwritev2 | libc::SYS_tee | libc::SYS_vmsplice if !is_none => {
+            libc::SYS_preadv2 if !is_none => {
+                libcs(data::preadv2(fd, b as *const _, c as c_int, d as i64, f as c_int))
+            }
+            libc::SYS_pwritev2 if !is_none => {
+                libcs(data::pwritev2(fd, b as *const _, c as c_int, d as i64, f as c_int))
+            }
+            libc::SYS_tee | libc::SYS_vmsplice if !is_none => {
                 lifecycle::plain(fd, Reason::BypassedHooks);
                 Answer::Make
             }
@@ -227,7 +229,11 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             libc::SYS_accept4 => libcs(lifecycle::accept4(fd, b as *mut _, c as *mut _, d as c_int) as isize),
             libc::SYS_shutdown if !is_none => libcs(lifecycle::shutdown(fd, b as c_int) as isize),
             libc::SYS_close if !is_none => {
-                if lifecycle::let_go(fd) { Answer::Make } else { Answer::Result(-(libc::EBADF as isize)) }
+                if lifecycle::let_go(fd) {
+                    Answer::Make
+                } else {
+                    Answer::Result(-(libc::EBADF as isize))
+                }
             }
             libc::SYS_close_range => {
                 libcs(lifecycle::close_range(a as c_uint, b as c_uint, c as c_int) as isize)
@@ -250,6 +256,8 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 if !table::any() => {
                 Answer::Make
             }
+            libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 if is_none => Answer::Make,
+            libc::SYS_epoll_ctl if is_none && table::is_none(c as c_int) => Answer::Make,
             number if syscall::waits(number) => libcs(syscall::wait_call(number, a, b, c, d, e, f) as isize),
             libc::SYS_io_uring_setup => {
                 let ring = by_number(number, arguments);
@@ -370,7 +378,13 @@ fn before_clone(flags: usize) -> Option<Answer> {
     Some(Answer::Blob)
 }
 
-unsafe fn cloned(number: c_long, flags: usize, stack: usize, mut arguments: [usize; 6], frame: *mut Frame) -> Answer {
+unsafe fn cloned(
+    number: c_long,
+    flags: usize,
+    stack: usize,
+    mut arguments: [usize; 6],
+    frame: *mut Frame,
+) -> Answer {
     if let Some(answer) = before_clone(flags) {
         return answer;
     }
@@ -410,7 +424,12 @@ unsafe fn cloned_by_structure(arguments: [usize; 6], frame: *mut Frame) -> Answe
 }
 
 /// A child with memory of its own.
-unsafe fn forked(number: c_long, [a, b, c, d, e, f]: [usize; 6], stack: Option<usize>, frame: *mut Frame) -> Answer {
+unsafe fn forked(
+    number: c_long,
+    [a, b, c, d, e, f]: [usize; 6],
+    stack: Option<usize>,
+    frame: *mut Frame,
+) -> Answer {
     life::before_fork();
     // SAFETY: the program's call.
     let pid = unsafe { arch::syscall(number, a, b, c, d, e, f) };

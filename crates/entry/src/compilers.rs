@@ -6,7 +6,9 @@ use core::ffi::c_void;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void {
     // SAFETY: the caller's two stretches, which do not overlap.
-    unsafe { asm!("rep movsb", inout("rcx") n => _, inout("rdi") to => _, inout("rsi") from => _, options(nostack)) };
+    unsafe {
+        asm!("rep movsb", inout("rcx") n => _, inout("rdi") to => _, inout("rsi") from => _, options(nostack))
+    };
     to
 }
 
@@ -27,7 +29,9 @@ unsafe extern "C" fn memmove(to: *mut c_void, from: *const c_void, n: usize) -> 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memset(to: *mut c_void, byte: i32, n: usize) -> *mut c_void {
     // SAFETY: the caller's stretch.
-    unsafe { asm!("rep stosb", inout("rcx") n => _, inout("rdi") to => _, in("al") byte as u8, options(nostack)) };
+    unsafe {
+        asm!("rep stosb", inout("rcx") n => _, inout("rdi") to => _, in("al") byte as u8, options(nostack))
+    };
     to
 }
 

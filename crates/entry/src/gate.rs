@@ -75,7 +75,8 @@ pub enum At {
 /// Where that is.
 pub fn at(address: usize) -> At {
     let [look, call, behind] =
-        [&raw const shunpike_gate_look, &raw const shunpike_gate_call, &raw const shunpike_gate_behind].map(|at| at.addr());
+        [&raw const shunpike_gate_look, &raw const shunpike_gate_call, &raw const shunpike_gate_behind]
+            .map(|at| at.addr());
     if address == call || address == behind {
         At::Call
     } else if (look..call).contains(&address) {

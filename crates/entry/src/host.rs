@@ -37,7 +37,9 @@ fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const sigset_t) -> Res 
     let mut ts = sys::timespec(timeout);
     let ts = if timeout.is_some() { &raw mut ts as usize } else { 0 };
     // SAFETY: fds and ts live through the call; mask is null or the program's.
-    result(unsafe { gate::wait(libc::SYS_ppoll, [fds.as_mut_ptr() as usize, fds.len(), ts, mask as usize, 8, 0]) })
+    result(unsafe {
+        gate::wait(libc::SYS_ppoll, [fds.as_mut_ptr() as usize, fds.len(), ts, mask as usize, 8, 0])
+    })
 }
 
 fn epoll(fd: i32, events: &mut [epoll_event], timeout: Option<u64>, mask: *const sigset_t) -> Res {
@@ -52,7 +54,9 @@ fn epoll(fd: i32, events: &mut [epoll_event], timeout: Option<u64>, mask: *const
     };
     let in_ms = |_: &mut [epoll_event], ms: i32| {
         // SAFETY: as above.
-        result(unsafe { gate::wait(libc::SYS_epoll_pwait, [fd as usize, at, room, ms as usize, mask as usize, 8]) })
+        result(unsafe {
+            gate::wait(libc::SYS_epoll_pwait, [fd as usize, at, room, ms as usize, mask as usize, 8])
+        })
     };
     sys::as_exactly(events, timeout, exactly, in_ms)
 }
@@ -62,7 +66,9 @@ fn cpu() -> u32 {
     const SEGMENT: u32 = 15 * 8 + 3;
     let limit: u32;
     // SAFETY: it reads a descriptor's limit; without such a descriptor it changes nothing.
-    unsafe { core::arch::asm!("lsl {0:e}, {1:e}", inout(reg) 0u32 => limit, in(reg) SEGMENT, options(nostack)) };
+    unsafe {
+        core::arch::asm!("lsl {0:e}, {1:e}", inout(reg) 0u32 => limit, in(reg) SEGMENT, options(nostack))
+    };
     limit & 0xfff
 }
 

@@ -19,11 +19,13 @@ pub unsafe fn by_number(number: c_long, arguments: Arguments) -> c_long {
 
 /// The call of a libc's function of this name, whose arguments are the call's, with others behind them that are 0. -1: there is none.
 pub const fn number(name: &str) -> c_long {
-    const NAMES: [(&str, c_long); 37] = [
+    const NAMES: [(&str, c_long); 39] = [
         ("read", libc::SYS_read),
         ("write", libc::SYS_write),
         ("readv", libc::SYS_readv),
         ("writev", libc::SYS_writev),
+        ("preadv2", libc::SYS_preadv2),
+        ("pwritev2", libc::SYS_pwritev2),
         ("recv", libc::SYS_recvfrom),
         ("recvfrom", libc::SYS_recvfrom),
         ("recvmsg", libc::SYS_recvmsg),
@@ -136,6 +138,10 @@ macro_rules! hooks {
                     let mut arguments = [0; 6];
                     for (to, one) in arguments.iter_mut().zip([$($arg as usize),*]) {
                         *to = one;
+                    }
+                    if matches!(NUMBER, libc::SYS_preadv2 | libc::SYS_pwritev2) {
+                        // The kernel's offset has two parts, and needs one.
+                        arguments[5] = core::mem::take(&mut arguments[4]);
                     }
                     // SAFETY: the program's arguments, handed on unchanged. Without a number the kernel refuses.
                     $crate::real::Returned::of(unsafe { $crate::real::by_number(NUMBER, arguments) })

@@ -58,16 +58,23 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
     let thread = tls::thread();
     // SAFETY: the kernel's own context.
     let registers = unsafe { &mut (*context).uc_mcontext.gregs };
-    let [address, stack] = [libc::REG_RIP, libc::REG_RSP].map(|register| registers[register as usize] as usize);
+    let [address, stack] =
+        [libc::REG_RIP, libc::REG_RSP].map(|register| registers[register as usize] as usize);
     let place = gate::at(address);
     let is_fault = matches!(
         signal,
         libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
     );
-    let is_inside = place != At::Call && (is_ours(address) || state::is_on_own_stack(stack) && !is_blobs(address));
+    let is_inside =
+        place != At::Call && (is_ours(address) || state::is_on_own_stack(stack) && !is_blobs(address));
     // A one-time handler is gone from the kernel already: it cannot be put back. A program with a filter of its own expects no calls of
     // ours, and has no lanes.
-    if is_inside && !is_fault && flags & libc::SA_RESETHAND == 0 && !process::confined() && state::frame().is_some() {
+    if is_inside
+        && !is_fault
+        && flags & libc::SA_RESETHAND == 0
+        && !process::confined()
+        && state::frame().is_some()
+    {
         // SAFETY: the kernel's own arguments.
         unsafe { keep(thread, signal, info, context) };
         if let At::Look(again) = place {
@@ -117,7 +124,9 @@ unsafe fn as_programs(frame: *mut Frame, context: *mut ucontext_t, handler: impl
         let ours = *registers;
         let (address, result) = gate::presented(frame);
         let presents_next = state::presents_next();
-        for (register, value) in ARGUMENTS.iter().zip((*frame).arguments).chain(KEPT.iter().zip((*frame).kept)) {
+        for (register, value) in
+            ARGUMENTS.iter().zip((*frame).arguments).chain(KEPT.iter().zip((*frame).kept))
+        {
             (*registers)[*register as usize] = value as i64;
         }
         let shown = [(libc::REG_RIP, address), (libc::REG_RSP, (*frame).stack), (libc::REG_RAX, result)];
@@ -128,7 +137,8 @@ unsafe fn as_programs(frame: *mut Frame, context: *mut ucontext_t, handler: impl
         let errno = state::errno();
         handler();
         state::set_errno(errno);
-        let is_same = shown[..2].iter().all(|(register, value)| (*registers)[*register as usize] == *value as i64);
+        let is_same =
+            shown[..2].iter().all(|(register, value)| (*registers)[*register as usize] == *value as i64);
         if is_same {
             state::set_presents_next(presents_next);
             *registers = ours;

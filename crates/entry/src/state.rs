@@ -42,8 +42,11 @@ pub struct Frame {
 }
 
 const FRAME: usize = 400;
-const _: () = assert!(size_of::<Frame>() == FRAME && offset_of!(Frame, up) == 336 && offset_of!(Frame, apart) == 392);
-const _: () = assert!(offset_of!(State, errno) == 72 && offset_of!(State, kept_back) == 80 && size_of::<State>() <= 128);
+const _: () =
+    assert!(size_of::<Frame>() == FRAME && offset_of!(Frame, up) == 336 && offset_of!(Frame, apart) == 392);
+const _: () = assert!(
+    offset_of!(State, errno) == 72 && offset_of!(State, kept_back) == 80 && size_of::<State>() <= 128
+);
 /// A thread's memory: the stack that handlers run on, and the words at its end.
 const BLOCK: usize = 128 << 10;
 const STATE_AT: usize = BLOCK - 320;

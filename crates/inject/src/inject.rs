@@ -1,9 +1,9 @@
 //! Patches a program that has been executed and not begun.
 
 use crate::blob::{self, BLOCK, COUNTED, GUARD, STATE_AT, Words};
+use crate::library::Library;
 use crate::patch::{self, STUB, Write};
 use crate::program::{Identity, Program};
-use crate::library::Library;
 use crate::reason::Reason;
 use crate::remote::Remote;
 use crate::sites::Site;
@@ -104,7 +104,9 @@ fn load(
         let library = parts.library.map(|library| library.load(remote, site)).transpose()?;
         let mut data = blob.data.to_vec();
         let words = Words {
-            handler: library.as_ref().map_or(area.text.start + blob.handler as u64, |library| library.handler),
+            handler: library
+                .as_ref()
+                .map_or(area.text.start + blob.handler as u64, |library| library.handler),
             counts: counters,
             helper: std::process::id(),
             first: registers.rip,

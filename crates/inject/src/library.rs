@@ -99,7 +99,8 @@ impl Library {
             return None;
         }
         let flags = segment.p_flags(Le);
-        let granted = [(elf::PF_R, libc::PROT_READ), (elf::PF_W, libc::PROT_WRITE), (elf::PF_X, libc::PROT_EXEC)];
+        let granted =
+            [(elf::PF_R, libc::PROT_READ), (elf::PF_W, libc::PROT_WRITE), (elf::PF_X, libc::PROT_EXEC)];
         let access = granted.iter().filter(|(flag, _)| flags & flag != 0).fold(0, |all, (_, one)| all | one);
         if access & libc::PROT_WRITE != 0 && access & libc::PROT_EXEC != 0 {
             return None;
@@ -146,7 +147,8 @@ impl Library {
             }
         }
         let at = |number: usize| word(&image, self.entry + 8 * number).ok_or(Reason::NoLibrary);
-        let shown = image.get(self.entry + 32..).and_then(|rest| rest.first_chunk()).ok_or(Reason::NoLibrary)?;
+        let shown =
+            image.get(self.entry + 32..).and_then(|rest| rest.first_chunk()).ok_or(Reason::NoLibrary)?;
         Ok(Header { start: at(1)?, handler: at(2)?, deliver: at(3)?, shown: *shown })
     }
 }

@@ -5,8 +5,8 @@ use core::ffi::{c_int, c_long};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use shunpike_core::{clock, conn, table, user};
 
-use crate::readiness::{Selected, ctl_by, limit, milliseconds, poll_by, pselect_by, select_by, wait};
 use crate::cancel;
+use crate::readiness::{Selected, ctl_by, limit, milliseconds, poll_by, pselect_by, select_by, wait};
 use crate::real::by_number;
 
 /// Whether [`wait_call`] is to answer the call of this number.

@@ -1,0 +1,173 @@
+"""Programs that no preload reaches, on lanes by `shunpike run --entry=syscall`: static C, by glibc and by musl, and Go."""
+
+import os
+import select
+import subprocess
+
+import pytest
+
+import harness
+from harness import ROOT, Accel, compile_program
+from packages import entry_library
+from procs import PATIENCE
+from test_parity import CASES, on_tcp, run_case
+
+pytestmark = pytest.mark.programs
+SOURCES = ROOT / "tests" / "entry"
+MANNERS = ["read", "recv", "message", "vector", "poll", "select"]
+KINDS = ["glibc", "musl", "dynamic"]
+PAIRS = [(server, client) for server in KINDS for client in KINDS if (server, client) != ("dynamic", "dynamic")]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The echo programs, of each kind."""
+    env = os.environ | {"CGO_ENABLED": "0", "GO111MODULE": "off", "GOFLAGS": ""}
+    target = tmp_path_factory.mktemp("entry")
+    compile_program(SOURCES / "echo.c", target / "glibc", "-static")
+    compile_program(SOURCES / "echo.c", target / "musl", "-static", compiler="musl-gcc")
+    compile_program(SOURCES / "echo.c", target / "dynamic")
+    for name, options in {"go": [], "go-pie": ["-buildmode=pie"]}.items():
+        subprocess.run(["go", "build", *options, "-o", target / name, SOURCES / "echo.go"], check=True, env=env)
+    return target
+
+
+@pytest.fixture(scope="session")
+def static_bed(tmp_path_factory):
+    """The C test-bed without a loader."""
+    target = tmp_path_factory.mktemp("static")
+    for name in CASES:
+        compile_program(harness.programs() / f"{name}.c", target / name, "-static", "-Wno-error", "-w")
+    return target
+
+
+@pytest.fixture(autouse=True)
+def by_number(world):
+    world.env |= {"SHUNPIKE_ENTRY": str(entry_library())}
+    world.run_options = ["--entry=syscall"]
+
+
+def line(proc):
+    """The next line of what it writes."""
+    assert select.select([proc.stdout], [], [], 20 * PATIENCE)[0], "nothing is written"
+    return proc.stdout.readline().strip()
+
+
+class Dialogue:
+    """A server and a client, which holds its connections until it is told to end."""
+
+    def __init__(self, accel, server, client):
+        self.accel, self.procs = accel, []
+        self.server = self.start(accel.mode in ("server", "both"), server)
+        self.port = line(self.server)
+        kind, *rest = client
+        self.client = self.start(accel.mode in ("client", "both"), [kind, "dial", self.port, *rest])
+
+    def start(self, is_under, argv):
+        world = self.accel.world
+        env = world.env | {"HOLD": "1"}
+        if is_under:
+            argv = [world.binary, "run", *world.run_options, "--", *argv]
+            env["SHUNPIKE_SOCKET"] = str(self.accel.broker.socket)
+        argv = [str(one) for one in argv]
+        proc = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.procs.append(proc)
+        return proc
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for proc in self.procs:
+            proc.kill()
+            proc.communicate()
+
+    def held(self):
+        assert line(self.client) == "held"
+
+    def on_lanes(self):
+        """How many ends of its connections are."""
+        ends = [end for end in self.accel.broker.connections() if self.port in f"{end}"]
+        return sum("SMCD" in f"{end}" for end in ends)
+
+    def end(self):
+        self.client.stdin.write("\n")
+        self.client.stdin.flush()
+        assert line(self.client) == "done"
+        assert self.client.wait(10 * PATIENCE) == 0
+
+
+@pytest.mark.parametrize("server,client", PAIRS)
+@pytest.mark.parametrize("how,manner", [*((manner, manner) for manner in MANNERS), ("edges", "ticks"), ("threads", "ticks"), ("forks", "ticks")])
+def test_c(world, made, server, client, how, manner):
+    """The bytes are right, and both ends say that they are on a lane. `ticks`: a handler runs all the while."""
+    accel = Accel(world, "both")
+    with Dialogue(accel, [made / server, "serve", how], [made / client, manner, 2000]) as dialogue:
+        dialogue.held()
+        assert dialogue.on_lanes() == 2
+        dialogue.end()
+
+
+@pytest.mark.parametrize("server,how,client", [("go", "read", "go"), ("go", "busy", "go-pie"), ("go-pie", "read", "go"), ("glibc", "edges", "go"),
+                                               ("dynamic", "edges", "go"), ("dynamic", "threads", "go-pie")])  # fmt: skip
+def test_go(world, made, server, how, client):
+    """20 connections at once, deadlines, a goroutine that must be preempted, stacks that grow."""
+    accel = Accel(world, "both")
+    with Dialogue(accel, [made / server, "serve", how], [made / client, 20, 200]) as dialogue:
+        dialogue.held()
+        assert dialogue.on_lanes() >= 30
+        dialogue.end()
+
+
+@pytest.mark.parametrize("server", ["go", "go-pie"])
+@pytest.mark.parametrize("client", KINDS)
+def test_c_asks_go(world, made, server, client):
+    accel = Accel(world, "both")
+    with Dialogue(accel, [made / server, "serve", "busy"], [made / client, "poll", 2000]) as dialogue:
+        dialogue.held()
+        assert dialogue.on_lanes() == 2
+        dialogue.end()
+
+
+def test_go_copies(world, made):
+    """io.Copy between connections is splice(2), for which they go back to TCP: the bytes are right."""
+    accel = Accel(world, "both")
+    with Dialogue(accel, [made / "go", "serve", "copy"], [made / "go", 20, 200]) as dialogue:
+        dialogue.held()
+        dialogue.end()
+
+
+@pytest.mark.parametrize("mode", ["client", "server"])
+@pytest.mark.parametrize("kind,how,client", [("glibc", "edges", ["ticks", 500]), ("musl", "threads", ["poll", 500]), ("go", "read", [10, 100])])
+def test_one_end_alone(world, made, mode, kind, how, client):
+    accel = Accel(world, mode)
+    with Dialogue(accel, [made / kind, "serve", how], [made / kind, *client]) as dialogue:
+        dialogue.held()
+        dialogue.end()
+    accel.verify()
+
+
+@pytest.mark.parametrize("mode", ["both", "earned"])
+@pytest.mark.parametrize("program,case", [(program, case) for program, cases in CASES.items() for case in cases])
+def test_case(world, static_bed, mode, program, case):
+    """The C test-bed prints the same on lanes as on TCP."""
+    wanted = on_tcp(static_bed, program, case)
+    for end, got, should in zip(("client", "server"), run_case(world, mode, static_bed, program, case), wanted, strict=True):
+        assert got.splitlines() == should.splitlines(), f"the {end} sees something else than on TCP"
+
+
+def test_what_cannot_be_patched_is_told(world, made):
+    """And runs: nobody may trace it."""
+    program = world.directory / "deny"
+    compile_program(SOURCES / "deny.c", program)
+    argv = [program, "ptrace", world.binary, "--socket", "/nonexistent/socket", "run", "--entry=syscall", made / "go"]
+    told = subprocess.run(argv, env=world.env, capture_output=True, text=True, timeout=20 * PATIENCE)
+    assert told.returncode == 2
+    assert "stays on TCP: injector's reason 41" in told.stderr
+
+
+@pytest.mark.parametrize("entry,is_preloaded", [("auto", True), ("libc", True), ("syscall", True), ("none", False)])
+def test_what_is_preloaded(world, entry, is_preloaded):
+    argv = [world.binary, "--socket", "/nonexistent/socket", "run", f"--entry={entry}", "sh", "-c", "echo $LD_PRELOAD"]
+    out = subprocess.run(argv, env=world.env, capture_output=True, text=True, timeout=20 * PATIENCE).stdout.strip()
+    assert out == (world.env["SHUNPIKE_LIB"] if is_preloaded else "")
