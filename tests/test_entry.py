@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import BINARY, ROOT, TARGET, compile_program
-from packages import fetch
+from packages import entry_library, fetch
 from procs import until
 
 pytestmark = pytest.mark.programs
@@ -54,8 +54,22 @@ def busybox():
     return directory / "bin" / "busybox"
 
 
+@pytest.fixture(params=["blob", "library", "watching"])
+def handler(request):
+    """What the calls enter: the blob's own handler; the library, which is asked to do nothing; the library, which watches connections."""
+    if request.param == "blob":
+        yield None
+        return
+    env = os.environ | ({"SHUNPIKE_SOCKET": "/nonexistent/broker.sock"} if request.param == "watching" else {})
+    Run.more, Run.env = ["--library", entry_library()], env
+    yield request.param
+    Run.more, Run.env = [], None
+
+
 class Run:
     """One execution, patched or `plain`."""
+
+    more, env = [], None
 
     def __init__(self, directory, argv, plain=False, stop=False, **options):
         self.report, self.counts = directory / "report", directory / "counts"
@@ -63,8 +77,9 @@ class Run:
         self.counts.write_bytes(bytes(8 * COUNTERS))
         how = ["--plain"] if plain else ["--report", self.report, "--counts", self.counts, "--cache", directory / "sites"]
         how += ["--stop"] if stop else []
+        how += [] if plain else self.more
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.proc = subprocess.Popen([INJECT, *how, *argv], text=True, **(streams | options))
+        self.proc = subprocess.Popen([INJECT, *how, *argv], text=True, **(streams | {"env": self.env} | options))
 
     def end(self, seconds=60):
         out, err = self.proc.communicate(timeout=seconds)
@@ -92,17 +107,17 @@ def same(directory, argv, plain=None):
 
 @pytest.mark.parametrize("kind", ["glibc", "glibc-pie", "musl"])
 @pytest.mark.parametrize("case", CASES)
-def test_c(made, tmp_path, kind, case):
+def test_c(made, tmp_path, handler, kind, case):
     same(tmp_path, [made / kind, case])
 
 
 @pytest.mark.parametrize("kind", GO)
-def test_go(made, tmp_path, kind):
+def test_go(made, tmp_path, handler, kind):
     """net, os/exec, signals, threads that end, preemption by SIGURG, faults, SIGPROF: the program looks for itself."""
     same(tmp_path, [made / kind], plain=(7, "done\n", ""))
 
 
-def test_go_tells_where_it_panics(made, tmp_path):
+def test_go_tells_where_it_panics(made, tmp_path, handler):
     run = Run(tmp_path, [made / "go", "panic"])
     code, _, err = run.end()
     assert code == 2 and "panic: as asked" in err and "main.main()" in err
@@ -119,7 +134,7 @@ def test_go_between_two_processes(made, tmp_path, server, client):
     serving.end()
 
 
-def test_rust(made, tmp_path):
+def test_rust(made, tmp_path, handler):
     same(tmp_path, [made / "rust"])
 
 
@@ -130,7 +145,7 @@ printf '%s\\n' one two | sed s/o/0/; nosuchprogram 2>/dev/null; echo $?; exit 5
 """
 
 
-def test_a_shell_and_its_children(busybox, tmp_path):
+def test_a_shell_and_its_children(busybox, tmp_path, handler):
     same(tmp_path, [busybox, "sh", "-c", SCRIPT])
 
 
@@ -183,7 +198,7 @@ def test_every_call_is_seen(made, busybox, tmp_path, kind, arguments):
     assert sum((counted - seen).values()) < threads, counted - seen
 
 
-def test_nothing_is_left(made, tmp_path):
+def test_nothing_is_left(made, tmp_path, handler):
     """The program is the process that was started, nobody traces it, and it has no child."""
     run = Run(tmp_path, [made / "go", "serve"])
     run.proc.stdout.readline()

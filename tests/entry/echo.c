@@ -1,6 +1,6 @@
 // A server that gives back what it gets, and a client that checks it, in several manners.
 // echo serve MANNER: prints its port, serves connections until it is killed.
-// echo dial PORT MANNER ROUNDS: prints "done" at the end; with HOLD set, "held" before, and waits for a line.
+// echo dial PORT MANNER ROUNDS: prints "done" at the end. With HOLD set, it goes on until there is a file of that name.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -119,7 +119,7 @@ static void serve_edges(int listener) {
 }
 
 static void serve(void) {
-    struct sockaddr_in address = {AF_INET, 0, {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t size = sizeof address;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     if (bind(listener, (void *)&address, size) || listen(listener, 64)) fail("listen");
@@ -153,7 +153,7 @@ static void tick(int signal) {
 }
 
 static void dial(int port, int rounds) {
-    struct sockaddr_in address = {AF_INET, htons(port), {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
     if (connect(fd, (void *)&address, sizeof address)) fail("connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -165,7 +165,8 @@ static void dial(int port, int rounds) {
     }
     static char sent[MOST], got[MOST];
     unsigned seed = 1;
-    for (int round = 0; round < rounds; round++) {
+    const char *hold = getenv("HOLD");
+    for (int round = 0; round < rounds || (hold && access(hold, F_OK)); round++) {
         seed = seed * 1103515245 + 12345;
         size_t n = seed % 7 == 0 ? 1 + seed / 7 % MOST : 1 + seed / 7 % 200, have = 0;
         for (size_t at = 0; at < n; at++) sent[at] = (char)(seed + at * 31);
@@ -177,11 +178,6 @@ static void dial(int port, int rounds) {
             have += some;
         }
         if (memcmp(sent, got, n)) fail("other bytes");
-    }
-    if (getenv("HOLD")) {
-        puts("held");
-        fflush(stdout);
-        getchar();
     }
     shutdown(fd, SHUT_WR);
     if (get(fd, got, 1) != 0) fail("no end");

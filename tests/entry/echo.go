@@ -1,10 +1,9 @@
 // A server that gives back what it gets, and a client that checks it, over many connections at once.
-// echo serve MANNER: prints its port. echo dial PORT CONNECTIONS ROUNDS: prints "done" at the end; with HOLD set, "held" before, and waits
-// for a line.
+// echo serve MANNER: prints its port. echo dial PORT CONNECTIONS ROUNDS: prints "done" at the end. With HOLD set, it goes on until there is
+// a file of that name.
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -79,7 +78,16 @@ func deep(n int) byte {
 	return room[n%4096] + deep(n-1)
 }
 
-func dial(port string, connections, rounds int, held *sync.WaitGroup, over chan struct{}) {
+func held() bool {
+	name := os.Getenv("HOLD")
+	if name == "" {
+		return false
+	}
+	_, err := os.Stat(name)
+	return err != nil
+}
+
+func dial(port string, connections, rounds int) {
 	var all sync.WaitGroup
 	for one := 0; one < connections; one++ {
 		all.Add(1)
@@ -91,7 +99,7 @@ func dial(port string, connections, rounds int, held *sync.WaitGroup, over chan 
 			}
 			defer conn.Close()
 			got := make([]byte, 70000)
-			for round := 0; round < rounds; round++ {
+			for round := 0; round < rounds || held(); round++ {
 				n := 1 + (round*37+one)%200
 				if round%7 == 0 {
 					n = 1 + (round*3571+one)%70000
@@ -119,8 +127,6 @@ func dial(port string, connections, rounds int, held *sync.WaitGroup, over chan 
 				fail("no timeout", err)
 			}
 			conn.SetReadDeadline(time.Time{})
-			held.Done()
-			<-over
 			conn.(*net.TCPConn).CloseWrite()
 			if n, err := conn.Read(got); n != 0 || err != io.EOF {
 				fail("no end", err)
@@ -137,18 +143,6 @@ func main() {
 	if len(os.Args) != 5 {
 		os.Exit(2)
 	}
-	connections := number(os.Args[3])
-	var held sync.WaitGroup
-	held.Add(connections)
-	over := make(chan struct{})
-	go func() {
-		held.Wait()
-		if os.Getenv("HOLD") != "" {
-			fmt.Println("held")
-			bufio.NewReader(os.Stdin).ReadString('\n')
-		}
-		close(over)
-	}()
-	dial(os.Args[2], connections, number(os.Args[4]), &held, over)
+	dial(os.Args[2], number(os.Args[3]), number(os.Args[4]))
 	fmt.Println("done")
 }

@@ -136,6 +136,10 @@ fn variable(name: &core::ffi::CStr) -> Option<&'static [u8]> {
 /// Takes our variables away where the program has more rights than who started it, as the loader does with LD_PRELOAD there: a program
 /// that it starts with all of its rights does not know any more whose they were.
 fn forget_the_callers_words() {
+    // A loader may have loaded us into a program without any libc (a Go PIE).
+    if weak_function!("secure_getenv": unsafe extern "C" fn(*const c_char) -> *const c_char).is_none() {
+        return;
+    }
     // SAFETY: no pointers.
     if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
         return;
