@@ -237,6 +237,8 @@ pub unsafe fn install(signal: c_int, new: *const Action, old: *mut Action, size:
         }
         if handled {
             action.handler = trampoline as *const () as usize;
+            // Else the kernel tells nothing of the signal, which is to be queued again.
+            action.flags |= libc::SA_SIGINFO as usize;
             if fault {
                 action.flags &= !(libc::SA_RESETHAND as usize);
             }
@@ -268,7 +270,8 @@ pub fn withdraw() {
         if kernels(signal as c_int, core::ptr::null(), &raw mut action) == 0
             && action.handler == trampoline as *const () as usize
         {
-            action.handler = installed.handler.load(Ordering::Relaxed);
+            (action.handler, action.flags) =
+                (installed.handler.load(Ordering::Relaxed), installed.flags.load(Ordering::Relaxed));
             kernels(signal as c_int, &raw const action, core::ptr::null_mut());
         }
     }
