@@ -62,10 +62,8 @@ pub static SHUNPIKE_ENTRY: Header = Header {
 
 #[panic_handler]
 fn panicked(_: &core::panic::PanicInfo<'_>) -> ! {
-    loop {
-        // SAFETY: ends the program where it stands.
-        unsafe { core::arch::asm!("ud2", options(noreturn)) };
-    }
+    // SAFETY: ends the program where it stands.
+    unsafe { core::arch::asm!("ud2", options(noreturn)) }
 }
 
 /// Named by the compiler's own library, which was built to be unwound through.

@@ -37,8 +37,10 @@ pub struct Header {
 
 /// A library's file, read.
 pub struct Library {
-    /// Its memory, from its lowest address on; relocated as if that were 0.
+    /// Whole pages of its memory, from its lowest address on, so far as they are in the file; relocated as if that were 0.
     image: Vec<u8>,
+    /// How much memory that is in all.
+    size: u64,
     /// What has which protection.
     segments: Vec<(Range<u64>, i32)>,
     /// Words that its address is to be added to.
@@ -58,7 +60,8 @@ impl Library {
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let header = FileHeader64::<Le>::parse(bytes).ok()?;
-        let mut library = Self { image: Vec::new(), segments: Vec::new(), relative: Vec::new(), entry: 0 };
+        let mut library =
+            Self { image: Vec::new(), size: 0, segments: Vec::new(), relative: Vec::new(), entry: 0 };
         let (mut table, mut size) = (0, 0);
         for segment in header.program_headers(Le, bytes).ok()? {
             if segment.p_type(Le) == elf::PT_TLS {
@@ -79,7 +82,7 @@ impl Library {
         for entry in library.image.get(table..table.checked_add(size)?)?.to_vec().chunks_exact(RELA) {
             let [at, kind, value] = [0, 8, 16].map(|at| word(entry, at));
             let at = usize::try_from(at?).ok()?;
-            if kind? != RELATIVE {
+            if kind? != RELATIVE || at % 8 != 0 {
                 return None;
             }
             library.image.get_mut(at..at.checked_add(8)?)?.copy_from_slice(&value?.to_le_bytes());
@@ -95,7 +98,7 @@ impl Library {
         let (at, size) = (segment.p_vaddr(Le), segment.p_memsz(Le));
         let end = at.checked_add(size).filter(|end| *end < MOST)?.next_multiple_of(PAGE);
         let pages = at / PAGE * PAGE..end;
-        if pages.start < self.image.len() as u64 {
+        if pages.start < self.size {
             return None;
         }
         let flags = segment.p_flags(Le);
@@ -105,8 +108,12 @@ impl Library {
         if access & libc::PROT_WRITE != 0 && access & libc::PROT_EXEC != 0 {
             return None;
         }
-        self.image.resize(end as usize, 0);
         let stored = segment.data(Le, bytes).ok()?;
+        if stored.len() as u64 > size {
+            return None;
+        }
+        self.size = end;
+        self.image.resize((at as usize + stored.len()).next_multiple_of(PAGE as usize), 0);
         self.image.get_mut(at as usize..at as usize + stored.len())?.copy_from_slice(stored);
         self.segments.push((pages, access));
         Some(())
@@ -115,43 +122,55 @@ impl Library {
     /// Loads it into a stopped process, by the system call at `site`.
     pub fn load(&self, remote: &mut Remote, site: u64) -> Result<Header, Reason> {
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-        let size = self.image.len() as u64;
-        let mapped = remote.call(site, libc::SYS_mmap, [0, size, 0, flags, u64::MAX, 0])?;
+        let mapped = remote.call(site, libc::SYS_mmap, [0, self.size, 0, flags, u64::MAX, 0])?;
         let base = mapped.map_err(|_| Reason::MapFailed)?;
         let loaded = self.fill(remote, site, base);
         if loaded.is_err() {
-            let _ = remote.call(site, libc::SYS_munmap, [base, size, 0, 0, 0, 0])?;
+            let _ = remote.call(site, libc::SYS_munmap, [base, self.size, 0, 0, 0, 0])?;
         }
         loaded
     }
 
     fn fill(&self, remote: &mut Remote, site: u64, base: u64) -> Result<Header, Reason> {
-        let mut image = self.image.clone();
-        for &at in &self.relative {
-            let moved = word(&image, at).unwrap_or(0).wrapping_add(base);
-            image[at..at + 8].copy_from_slice(&moved.to_le_bytes());
-        }
         for (pages, access) in &self.segments {
             let arguments = [base + pages.start, pages.end - pages.start, *access as u64, 0, 0, 0];
             if remote.call(site, libc::SYS_mprotect, arguments)?.is_err() {
                 return Err(Reason::MapFailed);
             }
-            // Pages of zeroes are so already, and take no memory.
-            let is_zero = |at: u64| image[at as usize..(at + PAGE) as usize].iter().all(|byte| *byte == 0);
-            let pages: Vec<u64> = pages.clone().step_by(PAGE as usize).collect();
-            for run in pages.chunk_by(|one, other| is_zero(*one) == is_zero(*other)) {
-                let (start, end) = (run[0], run[0] + run.len() as u64 * PAGE);
-                if !is_zero(start) {
-                    remote.write(base + start, &image[start as usize..end as usize])?;
-                }
+            let stored = pages.start as usize..(pages.end as usize).min(self.image.len());
+            for (at, bytes) in self.runs(stored, base) {
+                remote.write(base + at as u64, &bytes)?;
             }
         }
-        let at = |number: usize| word(&image, self.entry + 8 * number).ok_or(Reason::NoLibrary);
+        let at = |number: usize| {
+            word(&self.image, self.entry + 8 * number).map(|word| word + base).ok_or(Reason::NoLibrary)
+        };
         let shown =
-            image.get(self.entry + 32..).and_then(|rest| rest.first_chunk()).ok_or(Reason::NoLibrary)?;
+            self.image.get(self.entry + 32..).and_then(|rest| rest.first_chunk()).ok_or(Reason::NoLibrary)?;
         Ok(Header { start: at(1)?, handler: at(2)?, deliver: at(3)?, shown: *shown })
     }
+
+    /// The pages of `stored` that are not all zero, as it is to have them at `base`: those that are zero are so already, and take no memory.
+    fn runs(&self, stored: Range<usize>, base: u64) -> impl Iterator<Item = (usize, Vec<u8>)> {
+        let is_zero = move |at: usize| self.image[at..at + ZEROES.len()] == ZEROES;
+        let pages: Vec<(usize, bool)> = stored.step_by(ZEROES.len()).map(|at| (at, is_zero(at))).collect();
+        let runs: Vec<Range<usize>> = pages
+            .chunk_by(|one, other| one.1 == other.1)
+            .filter(|run| !run[0].1)
+            .map(|run| run[0].0..run[0].0 + run.len() * ZEROES.len())
+            .collect();
+        runs.into_iter().map(move |run| {
+            let mut bytes = self.image[run.clone()].to_vec();
+            for at in self.relative.iter().filter(|at| run.contains(at)).map(|at| at - run.start) {
+                let moved = word(&bytes, at).unwrap_or(0).wrapping_add(base);
+                bytes[at..at + 8].copy_from_slice(&moved.to_le_bytes());
+            }
+            (run.start, bytes)
+        })
+    }
 }
+
+const ZEROES: [u8; PAGE as usize] = [0; PAGE as usize];
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().map(u64::from_le_bytes)
