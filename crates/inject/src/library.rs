@@ -143,7 +143,9 @@ impl Library {
             }
         }
         let at = |number: usize| {
-            word(&self.image, self.entry + 8 * number).map(|word| word + base).ok_or(Reason::NoLibrary)
+            word(&self.image, self.entry + 8 * number)
+                .map(|word| word.wrapping_add(base))
+                .ok_or(Reason::NoLibrary)
         };
         let shown =
             self.image.get(self.entry + 32..).and_then(|rest| rest.first_chunk()).ok_or(Reason::NoLibrary)?;
@@ -174,4 +176,26 @@ const ZEROES: [u8; PAGE as usize] = [0; PAGE as usize];
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_a_loader_or_is_cut_off_is_no_library() {
+        let own = fs::read(std::env::current_exe().expect("a path")).expect("this program");
+        assert!(Library::parse(&own).is_none(), "it needs libraries");
+        for length in (0..4096).chain((4096..own.len()).step_by(own.len() / 50)) {
+            assert!(Library::parse(&own[..length]).is_none());
+        }
+        // Each word of the headers, wrong.
+        for at in (0..2048).step_by(4) {
+            let mut other = own[..own.len().min(1 << 20)].to_vec();
+            for word in [0, 0x7fff_ffff, u32::MAX] {
+                other[at..at + 4].copy_from_slice(&word.to_le_bytes());
+                assert!(Library::parse(&other).is_none());
+            }
+        }
+    }
 }
