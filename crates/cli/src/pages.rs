@@ -167,6 +167,11 @@ const ENVIRONMENT: &[Item] = &[
         &["run", "bench", "cdi", "cdi-generate", "enable"],
         "The library to preload, in place of the installed one.",
     ),
+    (
+        "SHUNPIKE_ENTRY",
+        &["run"],
+        "The library that --entry=syscall loads into programs without a libc, in place of the installed one.",
+    ),
     ("LD_PRELOAD", &["run"], "What else is preloaded: it stays, behind the library."),
     (
         "SHUNPIKE_NAME",
@@ -199,6 +204,11 @@ const FILES: &[Item] = &[
         "/etc/cdi/shunpike.json",
         &["cdi", "cdi-generate"],
         "The specification, where container engines look for it. Or shunpike.yaml, or in /run/cdi.",
+    ),
+    (
+        "PREFIX/lib/shunpike/libshunpike-entry.so",
+        &["run"],
+        "What --entry=syscall loads into programs without a libc.",
     ),
     (
         "PREFIX/lib/shunpike/container.preload",
