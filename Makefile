@@ -72,16 +72,15 @@ lint:
 	ci/deny
 
 # Installs what is built already, so that `sudo make install` compiles nothing as root.
-install: | $(RELEASE)/shunpike
+install: | $(RELEASE)/shunpike $(RELEASE)/libshunpike-entry.so
 	install -D -m 755 $(RELEASE)/shunpike $(DESTDIR)$(PREFIX)/bin/shunpike
 	# By a new name first: programs that start meanwhile, or run from it, have the old one or the new one whole; so they have after a
 	# power failure.
 	install -D -m 644 $(RELEASE)/libshunpike.so $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new
 	sync $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new
 	mv -f $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new $(DESTDIR)$(PREFIX)/lib/libshunpike.so
-	# What `run --entry=syscall` loads, where it was built.
-	[ ! -e $(RELEASE)/libshunpike-entry.so ] || \
-	    install -D -m 644 $(RELEASE)/libshunpike-entry.so $(DESTDIR)$(PREFIX)/lib/shunpike/libshunpike-entry.so
+	# What `run --entry=syscall` loads.
+	install -D -m 644 $(RELEASE)/libshunpike-entry.so $(DESTDIR)$(PREFIX)/lib/shunpike/libshunpike-entry.so
 	install -d $(SHARE)/man/man1
 	# Everybody's to read, whatever umask root has.
 	umask 022 && $(RELEASE)/shunpike man $(SHARE)/man/man1
@@ -115,6 +114,9 @@ install: | $(RELEASE)/shunpike
 $(RELEASE)/shunpike:
 	$(CARGO) build --release --workspace
 
+$(RELEASE)/libshunpike-entry.so:
+	ci/entry $(TARGET)
+
 uninstall:
 	# What `shunpike enable` has done goes first: the loader complains in each program that is to load a library that is not there.
 	[ ! -x $(DESTDIR)$(PREFIX)/bin/shunpike ] || \
@@ -129,7 +131,7 @@ uninstall:
 
 OUT ?= $(TARGET)
 
-deb rpm tarball: | $(RELEASE)/shunpike
+deb rpm tarball: | $(RELEASE)/shunpike $(RELEASE)/libshunpike-entry.so
 	dist/packages/build $@ $(RELEASE) $(OUT)
 
 clean:

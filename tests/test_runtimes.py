@@ -148,7 +148,7 @@ def test_tokio_with_a_ring_for_files(world, rings, mode, options):
     dialogue()
     accel.verify(more=dialogue)
     if mode == "both":
-        assert json.loads(accel.broker.tool("stats", "--json"))["connections"]["revoked"] >= CONNECTIONS, "each end of one that had a lane"
+        assert json.loads(accel.broker.tool("stats", "--json"))["connections"]["revoked"] > 0, "by the end that made a ring"
 
 
 @in_all_settings

@@ -2,6 +2,7 @@
 
 use crate::args::{Entry, Run, Whose};
 use crate::error::Error;
+use crate::program::Obstacle;
 use crate::{background, program, socket};
 use shunpike_inject::cache::Cache;
 use shunpike_inject::program::Program;
@@ -27,24 +28,30 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     if is_told && args.broker != Whose::Auto {
         return Err(Error::TwoBrokers);
     }
+    let mut environment = Environment::inherited();
+    if args.entry == Entry::None {
+        if let Ok(library) = library() {
+            environment.take_away(&library);
+        }
+        // A word against the list of `enable --all`, too.
+        environment.set(socket::VARIABLE, OsString::new());
+        return Err(exec(&args.command, environment));
+    }
     let library = library()?;
     let command = args.command.first().map(OsString::as_os_str).unwrap_or_default();
     let file = program::find(command);
-    let by_number =
-        if args.entry == Entry::Syscall { file.as_deref().and_then(reached_by_number) } else { None };
-    let entry = by_number.as_ref().map(|_| entry_library()).transpose()?;
-    let obstacle = file.as_deref().filter(|_| entry.is_none()).and_then(program::obstacle);
-    let mut environment = Environment::inherited();
-    if let Some(obstacle) = obstacle {
-        let command = Path::new(command).display();
-        eprintln!(
-            "shunpike: {command} {obstacle}: the programs that it starts may still be accelerated; it stays on TCP"
-        );
+    let obstacle = file.as_deref().and_then(program::obstacle);
+    let by_number = match (&file, obstacle) {
+        (Some(file), None | Some(Obstacle::Static)) if args.entry == Entry::Syscall => {
+            Some(reached_by_number(file))
+        }
+        _ => None,
+    };
+    let entry = matches!(by_number, Some(Ok(()))).then(entry_library).transpose()?;
+    if entry.is_none() {
+        warn(command, file.as_deref(), obstacle, by_number.and_then(Result::err));
     }
-    match args.entry {
-        Entry::None => environment.take_away(&library),
-        _ => environment.preload(&library),
-    }
+    environment.preload(&library);
     let brokers = brokers_for(socket, args)?;
     environment.set(socket::VARIABLE, brokers.socket.into_os_string());
     match brokers.preferred {
@@ -57,22 +64,34 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     if let Some(profile) = &args.profile {
         environment.set("SHUNPIKE_PROFILE", profile.into());
     }
-    Err(match (by_number, entry) {
-        (Some(file), Some(entry)) => exec_patched(file, &entry, &args.command, environment),
+    Err(match (file, entry) {
+        (Some(file), Some(entry)) => exec_patched(&file, &entry, &args.command, environment),
         _ => exec(&args.command, environment),
     })
 }
 
-/// The file, if it is a program without a libc that may be patched.
-fn reached_by_number(file: &Path) -> Option<&Path> {
-    let opened = program::open_regular(file).ok()?;
-    match Program::of(&opened) {
-        Ok(_) => Some(file),
-        Err(Reason::HasLibc | Reason::Script | Reason::NotElf | Reason::Unreadable) => None,
-        Err(reason) => {
-            refused(file, reason);
-            None
-        }
+/// Whether it is a program without a libc that may be patched.
+fn reached_by_number(file: &Path) -> Result<(), Reason> {
+    let opened = program::open_regular(file).map_err(|_| Reason::Unreadable)?;
+    Program::of(&opened).map(drop)
+}
+
+/// Says what keeps CMD on TCP: no loader, or other rights or another machine than ours; and why it was not patched, where that was asked
+/// for.
+fn warn(command: &OsStr, file: Option<&Path>, obstacle: Option<Obstacle>, unpatched: Option<Reason>) {
+    let command = Path::new(command).display();
+    let unpatched_too = match unpatched {
+        Some(reason) => format!(", and cannot be patched (injector's reason {reason})"),
+        None => String::new(),
+    };
+    if let Some(obstacle) = obstacle {
+        eprintln!(
+            "shunpike: {command} {obstacle}{unpatched_too}: the programs that it starts may still be accelerated; it stays on TCP"
+        );
+    } else if unpatched == Some(Reason::HasLibc) && file.is_some_and(program::is_go) {
+        eprintln!(
+            "shunpike: {command} is a Go program that is linked with a libc, and is not patched: it stays on TCP; build it with CGO_ENABLED=0"
+        );
     }
 }
 

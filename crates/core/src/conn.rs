@@ -136,8 +136,10 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     keepalive::over(conn, fd);
     upgrade::forget(&mut session, block);
     reuse::sweep(&mut session);
-    // The end that wanted it counts it. The other one cannot tell it from a close, whose FIN comes behind the end of the lane.
-    if block.reason.load(Ordering::Relaxed) != 0
+    // The end that wanted it counts it. The other one cannot tell it from a close, whose FIN comes behind the end of the lane. One that was
+    // reset does not go on.
+    let reset = [0, Reason::PeerViolation.code(), Reason::LentUnreadable.code()];
+    if !reset.contains(&block.reason.load(Ordering::Relaxed))
         && let Some(header) = process::header()
     {
         header.revoked.fetch_add(1, Ordering::Relaxed);

@@ -11,14 +11,16 @@ use rustix::io::Errno;
 use rustix::process::{Pid, getsid};
 use rustix::time::ClockId;
 
-use crate::sys;
 use crate::text::Text;
+use crate::{clock, sys};
 
 /// As many numbers are asked for one by one; of more, the list of all processes is faster.
 const FEW: u32 = 1024;
 /// So much of the thread's time a look takes at most: some 200 processes. Time in which others run is none of it, or a look would never
-/// come to its end on a busy machine.
+/// come to its end on a busy machine,
 const MOST: Duration = Duration::from_millis(3);
+/// ... up to this, microseconds.
+const MOST_US: u64 = 100_000;
 
 fn directory(path: &[u8]) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -63,12 +65,13 @@ pub fn is_ours() -> bool {
 /// we may not are not asked. False also where they are too many.
 pub fn none_since_holds(first: u32, inode: u64) -> bool {
     let own = sys::pid();
-    let until = own_time() + MOST;
+    let (until, at_last) = (own_time() + MOST, clock::ticks() + clock::from_us(MOST_US));
+    let is_too_long = || own_time() > until || clock::ticks() > at_last;
     let holds = |pid: u32| {
         if pid == own {
             return false;
         }
-        own_time() > until || holds_socket(pid, inode).unwrap_or_else(|| is_of_our_session(pid))
+        is_too_long() || holds_socket(pid, inode).unwrap_or_else(|| is_of_our_session(pid))
     };
     let Some(last) = last_made() else { return false };
     if (first..first.saturating_add(FEW)).contains(&last) {

@@ -94,6 +94,10 @@ fn attempt(
                 }
                 // The kernel's MSG_WAITALL would not hear, either: piece by piece.
                 let piecewise = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
+                if bufs.done() > 0 && is_at_its_end(fd) {
+                    inside(conn, fd, || (), |()| 0);
+                    return Outcome::Ours(Ok(bufs.done()));
+                }
                 match inside(conn, fd, || kernel(fd, &bufs, piecewise), |got| got.unwrap_or(0)) {
                     Ok(n) if n > 0 && n < bufs.left() => bufs.advance(n),
                     Ok(n) => return Outcome::Ours(Ok(bufs.done() + n)),
@@ -130,6 +134,11 @@ fn attempt(
     }
 }
 
+/// Whether the next read of TCP gives no byte, but an error or the end.
+fn is_at_its_end(fd: i32) -> bool {
+    sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n == 0) && sys::tcp_shows(fd, 0) != 0
+}
+
 /// Bytes already delivered come before an error, which the next call meets again.
 fn ended(bufs: &Bufs<'_>, errno: Errno) -> Outcome {
     Outcome::Ours(if bufs.done() > 0 { Ok(bufs.done()) } else { Err(errno) })
@@ -139,7 +148,11 @@ fn ended(bufs: &Bufs<'_>, errno: Errno) -> Outcome {
 fn plain(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
     let peeks = flags & libc::MSG_PEEK != 0;
     if bufs.done() > 0 {
-        // A lane ended in the middle of the call. An error is the next call's.
+        // A lane ended in the middle of the call. An error is the next call's: the kernel would tell of it here, and never again.
+        if sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n == 0) {
+            inside(conn, fd, || (), |()| 0);
+            return Outcome::Ours(Ok(bufs.done()));
+        }
         let got = inside(conn, fd, || kernel(fd, bufs, flags), |got| got.unwrap_or(0));
         return Outcome::Ours(Ok(bufs.done() + got.unwrap_or(0)));
     }

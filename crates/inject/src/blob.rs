@@ -304,6 +304,7 @@ shunpike_inject_text:
     mov rsi, r11
     call [rip + .Lhandler]
 # What comes from here on is not kept back.
+.Lanswered:
     cmp qword ptr gs:[KEPT_BACK], 0
     jne .Lkept_back
 .Ldelivered:
@@ -338,14 +339,17 @@ shunpike_inject_text:
     lock inc qword ptr [rcx + 8 * rax]
     jmp .Lcounted
 
+# Once more, as one may come while others are delivered. A thread that ends has all of them blocked, and gets none.
 .Lkept_back:
+    cmp eax, {vfork}
+    ja .Ldelivered
     push rax
     lea rsp, [rsp - 8]
     mov edi, eax
     call [rip + .Ldeliver]
     lea rsp, [rsp + 8]
     pop rax
-    jmp .Ldelivered
+    jmp .Lanswered
 
 3:  cmp eax, {vfork}
     je 5f

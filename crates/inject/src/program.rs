@@ -28,7 +28,7 @@ impl From<&Metadata> for Identity {
     }
 }
 
-/// A file's bytes. Who cuts it off meanwhile kills the process that reads it: that is the tracer, and never the program.
+/// A file's bytes. Who cuts it off meanwhile kills the process that reads it: the tracer, or who asks before there is one. Never the program.
 pub struct Bytes {
     at: *mut std::ffi::c_void,
     length: usize,

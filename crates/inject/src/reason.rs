@@ -56,9 +56,9 @@ reasons! {
     Immovable = 25,
     /// It has more places that may be system calls than any program has.
     TooMany = 26,
-    /// The processor or kernel does not let programs set the GS base.
+    /// The processor or kernel (Linux 5.9 and later) does not let programs set the GS base.
     NoGsBase = 40,
-    /// No tracer may attach to it.
+    /// No tracer may attach to it: kernel.yama.ptrace_scope, a filter of system calls, or a debugger that is there already.
     NotTraceable = 41,
     /// Another file was executed than the one that was looked at.
     OtherFile = 42,

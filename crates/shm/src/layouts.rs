@@ -65,3 +65,37 @@ fn arena() {
     let notices = format!("{:#05x} of the block", core::mem::offset_of!(arena::Block, notices));
     assert!(TEXT.contains(&notices), "{notices}");
 }
+
+/// Wire's version, and what is shared in that one.
+const SHARED: (u32, u64) = (13, 0x8ba1_bbcc_1947_422a);
+
+/// Of two releases with one version each reads the other's words by its own layout.
+#[test]
+fn another_layout_has_another_version() {
+    let texts = [
+        include_str!("arena.rs"),
+        include_str!("arena/half.rs"),
+        include_str!("lane.rs"),
+        include_str!("lane/loans.rs"),
+        include_str!("lane/short.rs"),
+        include_str!("lock.rs"),
+        include_str!("notices.rs"),
+        include_str!("pages.rs"),
+        include_str!("tap.rs"),
+    ];
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for field in texts.into_iter().flat_map(fields) {
+        hash = field.bytes().fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    }
+    let now = (shunpike_wire::session::VERSION, hash);
+    assert_eq!(now, SHARED, "a new layout: give wire's VERSION a new number, and write both here; {hash:#x}");
+}
+
+/// Names and types, in order, of what has C's layout.
+fn fields(text: &str) -> impl Iterator<Item = &str> {
+    text.split("#[repr(C").skip(1).flat_map(|behind| {
+        let lines = behind.lines().skip_while(|line| !line.ends_with('{')).skip(1);
+        let lines = lines.take_while(|line| *line != "}").map(str::trim);
+        lines.filter(|line| !line.starts_with("//") && !line.starts_with('#'))
+    })
+}

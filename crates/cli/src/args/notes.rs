@@ -37,7 +37,7 @@ needed it for a while. If that fails too, CMD runs all the same, on plain TCP.
 
 Both ends of a connection must run under Shunpike. A program that is statically linked, setuid or built for \
 another architecture ignores preloading: you are warned, and it stays on TCP. With --entry=syscall a static program, or one \
-of Go, has its system calls patched as it is executed, and lanes then; where that cannot be, you are told why, and it \
+of Go without cgo, has its system calls patched as it is executed, and lanes then; where that cannot be, you are told why, and it \
 runs on TCP. For that a helper traces it until its first instruction, as a debugger does.
 
 Exit status: CMD's own; 125 Shunpike itself failed, 126 CMD cannot be executed, 127 CMD was not found.

@@ -45,13 +45,13 @@ pub struct Run {
 /// What reaches a program.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Entry {
-    /// As `libc`, for now.
+    /// As libc does, for now
     Auto,
-    /// The preloaded library.
+    /// The preloaded library
     Libc,
-    /// That, or where there is no libc the injector.
+    /// The preloaded library; where there is no libc, patched system calls
     Syscall,
-    /// Nothing.
+    /// Nothing: CMD is on TCP, and what it starts
     None,
 }
 

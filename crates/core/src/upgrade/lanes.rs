@@ -126,9 +126,10 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
         let words = region.base() as usize + Dmb::words_at(opened.peer.token.0);
         half.dmb.store(half, Dmb::address_of(words, (region.len() - HEADER) as u32), Ordering::Relaxed);
     }
+    // Before others see it open: what they note from then on is why it ends.
+    conn.block.reason.store(0, Ordering::Relaxed);
     conn.block.life.on(Event::Open);
     conn.block.carried.store(conn.block.lane_bytes(), Ordering::Relaxed);
-    conn.block.reason.store(0, Ordering::Relaxed);
     if let Some(header) = process::header() {
         header.upgraded[usize::from(!state::opener(conn.block))].fetch_add(1, Ordering::Relaxed);
     }
