@@ -2,6 +2,7 @@
 
 import os
 import select
+import shutil
 import subprocess
 
 import pytest
@@ -166,6 +167,39 @@ def test_what_cannot_be_patched_is_told(world, made):
     told = subprocess.run(argv, env=world.env, capture_output=True, text=True, timeout=20 * PATIENCE)
     assert told.returncode == 2
     assert "stays on TCP: injector's reason 41" in told.stderr
+
+
+@pytest.mark.parametrize("entry", ["libc", "syscall"])
+def test_one_warning(world, made, entry):
+    """Of a program that is static and cannot be patched: one line, and why. Of one that can, none."""
+    made_of = lambda name: [world.binary, "--socket", "/nonexistent/socket", "run", f"--entry={entry}", made / name]
+    told = subprocess.run(made_of("go"), env=world.env, capture_output=True, text=True, timeout=20 * PATIENCE).stderr.splitlines()
+    warnings = [line for line in told if "stays on TCP" in line]
+    assert len(warnings) == (entry == "libc") and all("is statically linked: " in line for line in warnings), told
+
+
+def test_where_the_entry_library_is_looked_for(world, made):
+    """Beside the command, and where `make install` puts it; else that is said, with where it was looked for."""
+    binary, installed = world.directory / "bin" / "shunpike", world.directory / "lib" / "shunpike" / "libshunpike-entry.so"
+    binary.parent.mkdir(), installed.parent.mkdir(parents=True)
+    shutil.copy(world.binary, binary)
+    env = {name: value for name, value in world.env.items() if name != "SHUNPIKE_ENTRY"}
+    argv = [binary, "--socket", "/nonexistent/socket", "run", "--entry=syscall", made / "go"]
+    run = lambda: subprocess.run(argv, env=env, capture_output=True, text=True, timeout=20 * PATIENCE)
+    told = run()
+    assert told.returncode == 125 and f"libshunpike-entry.so is not at {binary.parent}/" in told.stderr and str(installed) in told.stderr, told
+    shutil.copy(world.env["SHUNPIKE_ENTRY"], installed)
+    told = run()
+    assert told.returncode == 2 and "injector" not in told.stderr and "static" not in told.stderr, "the program's own status, without arguments"
+
+
+def test_none_is_nothing(world):
+    """Also where neither library nor broker is, and against the list of `enable --all`."""
+    env = world.env | {"SHUNPIKE_LIB": "/nonexistent/library", "XDG_RUNTIME_DIR": str(world.runtime)}
+    argv = [world.binary, "run", "--entry=none", "sh", "-c", 'echo "${SHUNPIKE_SOCKET-unset}"']
+    told = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=20 * PATIENCE)
+    assert (told.returncode, told.stdout, told.stderr) == (0, "\n", "")
+    assert not list(world.runtime.iterdir()), "no broker"
 
 
 @pytest.mark.parametrize("entry,is_preloaded", [("auto", True), ("libc", True), ("syscall", True), ("none", False)])

@@ -76,7 +76,8 @@ def test_it_is_installed_and_removed_and_leaves_nothing(world, package, tmp_path
         "usr/share/doc/shunpike/copyright", "usr/lib/shunpike/smc-tools/smcss",
         "usr/lib/shunpike/extcap/shunpike-extcap", "usr/share/man/man1/shunpike-tap.1.gz",
         "usr/share/doc/shunpike/docs/troubleshooting.md", "usr/share/doc/shunpike/dist/grafana/shunpike.json",
-        "usr/share/doc/shunpike/dist/bpftrace/lanes.bt", "usr/lib/shunpike/container.preload", "usr/lib/sysusers.d/shunpike.conf",
+        "usr/share/doc/shunpike/dist/bpftrace/lanes.bt", "usr/lib/shunpike/container.preload",
+        "usr/lib/shunpike/libshunpike-entry.so", "usr/lib/sysusers.d/shunpike.conf",
         "usr/lib/tmpfiles.d/shunpike.conf",
     ):  # fmt: skip
         assert wanted in there, f"{wanted} in {sorted(there)}"
