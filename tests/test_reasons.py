@@ -59,6 +59,7 @@ CAUSES = {
     "Ktls": {"core/surface/options.rs": ("TCP_ULP", "kernel TLS")},
     "LentDenied": {"core/rx/asking.rs": ("process_vm_readv is refused", "does not let the receiver read")},
     "LentUnreadable": {
+        "core/conn.rs": ("asked, not set", "gone before they were read"),
         "core/rx/asking.rs": ("the sender ended with bytes lent", "gone before they were read"),
         "core/zerocopy/lending.rs": ("memory that is not there any more", "gone before they were read"),
     },

@@ -149,7 +149,8 @@ fn plain(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -
     let peeks = flags & libc::MSG_PEEK != 0;
     if bufs.done() > 0 {
         // A lane ended in the middle of the call. An error is the next call's: the kernel would tell of it here, and never again.
-        if sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n == 0) {
+        let waits = flags & libc::MSG_DONTWAIT == 0;
+        if is_at_its_end(fd) || !waits && sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n == 0) {
             inside(conn, fd, || (), |()| 0);
             return Outcome::Ours(Ok(bufs.done()));
         }
