@@ -138,8 +138,8 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     reuse::sweep(&mut session);
     // The end that wanted it counts it. The other one cannot tell it from a close, whose FIN comes behind the end of the lane. One that was
     // reset does not go on.
-    let reset = [0, Reason::PeerViolation.code(), Reason::LentUnreadable.code()];
-    if !reset.contains(&block.reason.load(Ordering::Relaxed))
+    let reason = Reason::from_code(block.reason.load(Ordering::Relaxed));
+    if !matches!(reason, None | Some(Reason::PeerViolation | Reason::LentUnreadable))
         && let Some(header) = process::header()
     {
         header.revoked.fetch_add(1, Ordering::Relaxed);

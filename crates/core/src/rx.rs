@@ -94,7 +94,7 @@ fn attempt(
                 }
                 // The kernel's MSG_WAITALL would not hear, either: piece by piece.
                 let piecewise = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
-                if bufs.done() > 0 && is_at_its_end(fd) {
+                if bufs.done() > 0 && gives_no_byte(fd, true) {
                     inside(conn, fd, || (), |()| 0);
                     return Outcome::Ours(Ok(bufs.done()));
                 }
@@ -134,9 +134,9 @@ fn attempt(
     }
 }
 
-/// Whether the next read of TCP gives no byte, but an error or the end.
-fn is_at_its_end(fd: i32) -> bool {
-    sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n == 0) && sys::tcp_shows(fd, 0) != 0
+/// Whether the next read of TCP gives no byte: none is there, and where it waits, none will be.
+fn gives_no_byte(fd: i32, waits: bool) -> bool {
+    sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n == 0) && (!waits || sys::tcp_shows(fd, 0) != 0)
 }
 
 /// Bytes already delivered come before an error, which the next call meets again.
@@ -149,8 +149,7 @@ fn plain(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -
     let peeks = flags & libc::MSG_PEEK != 0;
     if bufs.done() > 0 {
         // A lane ended in the middle of the call. An error is the next call's: the kernel would tell of it here, and never again.
-        let waits = flags & libc::MSG_DONTWAIT == 0;
-        if is_at_its_end(fd) || !waits && sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n == 0) {
+        if gives_no_byte(fd, flags & libc::MSG_DONTWAIT == 0) {
             inside(conn, fd, || (), |()| 0);
             return Outcome::Ours(Ok(bufs.done()));
         }
