@@ -3,7 +3,6 @@
 #![no_std]
 #![no_main]
 
-use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use shunpike_arch as arch;
@@ -19,67 +18,8 @@ fn panicked(_: &core::panic::PanicInfo<'_>) -> ! {
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
-/// What a compiler calls by itself, whatever the libc.
-mod memory {
-    use super::c_void;
-    use core::arch::asm;
-
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn memcpy(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void {
-        // SAFETY: the caller's two stretches, which do not overlap.
-        unsafe { asm!("rep movsb", inout("rcx") n => _, inout("rdi") to => _, inout("rsi") from => _, options(nostack)) };
-        to
-    }
-
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn memmove(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void {
-        if to.addr().wrapping_sub(from.addr()) >= n {
-            // SAFETY: forwards, no byte is written before it is read.
-            return unsafe { memcpy(to, from, n) };
-        }
-        // SAFETY: backwards neither.
-        unsafe {
-            asm!("std", "rep movsb", "cld", inout("rcx") n => _, inout("rdi") to.byte_add(n).byte_sub(1) => _,
-                 inout("rsi") from.byte_add(n).byte_sub(1) => _, options(nostack));
-        }
-        to
-    }
-
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn memset(to: *mut c_void, byte: i32, n: usize) -> *mut c_void {
-        // SAFETY: the caller's stretch.
-        unsafe { asm!("rep stosb", inout("rcx") n => _, inout("rdi") to => _, in("al") byte as u8, options(nostack)) };
-        to
-    }
-
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn memcmp(one: *const u8, other: *const u8, n: usize) -> i32 {
-        for at in 0..n {
-            // SAFETY: within the caller's stretches. Volatile, or the loop would be made a call of this very function.
-            let (a, b) = unsafe { (one.add(at).read_volatile(), other.add(at).read_volatile()) };
-            if a != b {
-                return i32::from(a) - i32::from(b);
-            }
-        }
-        0
-    }
-
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn bcmp(one: *const u8, other: *const u8, n: usize) -> i32 {
-        // SAFETY: the caller's word.
-        unsafe { memcmp(one, other, n) }
-    }
-
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn strlen(text: *const u8) -> usize {
-        let mut n = 0;
-        // SAFETY: there is a NUL. Volatile as above.
-        while unsafe { text.add(n).read_volatile() } != 0 {
-            n += 1;
-        }
-        n
-    }
-}
+#[path = "../../../crates/entry/src/compilers.rs"]
+mod compilers;
 
 core::arch::global_asm!(".globl _start", "_start:", "xor ebp, ebp", "and rsp, -16", "call {main}", "ud2", main = sym main);
 
