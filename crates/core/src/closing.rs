@@ -12,7 +12,7 @@ use crate::reset::wake_own_side;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{device, process, state, sys, window};
+use crate::{clock, device, link, process, state, sys, window};
 
 /// Bytes came by TCP that the sender's hooks did not announce: somebody writes round them there.
 pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
@@ -88,6 +88,31 @@ pub fn stop_receiving(conn: Conn, half: RxHeld<'_>) {
         half.mode.store(half, mode::PLAIN, Ordering::Release);
         rx_closed(conn, half);
     }
+}
+
+/// Wants no more by the lane towards us, and by TCP what is unread: its sender takes that back.
+pub fn ask_back(conn: Conn) {
+    {
+        let guard = conn.block.rx.lock(critical());
+        let half = guard.held();
+        let Some(dmb) = state::rx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) != mode::PLAIN)
+        else {
+            return;
+        };
+        let generation = half.generation.load(Ordering::Relaxed);
+        // Should this process end before the next step: who shares the connection waits from now on (`rx::asking`).
+        half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
+        let asked = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
+        let empty = dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed);
+        let taken = dmb.words().cons().has(Cursor::TAKEN);
+        // Or was asked before.
+        if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty || taken {
+            half.mode.store(half, mode::PLAIN, Ordering::Release);
+            rx_closed(conn, half);
+        }
+    }
+    // It may be asleep, reading: it must look at what it sends.
+    link::wake_peer(conn.block);
 }
 
 /// Wants no more by the lane towards us.

@@ -31,7 +31,7 @@ fn own(half: &TxHalf) -> Held {
 }
 
 /// Before `n` bytes at `offset` are published: says whether the reader need not be told of them, because it was told of
-/// the time until which it overlooks what is held. Under the send lock.
+/// the time until which it overlooks what is held; but for [`is_over`]. Under the send lock.
 #[inline]
 pub fn before_publish(block: &Block, half: TxHeld<'_>, dmb: &Dmb, offset: u64, n: usize, flags: i32) -> bool {
     let more = flags & libc::MSG_MORE != 0;
@@ -59,6 +59,12 @@ fn decide(block: &Block, half: TxHeld<'_>, dmb: &Dmb, bytes: core::ops::Range<u6
         header.corked.fetch_add(1, Ordering::Relaxed);
     }
     goes_on && complete == 0
+}
+
+/// After such bytes were published: whether the reader may have seen that time end before, and sleeps without one.
+#[cold]
+pub fn is_over(half: &TxHalf) -> bool {
+    own(half).left(clock::ticks(), clock::from_us(MOST_US)) <= 2 * Held::TICKS * Held::SKEW as u64
 }
 
 /// Nothing is held any more. Under the send lock.
@@ -165,14 +171,14 @@ fn overlooked(half: &RxHalf, held: Held, prod: Cursor) -> u64 {
     prod.offset().saturating_sub(hidden).max(seen)
 }
 
-/// Nanoseconds after which more can be seen though nobody says so; `None` where nothing is held. Of a reader about to
-/// sleep, within a critical section.
+/// Nanoseconds after which more can be seen though nobody says so, 0 where it has been so since the look; `None` where all that is
+/// published was seen. Of a reader about to sleep, which has declared that: within a critical section, and after its last look.
+///
+/// A sender that began to hold before the declaration rings nobody, and no ring follows the end of that time. So nothing that the look
+/// overlooked may be overlooked here, neither bytes that came nor time that went by in between (models/cork.pml).
 pub fn sleeps_at_most(half: &RxHalf) -> Option<u64> {
     let dmb = crate::state::rx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)?;
-    let (prod, held) = (dmb.words().prod(), dmb.words().held());
-    if held.before(prod.offset()) == 0 {
-        return None;
-    }
-    let left = held.left(clock::ticks(), clock::from_us(MOST_US));
-    (left > 0).then(|| clock::to_ns(left))
+    let prod = dmb.words().prod();
+    let is_unseen = prod.offset() > half.other.load(Ordering::Relaxed) && !prod.has(Cursor::LEAVE);
+    is_unseen.then(|| clock::to_ns(dmb.words().held().left(clock::ticks(), clock::from_us(MOST_US))))
 }

@@ -24,8 +24,6 @@ pub struct Level {
     pub modes: (u16, u16),
     /// A writer waits on a full ring, or notices are to come of what was lent: the grace runs.
     pub full: bool,
-    /// Nanoseconds after which more can be seen though nobody says so.
-    pub bound: Option<u64>,
     /// TCP has a condition that stands (bytes, EOF, an error): look at it again next time.
     pub keep_looking: bool,
     /// Both directions are on TCP again: the kernel answers from now on.
@@ -125,8 +123,13 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     let modes = state::modes(block);
     let settled = modes == (mode::PLAIN, mode::PLAIN)
         && (block.life.is_unsettled() || crate::link::of(block).is_none());
-    let bound = cork::sleeps_at_most(&block.rx).filter(|_| wanted & IN != 0);
-    Level { events, seen, modes, full, bound, keep_looking, settled }
+    Level { events, seen, modes, full, keep_looking, settled }
+}
+
+/// Once a sleep is declared, and after the last look: nanoseconds after which a connection shows more of what `wanted` asks for, though
+/// nobody says so. Within a critical section.
+pub fn sleeps_at_most(conn: Conn, wanted: u32) -> Option<u64> {
+    (wanted & IN != 0).then(|| cork::sleeps_at_most(&conn.block.rx)).flatten()
 }
 
 /// Whether it is time again to ask the TCP socket how it is. What a set hears of it nobody tells the caller.

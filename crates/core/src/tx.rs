@@ -298,7 +298,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
                 call.note_brief(n == source.left());
             }
             drop(guard);
-            if quiet {
+            if quiet && !cork::is_over(&conn.block.tx) {
                 return Step::Sent(n);
             }
             // A reader that is woken for a part would read that and wait again, for the CPU that we copy the rest on.

@@ -170,7 +170,7 @@ impl Held {
     pub const TICKS: u64 = 1 << 10;
     const TIME: u32 = u32::MAX >> 1;
     /// So far two cores' clocks may differ, in its units.
-    const SKEW: u32 = 64;
+    pub const SKEW: u32 = 64;
 
     /// The bytes from `offset` on, held since `now`.
     pub const fn new(offset: u64, now: u64) -> Self {

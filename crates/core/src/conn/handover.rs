@@ -4,14 +4,12 @@ use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Event;
 
 use shunpike_shm::arena::{Block, mode};
-use shunpike_shm::lane::Cursor;
 use shunpike_wire::Reason;
 
 use super::{drop_end, given};
 use crate::table::{self, Conn, Entry};
-use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{above, clock, closing, eager, keepalive, link, process, rings, sets, state, sys, tx, upgrade};
+use crate::{above, closing, eager, keepalive, process, rings, sets, state, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -44,28 +42,9 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     if block.life.on(event).leaves_a_handshake() {
         upgrade::given_away(conn, id);
     }
-    {
-        let guard = block.rx.lock(critical());
-        let half = guard.held();
-        if let Some(dmb) = state::rx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) != mode::PLAIN) {
-            let generation = half.generation.load(Ordering::Relaxed);
-            // Should this process end before the next step: who shares the connection waits from now on (`rx::asking`).
-            half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
-            let asked =
-                dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
-            let empty = dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed);
-            let taken = dmb.words().cons().has(Cursor::TAKEN);
-            // Or was asked before.
-            if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty || taken {
-                half.mode.store(half, mode::PLAIN, Ordering::Release);
-                closing::rx_closed(conn, half);
-            }
-        }
-    }
+    closing::ask_back(conn);
     // Only now: who finds our lane ended finds LEAVE, too.
     tx::conclude(conn, fd);
-    // Our sender may be asleep, reading: it must look at what it sends.
-    link::wake_peer(block);
     above::settle(conn, fd);
 }
 

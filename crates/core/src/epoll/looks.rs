@@ -71,8 +71,12 @@ pub(crate) fn scan(
             }
             None => {
                 let quiet = reg.quiet.get().saturating_add(1);
-                let stays = quiet < QUIET || level.full || level.bound.is_some();
-                if stays || unheard::is_waited_for(conn, reg.fd.get()) || arm(set, reg, conn, &level) {
+                if quiet < QUIET
+                    || level.full
+                    || unheard::is_waited_for(conn, reg.fd.get())
+                    || arm(set, reg, conn, &level)
+                    || ready::sleeps_at_most(conn, reg.events.get()).is_some()
+                {
                     push(&mut list, index);
                 }
                 reg.quiet.set(quiet);

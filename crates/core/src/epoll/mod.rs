@@ -20,7 +20,7 @@ use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
 use crate::trace::Sleep;
-use crate::{above, call, clock, holders, link, process, session, state, told, tx, wait};
+use crate::{above, call, clock, holders, link, process, ready, session, state, told, tx, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -384,6 +384,7 @@ fn sleep(
             let Some((index, reg, conn)) = next(&mut list) else { continue };
             let level = look(reg, conn);
             let stays = arm(set, reg, conn, &level);
+            let shown = ready::sleeps_at_most(conn, reg.events.get());
             let wanted = reg.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
             let reported = reg.events.get() & EDGE == 0
                 || reg.edge.get()
@@ -393,11 +394,11 @@ fn sleep(
                 bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
             }
             let unheard = tx::unheard(conn, reg.fd.get());
-            bound = bound.into_iter().chain(level.bound).chain(unheard).min();
+            bound = bound.into_iter().chain(shown).chain(unheard).min();
             news |= state::modes(conn.block) != level.modes;
             if stays
                 || level.full
-                || level.bound.is_some()
+                || shown.is_some()
                 || unheard.is_some()
                 || state::modes(conn.block) != level.modes
                 || level.settled

@@ -166,15 +166,16 @@ impl Wait {
             return Ok(());
         }
         let cq = wait::sleeping_cq();
-        {
+        let shown = {
             let _critical = critical();
             let Some(dmb) = state::rx_dmb(half) else { return Ok(()) };
             wait::declare(block, half, dmb.words(), Side::Readers, cq);
             if has_news(half) || tx::asked_to_leave(&block.tx) {
                 return Ok(());
             }
-        }
-        if self.sleep(conn, fd)? == Woken::Tcp {
+            cork::sleeps_at_most(half)
+        };
+        if self.sleep(conn, fd, shown)? == Woken::Tcp {
             tcp_news(conn, fd);
         }
         Ok(())
@@ -213,20 +214,21 @@ impl Wait {
                 let _critical = critical();
                 tx::asked_to_leave(&block.tx) || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
             };
-            if !asked && self.sleep(conn, fd)? == Woken::Tcp && sys::tcp_shows(fd, NEWS) != 0 {
+            if !asked && self.sleep(conn, fd, None)? == Woken::Tcp && sys::tcp_shows(fd, NEWS) != 0 {
                 return Ok(());
             }
         }
     }
 
-    /// Sleeps until the doorbell or TCP. Errors: EAGAIN when the program's time is over, EINTR.
-    fn sleep(&mut self, conn: Conn, fd: i32) -> Result<Woken, Errno> {
+    /// Sleeps until the doorbell or TCP, or for `shown` nanoseconds: until more is shown though nobody says so. Errors: EAGAIN when the
+    /// program's time is over, EINTR.
+    fn sleep(&mut self, conn: Conn, fd: i32, shown: Option<u64>) -> Result<Woken, Errno> {
         let remaining = self.blocking.remaining()?;
         let restarts = call::restarts_before();
         let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
         let debt = DEBT_US * 1000 + 1;
         let in_debt = conn.block.rx.mode.load(Ordering::Relaxed) == mode::DEBT;
-        let most = if in_debt { Some(debt) } else { cork::sleeps_at_most(&conn.block.rx) };
+        let most = if in_debt { Some(debt) } else { shown };
         let asked = {
             let _critical = critical();
             asking::bound(&conn.block.rx)
