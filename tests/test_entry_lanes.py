@@ -1,5 +1,6 @@
 """Programs that no preload reaches, on lanes by `shunpike run --entry=syscall`: static C, by glibc and by musl, and Go."""
 
+import json
 import os
 import select
 import shutil
@@ -207,3 +208,26 @@ def test_what_is_preloaded(world, entry, is_preloaded):
     argv = [world.binary, "--socket", "/nonexistent/socket", "run", f"--entry={entry}", "sh", "-c", "echo $LD_PRELOAD"]
     out = subprocess.run(argv, env=world.env, capture_output=True, text=True, timeout=20 * PATIENCE).stdout.strip()
     assert out == (world.env["SHUNPIKE_LIB"] if is_preloaded else "")
+
+
+@pytest.mark.parametrize("mode", ["client", "both"])
+def test_what_chk_says(world, made, mode):
+    """Of a Go server without the entry, and of one with it: on a lane, and before that, when it is not to be seen."""
+    accel = Accel(world, mode)
+
+    def library(port):
+        argv = [world.binary, "--socket", accel.broker.socket, "chk", "--json", f"127.0.0.1:{port}"]
+        told = subprocess.run(argv, env=world.env, capture_output=True, text=True, timeout=20 * PATIENCE).stdout
+        return next(finding for finding in json.loads(told)["findings"] if finding["name"] == "library")
+
+    with Dialogue(accel, [made / "go", "serve", "read"], [made / "go", 2, 2000]) as dialogue:
+        if mode == "both":
+            dialogue.gets_lanes()
+            found = library(dialogue.port)
+            assert found["is_so"] and "patched" in found["text"], found
+            found = library(line(dialogue.start(True, [made / "go", "serve", "read"])))
+            assert found["is_so"] is None and "first busy connection" in found["text"], found
+        else:
+            found = library(dialogue.port)
+            assert found["is_so"] is False and "--entry=syscall" in found["advice"], found
+        dialogue.end()

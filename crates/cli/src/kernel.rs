@@ -106,6 +106,16 @@ pub fn has_library(pid: u32) -> Option<bool> {
     Some(maps.lines().any(|line| line.contains("libshunpike")))
 }
 
+/// Whether Shunpike works in a process that no library can be loaded into, by `run --entry=syscall`. Its code has no name in the process; the
+/// arena has, from the first busy connection on. `None` where it may be and has had no such connection yet, or where we may not look.
+pub fn has_entry(pid: u32) -> Option<bool> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    if maps.lines().any(|line| line.contains("/memfd:shunpike-arena")) {
+        return Some(true);
+    }
+    variables(pid, "SHUNPIKE_SOCKET")?.is_empty().then_some(false)
+}
+
 /// The most that is read of an environment. The kernel lets a program start with 6 MiB; but where it lies is the process's own word
 /// (PR_SET_MM), and any size.
 const ENVIRONMENT: u64 = 8 << 20;

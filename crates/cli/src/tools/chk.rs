@@ -7,7 +7,7 @@ use super::table::{Table, print, print_json};
 use crate::args::Format;
 use crate::error::Error;
 use crate::kernel::{self, Socket};
-use crate::program;
+use crate::program::{self, Obstacle};
 use crate::socket;
 use reach::{Made, Namespace};
 use serde_json::json;
@@ -270,13 +270,28 @@ fn library(holders: &[(u32, String)]) -> Finding {
         text,
         advice: advice.into(),
     };
-    let is_go = |(pid, _): &&(u32, String)| program::is_go(Path::new(&format!("/proc/{pid}/exe")));
-    if let Some((pid, name)) = holders.iter().find(is_go) {
-        return finding(
+    let named = |(pid, name): &(u32, String)| format!("{name} (PID {pid})");
+    let executed = |pid: u32| format!("/proc/{pid}/exe");
+    let of_entry = |holder: &(u32, String), why: &str| match kernel::has_entry(holder.0) {
+        Some(true) => {
+            finding(Some(true), format!("{} {why}; its system calls are patched", named(holder)), "")
+        }
+        Some(false) => finding(
             Some(false),
-            format!("{name} (PID {pid}) is a Go program: it makes its system calls itself, past any library"),
-            "nothing to mend: it stays on TCP",
-        );
+            format!("{} {why}", named(holder)),
+            "start it with 'shunpike run --entry=syscall'",
+        ),
+        None => finding(
+            None,
+            format!(
+                "{} {why}; whether its system calls are patched shows at its first busy connection",
+                named(holder)
+            ),
+            "they are where it was started with 'shunpike run --entry=syscall'",
+        ),
+    };
+    if let Some(go) = holders.iter().find(|(pid, _)| program::is_go(Path::new(&executed(*pid)))) {
+        return of_entry(go, "is a Go program, which makes its system calls itself, past any library");
     }
     let Some(without) = is_in(Some(false)) else {
         let text = match is_in(Some(true)) {
@@ -287,7 +302,6 @@ fn library(holders: &[(u32, String)]) -> Finding {
     };
     let has_library = |pid: &u32| kernel::has_library(*pid) == Some(true);
     let ancestor = kernel::ancestors(without.0).into_iter().find(has_library);
-    let named = |(pid, name): &(u32, String)| format!("{name} (PID {pid})");
     match ancestor.map(|pid| (pid, kernel::name(pid))) {
         Some(ancestor) => finding(
             Some(false),
@@ -299,7 +313,8 @@ fn library(holders: &[(u32, String)]) -> Finding {
             "it was started with an environment of its own: have LD_PRELOAD and SHUNPIKE_SOCKET handed on \
              ('Daemons that clear their environment' in docs/running.md)",
         ),
-        None => match program::obstacle(Path::new(&format!("/proc/{}/exe", without.0))) {
+        None => match program::obstacle(Path::new(&executed(without.0))) {
+            Some(Obstacle::Static) => of_entry(without, &Obstacle::Static.to_string()),
             Some(obstacle) => finding(
                 Some(false),
                 format!("libshunpike.so is not loaded in {}, which {obstacle}", named(without)),
@@ -308,7 +323,7 @@ fn library(holders: &[(u32, String)]) -> Finding {
             None => finding(
                 Some(false),
                 "libshunpike.so is not loaded in it".into(),
-                "start it with 'shunpike run'; static and setuid programs stay on TCP",
+                "start it with 'shunpike run'; setuid programs stay on TCP",
             ),
         },
     }
