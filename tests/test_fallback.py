@@ -286,13 +286,14 @@ def test_peer_killed_at_any_step_of_a_handshake(both, bed, victim):
             assert client.popen.returncode in (70, 71), client.describe()  # the test-bed's own complaint, no crash
 
 
-def test_handed_on_at_any_step_of_a_handshake(both):
-    """To another process, by SCM_RIGHTS; the client has perhaps begun to send on the lane."""
+@pytest.mark.parametrize("how", ["passes", "executes"])
+def test_handed_on_at_any_step_of_a_handshake(both, how):
+    """To another process, by SCM_RIGHTS, or to what a child executes; the client has perhaps begun to send on the lane."""
     accel, program = both(), [sys.executable, programs() / "passes.py"]
     # Of a listener that hands all on, no more lanes are asked for after some: others from the start.
     for _ in range(25):
         port = free_port()
-        server = accel.server("server", [*program, "serve", port]).wait_listening(port)
+        server = accel.server("server", [*program, how, port]).wait_listening(port)
         assert accel.client("client", [*program, "ask", port, 6, 10]).finish() == "all 6\n"
         server.stop()
     assert accel.broker.stats().smc > 200, "some had a lane when they were handed on"

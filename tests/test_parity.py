@@ -22,7 +22,7 @@ CASES = {
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw"],
     "waits": ["thousands", "masks", "timers", "flood", "filled"],
-    "corks": ["more", "cork", "push", "timer", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
+    "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
     "interrupted": ["calls"],
 }  # fmt: skip

@@ -146,6 +146,32 @@ static void timer_client(int fd) {
     await();
 }
 
+/* -- what fills a segment of a small window goes out; what is added to it then is held, and goes out after 200 ms, too -- */
+static const size_t segments[] = {8192, 8192, 16384, 32768, 40000, 65536};
+
+static void added_server(int fd) {
+    int in_time = 1;
+    for (size_t at = 0; at < sizeof segments / sizeof *segments; at++) {
+        tell();
+        int64_t before = now_ms();
+        recv_all(fd, data, segments[at] + 10);
+        in_time &= now_ms() - before < 1000;
+    }
+    say("in time: %d", in_time);
+    tell();
+}
+
+static void added_client(int fd) {
+    struct timespec while_it_reads = {0, 50000000};
+    for (size_t at = 0; at < sizeof segments / sizeof *segments; at++) {
+        await();
+        expect(send(fd, data, segments[at], MSG_NOSIGNAL | MSG_MORE) == (ssize_t)segments[at], "all is taken");
+        nanosleep(&while_it_reads, NULL);
+        expect(send(fd, data, 10, MSG_NOSIGNAL | MSG_MORE) == 10, "all is taken");
+    }
+    await();
+}
+
 /* -- full segments go out, the rest is held; all of it comes -- */
 static void limit_server(int fd) {
     uint64_t hash = HASH_START;
@@ -287,6 +313,7 @@ static void early_client(int fd) {
 static const struct bed_case cases[] = {
     {"more", more_server, more_client},         {"cork", cork_server, cork_client},
     {"push", push_server, push_client},         {"timer", timer_server, timer_client},
+    {"added", added_server, added_client},
     {"limit", limit_server, limit_client},      {"shutdown", ends_server, shutdown_client},
     {"close", ends_server, close_client},       {"killed", ends_server, killed_client},
     {"leaves", leaves_server, leaves_client},   {"edge", edge_server, edge_client},

@@ -47,7 +47,9 @@ fn decide(block: &Block, half: TxHeld<'_>, dmb: &Dmb, bytes: core::ops::Range<u6
     }
     let held = own(&half);
     let now = clock::ticks();
-    let goes_on = held.left(now, clock::from_us(MOST_US)) > 0;
+    // Something is, and its reader waits for the time: what it has read was shown.
+    let is_unread = held.before(bytes.start) > 0 && dmb.words().cons().offset() < bytes.start;
+    let goes_on = is_unread && held.left(now, clock::from_us(MOST_US)) > 0;
     let first = if goes_on { bytes.end - held.before(bytes.end) } else { bytes.start };
     // A ring that nobody empties must not be full of them.
     let segment = SEGMENT.min(dmb.window().max(MIN_WINDOW.into()) / 2);
@@ -171,11 +173,11 @@ fn overlooked(half: &RxHalf, held: Held, prod: Cursor) -> u64 {
     prod.offset().saturating_sub(hidden).max(seen)
 }
 
-/// Nanoseconds after which more can be seen though nobody says so, 0 where it has been so since the look; `None` where all that is
-/// published was seen. Of a reader about to sleep, which has declared that: within a critical section, and after its last look.
+/// Nanoseconds after which more can be seen though nobody says so; `None` where all that is published was shown. Of a reader about to
+/// sleep, which has declared that: within a critical section, and before its last look.
 ///
-/// A sender that began to hold before the declaration rings nobody, and no ring follows the end of that time. So nothing that the look
-/// overlooked may be overlooked here, neither bytes that came nor time that went by in between (models/cork.pml).
+/// A sender that began to hold before the declaration rings nobody, and no ring follows the end of that time. After the look, another
+/// reader could have been shown what it overlooked, or the time be over (models/cork.pml).
 pub fn sleeps_at_most(half: &RxHalf) -> Option<u64> {
     let dmb = crate::state::rx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE)?;
     let prod = dmb.words().prod();

@@ -135,7 +135,7 @@ fn poll_with(
             u64::MAX => None,
             stays => Some(stays),
         };
-        let shortest = [left, bound, shown_in(fds), unrung, unheard].into_iter().flatten().min();
+        let shortest = [left, bound, unrung, unheard].into_iter().flatten().min();
         let (session, shortest) = match eager::attention() {
             Some((session, most)) => (session, Some(shortest.map_or(most, |ns| ns.min(most)))),
             None => (libc::pollfd { fd: -1, events: 0, revents: 0 }, shortest),
@@ -233,16 +233,6 @@ fn any_changed(fds: &[libc::pollfd]) -> bool {
     })
 }
 
-/// After the last look: see [`ready::sleeps_at_most`].
-fn shown_in(fds: &[libc::pollfd]) -> Option<u64> {
-    let _critical = critical();
-    let of_one = |one: &libc::pollfd| match table::look(one.fd) {
-        Entry::Conn(conn) => ready::sleeps_at_most(conn, one.events as u16 as u32),
-        _ => None,
-    };
-    fds.iter().filter_map(of_one).min()
-}
-
 /// Arms every lane of the call for queue `cq`, and puts its TCP socket among what the kernel watches. Returns
 /// whether there was one, and how long the sleep may be at most.
 fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, Option<u64>) {
@@ -265,6 +255,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
             events |= libc::POLLIN;
             if let Some(dmb) = state::rx_dmb(&block.rx) {
                 wait::declare(block, &block.rx, dmb.words(), Side::Readers, cq);
+                bound = bound.into_iter().chain(ready::sleeps_at_most(conn, one.events as u16 as u32)).min();
             }
         }
         if tx::owes(&block.tx) {

@@ -126,7 +126,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     Level { events, seen, modes, full, keep_looking, settled }
 }
 
-/// Once a sleep is declared, and after the last look: nanoseconds after which a connection shows more of what `wanted` asks for, though
+/// Once a sleep is declared, and before the last look: nanoseconds after which a connection shows more of what `wanted` asks for, though
 /// nobody says so. Within a critical section.
 pub fn sleeps_at_most(conn: Conn, wanted: u32) -> Option<u64> {
     (wanted & IN != 0).then(|| cork::sleeps_at_most(&conn.block.rx)).flatten()

@@ -298,7 +298,8 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
                 call.note_brief(n == source.left());
             }
             drop(guard);
-            if quiet && !cork::is_over(&conn.block.tx) {
+            // Not behind a part of the same call: who naps was not rung for that.
+            if quiet && source.done() == 0 && !cork::is_over(&conn.block.tx) {
                 return Step::Sent(n);
             }
             // A reader that is woken for a part would read that and wait again, for the CPU that we copy the rest on.
@@ -464,8 +465,16 @@ pub fn conclude(conn: Conn, fd: i32) {
 /// What the server has not read when a client's stream ends goes by TCP, if it is little: it may accept connections for others, who read
 /// TCP only. Of a server's last bytes the client is the reader, as a rule, and connections that end with an answer are common.
 pub fn take_back_last(conn: Conn, fd: i32) {
+    if state::opener(conn.block) {
+        take_back_unread(conn, fd, LAST_MOST);
+    }
+}
+
+/// What the receiver has not read goes by TCP, and the lane ends, unless that is nothing or more than `most` bytes: nobody may be left at
+/// the other end who knows of the ring.
+pub fn take_back_unread(conn: Conn, fd: i32, most: u64) {
     let half = &conn.block.tx;
-    if !state::opener(conn.block) || half.mode.load(Ordering::Relaxed) != mode::LANE {
+    if half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
     }
     let guard = send_lock::lock(conn.block, critical());
@@ -475,7 +484,7 @@ pub fn take_back_last(conn: Conn, fd: i32) {
     };
     let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
     // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
-    if (1..=LAST_MOST).contains(&unread) && sys::tcp_shows(fd, libc::POLLRDHUP) == 0 {
+    if (1..=most).contains(&unread) && sys::tcp_shows(fd, libc::POLLRDHUP) == 0 {
         take_back(conn, fd, half, &dmb);
     }
 }

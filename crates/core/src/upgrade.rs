@@ -29,7 +29,7 @@ use crate::session::{self, Fds, Session, close_raw, keep};
 use crate::table::{self, Conn};
 use crate::{
     above, clock, closing, device, eager, holders, limits, link, memory, process, reuse, seen, sets, state,
-    tap, window,
+    tap, tx, window,
 };
 
 /// How long the peer may take for each answer, as in the kernel (CLC_WAIT_TIME, net/smc/smc_clc.h).
@@ -448,6 +448,12 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
     };
     shake.deadline = clock::ticks() + clock::from_us(TIMEOUT_US);
     let (conn, fd) = (shake.conn, shake.fd);
+    if let Next::Fallback(fallback) = &step.next
+        && !matches!(fallback.reason, Reason::PeerVanished | Reason::BrokerGone)
+    {
+        // Before the peer hears of it.
+        closing::ask_back_for_others(conn, fd);
+    }
     if let Some(clc) = step.send.and_then(|clc| ClcBytes::new(clc).ok()) {
         session.send(&ToBroker::Clc { conn: id, clc });
     }
@@ -547,7 +553,7 @@ fn register_new(session: &mut Session, id: ConnId, most: u8) {
 }
 
 /// An input for a handshake that is over: a Decline after our Open takes the connection back to TCP, what
-/// was registered or attached in vain is let go.
+/// was registered or attached in vain is let go. Who has the other end now may be another program, which reads TCP only.
 fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
     match input {
         Input::Registered(dmb) => {
@@ -557,6 +563,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
             // Not the kernel's way, where a server that fails after Confirm strands its client.
             if let (Ok(Message::Decline(decline)), Some((conn, fd))) = (Message::decode(bytes), conn_of(id)) {
                 conn.block.peer_reason.store(decline.diagnosis, Ordering::Relaxed);
+                tx::take_back_unread(conn, fd, u64::MAX);
                 above::revoke(conn, fd, Reason::PeerDeclined);
             }
         }
@@ -566,6 +573,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
                 && conn.block.life.is(Phase::Open)
                 && !has_begun(conn.block)
             {
+                tx::take_back_unread(conn, fd, u64::MAX);
                 above::revoke(conn, fd, Reason::PeerVanished);
             }
         }

@@ -41,6 +41,8 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     let id = upgrade::id_of(block);
     if block.life.on(event).leaves_a_handshake() {
         upgrade::given_away(conn, id);
+        // Another thread may just have opened the lane.
+        keepalive::over(conn, fd);
     }
     closing::ask_back(conn);
     // Only now: who finds our lane ended finds LEAVE, too.

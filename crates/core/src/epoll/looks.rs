@@ -71,12 +71,8 @@ pub(crate) fn scan(
             }
             None => {
                 let quiet = reg.quiet.get().saturating_add(1);
-                if quiet < QUIET
-                    || level.full
-                    || unheard::is_waited_for(conn, reg.fd.get())
-                    || arm(set, reg, conn, &level)
-                    || ready::sleeps_at_most(conn, reg.events.get()).is_some()
-                {
+                let stays = quiet < QUIET || level.full || unheard::is_waited_for(conn, reg.fd.get());
+                if stays || !matches!(arm(set, reg, conn, &level), Armed { news: false, shown: None }) {
                     push(&mut list, index);
                 }
                 reg.quiet.set(quiet);
@@ -134,9 +130,19 @@ fn report(reg: &Reg, level: &Level) -> Option<libc::epoll_event> {
     Some(libc::epoll_event { events, u64: reg.data.get() })
 }
 
-/// Declares that publishers of this connection must post. True when there is news since `level` after all.
-pub(crate) fn arm(set: &Set, reg: &Reg, conn: Conn, level: &Level) -> bool {
-    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return true };
+/// What there was to be seen once publishers of a connection must post.
+pub(crate) struct Armed {
+    /// News since the look before.
+    pub(crate) news: bool,
+    /// See [`ready::sleeps_at_most`].
+    pub(crate) shown: Option<u64>,
+}
+
+/// Declares that publishers of this connection must post, and looks once more.
+pub(crate) fn arm(set: &Set, reg: &Reg, conn: Conn, level: &Level) -> Armed {
+    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else {
+        return Armed { news: true, shown: None };
+    };
     let block = conn.block;
     if reg.events.get() & told::IN != 0
         && let Some(dmb) = state::rx_dmb(&block.rx)
@@ -148,5 +154,7 @@ pub(crate) fn arm(set: &Set, reg: &Reg, conn: Conn, level: &Level) -> bool {
     {
         wait::arm(&block.tx, dmb.words(), Side::Writers, cq as u8);
     }
-    level.modes != state::modes(block) || ready::changed(conn, reg.events.get(), &reg.seen.get())
+    let shown = ready::sleeps_at_most(conn, reg.events.get());
+    let news = level.modes != state::modes(block) || ready::changed(conn, reg.events.get(), &reg.seen.get());
+    Armed { news, shown }
 }

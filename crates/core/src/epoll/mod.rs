@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
-use self::looks::{arm, hot, is_left, look, scan};
+use self::looks::{Armed, arm, hot, is_left, look, scan};
 use crate::host::host;
 use crate::set::Set;
 use crate::sets::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
@@ -20,7 +20,7 @@ use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
 use crate::trace::Sleep;
-use crate::{above, call, clock, holders, link, process, ready, session, state, told, tx, wait};
+use crate::{above, call, clock, holders, link, process, session, state, told, tx, wait};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -383,8 +383,7 @@ fn sleep(
         for _ in 0..list.len {
             let Some((index, reg, conn)) = next(&mut list) else { continue };
             let level = look(reg, conn);
-            let stays = arm(set, reg, conn, &level);
-            let shown = ready::sleeps_at_most(conn, reg.events.get());
+            let Armed { news: stays, shown } = arm(set, reg, conn, &level);
             let wanted = reg.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
             let reported = reg.events.get() & EDGE == 0
                 || reg.edge.get()

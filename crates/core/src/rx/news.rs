@@ -170,10 +170,11 @@ impl Wait {
             let _critical = critical();
             let Some(dmb) = state::rx_dmb(half) else { return Ok(()) };
             wait::declare(block, half, dmb.words(), Side::Readers, cq);
+            let shown = cork::sleeps_at_most(half);
             if has_news(half) || tx::asked_to_leave(&block.tx) {
                 return Ok(());
             }
-            cork::sleeps_at_most(half)
+            shown
         };
         if self.sleep(conn, fd, shown)? == Woken::Tcp {
             tcp_news(conn, fd);
