@@ -106,6 +106,12 @@ pub fn has_library(pid: u32) -> Option<bool> {
     Some(maps.lines().any(|line| line.contains("libshunpike")))
 }
 
+/// Whether a process has a libc of its own, glibc or musl: then the preloaded library is the way in, and no other.
+pub fn has_libc(pid: u32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().any(|line| ["/libc.so", "/libc-2.", "/ld-musl-"].iter().any(|name| line.contains(name)))
+}
+
 /// Whether Shunpike works in a process that no library can be loaded into, by `run --entry=syscall`. Its code has no name in the process; the
 /// arena has, from the first busy connection on. `None` where it may be and has had no such connection yet, or where we may not look.
 pub fn has_entry(pid: u32) -> Option<bool> {

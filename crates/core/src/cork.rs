@@ -31,7 +31,7 @@ fn own(half: &TxHalf) -> Held {
 }
 
 /// Before `n` bytes at `offset` are published: says whether the reader need not be told of them, because it was told of
-/// the time until which it overlooks what is held; but for [`is_over`]. Under the send lock.
+/// the time until which it overlooks what is held; but for [`may_be_over`]. Under the send lock.
 #[inline]
 pub fn before_publish(block: &Block, half: TxHeld<'_>, dmb: &Dmb, offset: u64, n: usize, flags: i32) -> bool {
     let more = flags & libc::MSG_MORE != 0;
@@ -65,7 +65,7 @@ fn decide(block: &Block, half: TxHeld<'_>, dmb: &Dmb, bytes: core::ops::Range<u6
 
 /// After such bytes were published: whether the reader may have seen that time end before, and sleeps without one.
 #[cold]
-pub fn is_over(half: &TxHalf) -> bool {
+pub fn may_be_over(half: &TxHalf) -> bool {
     own(half).left(clock::ticks(), clock::from_us(MOST_US)) <= 2 * Held::TICKS * Held::SKEW as u64
 }
 

@@ -299,7 +299,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             }
             drop(guard);
             // Not behind a part of the same call: who naps was not rung for that.
-            if quiet && source.done() == 0 && !cork::is_over(&conn.block.tx) {
+            if quiet && source.done() == 0 && !cork::may_be_over(&conn.block.tx) {
                 return Step::Sent(n);
             }
             // A reader that is woken for a part would read that and wait again, for the CPU that we copy the rest on.

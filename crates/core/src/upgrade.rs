@@ -553,7 +553,7 @@ fn register_new(session: &mut Session, id: ConnId, most: u8) {
 }
 
 /// An input for a handshake that is over: a Decline after our Open takes the connection back to TCP, what
-/// was registered or attached in vain is let go. Who has the other end now may be another program, which reads TCP only.
+/// was registered or attached in vain is let go.
 fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
     match input {
         Input::Registered(dmb) => {
@@ -563,8 +563,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
             // Not the kernel's way, where a server that fails after Confirm strands its client.
             if let (Ok(Message::Decline(decline)), Some((conn, fd))) = (Message::decode(bytes), conn_of(id)) {
                 conn.block.peer_reason.store(decline.diagnosis, Ordering::Relaxed);
-                tx::take_back_unread(conn, fd, u64::MAX);
-                above::revoke(conn, fd, Reason::PeerDeclined);
+                leave_unread(conn, fd, Reason::PeerDeclined);
             }
         }
         Input::PeerVanished => {
@@ -573,12 +572,17 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
                 && conn.block.life.is(Phase::Open)
                 && !has_begun(conn.block)
             {
-                tx::take_back_unread(conn, fd, u64::MAX);
-                above::revoke(conn, fd, Reason::PeerVanished);
+                leave_unread(conn, fd, Reason::PeerVanished);
             }
         }
         _ => {}
     }
+}
+
+/// Back to TCP with what is unread: the other end's program may be another one by now, which knows of no ring.
+fn leave_unread(conn: Conn, fd: i32, reason: Reason) {
+    tx::take_back_unread(conn, fd, u64::MAX);
+    above::revoke(conn, fd, reason);
 }
 
 /// Whether the peer of an open connection has begun to send by the lane towards us, or that is over. Under the session's lock.

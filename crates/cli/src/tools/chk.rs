@@ -291,7 +291,15 @@ fn library(holders: &[(u32, String)]) -> Finding {
         ),
     };
     if let Some(go) = holders.iter().find(|(pid, _)| program::is_go(Path::new(&executed(*pid)))) {
-        return of_entry(go, "is a Go program, which makes its system calls itself, past any library");
+        let why = "is a Go program, which makes its system calls itself, past any library";
+        if kernel::has_libc(go.0) {
+            return finding(
+                Some(false),
+                format!("{} {why}", named(go)),
+                "nothing to mend: with a libc in it, it stays on TCP",
+            );
+        }
+        return of_entry(go, why);
     }
     let Some(without) = is_in(Some(false)) else {
         let text = match is_in(Some(true)) {

@@ -35,15 +35,14 @@ pub(super) fn hand_over_to_listed(conn: Conn, fd: i32) {
 fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     let block = conn.block;
     state::note(block, reason);
-    keepalive::over(conn, fd);
     eager::given(block);
     // A forked child has no say in its parent's session: a match that is still to come finds this.
     let id = upgrade::id_of(block);
     if block.life.on(event).leaves_a_handshake() {
         upgrade::given_away(conn, id);
-        // Another thread may just have opened the lane.
-        keepalive::over(conn, fd);
     }
+    // Only now: another thread may have opened the lane meanwhile.
+    keepalive::over(conn, fd);
     closing::ask_back(conn);
     // Only now: who finds our lane ended finds LEAVE, too.
     tx::conclude(conn, fd);
