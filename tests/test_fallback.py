@@ -299,6 +299,28 @@ def test_handed_on_at_any_step_of_a_handshake(both, how):
     assert accel.broker.stats().smc > 200, "some had a lane when they were handed on"
 
 
+@pytest.mark.parametrize("adds", ["never", "before", "after"])
+@pytest.mark.parametrize("how", ["executes", "passes"])
+@pytest.mark.parametrize("why", ["option", "server", "client"])
+def test_given_away_with_bytes_unread_of_a_lane_that_is_over(both, why, how, adds):
+    """Revoked by its server's option, by an operator, for the one end or the other; the client adds to it `before` the server gives it away, or `after`."""
+    accel, program, port = both(), [sys.executable, programs() / "unread.py"], free_port()
+    reason = "option" if why == "option" else "revoked"
+    server = accel.server("server", [*program, "server", port, reason, how], stdin=subprocess.PIPE).wait_listening(port)
+    client = accel.client("client", [*program, "client", port, adds], stdin=subprocess.PIPE)
+    until(lambda: "waits" in server.out and "sent" in client.out, lambda: server.describe() + client.describe())
+    accel.verify(lane_bytes=20)
+    if why != "option":
+        accel.broker.tool("revoke", str((server if why == "server" else client).pid))
+    lines = {"never": [server], "before": [client, server], "after": [server, client]}[adds]
+    for process in lines:
+        os.write(process.popen.stdin.fileno(), b"\n")
+        if process is client:
+            until(lambda: "added" in client.out, client.describe)
+    assert client.finish().endswith("all\n")
+    server.finish()
+
+
 def test_broker_stopped(both, bed):
     """A broker that does not answer holds nobody up for longer than a moment."""
     accel = both()

@@ -111,7 +111,7 @@ pub fn ask_back(conn: Conn) {
         let generation = half.generation.load(Ordering::Relaxed);
         // Should this process end before the next step: who shares the connection waits from now on (`rx::asking`).
         half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
-        let asked = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END);
+        let asked = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::END);
         let empty = dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed);
         let taken = dmb.words().cons().has(Cursor::TAKEN);
         // Or was asked before.

@@ -149,6 +149,12 @@ pub const SIOCINQ: libc::c_ulong = 0x541B;
 /// SIOCOUTQ: bytes sent and not acknowledged, or not sent.
 pub const SIOCOUTQ: libc::c_ulong = 0x5411;
 
+/// Bytes that TCP takes without waiting, at least: half of what the send buffer has free, as the kernel counts its own overhead, too (socket(7)).
+pub fn tcp_takes(fd: i32) -> u64 {
+    let buffer = option::<i32>(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).map_or(0, |bytes| bytes as u64);
+    (buffer / 2).saturating_sub(queue(fd, SIOCOUTQ).map_or(u64::MAX, |queued| queued as u64))
+}
+
 /// ppoll(2). `timeout` in nanoseconds, `None` for ever; `mask` is the program's own or null.
 pub fn poll(fds: &mut [libc::pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Res {
     let mut ts = timespec(timeout);

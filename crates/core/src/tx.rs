@@ -319,11 +319,7 @@ fn refused(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, seen: Cursor) -> St
     if seen.generation() != half.generation.load(Ordering::Relaxed) || !seen.has(Cursor::STOP) {
         return violated(conn, fd, half);
     }
-    if seen.has(Cursor::LEAVE) {
-        take_back(conn, fd, half, dmb);
-    } else {
-        leave_plain(conn, fd, half);
-    }
+    end(conn, fd, half, dmb);
     Step::Again
 }
 
@@ -372,19 +368,35 @@ fn is_to_be_checked(half: &TxHalf, fd: i32) -> bool {
     since >= clock::from_us(tcp_check_us(fd))
 }
 
-/// Ends the lane in peace: the receiver drains the ring, then goes on with TCP.
+/// Ends the lane, and the connection goes on by TCP. What is unread goes by TCP, too: before the receiver reads it, it may hand its socket
+/// to a program that knows of no ring.
 pub fn end(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) {
+    end_with(conn, fd, half, dmb, u64::MAX);
+}
+
+/// Ends the lane; unread bytes stay in the ring where they are more than `most`. Not if the receiver asks for them.
+fn end_with(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, most: u64) {
     if !lending::recall(conn, fd, half) {
         return;
     }
-    let generation = half.generation.load(Ordering::Relaxed);
-    match dmb.words().flag(generation, Cursor::END, 0) {
-        Ok(prod) if prod.has(Cursor::LEAVE) => take_back(conn, fd, half, dmb),
+    // END even behind STOP: a receiver that asks later hears that nobody would answer (models/lane.pml, STOP_NO_END).
+    match dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::END, 0) {
+        Ok(prod) if prod.has(Cursor::LEAVE) || goes_back(fd, half, dmb, most) => {
+            take_back(conn, fd, half, dmb);
+        }
         _ => {
             wait::notify(conn.block, dmb.words(), Side::Readers);
             leave_plain(conn, fd, half);
         }
     }
+}
+
+/// Whether what is unread goes by TCP as the lane ends: at most `most` bytes, which TCP takes at once. A rest would wait for this
+/// program's next call.
+fn goes_back(fd: i32, half: TxHeld<'_>, dmb: &Dmb, most: u64) -> bool {
+    let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
+    // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
+    (1..=most).contains(&unread) && unread <= sys::tcp_takes(fd) && sys::tcp_shows(fd, libc::POLLRDHUP) == 0
 }
 
 /// Whether the receiver wants no more by this lane: it went back to TCP, or hands its socket to a foreign program and
@@ -396,12 +408,16 @@ pub fn asked_to_leave(half: &TxHalf) -> bool {
 
 /// Ends the lane, if there is one, and pays what is owed as far as TCP takes it now.
 pub fn revoke(conn: Conn, fd: i32) {
+    revoke_with(conn, fd, u64::MAX);
+}
+
+fn revoke_with(conn: Conn, fd: i32, most: u64) {
     let critical = critical();
     let guard = send_lock::lock(conn.block, &critical);
     let half = guard.held();
     let Some(dmb) = state::tx_dmb(&half) else { return };
     match half.mode.load(Ordering::Relaxed) {
-        mode::LANE => end(conn, fd, half, &dmb),
+        mode::LANE => end_with(conn, fd, half, &dmb, most),
         mode::DEBT => {
             recount(conn, fd, &guard);
             pay(conn, fd, half, &dmb);
@@ -443,8 +459,7 @@ fn make_room(conn: Conn, fd: i32) {
 /// Ends the lane before the stream's end, or before the descriptor is somebody else's: nothing may be owed after
 /// it. Waits for TCP's room no longer than the grace.
 pub fn conclude(conn: Conn, fd: i32) {
-    take_back_last(conn, fd);
-    revoke(conn, fd);
+    revoke_with(conn, fd, last_most(conn));
     if !owes(&conn.block.tx) {
         return;
     }
@@ -464,15 +479,12 @@ pub fn conclude(conn: Conn, fd: i32) {
 
 /// What the server has not read when a client's stream ends goes by TCP, if it is little: it may accept connections for others, who read
 /// TCP only. Of a server's last bytes the client is the reader, as a rule, and connections that end with an answer are common.
-pub fn take_back_last(conn: Conn, fd: i32) {
-    if state::opener(conn.block) {
-        take_back_unread(conn, fd, LAST_MOST);
-    }
+fn last_most(conn: Conn) -> u64 {
+    if state::opener(conn.block) { LAST_MOST } else { 0 }
 }
 
-/// What the receiver has not read goes by TCP, and the lane ends, unless that is nothing or more than `most` bytes: nobody may be left at
-/// the other end who knows of the ring.
-pub fn take_back_unread(conn: Conn, fd: i32, most: u64) {
+/// At exit: the same, of a lane that the kernel ends.
+pub fn take_back_last(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
     if half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
@@ -482,9 +494,7 @@ pub fn take_back_unread(conn: Conn, fd: i32, most: u64) {
     let Some(dmb) = state::tx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
         return;
     };
-    let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
-    // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
-    if (1..=most).contains(&unread) && sys::tcp_shows(fd, libc::POLLRDHUP) == 0 {
+    if goes_back(fd, half, &dmb, last_most(conn)) {
         take_back(conn, fd, half, &dmb);
     }
 }

@@ -29,7 +29,7 @@ use crate::session::{self, Fds, Session, close_raw, keep};
 use crate::table::{self, Conn};
 use crate::{
     above, clock, closing, device, eager, holders, limits, link, memory, process, reuse, seen, sets, state,
-    tap, tx, window,
+    tap, window,
 };
 
 /// How long the peer may take for each answer, as in the kernel (CLC_WAIT_TIME, net/smc/smc_clc.h).
@@ -563,7 +563,7 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
             // Not the kernel's way, where a server that fails after Confirm strands its client.
             if let (Ok(Message::Decline(decline)), Some((conn, fd))) = (Message::decode(bytes), conn_of(id)) {
                 conn.block.peer_reason.store(decline.diagnosis, Ordering::Relaxed);
-                leave_unread(conn, fd, Reason::PeerDeclined);
+                above::revoke(conn, fd, Reason::PeerDeclined);
             }
         }
         Input::PeerVanished => {
@@ -572,17 +572,11 @@ fn late(session: &mut Session, id: ConnId, input: Input<'_>) {
                 && conn.block.life.is(Phase::Open)
                 && !has_begun(conn.block)
             {
-                leave_unread(conn, fd, Reason::PeerVanished);
+                above::revoke(conn, fd, Reason::PeerVanished);
             }
         }
         _ => {}
     }
-}
-
-/// Back to TCP with what is unread: the other end's program may be another one by now, which knows of no ring.
-fn leave_unread(conn: Conn, fd: i32, reason: Reason) {
-    tx::take_back_unread(conn, fd, u64::MAX);
-    above::revoke(conn, fd, reason);
 }
 
 /// Whether the peer of an open connection has begun to send by the lane towards us, or that is over. Under the session's lock.

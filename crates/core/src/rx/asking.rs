@@ -24,7 +24,7 @@ pub(super) fn begin(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, fd: i
     words.answer(false);
     half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
     let generation = half.generation.load(Ordering::Relaxed);
-    match words.flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::STOP | Cursor::END) {
+    match words.flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::END) {
         Ok(_) => {
             state::note(conn.block, Reason::LentDenied);
             conn.block.life.end_both();
@@ -34,7 +34,7 @@ pub(super) fn begin(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, fd: i
         }
         // Ended meanwhile: before that it has put all that it had lent into the ring.
         Err(seen) if seen.has(Cursor::END) && !prod.has(Cursor::END) => Step::Again,
-        // We asked for the lane's end, and the sender has not answered: it could still be lending.
+        // Nobody would answer.
         Err(_) => lost(conn, fd, half),
     }
 }

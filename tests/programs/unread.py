@@ -1,0 +1,76 @@
+r"""A server whose connection leaves its lane with bytes unread, and that then gives it to another program, which sends all back.
+
+    unread.py server PORT option|revoked executes|passes     prints "waits"; gives it away at a line on its standard input
+    unread.py client PORT never|before|after                 prints "sent"; adds to what it sent at a line, unless it never does
+
+option: by an option of the server's that no lane can have; revoked: by an operator, meanwhile.
+"""
+
+import os
+import select
+import socket
+import sys
+
+ASKED = 30  # calls, more than it takes to be worth a lane
+PART = b"0123456789" * 300
+
+
+def server(port, why, how):
+    ours, others = socket.socketpair()
+    if how == "passes" and os.fork() == 0:
+        ours.close()
+        _, fds, _, _ = socket.recv_fds(others, 1, 1)
+        return echo(socket.socket(fileno=fds[0]))
+    connection, _ = socket.create_server(("127.0.0.1", port)).accept()
+    for _ in range(ASKED):
+        connection.recv(1)
+        connection.sendall(b"!")
+    connection.recv(len(PART), socket.MSG_PEEK | socket.MSG_WAITALL)
+    if why == "option":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+    print("waits", flush=True)
+    # Waits for it, too: it is told that it was revoked.
+    while not select.select([0, connection], [], [], 0)[0].count(0):
+        pass
+    if how == "executes":
+        for number in (0, 1):
+            os.dup2(connection.fileno(), number)
+        os.execv("/bin/cat", ["cat"])
+    socket.send_fds(ours, [b"!"], [connection.fileno()])
+    connection.close()
+    os.wait()
+
+
+def echo(connection):
+    while data := connection.recv(1000):
+        connection.sendall(data)
+
+
+def client(port, adds):
+    connection = socket.create_connection(("127.0.0.1", port))
+    for _ in range(ASKED):
+        connection.sendall(b"?")
+        connection.recv(1)
+    connection.sendall(PART)
+    print("sent", flush=True)
+    if adds != "never":
+        os.read(0, 1)
+        connection.sendall(PART)
+        print("added", flush=True)
+    connection.settimeout(20)
+    want = PART * (1 if adds == "never" else 2)
+    got = b""
+    while len(got) < len(want):
+        data = connection.recv(1000)
+        assert data, f"the stream ended after {len(got)} of {len(want)} bytes"
+        got += data
+    assert got == want, got
+    connection.shutdown(socket.SHUT_WR)
+    assert connection.recv(1) == b""
+    print("all")
+
+
+if sys.argv[1] == "server":
+    server(int(sys.argv[2]), *sys.argv[3:])
+else:
+    client(int(sys.argv[2]), sys.argv[3])
