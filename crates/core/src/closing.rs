@@ -12,7 +12,7 @@ use crate::reset::wake_own_side;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{clock, device, holders, link, process, state, sys, window};
+use crate::{clock, device, link, process, state, sys, window};
 
 /// Bytes came by TCP that the sender's hooks did not announce: somebody writes round them there.
 pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
@@ -65,15 +65,6 @@ fn retire(held: impl Held, owner: device::Owner, group: u32) {
 fn retire_buffer(base: usize) {
     let region = Region::of(Dmb::start_of(base), Dmb::len_at(base));
     device::retire(region, DmbToken(0), device::Owner::Local);
-}
-
-/// Before an offer is withdrawn of which the peer may have made use: where others may go on with the connection, who perhaps execute a program
-/// that knows nothing of a ring, what is unread is asked back. A peer that has ended its stream sends nothing again.
-pub fn ask_back_for_others(conn: Conn, fd: i32) {
-    let has_others = holders::shared(conn.block) || conn.block.life.phase().is_left();
-    if has_others && sys::tcp_shows(fd, libc::POLLRDHUP) == 0 {
-        ask_back(conn);
-    }
 }
 
 /// Takes back an offer that the peer did not, or not yet, make use of.

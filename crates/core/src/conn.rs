@@ -272,7 +272,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
         return;
     }
     if !holders::alone(block) {
-        abandon_handshake(conn, open.then_some(fd));
+        abandon_handshake(conn);
     }
     if !holders::leave(block) {
         lending::forget(block);
@@ -321,9 +321,9 @@ fn sum_up(block: &Block, header: &Header) {
 }
 
 /// This process lets go of a connection that another one of its tree goes on with: a handshake of ours would
-/// open a lane whose memory is mapped here only. The other may nominate it anew. A handshake of the other, which is
-/// where the block is of another arena, is not ours to end. `fd`: where it still is the socket.
-fn abandon_handshake(conn: Conn, fd: Option<i32>) {
+/// open a lane whose memory is mapped here only. The other may nominate it anew. A handshake of the other, which is where
+/// the block is of another arena, is not ours to end.
+fn abandon_handshake(conn: Conn) {
     let block = conn.block;
     if process::index(block).is_none() {
         return;
@@ -332,9 +332,6 @@ fn abandon_handshake(conn: Conn, fd: Option<i32>) {
         return;
     }
     let mut session = session::lock();
-    if let Some(fd) = fd {
-        closing::ask_back_for_others(conn, fd);
-    }
     closing::withdraw_grant(conn);
     upgrade::forget(&mut session, block);
     sets::restore(conn, || link::part(block));

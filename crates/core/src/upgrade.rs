@@ -448,12 +448,6 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
     };
     shake.deadline = clock::ticks() + clock::from_us(TIMEOUT_US);
     let (conn, fd) = (shake.conn, shake.fd);
-    if let Next::Fallback(fallback) = &step.next
-        && !matches!(fallback.reason, Reason::PeerVanished | Reason::BrokerGone)
-    {
-        // Before the peer hears of it.
-        closing::ask_back_for_others(conn, fd);
-    }
     if let Some(clc) = step.send.and_then(|clc| ClcBytes::new(clc).ok()) {
         session.send(&ToBroker::Clc { conn: id, clc });
     }

@@ -99,7 +99,6 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     if let Some(reason) = left_for_good(conn.block) {
         // A child gave it to another program during the handshake: the bytes of the lane would not be its own.
         device::retire(region, opened.peer.token, device::Owner::Peer);
-        closing::ask_back_for_others(conn, fd);
         closing::withdraw_grant(conn);
         tell_peer(session, id, reason);
         if part_unless_granted(conn) {
