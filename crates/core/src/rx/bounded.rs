@@ -16,6 +16,17 @@ use crate::{clock, closing, peek, state, sys};
 /// in between, microseconds.
 pub(super) const DEBT_US: u64 = 10_000_000;
 
+/// Its sender is in the middle of that. A program that was told of these bytes need not find none for so long, microseconds.
+const PAYING_US: u64 = 1_000;
+
+/// Until TCP shows what was taken back, but no longer than its sender takes, unless that is held up.
+pub(super) fn await_payment(fd: i32) {
+    let began = clock::ticks();
+    while Tcp::look(fd) == Ok(Tcp::Nothing) && clock::ticks().wrapping_sub(began) < clock::from_us(PAYING_US) {
+        rustix::thread::sched_yield();
+    }
+}
+
 /// From TCP, no further than the start word allows (GRANTED), or paying the sender's debt (DEBT).
 pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags: i32) -> Step {
     let own = half.own();

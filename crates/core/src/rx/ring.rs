@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use shunpike_shm::arena::{Block, Held, RxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 
-use super::bounded::peek_behind;
+use super::bounded::{self, peek_behind};
 use super::{Step, asking, finish, violated};
 use crate::bufs::Bufs;
 use crate::copy_rate::{self, Way};
@@ -199,6 +199,9 @@ pub(super) fn taken(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: C
     let fits = dmb.as_sent_behind(at.offset()).is_some_and(|dmb| owed <= dmb.most(at.offset()));
     if last.generation() != prod.generation() || !fits {
         return violated(conn, fd, half);
+    }
+    if owed > 0 {
+        bounded::await_payment(fd);
     }
     half.debt_end.store(half, own.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
     own.paid_at.store(clock::ticks(), Ordering::Relaxed);
