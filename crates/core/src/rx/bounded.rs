@@ -22,7 +22,8 @@ const PAYING_US: u64 = 1_000;
 /// Until TCP shows what was taken back, but no longer than its sender takes, unless that is held up.
 pub(super) fn await_payment(fd: i32) {
     let began = clock::ticks();
-    while Tcp::look(fd) == Ok(Tcp::Nothing) && clock::ticks().wrapping_sub(began) < clock::from_us(PAYING_US) {
+    while Tcp::look(fd) == Ok(Tcp::Nothing) && clock::ticks().wrapping_sub(began) < clock::from_us(PAYING_US)
+    {
         rustix::thread::sched_yield();
     }
 }
