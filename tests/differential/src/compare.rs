@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::op::{Call, LookBy, Op};
+use crate::op::{Call, Child, LookBy, Meddle, Op, Opt, RecvBy, SendBy};
 use crate::stage::{Outcome, Run};
 use crate::team::Trouble;
 
@@ -99,7 +99,7 @@ impl fmt::Display for Difference {
 pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option<Difference> {
     let mut is_meddled = false;
     let mut looked_at_set = [false; 2];
-    let mut has_left_number = [false; 2];
+    let (mut has_edges, mut may_tell_again) = ([false; 2], [false; 2]);
     for (at, op) in program.iter().enumerate() {
         let meddles = |call| {
             matches!(
@@ -111,18 +111,26 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
         };
         is_meddled |= meddles(op.call);
         let (Some(tcp), Some(lane)) = (&tcp[at], &lane[at]) else { continue };
-        has_left_number[op.side as usize] |= matches!(op.call, Call::Dup | Call::DupOver(_));
+        let own = op.side as usize;
+        may_tell_again[own] |= matches!(op.call, Call::Dup | Call::DupOver(_));
+        if closes_lanes(op.call) {
+            may_tell_again = [true; 2];
+        }
+        if let Call::Register(how) = op.call {
+            looked_at_set[own] = false;
+            has_edges[own] |= how.is_for_edges();
+        }
         let says_nothing =
             matches!(op.call, Call::Corked { .. }) && (tcp.said.is_empty() || lane.said.is_empty());
         if says_nothing {
             continue;
         }
-        let is_first = !is_look_at_set(op) || !std::mem::replace(&mut looked_at_set[op.side as usize], true);
+        let is_first = !is_look_at_set(op) || !std::mem::replace(&mut looked_at_set[own], true);
         if is_look_at_set(op) && is_first && is_false_alarm(tcp, lane) {
             continue;
         }
-        if has_left_number[op.side as usize] && is_more_room(op, tcp, lane) {
-            has_left_number[op.side as usize] = false;
+        if has_edges[own] && may_tell_again[own] && is_told_again(op, tcp, lane) {
+            may_tell_again[own] = false;
             continue;
         }
         if told(op, tcp) != told(op, lane) && !(is_meddled && is_less_room(op, tcp, lane)) {
@@ -157,10 +165,27 @@ fn told(op: &Op, outcome: &Outcome) -> Vec<crate::calls::Said> {
     said
 }
 
-/// Whether a set has told of what TCP's has, and of room besides: a lane has closed for good, as the number by which its connection is in
-/// the set was closed (COMPLIANCE.md).
-fn is_more_room(op: &Op, tcp: &Outcome, lane: &Outcome) -> bool {
-    const ROOM: i64 = libc::EPOLLOUT as i64;
+/// Whether a connection's lanes may be closed by it before what is in them is read: who waits for edges is told again of what comes by TCP
+/// then (COMPLIANCE.md).
+fn closes_lanes(call: Call) -> bool {
+    matches!(
+        call,
+        Call::Meddle(Meddle::Revoke | Meddle::Off)
+            | Call::Set(
+                Opt::LowWater(_) | Opt::PeekOff(_) | Opt::Timestamps(_) | Opt::OobInline(_) | Opt::Owner
+            )
+            | Call::Send(SendBy::Oob, _)
+            | Call::Recv(RecvBy::Splice, _)
+            | Call::Pass
+            | Call::Hand
+            | Call::Exec
+            | Call::Fork(Child::Execs)
+    )
+}
+
+/// Whether a set has told of what TCP's has, and of bytes or room besides.
+fn is_told_again(op: &Op, tcp: &Outcome, lane: &Outcome) -> bool {
+    const AGAIN: i64 = (libc::EPOLLIN | libc::EPOLLOUT) as i64;
     if op.call != Call::Look(LookBy::Epoll) {
         return false;
     }
@@ -171,7 +196,7 @@ fn is_more_room(op: &Op, tcp: &Outcome, lane: &Outcome) -> bool {
     let (tcp, lane) = (events(tcp), events(lane));
     let is_more = |(data, &told): (&i64, &i64)| {
         let shown = tcp.get(data).copied().unwrap_or(0);
-        told == shown || told == shown | ROOM
+        told & shown == shown && (told & !shown) & !AGAIN == 0
     };
     tcp != lane && tcp.keys().all(|data| lane.contains_key(data)) && lane.iter().all(is_more)
 }
@@ -180,7 +205,7 @@ fn is_look_at_set(op: &Op) -> bool {
     matches!(op.call, Call::Look(LookBy::Set | LookBy::Nested))
 }
 
-/// Whether a set showed something when it was first looked at as a descriptor, and then had nothing to tell: its lanes close just then, and
+/// Whether a set showed something when it was first looked at as a descriptor since a connection came into it, and then had nothing to tell: its lanes close just then, and
 /// their doorbell is in it (COMPLIANCE.md).
 fn is_false_alarm(tcp: &Outcome, lane: &Outcome) -> bool {
     let ([tcp, ..], [lane, ..]) = (&tcp.said[..], &lane.said[..]) else { return false };

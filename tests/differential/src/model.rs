@@ -373,9 +373,12 @@ impl Model {
             && (is_kill || self.with_end_of(first).allows(second) && self.with_end_of(second).allows(first))
     }
 
-    /// As it is after the call, where that ends a stream.
+    /// As it is after the call, where that sends, or ends a stream.
     fn with_end_of(&self, op: Op) -> Self {
         let mut after = self.clone();
+        if let Call::Send(_, n) = op.call {
+            after.happened(op, &[Said::of(n as i64)]);
+        }
         if let Call::Finish(_) = op.call {
             after.happened(op, &[Said::of(0)]);
         }
