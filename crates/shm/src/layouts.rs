@@ -75,7 +75,7 @@ fn another_layout_has_another_version() {
     let texts = [
         include_str!("arena.rs"),
         include_str!("arena/half.rs"),
-        include_str!("lane.rs"),
+        include_str!("lane/words.rs"),
         include_str!("lane/loans.rs"),
         include_str!("lane/short.rs"),
         include_str!("lock.rs"),
