@@ -3,6 +3,8 @@
 //! It is run on TCP and under Shunpike. It uses libc's names for everything, so that the hooks see what they would see of
 //! any program, but for what is called raw.
 
+mod dialogues;
+
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::os::fd::RawFd;
@@ -13,163 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::calls::{self, Said, Times};
 use crate::edges::Edges;
-use crate::op::{
-    By, CONNS, Call, Child, End, Family, Handler, Lent, LookBy, Opt, Over, RecvBy, Registered, RoomBy,
-    Uncork, WaitBy,
-};
+use crate::op::{CONNS, Call, Child, End, Family, Handler, LookBy, Over, RecvBy, Registered};
 use crate::op::{looks, reads};
+use crate::order::{How, Order, Reply};
 use crate::state::Arena;
-
-/// What an actor is told.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Order {
-    /// Listen on free ports, for IPv4 and for both: the results.
-    Listen,
-    Connect {
-        conn: u8,
-        port: u16,
-        family: Family,
-        serial: u64,
-        nonblock: bool,
-        nagle: bool,
-    },
-    Accept {
-        conn: u8,
-        family: Family,
-        serial: u64,
-        nonblock: bool,
-        nagle: bool,
-    },
-    /// `cut`: between two marks, for who traces this process.
-    Make {
-        conn: u8,
-        call: Call,
-        cut: bool,
-    },
-    /// The connection goes to the side's other process by a message, with what is known of it; it is closed when that one has it.
-    Give {
-        conn: u8,
-    },
-    Take {
-        conn: u8,
-        sent: u64,
-        serial: u64,
-    },
-    Forget {
-        conn: u8,
-    },
-    /// One side of an echo. The time is that of the slowest exchange.
-    Echo {
-        conn: u8,
-        rounds: u16,
-        size: usize,
-        asks: bool,
-    },
-    /// Two calls of this process on one connection: the second is made by another thread, or by a signal's handler.
-    Pair {
-        conn: u8,
-        calls: [Call; 2],
-        how: How,
-    },
-    /// One side of an exchange, as of an echo.
-    Exchange {
-        conn: u8,
-        by: By,
-        rounds: u16,
-        size: usize,
-        asks: bool,
-    },
-    /// Sends until the socket takes no more: how many bytes, and their hash.
-    Flood {
-        conn: u8,
-        by: RoomBy,
-        chunk: u16,
-    },
-    /// Receives so many bytes, and tells of their hash together with those before them.
-    Drain {
-        conn: u8,
-        n: usize,
-        hash: u64,
-    },
-    /// Waits for room after a flood; with `early` a thread begins to.
-    Room {
-        conn: u8,
-        by: RoomBy,
-        n: usize,
-        early: bool,
-    },
-    /// Sends a mapping by MSG_ZEROCOPY.
-    Lend {
-        conn: u8,
-        size: u32,
-        lent: Lent,
-    },
-    /// One side of a torrent.
-    Torrent {
-        conn: u8,
-        threads: u8,
-        rounds: u8,
-        size: u16,
-    },
-    /// Waits for the notices.
-    Lent {
-        conn: u8,
-    },
-    /// Sends pieces that are held back.
-    Cork {
-        conn: u8,
-        by: Uncork,
-        pieces: u8,
-        size: u16,
-    },
-    /// Lets them go, with a last one where the call is one that sends.
-    Uncork {
-        conn: u8,
-        by: Uncork,
-        size: u16,
-    },
-    /// A thread begins to wait.
-    Begin {
-        conn: u8,
-        by: WaitBy,
-    },
-    /// What came of it, if it ends within so many milliseconds.
-    Ended {
-        conn: u8,
-        ms: u64,
-    },
-    /// Ends all waits, on TCP, by shutting their connections down.
-    EndWaits,
-    /// Closes everything. Tells how many edges of code the library has, and those that were passed for the first time.
-    Reset,
-}
-
-/// When the second call of a pair is made.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum How {
-    InOrder,
-    Swapped,
-    /// When who traces this process, and sees the first call between two marks, asks for it.
-    Traced,
-}
-
-/// What it says.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Reply {
-    /// Nothing where a wait has not ended.
-    pub said: Option<Said>,
-    /// Of the second call of a pair.
-    pub also: Option<Said>,
-    pub ns: u64,
-    /// CPU time of the thread that made the call.
-    pub cpu_ns: u64,
-    /// How long that thread could have run and did not, as the machine was busy; of an echo: in the exchange in which that was longest.
-    pub held_up_ns: u64,
-    /// Calls on a connection, and how many of them with a half on a lane.
-    pub calls: [u64; 2],
-    /// Where the connection stood before the call: its phase, and the modes of its receiving and sending half.
-    pub state: Option<[u16; 3]>,
-}
 
 struct Waiting {
     ended: mpsc::Receiver<(Said, Times)>,
@@ -415,51 +264,6 @@ impl Actor {
         (0..CONNS).map(|conn| self.conns.get(&conn).map_or(-1, |conn| conn.fd)).collect()
     }
 
-    fn lend(&mut self, index: u8, size: u32, lent: Lent) -> Said {
-        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
-        let (lending, said) = calls::Lending::send(conn.fd, size as usize, conn.serial, lent);
-        conn.lending = Some(lending);
-        said
-    }
-
-    fn lent(&mut self, index: u8) -> Said {
-        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
-        conn.lending.take().map_or(Said::of(-1), |lending| lending.end(conn.fd))
-    }
-
-    fn cork(&mut self, index: u8, by: Uncork, pieces: u8, size: usize) -> Said {
-        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
-        if by != Uncork::More {
-            calls::set_option(conn.fd, Opt::Cork(true));
-        }
-        let has_more = matches!(by, Uncork::More | Uncork::MoreOff);
-        let sent = (0..pieces).map(|_| {
-            let bytes = Self::bytes(conn, size);
-            calls::send_more(conn.fd, &bytes, has_more)
-        });
-        Said::of(sent.sum())
-    }
-
-    fn uncork(&mut self, index: u8, by: Uncork, size: usize) -> Said {
-        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
-        match by {
-            Uncork::More => {
-                let bytes = Self::bytes(conn, size);
-                Said::of(calls::send_more(conn.fd, &bytes, false))
-            }
-            Uncork::Off | Uncork::MoreOff => calls::set_option(conn.fd, Opt::Cork(false)),
-            Uncork::NoDelay => calls::set_option(conn.fd, Opt::NoDelay(true)),
-        }
-    }
-
-    fn flood(&mut self, index: u8, by: RoomBy, chunk: usize) -> Said {
-        let Some(conn) = self.conns.get_mut(&index) else { return Said::of(-1) };
-        let mut room = calls::Room::new(conn.fd, by);
-        let said = room.fill(chunk, conn.serial);
-        conn.room = Some(room);
-        said
-    }
-
     fn opened(&mut self, conn: u8, fd: RawFd, serial: u64, nonblock: bool, nagle: bool) -> Said {
         if fd < 0 {
             return Said::failed();
@@ -488,70 +292,6 @@ impl Actor {
         (at..at + n as u64)
             .map(|p| (p.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(conn.serial) >> 24) as u8)
             .collect()
-    }
-
-    /// What came of it, how long the slowest exchange took, and calls as in [`Reply::calls`].
-    fn echo(&mut self, index: u8, rounds: u16, size: usize, asks: bool) -> (Said, Times, [u64; 2]) {
-        let send = calls::send_all;
-        self.turns(index, [rounds as usize, size], asks, send, |fd| move |n| calls::receive_all(fd, n))
-    }
-
-    /// The same, with messages of two parts, and reads as `by` says.
-    fn exchange(
-        &mut self,
-        index: u8,
-        by: By,
-        rounds: u16,
-        size: usize,
-        asks: bool,
-    ) -> (Said, Times, [u64; 2]) {
-        let send = |fd, bytes: &[u8]| {
-            let (header, body) = bytes.split_at((size / 8).max(1));
-            calls::send_all(fd, header) && calls::send_all(fd, body)
-        };
-        self.turns(index, [rounds as usize, size], asks, send, |fd| {
-            let mut reader = calls::Reader::new(fd, by);
-            move |n| reader.read(n)
-        })
-    }
-
-    fn turns<R: FnMut(usize) -> Option<Vec<u8>>>(
-        &mut self,
-        index: u8,
-        [rounds, size]: [usize; 2],
-        asks: bool,
-        send: impl Fn(RawFd, &[u8]) -> bool,
-        reader: impl Fn(RawFd) -> R,
-    ) -> (Said, Times, [u64; 2]) {
-        let begin = self.timer.now();
-        let Some(conn) = self.conns.get_mut(&index) else {
-            return (Said::of(-1), Times::default(), [0; 2]);
-        };
-        let (mut slowest, mut hash, mut calls) = (Times::default(), 0, [0; 2]);
-        let failed = |round: usize, slowest, calls| {
-            (Said { more: vec![round as i64], ..Said::failed() }, slowest, calls)
-        };
-        let mut receive = reader(conn.fd);
-        for round in 0..rounds {
-            calls[0] += 2;
-            calls[1] += 2 * u64::from(is_on_lane(self.arena.state(conn.fd)));
-            let began = self.timer.now();
-            let bytes = Self::bytes(conn, size);
-            if asks && !send(conn.fd, &bytes) {
-                return failed(round, slowest, calls);
-            }
-            let Some(got) = receive(size) else { return failed(round, slowest, calls) };
-            hash = calls::hash(hash, &got);
-            if !asks && !send(conn.fd, &bytes) {
-                return failed(round, slowest, calls);
-            }
-            // The other end may have been held up before our first exchange.
-            if round > 0 || asks {
-                slowest = slowest.max(self.timer.since(&began));
-            }
-        }
-        slowest.cpu_ns = self.timer.since(&begin).cpu_ns;
-        (Said { ret: 0, errno: 0, more: vec![hash as i64] }, slowest, calls)
     }
 
     /// Two calls of this process. Of two that read, how they shared the bytes is nobody's to say, nor is what a look says while another call

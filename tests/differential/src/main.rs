@@ -13,6 +13,7 @@ mod lab;
 mod maker;
 mod model;
 mod op;
+mod order;
 mod search;
 mod stage;
 mod state;

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::actor::{How, Order, Reply};
 use crate::calls::Said;
 use crate::model::Model;
 use crate::op::{Call, Family, Meddle, Op, Side, has_rings, is_raw};
+use crate::order::{How, Order, Reply};
 use crate::stepper::Stepper;
 use crate::team::{Actor, HANG, Team, Trouble};
 

@@ -8,9 +8,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use crate::actor::{Order, Reply};
 use crate::calls::{GO, JOINT};
 use crate::op::CONNS;
+use crate::order::{Order, Reply};
 
 /// An answer that takes longer is a hang.
 pub const HANG: Duration = Duration::from_secs(8);

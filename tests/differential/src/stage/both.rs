@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::{Outcome, Stage};
-use crate::actor::Order;
 use crate::calls::Said;
 use crate::op::{Call, Lent, LookBy, Meddle, Op, RecvBy, RoomBy, SendBy, Uncork};
+use crate::order::Order;
 use crate::team::Trouble;
 
 /// TCP holds bytes back for 200 ms at most: what took longer than this is not compared.
