@@ -300,17 +300,18 @@ def test_handed_on_at_any_step_of_a_handshake(both, how):
 
 
 @pytest.mark.parametrize("adds", ["never", "before", "after"])
-@pytest.mark.parametrize("how", ["executes", "passes"])
-@pytest.mark.parametrize("why", ["option", "server", "client"])
-def test_given_away_with_bytes_unread_of_a_lane_that_is_over(both, why, how, adds):
-    """Revoked by its server's option, by an operator, for the one end or the other; the client adds to it `before` the server gives it away, or `after`."""
+@pytest.mark.parametrize("how", ["executes", "passes", "executes by-number", "passes by-number"])
+@pytest.mark.parametrize("why", ["stays", "option", "server", "client"])
+def test_given_away_with_bytes_unread(both, why, how, adds):
+    """On its lane, or revoked before by its server's option, or by an operator, for the one end or the other. The client adds to it `before` the
+    server gives it away, or `after`."""
     accel, program, port = both(), [sys.executable, programs() / "unread.py"], free_port()
-    reason = "option" if why == "option" else "revoked"
-    server = accel.server("server", [*program, "server", port, reason, how], stdin=subprocess.PIPE).wait_listening(port)
+    reason = why if why in ("stays", "option") else "revoked"
+    server = accel.server("server", [*program, "server", port, reason, *how.split()], stdin=subprocess.PIPE).wait_listening(port)
     client = accel.client("client", [*program, "client", port, adds], stdin=subprocess.PIPE)
     until(lambda: "waits" in server.out and "sent" in client.out, lambda: server.describe() + client.describe())
     accel.verify(lane_bytes=20)
-    if why != "option":
+    if reason == "revoked":
         accel.broker.tool("revoke", str((server if why == "server" else client).pid))
     lines = {"never": [server], "before": [client, server], "after": [server, client]}[adds]
     for process in lines:

@@ -1,21 +1,23 @@
-r"""A server whose connection leaves its lane with bytes unread, and that then gives it to another program, which sends all back.
+r"""A server that gives a connection with bytes unread to another program, which sends all back. It may have left its lane before.
 
-    unread.py server PORT option|revoked executes|passes     prints "waits"; gives it away at a line on its standard input
+    unread.py server PORT option|revoked|stays executes|passes [by-number]     prints "waits"; gives it away at a line on its standard input
     unread.py client PORT never|before|after                 prints "sent"; adds to what it sent at a line, unless it never does
 
-option: by an option of the server's that no lane can have; revoked: by an operator, meanwhile.
+option: it leaves by an option of the server's that no lane can have; revoked: by an operator, meanwhile. by-number: by syscall(2).
 """
 
+import ctypes
 import os
 import select
 import socket
+import struct
 import sys
 
 ASKED = 30  # calls, more than it takes to be worth a lane
 PART = b"0123456789" * 300
 
 
-def server(port, why, how):
+def server(port, why, how, by_number=None):
     ours, others = socket.socketpair()
     if how == "passes" and os.fork() == 0:
         ours.close()
@@ -35,10 +37,32 @@ def server(port, why, how):
     if how == "executes":
         for number in (0, 1):
             os.dup2(connection.fileno(), number)
-        os.execv("/bin/cat", ["cat"])
-    socket.send_fds(ours, [b"!"], [connection.fileno()])
+        execute_by_number() if by_number else os.execv("/bin/cat", ["cat"])
+    if by_number:
+        send_by_number(ours.fileno(), connection.fileno())
+    else:
+        socket.send_fds(ours, [b"!"], [connection.fileno()])
     connection.close()
     os.wait()
+
+
+def execute_by_number():
+    strings = ctypes.c_char_p * 2
+    call(59, b"/bin/cat", strings(b"cat", None), strings(None, None))  # execve
+
+
+def send_by_number(through, fd):
+    byte, control = ctypes.create_string_buffer(b"!", 1), struct.pack("=Qiii4x", 20, socket.SOL_SOCKET, socket.SCM_RIGHTS, fd)
+    control = ctypes.create_string_buffer(control, len(control))
+    part = ctypes.create_string_buffer(struct.pack("PN", ctypes.addressof(byte), 1))
+    message = struct.pack("PIPNPNi", 0, 0, ctypes.addressof(part), 1, ctypes.addressof(control), len(control), 0)
+    call(46, through, ctypes.create_string_buffer(message), 0)  # sendmsg
+
+
+def call(number, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "syscall")
 
 
 def echo(connection):

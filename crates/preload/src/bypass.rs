@@ -2,7 +2,7 @@
 //! syscall(2), io_uring. A connection that goes there is plain TCP first.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
-use libc::{aiocb, sigevent};
+use libc::{aiocb, mmsghdr, msghdr, sigevent};
 use shunpike_core::table;
 use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
@@ -12,7 +12,7 @@ use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
 use crate::lifecycle::{let_go, plain};
 use crate::memory;
 use crate::real::{Arguments, by_number};
-use crate::{removed, syscall};
+use crate::{data, exec, removed, syscall};
 
 fn before_dprintf([fd, ..]: Arguments) {
     plain(fd as c_int, Reason::Stdio);
@@ -66,6 +66,17 @@ stubs! { before_prctl:
 
 fn before_syscall([number, fd, second, third, fourth, _]: Arguments) -> Option<*mut c_void> {
     match number as c_long {
+        libc::SYS_execve => exec::before_exec_with_third([fd, second, third, 0, 0, 0]),
+        libc::SYS_execveat => exec::before_exec_with_fourth([fd, second, third, fourth, 0, 0]),
+        // What descriptors are sent by is none of ours.
+        // SAFETY: the program's message, which need not be there.
+        libc::SYS_sendmsg if table::is_none(fd as c_int) => unsafe {
+            data::hand_over_rights(second as *const msghdr);
+        },
+        // SAFETY: as above.
+        libc::SYS_sendmmsg if table::is_none(fd as c_int) => unsafe {
+            data::hand_over_rights_of_all(second as *const mmsghdr, third as c_uint);
+        },
         libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => confine(),
         libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
         libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),

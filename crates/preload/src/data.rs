@@ -458,9 +458,7 @@ hooks! {
     fn sendmmsg(fd: c_int, vec: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         let count = count.min(MOST_ENTRIES as c_uint);
         if ours(fd).is_none() || flags & CMSG_COMPAT != 0 {
-            for at in 0..count as usize {
-                hand_over_rights(&raw const (*vec.wrapping_add(at)).msg_hdr);
-            }
+            hand_over_rights_of_all(vec, count);
             return covered::sendmmsg(fd, vec, count, flags);
         }
         let mut done = 0;
@@ -567,8 +565,16 @@ unsafe fn tell_unread(conn: Conn, fd: c_int, header: &mut msghdr) {
     }
 }
 
+/// [`hand_over_rights`] for each of `count` messages.
+pub(crate) unsafe fn hand_over_rights_of_all(vec: *const mmsghdr, count: c_uint) {
+    for at in 0..count.min(MOST_ENTRIES as c_uint) as usize {
+        // SAFETY: an address within the program's array, which need not be there.
+        unsafe { hand_over_rights(&raw const (*vec.wrapping_add(at)).msg_hdr) };
+    }
+}
+
 /// Connections and epoll sets among the descriptors of an SCM_RIGHTS message go to a program that may not be ours.
-unsafe fn hand_over_rights(msg: *const msghdr) {
+pub(crate) unsafe fn hand_over_rights(msg: *const msghdr) {
     if !table::any() {
         return;
     }

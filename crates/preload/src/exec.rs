@@ -23,12 +23,12 @@ fn before_exec_with_environ(_: Arguments) {
     removed::before_exec_with_environ();
 }
 
-fn before_exec_with_third([_, _, environment, ..]: Arguments) {
+pub fn before_exec_with_third([_, _, environment, ..]: Arguments) {
     before_exec();
     removed::before_exec(core::ptr::with_exposed_provenance(environment));
 }
 
-fn before_exec_with_fourth([_, _, _, environment, ..]: Arguments) {
+pub fn before_exec_with_fourth([_, _, _, environment, ..]: Arguments) {
     before_exec();
     removed::before_exec(core::ptr::with_exposed_provenance(environment));
 }
