@@ -299,12 +299,12 @@ def test_handed_on_at_any_step_of_a_handshake(both, how):
     assert accel.broker.stats().smc > 200, "some had a lane when they were handed on"
 
 
-@pytest.mark.parametrize("adds", ["never", "before", "after"])
+@pytest.mark.parametrize("adds", ["never", "before", "after", "small", "ends"])
 @pytest.mark.parametrize("how", ["executes", "passes", "executes by-number", "passes by-number"])
 @pytest.mark.parametrize("why", ["stays", "option", "server", "client"])
 def test_given_away_with_bytes_unread(both, why, how, adds):
     """On its lane, or revoked before by its server's option, or by an operator, for the one end or the other. The client adds to it `before` the
-    server gives it away, or `after`."""
+    server gives it away, or `after`; or has a small send buffer, and ends its stream."""
     accel, program, port = both(), [sys.executable, programs() / "unread.py"], free_port()
     reason = why if why in ("stays", "option") else "revoked"
     server = accel.server("server", [*program, "server", port, reason, *how.split()], stdin=subprocess.PIPE).wait_listening(port)
@@ -313,13 +313,23 @@ def test_given_away_with_bytes_unread(both, why, how, adds):
     accel.verify(lane_bytes=20)
     if reason == "revoked":
         accel.broker.tool("revoke", str((server if why == "server" else client).pid))
-    lines = {"never": [server], "before": [client, server], "after": [server, client]}[adds]
+    lines = {"never": [server], "small": [server], "ends": [server], "before": [client, server], "after": [server, client]}[adds]
     for process in lines:
         os.write(process.popen.stdin.fileno(), b"\n")
         if process is client:
             until(lambda: "added" in client.out, client.describe)
     assert client.finish().endswith("all\n")
     server.finish()
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("how", ["fionread", "peek", "corked", "shut"])
+def test_what_was_shown_stays_while_a_lane_ends(world, mode, how):
+    accel, program, port = Accel.eager(world, mode), [sys.executable, programs() / "shown.py"], free_port()
+    server = accel.server("server", [*program, "server", port, how]).wait_listening(port)
+    assert accel.client("client", [*program, "client", port, how]).finish() == "all\n"
+    assert server.finish() == "all\n"
+    accel.verify(lanes=20)
 
 
 def test_broker_stopped(both, bed):

@@ -1,9 +1,10 @@
 r"""A server that gives a connection with bytes unread to another program, which sends all back. It may have left its lane before.
 
     unread.py server PORT option|revoked|stays executes|passes [by-number]     prints "waits"; gives it away at a line on its standard input
-    unread.py client PORT never|before|after                 prints "sent"; adds to what it sent at a line, unless it never does
+    unread.py client PORT never|before|after|small|ends      prints "sent"; may add to what it sent at a line
 
-option: it leaves by an option of the server's that no lane can have; revoked: by an operator, meanwhile. by-number: by syscall(2).
+option: it leaves by an option of the server's that no lane can have; revoked: by an operator, meanwhile. by-number: by syscall(2). small: with a small send buffer;
+ends: so, and its stream ends.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ import struct
 import sys
 
 ASKED = 30  # calls, more than it takes to be worth a lane
-PART = b"0123456789" * 300
+PART = b"0123456789" * 700
 
 
 def server(port, why, how, by_number=None):
@@ -71,25 +72,34 @@ def echo(connection):
 
 
 def client(port, adds):
-    connection = socket.create_connection(("127.0.0.1", port))
+    is_small = adds in ("small", "ends")
+    connection = socket.socket()
+    if is_small:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    connection.connect(("127.0.0.1", port))
     for _ in range(ASKED):
         connection.sendall(b"?")
         connection.recv(1)
     connection.sendall(PART)
+    if adds == "ends":
+        connection.shutdown(socket.SHUT_WR)
     print("sent", flush=True)
-    if adds != "never":
+    if adds in ("before", "after"):
         os.read(0, 1)
         connection.sendall(PART)
         print("added", flush=True)
     connection.settimeout(20)
-    want = PART * (1 if adds == "never" else 2)
+    want = PART * (2 if adds in ("before", "after") else 1)
     got = b""
     while len(got) < len(want):
         data = connection.recv(1000)
         assert data, f"the stream ended after {len(got)} of {len(want)} bytes"
         got += data
     assert got == want, got
-    connection.shutdown(socket.SHUT_WR)
+    if is_small:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 4608, "the buffer is as it was"
+    if adds != "ends":
+        connection.shutdown(socket.SHUT_WR)
     assert connection.recv(1) == b""
     print("all")
 

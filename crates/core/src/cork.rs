@@ -126,15 +126,23 @@ pub fn option_set(fd: i32, name: i32, on: bool) {
 
 /// A lane is about to begin: what TCP holds back comes before its bytes, and what the socket's options are holds for it.
 pub fn lane_begins(conn: Conn, fd: i32, half: TxHeld<'_>) {
-    let on = |name| sys::option::<i32>(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
-    conn.block.corked.store(u8::from(on(libc::TCP_CORK) != 0), Ordering::Relaxed);
+    conn.block.corked.store(u8::from(is_on(fd, libc::TCP_CORK)), Ordering::Relaxed);
     mark(conn.block, half);
+    push(fd);
+}
+
+/// What TCP holds back goes out, by TCP_CORK or by Nagle's algorithm. The options stay as they are.
+pub fn push(fd: i32) {
     if sys::queue(fd, SIOCOUTQNSD).is_ok_and(|bytes| bytes > 0) {
-        let before = on(libc::TCP_NODELAY);
+        let before = i32::from(is_on(fd, libc::TCP_NODELAY));
         for value in [1, before] {
             let _ = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &value);
         }
     }
+}
+
+fn is_on(fd: i32, name: i32) -> bool {
+    sys::option::<i32>(fd, libc::IPPROTO_TCP, name).is_ok_and(|value| value != 0)
 }
 
 /// SIOCOUTQNSD: bytes that are held now.

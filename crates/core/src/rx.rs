@@ -272,7 +272,10 @@ pub fn available(conn: Conn, fd: i32) -> usize {
     let behind = queued - before as usize;
     let Some((_, prod, unread)) = ring::unread(half, &dmb) else { return before as usize };
     if words.cons().has(Cursor::TAKEN) {
-        return queued;
+        if queued as u64 <= before && prod.offset() != half.cursor.load(Ordering::Relaxed) {
+            bounded::await_payment(fd);
+        }
+        return sys::queue(fd, sys::SIOCINQ).unwrap_or(queued);
     }
     let is_over = prod.has(Cursor::END | Cursor::STOP) && !prod.has(Cursor::LEAVE);
     before as usize + unread as usize + if is_over { behind } else { 0 }

@@ -76,6 +76,10 @@ fn attempt(
     if flags & libc::MSG_OOB != 0 {
         // The urgent pointer counts TCP bytes: back to TCP for good.
         above::revoke_for_good(conn, fd, Reason::UrgentData);
+        if owes(&conn.block.tx) {
+            // It would overtake what is owed.
+            conclude(conn, fd);
+        }
         return call.by_tcp(conn, fd, source.left(), real);
     }
     if process::eager() {
@@ -368,35 +372,88 @@ fn is_to_be_checked(half: &TxHalf, fd: i32) -> bool {
     since >= clock::from_us(tcp_check_us(fd))
 }
 
+/// What of the bytes that are unread goes by TCP as a lane ends.
+#[derive(Copy, Clone)]
+enum Unread {
+    /// All, as far as TCP takes it at once: a rest would wait for this program's next call.
+    AtOnce,
+    /// All where that is at most so many bytes, else nothing. The caller waits until TCP has taken it.
+    AtMost(u64),
+}
+
 /// Ends the lane, and the connection goes on by TCP. What is unread goes by TCP, too: before the receiver reads it, it may hand its socket
 /// to a program that knows of no ring.
 pub fn end(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) {
-    end_with(conn, fd, half, dmb, u64::MAX);
+    end_with(conn, fd, half, dmb, Unread::AtOnce);
 }
 
-/// Ends the lane; unread bytes stay in the ring where they are more than `most`. Not if the receiver asks for them.
-fn end_with(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, most: u64) {
+fn end_with(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, what: Unread) {
     if !lending::recall(conn, fd, half) {
         return;
     }
-    // END even behind STOP: a receiver that asks later hears that nobody would answer (models/lane.pml, STOP_NO_END).
-    match dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::END, 0) {
-        Ok(prod) if prod.has(Cursor::LEAVE) || goes_back(fd, half, dmb, most) => {
-            take_back(conn, fd, half, dmb);
+    let unread = unread(half, dmb);
+    let widened = if let Unread::AtOnce = what { widen(fd, unread) } else { None };
+    if goes_back(fd, unread, what) {
+        take_back(conn, fd, half, dmb);
+    } else {
+        // END even behind STOP: a receiver that asks later hears that nobody would answer (models/lane.pml, STOP_NO_END).
+        match dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::END, 0) {
+            Ok(prod) if prod.has(Cursor::LEAVE) => take_back(conn, fd, half, dmb),
+            _ => {
+                wait::notify(conn.block, dmb.words(), Side::Readers);
+                leave_plain(conn, fd, half);
+            }
         }
-        _ => {
-            wait::notify(conn.block, dmb.words(), Side::Readers);
-            leave_plain(conn, fd, half);
-        }
+    }
+    if let Some(before) = widened {
+        before.restore(fd);
     }
 }
 
-/// Whether what is unread goes by TCP as the lane ends: at most `most` bytes, which TCP takes at once. A rest would wait for this
-/// program's next call.
-fn goes_back(fd: i32, half: TxHeld<'_>, dmb: &Dmb, most: u64) -> bool {
-    let unread = half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset());
+fn unread(half: TxHeld<'_>, dmb: &Dmb) -> u64 {
+    half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset())
+}
+
+/// Whether it goes by TCP.
+fn goes_back(fd: i32, unread: u64, what: Unread) -> bool {
+    let fits = match what {
+        Unread::AtOnce => unread > 0 && unread <= sys::tcp_takes(fd),
+        Unread::AtMost(most) => (1..=most).contains(&unread),
+    };
     // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
-    (1..=most).contains(&unread) && unread <= sys::tcp_takes(fd) && sys::tcp_shows(fd, libc::POLLRDHUP) == 0
+    fits && sys::tcp_shows(fd, libc::POLLRDHUP) == 0
+}
+
+/// A send buffer as it was: its size as the program would set it, and which buffers it did set (SO_BUF_LOCK, Linux 5.14).
+struct Widened(i32, i32);
+
+/// Has TCP take `bytes` at once that a small send buffer would not hold, this once. Nothing where it is large enough, or the kernel might
+/// not let it become so.
+fn widen(fd: i32, bytes: u64) -> Option<Widened> {
+    /// net.core.wmem_max as it is by default: what is set beyond is cut down to it.
+    const MOST: u64 = 212_992;
+    let takes = sys::tcp_takes(fd);
+    if bytes <= takes {
+        return None;
+    }
+    let option = |name| sys::option::<i32>(fd, libc::SOL_SOCKET, name).ok();
+    // The kernel doubles what is set (socket(7)).
+    let (has, is_set) = (option(libc::SO_SNDBUF)? / 2, option(libc::SO_BUF_LOCK)?);
+    let wanted = has as u64 + bytes - takes;
+    if wanted > MOST {
+        return None;
+    }
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &(wanted as i32)).ok()?;
+    Some(Widened(has, is_set))
+}
+
+impl Widened {
+    fn restore(self, fd: i32) {
+        let Self(has, is_set) = self;
+        for (name, value) in [(libc::SO_SNDBUF, has), (libc::SO_BUF_LOCK, is_set)] {
+            let _ = sys::set_option(fd, libc::SOL_SOCKET, name, &value);
+        }
+    }
 }
 
 /// Whether the receiver wants no more by this lane: it went back to TCP, or hands its socket to a foreign program and
@@ -408,16 +465,16 @@ pub fn asked_to_leave(half: &TxHalf) -> bool {
 
 /// Ends the lane, if there is one, and pays what is owed as far as TCP takes it now.
 pub fn revoke(conn: Conn, fd: i32) {
-    revoke_with(conn, fd, u64::MAX);
+    revoke_with(conn, fd, Unread::AtOnce);
 }
 
-fn revoke_with(conn: Conn, fd: i32, most: u64) {
+fn revoke_with(conn: Conn, fd: i32, what: Unread) {
     let critical = critical();
     let guard = send_lock::lock(conn.block, &critical);
     let half = guard.held();
     let Some(dmb) = state::tx_dmb(&half) else { return };
     match half.mode.load(Ordering::Relaxed) {
-        mode::LANE => end_with(conn, fd, half, &dmb, most),
+        mode::LANE => end_with(conn, fd, half, &dmb, what),
         mode::DEBT => {
             recount(conn, fd, &guard);
             pay(conn, fd, half, &dmb);
@@ -459,7 +516,7 @@ fn make_room(conn: Conn, fd: i32) {
 /// Ends the lane before the stream's end, or before the descriptor is somebody else's: nothing may be owed after
 /// it. Waits for TCP's room no longer than the grace.
 pub fn conclude(conn: Conn, fd: i32) {
-    revoke_with(conn, fd, last_most(conn));
+    revoke_with(conn, fd, Unread::AtMost(last_most(conn)));
     if !owes(&conn.block.tx) {
         return;
     }
@@ -494,7 +551,7 @@ pub fn take_back_last(conn: Conn, fd: i32) {
     let Some(dmb) = state::tx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
         return;
     };
-    if goes_back(fd, half, &dmb, last_most(conn)) {
+    if goes_back(fd, unread(half, &dmb), Unread::AtMost(last_most(conn))) {
         take_back(conn, fd, half, &dmb);
     }
 }
@@ -547,6 +604,8 @@ fn pay(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) -> bool {
             Err(_) => break,
         }
     }
+    // They were shown already.
+    cork::push(fd);
     leave_plain(conn, fd, half);
     true
 }

@@ -17,13 +17,13 @@ use crate::{clock, closing, peek, state, sys};
 pub(super) const DEBT_US: u64 = 10_000_000;
 
 /// Its sender is in the middle of that. A program that was told of these bytes need not find none for so long, microseconds.
-const PAYING_US: u64 = 1_000;
+const PAYING_US: u64 = 5_000;
 
-/// Until TCP shows what was taken back, but no longer than its sender takes, unless that is held up.
+/// Until TCP has what was taken back, but no longer than its sender takes, unless that is held up. Our own SHUT_RD is no end of it.
 pub(super) fn await_payment(fd: i32) {
     let began = clock::ticks();
-    while Tcp::look(fd) == Ok(Tcp::Nothing) && clock::ticks().wrapping_sub(began) < clock::from_us(PAYING_US)
-    {
+    let is_on_its_way = || sys::queue(fd, sys::SIOCINQ) == Ok(0) && sys::peer_may_send(fd);
+    while is_on_its_way() && clock::ticks().wrapping_sub(began) < clock::from_us(PAYING_US) {
         rustix::thread::sched_yield();
     }
 }
@@ -149,7 +149,11 @@ fn peek_ring(fd: i32, half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, before: usiz
         peek::deliver(half, &dmb, &rest, offset, n, flags).ok().map(|()| n)
     };
     let Some(n) = peeked.filter(|_| dmb.words().cons() == at) else { return 0 };
-    n + if is_over && n as u64 == unread { peek_behind(fd, bufs, (before, n), flags) } else { 0 }
+    n + if is_over && n as u64 == unread {
+        peek_behind_lane(fd, &dmb, at, bufs, (before, n), flags)
+    } else {
+        0
+    }
 }
 
 /// MSG_PEEK at TCP behind the last byte of a lane that is over: `bufs` have `before` bytes that TCP has, too, in front of the lane's `n`.
@@ -165,6 +169,19 @@ pub(super) fn peek_behind(fd: i32, bufs: &Bufs<'_>, (before, n): (usize, usize),
     let used = first + rest.for_kernel(&mut iov[first..], usize::MAX);
     let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) | libc::MSG_DONTWAIT;
     sys::recv(fd, &mut iov[..used], flags).map_or(0, |peeked| peeked.saturating_sub(before))
+}
+
+/// The same, of a lane whose reader stands at `at`. Where its bytes were taken back meanwhile, TCP has them once more.
+pub(super) fn peek_behind_lane(
+    fd: i32,
+    dmb: &Dmb,
+    at: Cursor,
+    bufs: &Bufs<'_>,
+    places: (usize, usize),
+    flags: i32,
+) -> usize {
+    let peeked = peek_behind(fd, bufs, places, flags);
+    if dmb.words().cons() == at { peeked } else { 0 }
 }
 
 /// What TCP has for a reader.

@@ -5,8 +5,7 @@ use core::sync::atomic::Ordering;
 use shunpike_shm::arena::{Block, Held, RxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 
-use super::bounded::{self, peek_behind};
-use super::{Step, asking, finish, violated};
+use super::{Step, asking, bounded, finish, violated};
 use crate::bufs::Bufs;
 use crate::copy_rate::{self, Way};
 use crate::table::Conn;
@@ -96,7 +95,8 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
             return taken(conn, half, &dmb, prod, at, fd);
         }
         let is_last = prod.has(Cursor::END | Cursor::STOP) && n as u64 == unread;
-        return Step::Data(n + if is_last { peek_behind(fd, bufs, (0, n), flags) } else { 0 });
+        let behind = if is_last { bounded::peek_behind_lane(fd, &dmb, at, bufs, (0, n), flags) } else { 0 };
+        return Step::Data(n + behind);
     }
     match words.consume(at, n as u64) {
         Ok(next) => {
