@@ -52,7 +52,7 @@ impl Actor {
         said
     }
 
-    /// What came of it, how long the slowest exchange took, and calls as in [`Reply::calls`].
+    /// What came of it, how long the slowest exchange took, and calls as in [`Reply::calls`](crate::order::Reply::calls).
     pub(super) fn echo(
         &mut self,
         index: u8,
