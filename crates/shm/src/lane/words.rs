@@ -34,7 +34,7 @@ impl Window {
         if self.moves() { self.0 & u32::MAX as u64 } else { self.0 }
     }
 
-    /// Bytes from `offset` up to where the first ring's end; 0 when `offset` is behind that. At most [`FIRST_WINDOW`] of a sender that keeps to the rules.
+    /// Bytes from `offset` up to where the first ring's end; 0 when `offset` is behind that. At most [`FIRST_WINDOW`](super::FIRST_WINDOW) of a sender that keeps to the rules.
     pub const fn ahead(self, offset: u64) -> u64 {
         let n = (self.0 >> 32).wrapping_sub(offset) & Self::OFFSET;
         if n > Self::OFFSET / 2 { 0 } else { n }
