@@ -410,10 +410,18 @@ pub fn shutdown(fd: i32, how: i32) {
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         conn.block.life.end_reading();
+    }
+    above::settle(conn, fd);
+}
+
+/// shutdown(): after libc's own. Now the peer has TCP's FIN, where it gets one: a sender that heard of STOP before it would take back what
+/// is unread, and TCP answers bytes behind both ends with a reset.
+pub fn shut_down(fd: i32, how: i32) {
+    let Some(conn) = table::conn(fd) else { return };
+    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         closing::stop(conn);
         reset::wake_ourselves();
     }
-    above::settle(conn, fd);
 }
 
 /// Whether what is read next, and all after it, comes by TCP.
@@ -455,12 +463,5 @@ pub fn unread(conn: Conn, fd: i32) -> Option<i32> {
 
 /// SIOCOUTQ: bytes sent that the peer has not taken yet.
 pub fn unsent_bytes(conn: Conn, fd: i32) -> usize {
-    let half = &conn.block.tx;
-    let _guard = half.lock(critical());
-    let ring =
-        state::tx_dmb(half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE).map_or(0, |dmb| {
-            let end = half.cursor.load(Ordering::Relaxed);
-            end.wrapping_sub(dmb.words().cons().offset()).min(end - dmb.oldest(end))
-        });
-    ring as usize + sys::queue(fd, sys::SIOCOUTQ).unwrap_or(0)
+    tx::outside_tcp(conn) as usize + sys::queue(fd, sys::SIOCOUTQ).unwrap_or(0)
 }

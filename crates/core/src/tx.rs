@@ -391,8 +391,8 @@ fn end_with(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, what: Unread) {
     if !lending::recall(conn, fd, half) {
         return;
     }
-    let unread = unread(half, dmb);
-    let widened = if let Unread::AtOnce = what { widen(fd, unread) } else { None };
+    let unread = dmb.unread(half.cursor.load(Ordering::Relaxed));
+    let widened = if let Unread::AtOnce = what { Widened::to_take(fd, unread) } else { None };
     if goes_back(fd, unread, what) {
         take_back(conn, fd, half, dmb);
     } else {
@@ -410,10 +410,6 @@ fn end_with(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, what: Unread) {
     }
 }
 
-fn unread(half: TxHeld<'_>, dmb: &Dmb) -> u64 {
-    half.cursor.load(Ordering::Relaxed).wrapping_sub(dmb.words().cons().offset())
-}
-
 /// Whether it goes by TCP.
 fn goes_back(fd: i32, unread: u64, what: Unread) -> bool {
     let fits = match what {
@@ -424,34 +420,36 @@ fn goes_back(fd: i32, unread: u64, what: Unread) -> bool {
     fits && sys::tcp_shows(fd, libc::POLLRDHUP) == 0
 }
 
-/// A send buffer as it was: its size as the program would set it, and which buffers it did set (SO_BUF_LOCK, Linux 5.14).
-struct Widened(i32, i32);
-
-/// Has TCP take `bytes` at once that a small send buffer would not hold, this once. Nothing where it is large enough, or the kernel might
-/// not let it become so.
-fn widen(fd: i32, bytes: u64) -> Option<Widened> {
-    /// net.core.wmem_max as it is by default: what is set beyond is cut down to it.
-    const MOST: u64 = 212_992;
-    let takes = sys::tcp_takes(fd);
-    if bytes <= takes {
-        return None;
-    }
-    let option = |name| sys::option::<i32>(fd, libc::SOL_SOCKET, name).ok();
-    // The kernel doubles what is set (socket(7)).
-    let (has, is_set) = (option(libc::SO_SNDBUF)? / 2, option(libc::SO_BUF_LOCK)?);
-    let wanted = has as u64 + bytes - takes;
-    if wanted > MOST {
-        return None;
-    }
-    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &(wanted as i32)).ok()?;
-    Some(Widened(has, is_set))
-}
+/// A send buffer that was made larger for the moment, and how it was: its size as the program would set it, and which buffers it did set
+/// (SO_BUF_LOCK; none where the kernel is older than Linux 5.14).
+struct Widened(i32, Option<i32>);
 
 impl Widened {
+    /// Has TCP take `bytes` at once. Nothing where it does so already, or the kernel might not let the buffer become so large.
+    fn to_take(fd: i32, bytes: u64) -> Option<Self> {
+        /// net.core.wmem_max as it is by default: what is set beyond is cut down to it.
+        const MOST: u64 = 212_992;
+        let takes = if bytes == 0 { 0 } else { sys::tcp_takes(fd) };
+        if bytes <= takes {
+            return None;
+        }
+        let option = |name| sys::option::<i32>(fd, libc::SOL_SOCKET, name).ok();
+        // The kernel doubles what is set (socket(7)).
+        let has = option(libc::SO_SNDBUF)? / 2;
+        let wanted = has as u64 + bytes - takes;
+        if wanted > MOST {
+            return None;
+        }
+        let before = Self(has, option(libc::SO_BUF_LOCK));
+        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &(wanted as i32)).ok()?;
+        Some(before)
+    }
+
     fn restore(self, fd: i32) {
         let Self(has, is_set) = self;
-        for (name, value) in [(libc::SO_SNDBUF, has), (libc::SO_BUF_LOCK, is_set)] {
-            let _ = sys::set_option(fd, libc::SOL_SOCKET, name, &value);
+        let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &has);
+        if let Some(is_set) = is_set {
+            let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_BUF_LOCK, &is_set);
         }
     }
 }
@@ -501,18 +499,6 @@ pub fn owes(half: &TxHalf) -> bool {
     half.mode.load(Ordering::Acquire) == mode::DEBT
 }
 
-/// A window's worth of bytes may not fit: the kernel may keep more than the program allowed, this once.
-fn make_room(conn: Conn, fd: i32) {
-    let half = &conn.block.tx;
-    let end = half.cursor.load(Ordering::Relaxed);
-    let owed = state::tx_dmb(half).map_or(0, |dmb| (end - dmb.oldest(end)) as i32);
-    let has = sys::option::<i32>(fd, libc::SOL_SOCKET, libc::SO_SNDBUF);
-    // The kernel doubles what is set, for its own overhead (socket(7)).
-    if has.is_ok_and(|bytes| bytes / 2 < owed) {
-        let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &owed);
-    }
-}
-
 /// Ends the lane before the stream's end, or before the descriptor is somebody else's: nothing may be owed after
 /// it. Waits for TCP's room no longer than the grace.
 pub fn conclude(conn: Conn, fd: i32) {
@@ -520,7 +506,15 @@ pub fn conclude(conn: Conn, fd: i32) {
     if !owes(&conn.block.tx) {
         return;
     }
-    make_room(conn, fd);
+    let widened = Widened::to_take(fd, outside_tcp(conn));
+    pay_all(conn, fd);
+    if let Some(before) = widened {
+        before.restore(fd);
+    }
+}
+
+/// Pays what is owed, and waits for TCP's room no longer than the grace.
+fn pay_all(conn: Conn, fd: i32) {
     let deadline =
         call::deadline(Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000));
     loop {
@@ -551,7 +545,8 @@ pub fn take_back_last(conn: Conn, fd: i32) {
     let Some(dmb) = state::tx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
         return;
     };
-    if goes_back(fd, unread(half, &dmb), Unread::AtMost(last_most(conn))) {
+    let unread = dmb.unread(half.cursor.load(Ordering::Relaxed));
+    if goes_back(fd, unread, Unread::AtMost(last_most(conn))) {
         take_back(conn, fd, half, &dmb);
     }
 }
@@ -575,14 +570,30 @@ fn take_back(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) {
     wait::notify(conn.block, dmb.words(), Side::Readers);
 }
 
+/// Bytes of the program that TCP has not had and the receiver has not read.
+pub fn outside_tcp(conn: Conn) -> u64 {
+    let guard = send_lock::lock(conn.block, critical());
+    let half = guard.held();
+    let end = half.cursor.load(Ordering::Relaxed);
+    match half.mode.load(Ordering::Relaxed) {
+        mode::LANE => state::tx_dmb(&half).map_or(0, |dmb| dmb.unread(end)),
+        mode::DEBT => end.saturating_sub(paid_up_to(half)),
+        _ => 0,
+    }
+}
+
+/// Where the first byte is that is owed still. No byte went by TCP from the lane's beginning to the take-back: what did since was paid.
+fn paid_up_to(half: TxHeld<'_>) -> u64 {
+    let paid = half.tcp_bytes.load(Ordering::Relaxed) - half.own().start.load(Ordering::Relaxed);
+    half.other.load(Ordering::Relaxed) + paid
+}
+
 /// Sends what is owed, as far as TCP takes it now; says whether nothing is owed any more.
 fn pay(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) -> bool {
     const EMPTY: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
     let end = half.cursor.load(Ordering::Relaxed);
     loop {
-        // No byte went by TCP from the lane's beginning to the take-back: what did since is what was paid.
-        let paid = half.tcp_bytes.load(Ordering::Relaxed) - half.own().start.load(Ordering::Relaxed);
-        let at = half.other.load(Ordering::Relaxed) + paid;
+        let at = paid_up_to(half);
         if at >= end {
             break;
         }

@@ -68,7 +68,7 @@ fn before_syscall([number, fd, second, third, fourth, _]: Arguments) -> Option<*
     match number as c_long {
         libc::SYS_execve => exec::before_exec_with_third([fd, second, third, 0, 0, 0]),
         libc::SYS_execveat => exec::before_exec_with_fourth([fd, second, third, fourth, 0, 0]),
-        // What descriptors are sent by is none of ours.
+        // Sent by a connection they are no descriptors, but bytes: below.
         // SAFETY: the program's message, which need not be there.
         libc::SYS_sendmsg if table::is_none(fd as c_int) => unsafe {
             data::hand_over_rights(second as *const msghdr);

@@ -338,8 +338,13 @@ hooks! {
     }
     /// shutdown(2)
     fn shutdown(fd: c_int, how: c_int) -> c_int {
-        if !table::is_none(fd) { conn::shutdown(fd, how); }
-        covered::shutdown(fd, how)
+        if table::is_none(fd) { return covered::shutdown(fd, how); }
+        conn::shutdown(fd, how);
+        let rc = covered::shutdown(fd, how);
+        let errno = errno();
+        conn::shut_down(fd, how);
+        set_errno(errno);
+        rc
     }
     /// close(2)
     fn close(fd: c_int) -> c_int {

@@ -277,6 +277,12 @@ impl Dmb {
         least.saturating_sub(window)
     }
 
+    /// Sender: how many of the bytes before `offset` are unread. A receiver that lies about what it has read can say no more than the ring
+    /// holds, and no less than nothing.
+    pub fn unread(&self, offset: u64) -> u64 {
+        offset - self.words.cons().offset().clamp(self.oldest(offset), offset)
+    }
+
     /// Where the loans' slots are, in a page that is there only when something was lent.
     #[cfg(not(loom))]
     pub fn slots(&self) -> *const u8 {

@@ -494,7 +494,10 @@ impl World {
                 }
                 return;
             }
-            _ => conn::shutdown(fd, libc::SHUT_RD),
+            _ => {
+                conn::shutdown(fd, libc::SHUT_RD);
+                conn::shut_down(fd, libc::SHUT_RD);
+            }
         }
         // Towards us the lane ends, and what comes then comes by TCP, which an honest peer would do its part for.
         self.honest = false;
