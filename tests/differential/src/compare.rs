@@ -174,7 +174,7 @@ fn closes_lanes(call: Call) -> bool {
             | Call::Set(
                 Opt::LowWater(_) | Opt::PeekOff(_) | Opt::Timestamps(_) | Opt::OobInline(_) | Opt::Owner
             )
-            | Call::Send(SendBy::Oob, _)
+            | Call::Send(SendBy::Oob | SendBy::Splice, _)
             | Call::Recv(RecvBy::Splice, _)
             | Call::Pass
             | Call::Hand

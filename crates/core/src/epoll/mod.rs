@@ -307,7 +307,7 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
     let Some(reg) = reg(index).filter(|reg| reg.turn.get() == turn && reg.is_in(set)) else {
         return Told::Ours;
     };
-    let is_news = is_news(reg, events) && is_asked_for(reg, events);
+    let is_news = is_news(reg, events) && is_asked_for(reg, events) && !is_of_debt(reg, events);
     if reg.managed.get() {
         reg.dirty.set(true);
         reg.edge.set(reg.edge.get() || is_news);
@@ -354,6 +354,17 @@ fn is_asked_for(reg: &Reg, events: u32) -> bool {
         reg.lingers.get() || is_on_tcp && (is_in_want(reg, conn) || !has_had_room(reg))
     };
     !are_bytes || reg.events.get() & told::IN != 0 || reg.conn.get().is_none_or(may_be_room)
+}
+
+/// Whether room alone shows because the bytes came that a lane had owed: the program had been told of them by the lane, and has read them.
+/// Not where TCP may have had no room, or anything came behind them.
+fn is_of_debt(reg: &Reg, events: u32) -> bool {
+    let is_paid = |conn: Conn| {
+        let (half, _critical) = (&conn.block.rx, critical());
+        let end = half.debt_end.load(Ordering::Relaxed);
+        end != 0 && half.tcp_bytes.load(Ordering::Relaxed) == end && !is_in_want(reg, conn)
+    };
+    events & !told::OUT == 0 && reg.conn.get().is_some_and(is_paid) && has_had_room(reg)
 }
 
 /// Whether a call has found no room since the program was told of some.

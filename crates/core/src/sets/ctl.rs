@@ -82,9 +82,15 @@ fn change(
                 remove(&mut control, index, fd);
             }
             let added = prepare(&mut control, set, fd, conn, event);
-            // A one-shot is ours from the first: to change it when it has fired already would arm it twice.
-            if let Some((index, reg)) = added.filter(|_| event.events & ONESHOT != 0) {
-                event = as_asked(reg, index);
+            let is_on_lane = conn.is_some_and(on_lane);
+            if let Some((index, reg)) = added.filter(|_| event.events & EXCLUSIVE == 0) {
+                // Ours from the first: the kernel tells a thread that sleeps in the set at once of what TCP shows, which is half of it; and
+                // to change a one-shot when it has fired already would arm it twice.
+                if is_on_lane {
+                    event = silent(reg, index);
+                } else if event.events & ONESHOT != 0 {
+                    event = as_asked(reg, index);
+                }
             }
             let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
             if done.is_ok() {
@@ -92,7 +98,7 @@ fn change(
                 if let Some((index, _)) = find(set, fd) {
                     remove(&mut control, index, fd);
                 }
-                add(&mut control, fd, conn, added);
+                add(&mut control, fd, conn, added, is_on_lane);
             } else if let Some((index, _)) = added {
                 remove(&mut control, index, fd);
             }
@@ -193,7 +199,13 @@ fn prepare(
     Some((index, reg))
 }
 
-fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &'static Reg)>) {
+fn add(
+    control: &mut Control,
+    fd: i32,
+    conn: Option<Conn>,
+    added: Option<(u32, &'static Reg)>,
+    is_on_lane: bool,
+) {
     let Some((index, reg)) = added else {
         // More registrations than we can keep: this connection stays on TCP.
         if let Some(conn) = conn {
@@ -204,7 +216,7 @@ fn add(control: &mut Control, fd: i32, conn: Option<Conn>, added: Option<(u32, &
     };
     let Some(head) = table::regs(fd) else { return };
     reg.next.set(head.swap(index, Ordering::Relaxed));
-    if conn.is_some_and(on_lane) {
+    if is_on_lane {
         take_over(control, index, true);
     }
 }
