@@ -16,7 +16,7 @@ use crate::{clock, device, link, process, state, sys, window};
 
 /// Bytes came by TCP that the sender's hooks did not announce: somebody writes round them there.
 pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
-    if sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n > 0) {
+    if sys::unread(fd).is_ok_and(|n| n > 0) {
         state::note(conn.block, Reason::BypassedHooks);
     }
 }

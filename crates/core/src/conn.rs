@@ -252,7 +252,7 @@ pub fn close(fd: i32) {
 /// it sends from now on refused, as tcp_close (net/ipv4/tcp.c) has it.
 fn close_lent(fd: i32) {
     let is_abortive = |linger: libc::linger| linger.l_onoff != 0 && linger.l_linger == 0;
-    if sys::queue(fd, sys::SIOCINQ).is_ok_and(|unread| unread > 0)
+    if sys::unread(fd).is_ok_and(|unread| unread > 0)
         || sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER).is_ok_and(is_abortive)
     {
         let _ = rustix::net::connect_unspec(sys::borrowed(fd));

@@ -136,7 +136,7 @@ fn attempt(
 
 /// Whether the next read of TCP gives no byte: none is there, and where it waits, none will be.
 fn gives_no_byte(fd: i32, waits: bool) -> bool {
-    sys::queue(fd, sys::SIOCINQ).is_ok_and(|n| n == 0) && (!waits || sys::tcp_shows(fd, 0) != 0)
+    sys::unread(fd).is_ok_and(|n| n == 0) && (!waits || sys::tcp_shows(fd, 0) != 0)
 }
 
 /// Bytes already delivered come before an error, which the next call meets again.
@@ -251,7 +251,7 @@ pub fn available(conn: Conn, fd: i32) -> usize {
     let guard = lock(&conn, fd, critical());
     let half = guard.held();
     // TCP first: what it has is before a lane that begins after this look, or behind one that is over in the next.
-    let queued = sys::queue(fd, sys::SIOCINQ).unwrap_or(0);
+    let queued = sys::unread(fd).unwrap_or(0);
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     let Some(dmb) = state::rx_dmb(&half) else { return queued };
     let words = dmb.words();
@@ -275,7 +275,7 @@ pub fn available(conn: Conn, fd: i32) -> usize {
         if queued as u64 <= before && prod.offset() != half.cursor.load(Ordering::Relaxed) {
             bounded::await_payment(fd);
         }
-        return sys::queue(fd, sys::SIOCINQ).unwrap_or(queued);
+        return sys::unread(fd).unwrap_or(queued);
     }
     let is_over = prod.has(Cursor::END | Cursor::STOP) && !prod.has(Cursor::LEAVE);
     before as usize + unread as usize + if is_over { behind } else { 0 }

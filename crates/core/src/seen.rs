@@ -121,7 +121,7 @@ pub(crate) fn ask(block: &Block, fd: i32, flags: i32) {
     block.asks.store(block.asks.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
     if flags & libc::MSG_DONTWAIT == 0
         && block.nonblock.load(Ordering::Relaxed) == 0
-        && sys::queue(fd, sys::SIOCINQ) == Ok(0)
+        && sys::unread(fd) == Ok(0)
         // The end of the stream is no bytes either, and who reads it does not wait. Notices make POLLERR stand: that is no end.
         && sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
         && blocks(fd)

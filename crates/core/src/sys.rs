@@ -1,6 +1,9 @@
 //! The few system calls of the data path, made directly: libc's names are what the preload library replaces,
 //! and iovecs, msghdrs and epoll_events come from the program as raw memory.
 
+#[cfg(test)]
+pub(crate) mod refusing;
+
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fd::BorrowedFd;
@@ -146,6 +149,24 @@ pub fn queue(fd: i32, request: libc::c_ulong) -> Res {
 
 /// SIOCINQ: bytes in the receive queue.
 pub const SIOCINQ: libc::c_ulong = 0x541B;
+/// How many bytes a read of a TCP socket would get now, up to urgent data. By a peek where a filter that came round the hooks refuses the
+/// ioctl. Errors: also one that the connection has come to, which a peek takes away as a read does.
+pub fn unread(fd: i32) -> Res {
+    const MOST: usize = 1 << 30;
+    queue(fd, SIOCINQ).or_else(|errno| {
+        if poll_now(fd, libc::POLLPRI) & libc::POLLPRI != 0 {
+            return Err(errno);
+        }
+        // With MSG_TRUNC TCP counts the bytes and copies none (tcp(7)).
+        let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        let nowhere = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: MOST };
+        match recv(fd, &mut [nowhere], flags) {
+            Err(Errno::AGAIN) => Ok(0),
+            counted => counted,
+        }
+    })
+}
+
 /// SIOCOUTQ: bytes sent and not acknowledged, or not sent.
 pub const SIOCOUTQ: libc::c_ulong = 0x5411;
 

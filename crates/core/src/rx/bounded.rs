@@ -22,7 +22,7 @@ const PAYING_US: u64 = 5_000;
 /// Until TCP has what was taken back, but no longer than its sender takes, unless that is held up. Our own SHUT_RD is no end of it.
 pub(super) fn await_payment(fd: i32) {
     let began = clock::ticks();
-    let is_on_its_way = || sys::queue(fd, sys::SIOCINQ) == Ok(0) && sys::peer_may_send(fd);
+    let is_on_its_way = || sys::unread(fd) == Ok(0) && sys::peer_may_send(fd);
     while is_on_its_way() && clock::ticks().wrapping_sub(began) < clock::from_us(PAYING_US) {
         rustix::thread::sched_yield();
     }
@@ -44,7 +44,7 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
         Ok(Tcp::Nothing) => (0, false),
         Ok(Tcp::Over) => (0, true),
         Ok(Tcp::Urgent) => return urgent(conn, fd, half),
-        // By a filter that came round the hooks.
+        // The connection's own, or a filter's that refuses a peek, too.
         Err(errno) => return Step::Failed(errno),
     };
     let peeks = flags & libc::MSG_PEEK != 0;
@@ -202,7 +202,7 @@ impl Tcp {
         // The kernel's poll takes no lock: of a FIN that comes in just then it may show the byte (POLLIN), and not yet that it is the end
         // (tcp_data_queue, tcp_poll). SIOCINQ takes the lock, so the poll after it is behind that.
         for _ in 0..3 {
-            match sys::queue(fd, sys::SIOCINQ)? {
+            match sys::unread(fd)? {
                 0 if is_over => return Ok(Self::Over),
                 0 => {}
                 queued => return Ok(Self::Bytes(queued as u64)),
