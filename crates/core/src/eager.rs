@@ -22,6 +22,8 @@ use crate::{clock, look, process, state, sys};
 pub(crate) const LISTENERS: usize = 16;
 /// How long sleeping calls listen to the broker after the last step of a handshake, microseconds.
 pub(crate) const ATTENTION_US: u64 = 2_000_000;
+/// What the kernel has refused to send though there is room is offered to it so often by sleeping calls, nanoseconds.
+const REFUSED_NS: u64 = 10_000_000;
 /// Names what a descriptor expects, apart from connections.
 const EXPECTATION: u64 = 1 << 63;
 
@@ -294,10 +296,14 @@ pub fn attention() -> Option<(libc::pollfd, u64)> {
     let is_pending = UNANSWERED.load(Ordering::Relaxed) != 0 || look::has_later();
     let is_attentive = is_before(&ATTENTIVE_UNTIL) || is_pending && is_before(&PENDING_UNTIL);
     // A full socket is everybody's affair: no call of the program may come for a long time.
-    let events = if session::has_unsent() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+    let (events, most) = match session::has_unsent() {
+        true if session::is_refused() => (libc::POLLIN, REFUSED_NS),
+        true => (libc::POLLIN | libc::POLLOUT, ATTENTION_US * 1000),
+        false => (libc::POLLIN, ATTENTION_US * 1000),
+    };
     (is_attentive || session::has_unsent())
         .then(session::socket)?
-        .map(|fd| (libc::pollfd { fd, events, revents: 0 }, ATTENTION_US * 1000))
+        .map(|fd| (libc::pollfd { fd, events, revents: 0 }, most))
 }
 
 /// Whether there is nothing to wait for, as far as a few words tell.

@@ -152,7 +152,7 @@ fn poll_with(
         if kernel[fds.len()].revents != 0 {
             wait::consume_edge(sleeper);
         }
-        if kernel[fds.len() + 1].revents != 0 {
+        if kernel[fds.len() + 1].revents != 0 || session::is_refused() {
             session::pump();
         }
         slept = true;

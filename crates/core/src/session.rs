@@ -4,6 +4,8 @@
 //! calls compare it (one load) and read the socket when it moved.
 
 mod laneless;
+#[cfg(test)]
+mod tests;
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -134,6 +136,8 @@ static SEEN: AtomicU32 = AtomicU32::new(0);
 static OPENING: AtomicBool = AtomicBool::new(false);
 /// Messages wait for room in the socket.
 static UNSENT: AtomicBool = AtomicBool::new(false);
+/// ... or for something else, of which the socket does not tell: it shows room all the time.
+static REFUSED: AtomicBool = AtomicBool::new(false);
 /// The longest such pause: a stopped broker costs a busy program a hundred looks a second.
 const LOOK_MOST_US: u32 = 10_000;
 
@@ -288,6 +292,11 @@ pub fn is_opening() -> bool {
 /// Whether messages wait for room in the socket.
 pub fn has_unsent() -> bool {
     UNSENT.load(Ordering::Relaxed)
+}
+
+/// Whether they wait for what the socket does not tell of: who waits tries again from time to time.
+pub fn is_refused() -> bool {
+    has_unsent() && REFUSED.load(Ordering::Relaxed)
 }
 
 impl Session {
@@ -637,8 +646,15 @@ fn transmit(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Sen
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
         Ok(_) => Sent::Yes,
-        // The last one: more descriptors of this user are on their way than it may have open.
-        Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Sent::Later,
+        Err(Errno::AGAIN | Errno::INTR) => {
+            REFUSED.store(false, Ordering::Relaxed);
+            Sent::Later
+        }
+        // No memory; more descriptors of this user are on their way than it may have open.
+        Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
+            REFUSED.store(true, Ordering::Relaxed);
+            Sent::Later
+        }
         Err(_) => Sent::Never,
     }
 }

@@ -465,7 +465,7 @@ fn attentive(
 ) -> Result<usize, Errno> {
     let mut fds = [libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 }, session];
     (host().poll)(&mut fds, Some(left.map_or(most, |left| left.min(most))), mask)?;
-    if fds[1].revents != 0 {
+    if fds[1].revents != 0 || session::is_refused() {
         session::pump();
     }
     if fds[0].revents != 0 { kernel(set, epfd, out, Some(0), core::ptr::null(), None) } else { Ok(0) }
