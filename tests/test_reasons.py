@@ -31,7 +31,10 @@ CAUSES = {
         "core/life.rs": ("the program installs a filter", "that the program has installed"),
         "core/upgrade/nomination.rs": ("a filter refuses getsockopt or ioctl", "refuses what a proof takes"),
     },
-    "EpollSets": {"core/sets/ctl.rs": ("the list of registrations is full", "more registrations")},
+    "EpollSets": {
+        "core/sets/ctl.rs": ("the list of registrations is full", "more registrations"),
+        "core/sets/refusal.rs": ("the kernel refuses the set an entry", "than the kernel has room for"),
+    },
     "GraceExceeded": {
         "core/tx/room.rs": ("a full ring, and a reader that does not move", "took no bytes"),
         "core/tx/unheard.rs": ("bytes for which nobody at the other end waits or asks", "took no bytes"),
@@ -70,7 +73,7 @@ CAUSES = {
         "core/upgrade.rs": ("a DMB or link page cannot be mapped", "refused memory"),
     },
     "NestedSets": {
-        "core/sets/ctl.rs": ("a set in a set", "waited for itself"),
+        "core/sets/refusal.rs": ("a set in a set", "waited for itself"),
         "core/sets/mod.rs": ("the same, of connections on lanes; a set in poll, in AIO, sent by SCM_RIGHTS", "sent to another program"),
         "core/zerocopy.rs": ("asked, not set", "waited for itself"),
     },

@@ -87,7 +87,7 @@ pub fn advice(reason: Reason) -> &'static str {
         PrivateDescriptors => {
             "Nothing: one number is several files in such a process, so its connections stay TCP."
         }
-        EpollSets => "Register fewer connections in fewer epoll sets.",
+        EpollSets => "Register fewer connections in fewer epoll sets, or raise fs.epoll.max_user_watches.",
         WaitsUnseen => {
             "Nothing: a program that waits by system calls of its own (async-io, Go) hears of nothing that comes by a lane. \
              It passes once the program waits by libc: in a read, poll, select or epoll_wait."

@@ -18,6 +18,10 @@ pub struct Set {
     /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
     /// answers for the whole of it.
     pub(crate) watched: AtomicBool,
+    /// The kernel has refused it an entry that lanes take: it gets none any more.
+    pub(crate) refused: AtomicBool,
+    /// Exclusive entries that the kernel has refused to take back.
+    pub(crate) lost: AtomicU32,
     /// Beginnings and ends of waits through the hooks (upper half), and threads in libc's own wait, which a lane's bell does not reach
     /// (lower half). One that was cancelled there stays counted.
     pub(crate) waits: AtomicU64,
@@ -39,6 +43,8 @@ impl Set {
             managed: AtomicU32::new(0),
             cq: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
+            lost: AtomicU32::new(0),
             waits: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             told_all: AtomicU64::new(0),

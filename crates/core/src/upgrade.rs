@@ -385,7 +385,7 @@ fn registered(session: &mut Session, id: ConnId, named: Named) {
     shake.own = None;
     shake.registered = None;
     // The peer does not know of it yet. Whoever comes to wait for one of its sets from here on finds a lane there (`sets::watch`).
-    let input = sets::bars_managed(conn).map_or(Input::Registered(named), Input::Refused);
+    let input = sets::bars_managed(conn, fd).map_or(Input::Registered(named), Input::Refused);
     step(session, id, input);
 }
 

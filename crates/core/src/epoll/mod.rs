@@ -14,6 +14,7 @@ use crate::host::host;
 use crate::set::Set;
 use crate::sets::ctl::{end_lingering_of, has_had_room, move_to, restore_left};
 use crate::sets::list::{news, next, push};
+use crate::sets::refusal::{PUT_BACK_NS, has_lost, put_back};
 use crate::sets::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
 use crate::sets::{EDGE, WAIT, has_lanes, is_inherited, own, ring};
 use crate::spin::spin;
@@ -43,8 +44,11 @@ pub struct Kernels {
 /// it: a lane may come meanwhile, by another thread or a handler, and the kernel then tells of tags of ours.
 #[inline]
 pub fn kernels(set: &'static Set) -> Option<Kernels> {
-    let is_quiet =
-        !has_lanes(set) && !is_inherited(set) && !session::has_news() && crate::eager::attention().is_none();
+    let is_quiet = !has_lanes(set)
+        && !has_lost(set)
+        && !is_inherited(set)
+        && !session::has_news()
+        && crate::eager::attention().is_none();
     is_quiet.then(|| {
         set.waits.fetch_add(WAIT + 1, Ordering::Relaxed);
         Kernels { set, before: set.now(), began: clock::ticks() }
@@ -103,6 +107,9 @@ pub fn wait(
             (Some(0), _) | (_, Err(_)) => Some(0),
             (_, Ok(left)) => left,
         };
+        if has_lost(set) {
+            put_back(&CONTROL.lock(), set);
+        }
         let lanes = has_lanes(set);
         let complete = left == Some(0);
         let mut n = if lanes { turn(set, epfd, out, complete, complete || again) } else { 0 };
@@ -435,10 +442,8 @@ fn sleep(
         }
         asleep = Some(wait::Asleep::begin(Sleep::Set, epfd));
     }
-    let shortest = match (left, bound) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    };
+    let until_put_back = has_lost(set).then_some(PUT_BACK_NS);
+    let shortest = left.into_iter().chain(bound).chain(until_put_back).min();
     let result = match crate::eager::attention().filter(|_| left != Some(0)) {
         Some(session) => attentive(set, epfd, out, (shortest, session), mask),
         None => kernel(set, epfd, out, shortest, mask, None),

@@ -8,11 +8,14 @@ use std::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Arena, Block};
 use shunpike_shm::pages::CQS;
+use shunpike_wire::Reason;
 
 use super::wait;
 use crate::set::Set;
+use crate::sets::refusal::{bars_managed, has_lost};
 use crate::sets::regs::{CONTROL, find, tag};
-use crate::sets::{EDGE, SETS_AT, ctl, manage};
+use crate::sets::{EDGE, EXCLUSIVE, SETS_AT, bars, ctl, has_lanes, manage};
+use crate::sys::refusing::refuse;
 use crate::table::{self, Conn, Entry};
 use crate::{link, process, session, sys};
 
@@ -29,6 +32,17 @@ struct Watched {
 impl Watched {
     /// A connection that waits for `events`, in the set of this place, and has come on a lane there.
     fn new(place: u32, events: u32) -> Self {
+        let watched = Self::on_tcp(place, events);
+        // The doorbell is there.
+        watched.set.cq.store(1, Ordering::Relaxed);
+        manage(Conn::new(watched.block), watched.socket.as_raw_fd());
+        watched.told();
+        assert_eq!(watched.told(), None, "what stood at first is told once");
+        watched
+    }
+
+    /// One that is about to.
+    fn on_tcp(place: u32, events: u32) -> Self {
         static TABLE: Once = Once::new();
         TABLE.call_once(|| assert!(table::init(), "a table of descriptors"));
         let set = &SETS_AT[SETS_AT.len() - 1 - place as usize];
@@ -36,8 +50,6 @@ impl Watched {
         let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         set.epfd.store(epoll.as_raw_fd(), Ordering::Relaxed);
         set.pid.store(process::pid(), Ordering::Relaxed);
-        // The doorbell is there.
-        set.cq.store(1, Ordering::Relaxed);
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listening socket");
         let socket = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
         let (peer, fd) = (listener.accept().expect("its other end").0, socket.as_raw_fd());
@@ -52,11 +64,7 @@ impl Watched {
         table::set(fd, Entry::Conn(Conn::new(block)));
         let event = libc::epoll_event { events, u64: 7 };
         ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, Some(event)).expect("ours").expect("EPOLL_CTL_ADD");
-        manage(Conn::new(block), fd);
-        let watched = Self { set, epoll, socket, peer, block };
-        watched.told();
-        assert_eq!(watched.told(), None, "what stood at first is told once");
-        watched
+        Self { set, epoll, socket, peer, block }
     }
 
     /// The events that a wait tells of now.
@@ -94,6 +102,7 @@ impl Drop for Watched {
         let _session = session::lock();
         link::part(self.block);
         self.set.cq.store(0, Ordering::Relaxed);
+        self.set.refused.store(false, Ordering::Relaxed);
     }
 }
 
@@ -189,4 +198,62 @@ fn a_handshake_that_fails_late_tells_of_nothing() {
     watched.end();
     assert_eq!(watched.told(), Some(IN_OUT_RDHUP));
     assert_eq!(watched.told(), None);
+}
+
+/// `what`, in a thread to which the kernel refuses new entries of epoll sets.
+fn without_new_entries(what: impl FnOnce() + Send) {
+    let in_thread = || {
+        refuse(libc::SYS_epoll_ctl, &[(1, libc::EPOLL_CTL_ADD as u32)], libc::ENOMEM);
+        what();
+    };
+    std::thread::scope(|scope| scope.spawn(in_thread).join()).expect("no panic");
+}
+
+/// A set without the doorbell would not hear of its lanes: who waits for it would look all the time.
+#[test]
+fn a_set_that_gets_no_doorbell_has_no_lanes() {
+    use std::io::Write;
+    let mut watched = Watched::on_tcp(8, libc::EPOLLIN as u32);
+    let (conn, fd) = (Conn::new(watched.block), watched.socket.as_raw_fd());
+    assert_eq!(bars_managed(conn, fd), None);
+    without_new_entries(|| manage(conn, fd));
+    assert!(!has_lanes(watched.set) && watched.set.cq.load(Ordering::Relaxed) == 0);
+    assert_eq!(bars_managed(conn, fd), Some(Reason::EpollSets));
+    assert_eq!(bars(fd), Some(Reason::EpollSets), "nor is it asked for one again");
+    watched.peer.write_all(b"a").expect("sent");
+    while sys::poll_now(fd, libc::POLLIN) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(watched.told(), Some(libc::EPOLLIN as u32), "the kernel tells of it");
+}
+
+/// What is exclusive cannot be changed, only taken out and put in.
+#[test]
+fn an_exclusive_entry_is_put_in_as_soon_as_the_kernel_takes_it() {
+    let asked = libc::EPOLLOUT as u32 | EXCLUSIVE;
+    let watched = Watched::on_tcp(9, asked);
+    let (conn, fd) = (Conn::new(watched.block), watched.socket.as_raw_fd());
+    watched.set.cq.store(1, Ordering::Relaxed);
+    without_new_entries(|| manage(conn, fd));
+    assert!(!has_lanes(watched.set) && has_lost(watched.set));
+    assert_eq!(bars_managed(conn, fd), Some(Reason::EpollSets));
+    assert_eq!(watched.told(), Some(libc::EPOLLOUT as u32));
+    assert!(!has_lost(watched.set));
+    // The same as it comes back from a lane.
+    watched.set.refused.store(false, Ordering::Relaxed);
+    manage(conn, fd);
+    assert!(has_lanes(watched.set));
+    without_new_entries(|| crate::sets::restore(conn, || ()));
+    assert!(has_lost(watched.set));
+    assert_eq!(watched.told(), Some(libc::EPOLLOUT as u32));
+    assert!(!has_lost(watched.set));
+    // One that was taken out and not put in can be deleted, once.
+    manage(conn, fd);
+    let delete = || ctl(watched.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).expect("ours");
+    without_new_entries(|| {
+        crate::sets::restore(conn, || ());
+        assert_eq!(delete(), Ok(()));
+    });
+    assert!(!has_lost(watched.set) && watched.told().is_none());
+    assert_ne!(delete(), Ok(()));
 }

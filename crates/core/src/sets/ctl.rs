@@ -8,6 +8,7 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
 use super::list::{pop, push};
+use super::refusal::{bar_of, found, give_back_exclusive, has_lost, put_back, refuse};
 use super::regs::{
     CONTROL, Changing, Control, Reg, allocate, bell_tag, find, glimpse, indices, kin, kin_of, reg, remove,
     tag, unmanage,
@@ -47,8 +48,10 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     };
     own(set);
     let result = change(set, epfd, op, fd, conn, event)?;
-    if let Some(conn) = conn.filter(|&conn| set.watched.load(Ordering::SeqCst) && on_lane(conn)) {
-        above::revoke_for_good(conn, fd, Reason::NestedSets);
+    if let Some(conn) = conn
+        && let Some(reason) = bar_of(set).filter(|_| on_lane(conn))
+    {
+        above::revoke_for_good(conn, fd, reason);
     }
     Some(result)
 }
@@ -70,6 +73,9 @@ fn change(
     }
     let mut control = CONTROL.lock();
     let known = find(set, fd);
+    if has_lost(set) {
+        put_back(&control, set);
+    }
     if let Some(known) = managed(known)
         && let Some(done) = change_managed(set, known, op, fd, event)
     {
@@ -119,7 +125,8 @@ fn change(
             None => sys::epoll_ctl(epfd, op, fd, Some(&mut event)),
         },
         (libc::EPOLL_CTL_DEL, _) => {
-            let done = sys::epoll_ctl(epfd, op, fd, None);
+            let is_lost = known.is_some_and(|(_, reg)| reg.lost.get());
+            let done = if is_lost { Ok(()) } else { sys::epoll_ctl(epfd, op, fd, None) };
             if let (Ok(_), Some((index, _))) = (&done, known) {
                 remove(&mut control, index, fd);
             }
@@ -330,6 +337,8 @@ pub fn manage(conn: Conn, fd: i32) {
 
 /// Under CONTROL, and the kernel first: until our silent entry stands there, it tells of the connection itself, so that a
 /// change of the registration is the kernel's to hear of, and waits for CONTROL. `is_new`: the program asks for it just now.
+///
+/// Where the kernel refuses an entry the set is marked ([`refuse`]), and the registration stays as the program made it.
 fn take_over(control: &mut Control, index: u32, is_new: bool) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set.get() else { return };
@@ -341,16 +350,21 @@ fn take_over(control: &mut Control, index: u32, is_new: bool) {
     if set.cq.load(Ordering::Relaxed) == 0 {
         let cq = process::take_cq();
         let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
-        if matches!(added, Ok(()) | Err(Errno::EXIST)) {
-            set.cq.store(u32::from(cq) + 1, Ordering::Release);
-        } else {
+        if !matches!(added, Ok(()) | Err(Errno::EXIST)) {
             process::leave_cq(cq);
+            return refuse(set, reg, index, known.is_some());
         }
+        set.cq.store(u32::from(cq) + 1, Ordering::Release);
     }
-    if !reg.managed.get() && tell_kernel(reg, index, silent).is_err() {
-        // Closed behind our back, the kernel has it no more.
-        let fd = reg.fd.get();
-        return remove(control, index, fd);
+    if !reg.managed.get()
+        && let Err(errno) = tell_kernel(reg, index, silent)
+    {
+        if matches!(errno, Errno::NOENT | Errno::BADF) {
+            // Closed behind our back, the kernel has it no more.
+            let fd = reg.fd.get();
+            return remove(control, index, fd);
+        }
+        return refuse(set, reg, index, known.is_some());
     }
     // Also one that is ours still: the connection may have left the link, and the list there, under which it became so.
     let first = reg.conn.get().and_then(|conn| link::registrations(conn.block));
@@ -472,7 +486,7 @@ fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
 /// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
 /// a lane before the program has armed it again. Not in a set of which no wait through the hooks was seen: there the program may look for
 /// itself, and the connection gets no lane (`Reg::waited`).
-fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
+pub(super) fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
     let is_waited_for = reg.tagged.get() || reg.set.get().is_some_and(|set| set.waits() != 0);
     reg.tagged.set(reg.events.get() & ONESHOT != 0 && is_waited_for);
     match reg.events.get() {
@@ -488,19 +502,32 @@ fn as_made(reg: &Reg, _: u32) -> libc::epoll_event {
     libc::epoll_event { events: reg.events.get(), u64: reg.data.get() }
 }
 
-/// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)).
-fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) -> Done {
+/// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)). On an error all is as before, but for
+/// an exclusive entry that the kernel does not take back: that one is lost until it does ([`put_back`]).
+pub(super) fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) -> Done {
     let Some(set) = reg.set.get() else { return Err(Errno::NOENT) };
-    let epfd = set.epfd.load(Ordering::Relaxed);
+    let (epfd, fd) = (set.epfd.load(Ordering::Relaxed), reg.fd.get());
+    let before = (reg.turn.get(), reg.lingers.get(), reg.known.get(), reg.tagged.get());
     reg.next_turn();
     reg.lingers.set(false);
     reg.known.set(None);
     let mut event = what(reg, index);
-    if reg.events.get() & EXCLUSIVE == 0 {
-        return sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, reg.fd.get(), Some(&mut event));
+    if reg.events.get() & EXCLUSIVE != 0 {
+        if !reg.lost.get() {
+            sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None)?;
+        }
+        let added = sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(&mut event));
+        return added.inspect(|()| found(reg)).inspect_err(|_| give_back_exclusive(set, reg, index));
     }
-    sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, reg.fd.get(), None)?;
-    sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, reg.fd.get(), Some(&mut event))
+    let told = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, Some(&mut event));
+    if told.is_err() {
+        let (turn, lingers, known, tagged) = before;
+        reg.turn.set(turn);
+        reg.lingers.set(lingers);
+        reg.known.set(known);
+        reg.tagged.set(tagged);
+    }
+    told
 }
 
 /// A connection is on TCP again: its registrations are the kernel's, as the program made them. `over` says so in the connection:
@@ -596,19 +623,7 @@ pub fn bars(fd: i32) -> Option<Reason> {
     if !watches(fd) {
         return open_sets().any(|set| kernel_knows(&control, set, fd)).then_some(Reason::SetUnseen);
     }
-    indices(fd).any(is_in_watched).then_some(Reason::NestedSets)
-}
-
-/// ... or one that is to have it now, and that `manage` has been told of: its sets can have come into others since `bars`.
-pub fn bars_managed(conn: Conn) -> Option<Reason> {
-    let _control = CONTROL.lock();
-    kin_of(conn).any(is_in_watched).then_some(Reason::NestedSets)
-}
-
-/// Under CONTROL.
-fn is_in_watched(index: u32) -> bool {
-    // SeqCst: pairs with `watch`, which looks for lanes in the set after it has said that it is watched.
-    reg(index).and_then(|reg| reg.set.get()).is_some_and(|set| set.watched.load(Ordering::SeqCst))
+    indices(fd).filter_map(reg).filter_map(|reg| reg.set.get()).find_map(bar_of)
 }
 
 /// Whether the kernel has a registration of `fd` in the set that we do not know of: io_uring and raw system calls make them

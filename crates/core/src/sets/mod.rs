@@ -9,10 +9,11 @@
 //! connection costs its peer no post at all (models/cq.pml).
 //!
 //! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `list`: the active
-//! list. How it is looked at and waited for is [`epoll`](crate::epoll)'s.
+//! list; `refusal`: sets that the kernel gives no entry. How it is looked at and waited for is [`epoll`](crate::epoll)'s.
 
 pub(crate) mod ctl;
 pub(crate) mod list;
+pub(crate) mod refusal;
 pub(crate) mod regs;
 
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -26,9 +27,10 @@ use crate::{above, process};
 
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 
-pub use self::ctl::{bars, bars_managed, closing, ctl, end_lingering, forget, manage, restore, watches};
+pub use self::ctl::{bars, closing, ctl, end_lingering, forget, manage, restore, watches};
 pub(crate) use self::list::enlist;
 pub use self::list::{shown, starved, touch};
+pub use self::refusal::bars_managed;
 
 /// A wait through the hooks, in `Set::waits`.
 pub(crate) const WAIT: u64 = 1 << 32;
@@ -62,6 +64,8 @@ pub(crate) fn new_set(epfd: i32) -> Option<&'static Set> {
             set.managed.store(0, Ordering::Relaxed);
             set.cq.store(0, Ordering::Relaxed);
             set.watched.store(false, Ordering::Relaxed);
+            set.refused.store(false, Ordering::Relaxed);
+            set.lost.store(0, Ordering::Relaxed);
             set.waits.store(0, Ordering::Relaxed);
             set.told_all.store(0, Ordering::Relaxed);
             *set.list.lock() = List::new();
@@ -156,7 +160,7 @@ pub fn forget_waits(conn: Conn, fd: i32) {
     each_of(conn, fd, Reg::forget_waits);
 }
 
-fn each_of(conn: Conn, fd: i32, mut each: impl FnMut(&Reg)) {
+pub(crate) fn each_of(conn: Conn, fd: i32, mut each: impl FnMut(&Reg)) {
     let _control = CONTROL.lock();
     indices(fd).filter_map(reg).for_each(&mut each);
     if conn.block.dups.load(Ordering::Relaxed) != 0 {

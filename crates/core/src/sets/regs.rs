@@ -4,7 +4,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 use super::list::pop;
-use super::{ONESHOT, Waited};
+use super::{ONESHOT, Waited, refusal};
 use crate::mutex::Mutex;
 use crate::set::Set;
 use crate::table::{self, Conn};
@@ -41,6 +41,8 @@ pub(crate) struct Reg {
     pub(crate) turn: Cell<u32>,
     /// The kernel has our silent entry for a connection that is on TCP again: what it tells of next, it tells the program (`ctl::restore`).
     pub(crate) lingers: Cell<bool>,
+    /// An exclusive entry that the kernel has no more, and has refused to take back (`refusal`).
+    pub(crate) lost: Cell<bool>,
     /// Changed under CONTROL and the list's lock: who holds the latter and finds it set has a registration that stays managed,
     /// and of which the kernel tells only us.
     pub(crate) managed: Flag,
@@ -140,6 +142,7 @@ impl Reg {
         self.parked.set(false);
         self.next_turn();
         self.lingers.set(false);
+        self.lost.set(false);
         self.known.set(None);
         self.managed.set(false);
         self.wish(event.events, event.u64, false);
@@ -378,6 +381,7 @@ pub(crate) fn remove(control: &mut Control, index: u32, fd: i32) {
         state::note_seen(conn.block, state::seen_bit::SET);
     }
     unmanage(control, reg, index);
+    refusal::found(reg);
     reg.set.set(None);
     reg.conn.set(None);
     reg.next.set(control.free);

@@ -16,8 +16,8 @@ use crate::session::Session;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::{
-    closing, cork, device, holders, keepalive, limits, link, process, reset, sets, state, stores, sys, tap,
-    trace, window, zerocopy,
+    above, closing, cork, device, holders, keepalive, limits, link, process, reset, sets, state, stores, sys,
+    tap, trace, window, zerocopy,
 };
 
 /// Maps a peer's DMB after checking that it cannot change its size under us.
@@ -136,6 +136,10 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     trace::upgrade(conn.block, fd, half.ring.load(Ordering::Relaxed));
     keepalive::begin(conn, fd);
     sets::manage(conn, fd);
+    if let Some(reason) = sets::bars_managed(conn, fd) {
+        // A set that it has come into since the grant.
+        return above::revoke(conn, fd, reason);
+    }
     begin(conn, fd);
 }
 
