@@ -1,10 +1,11 @@
 //! How a broker is reached: its two sockets, and who listens there.
 
-use crate::sockopt::{peer_credentials, peer_process};
-use rustix::fd::{AsFd, OwnedFd};
+use crate::sockopt::{lives, peer_credentials, peer_process};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, test_kill_process};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,12 +27,22 @@ pub fn connect_at(path: &Path, flags: SocketFlags) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// The user of the process that listens at `path`. Never waits. Errors: what connecting said.
+/// The user of the process that listens at `path`. Never waits. Errors: what connecting said, or that this process has ended: a child that
+/// it has just forked can have its socket for a moment longer.
 pub fn who_serves(path: &Path) -> std::io::Result<u32> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = connect_at(&operators_socket(path), flags).or_else(|_| connect_at(path, flags))?;
-    let (_, uid) = peer_credentials(fd.as_fd()).ok_or(Errno::NOTCONN)?;
-    Ok(uid)
+    let (pid, uid) = peer_credentials(fd.as_fd()).ok_or(Errno::NOTCONN)?;
+    if has_ended(fd.as_fd(), pid) { Err(Errno::CONNREFUSED.into()) } else { Ok(uid) }
+}
+
+/// Whether the process that listens there is known to have ended. It is not known of one that this pid namespace cannot see.
+fn has_ended(socket: BorrowedFd<'_>, pid: u32) -> bool {
+    let Some(process) = peer_process(socket) else {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        return pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH));
+    };
+    !lives(&process)
 }
 
 /// The process that listens at `path`: a pidfd, where the kernel gives one, and its number; 0 for one that this pid namespace cannot see.
@@ -47,4 +58,34 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As of a helper that was forked just before its broker was killed.
+    #[test]
+    fn a_socket_of_a_dead_broker_serves_nobody() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("broker.sock");
+        let flags = SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        // SAFETY: the child makes two system calls.
+        let child = match unsafe { libc::fork() } {
+            0 => {
+                let listens = rustix::net::listen(&socket, 1);
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(listens.is_err())) }
+            }
+            child => Pid::from_raw(child),
+        };
+        let ended = rustix::process::waitpid(child, rustix::process::WaitOptions::empty()).unwrap();
+        assert_eq!(ended.and_then(|(_, status)| status.exit_status()), Some(0));
+        assert_eq!(who_serves(&path).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+        rustix::net::listen(&socket, 1).unwrap();
+        assert_eq!(who_serves(&path).unwrap(), rustix::process::geteuid().as_raw());
+    }
 }

@@ -5,11 +5,10 @@
 
 use crate::config::Config;
 use crate::datagram;
-use crate::dial::{operators_socket, with_suffix};
+use crate::dial::{operators_socket, who_serves, with_suffix};
 use crate::error::BrokerError;
 use crate::loopback::random_gid;
 use crate::sockopt;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
@@ -19,10 +18,17 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Connections that may wait to be accepted: a busy broker must not make programs look brokerless. The kernel allows as many
 /// (net.core.somaxconn) since Linux 5.4.
 const BACKLOG: i32 = 4096;
+
+/// A helper that a broker had just forked as it was killed has its lock until it runs for the first time and finds itself without a
+/// parent: a lock of which no broker answers is waited for so long,
+const INHERITED: Duration = Duration::from_secs(1);
+/// and looked at this often.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// A place that this process alone serves, until it is dropped.
 pub struct Place {
@@ -57,10 +63,16 @@ impl Place {
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(failed("open the state file", &path))?;
-        match rustix::fs::flock(&state, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { socket, state }),
-            Err(Errno::WOULDBLOCK) => Err(BrokerError::AlreadyServed { socket }),
-            Err(errno) => Err(failed("lock the state file", &path)(errno.into())),
+        let begin = Instant::now();
+        loop {
+            match rustix::fs::flock(&state, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self { socket, state }),
+                Err(Errno::WOULDBLOCK) if begin.elapsed() > INHERITED || who_serves(&socket).is_ok() => {
+                    return Err(BrokerError::AlreadyServed { socket });
+                }
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+                Err(errno) => return Err(failed("lock the state file", &path)(errno.into())),
+            }
         }
     }
 
@@ -180,7 +192,8 @@ pub fn boot_id() -> String {
 /// not tell.
 pub fn shares_our_pids(socket: BorrowedFd<'_>, pid: u32) -> bool {
     // What /proc says of the number is said of the process, if that lives after it was said.
-    sockopt::peer_process(socket).is_some_and(|process| has_our_pids(pid, &status_of(pid)) && lives(&process))
+    sockopt::peer_process(socket)
+        .is_some_and(|process| has_our_pids(pid, &status_of(pid)) && sockopt::lives(&process))
 }
 
 /// How many descriptors may be under way in sockets, ours and our helpers'.
@@ -205,13 +218,7 @@ pub fn knows_operators() -> bool {
 
 /// Whether the process that connected `socket` lives, so that what /proc said of its number is said of it. False before Linux 6.5.
 pub fn is_alive(socket: BorrowedFd<'_>) -> bool {
-    sockopt::peer_process(socket).is_some_and(|process| lives(&process))
-}
-
-/// Whether the process of a pidfd has not ended: its number is nobody else's then.
-fn lives(process: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec::default())) == Ok(0)
+    sockopt::peer_process(socket).is_some_and(|process| sockopt::lives(&process))
 }
 
 /// Whether a process may be told of others by their numbers, for process_vm_readv(2): it names them as we do, and no filter
@@ -347,6 +354,23 @@ mod tests {
         Place::claim(&config).unwrap();
         let mode = std::fs::metadata(base.path().join("run")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
+    }
+
+    /// As of a helper that was forked just before its broker was killed.
+    #[test]
+    fn a_lock_that_a_dead_brokers_child_has_is_waited_for() {
+        let base = tempfile::tempdir().unwrap();
+        let config = config(base.path());
+        let place = Place::claim(&config).unwrap();
+        let childs = place.state.try_clone().unwrap();
+        drop(place);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                drop(childs);
+            });
+            Place::claim(&config).unwrap();
+        });
     }
 
     #[test]

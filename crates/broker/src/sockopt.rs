@@ -1,5 +1,6 @@
 //! Socket options for which rustix has no, or no safe enough, call.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Reads a socket option and returns its length; `None` where the kernel has no such option.
@@ -29,6 +30,12 @@ pub fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     read(socket, libc::SOL_SOCKET, SO_PEERPIDFD, &mut raw).filter(|len| *len == raw.len())?;
     // SAFETY: the kernel has just given this descriptor (close-on-exec) to us alone.
     Some(unsafe { OwnedFd::from_raw_fd(i32::from_ne_bytes(raw)) })
+}
+
+/// Whether the process of a pidfd has not ended: its number is nobody else's then.
+pub fn lives(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())) == Ok(0)
 }
 
 /// Groups of the process at the other end of a unix socket when it was connected: the effective one, then
