@@ -1,6 +1,7 @@
 //! The calls themselves, each with all that a program can see of its result.
 
 mod exchange;
+mod filter;
 mod flood;
 mod handlers;
 mod lending;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::op::{End, Family, Opt, RecvBy, Registered, SendBy};
 
 pub use exchange::Reader;
+pub use filter::{can_be_answered, have_driver_asked, hear_listener};
 pub use flood::{Room, drain};
 pub use handlers::{arm, begin, heed, ran, urgents};
 pub use lending::Lending;

@@ -7,6 +7,7 @@ use std::path::Path;
 use hdrhistogram::Histogram;
 
 use crate::compare::{Difference, LATE_NS, difference};
+use crate::errors::Failure;
 use crate::op::{CUTS, Call, Op};
 use crate::stage::{Run, Stage, Way, built};
 use crate::team::Trouble;
@@ -108,6 +109,23 @@ impl Lab {
     /// Pairs that were reached, and edges in each way: it grows with what is new.
     pub fn reached(&self) -> usize {
         self.pairs.len() + self.ways.iter().map(|(_, stage)| stage.edges.len()).sum::<usize>()
+    }
+
+    /// System calls of the library's own that fail in the next programs. On TCP there are none, and its processes are as new.
+    pub fn fail(&mut self, failures: &[Failure]) {
+        self.tcp.failures = Some(Vec::new());
+        for (_, stage) in &mut self.ways {
+            stage.failures = Some(failures.to_vec());
+        }
+    }
+
+    /// None fail any more.
+    pub fn pass(&mut self) {
+        let stages = self.ways.iter_mut().map(|(_, stage)| stage);
+        for stage in stages.chain([&mut self.tcp]).filter(|stage| stage.failures.is_some()) {
+            stage.failures = None;
+            stage.renew();
+        }
     }
 
     fn doubt(&mut self, why: String) {

@@ -8,6 +8,7 @@ mod as_c;
 mod calls;
 mod compare;
 mod edges;
+mod errors;
 mod generate;
 mod lab;
 mod maker;
@@ -19,6 +20,7 @@ mod stage;
 mod state;
 mod stepper;
 mod team;
+mod warden;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -54,6 +56,9 @@ enum Command {
     /// One of the processes of a program.
     #[command(hide = true)]
     Actor {
+        /// Has the driver asked about system calls of the library's own.
+        #[arg(long)]
+        asks: bool,
         /// From where it goes on.
         state: Option<String>,
     },
@@ -86,6 +91,9 @@ pub struct Search {
     /// Ways to run, besides TCP. `tcp` itself: TCP against TCP, which checks the tester.
     #[arg(long, value_delimiter = ',', default_value = "earned,eager,copy,client,server")]
     ways: Vec<stage::Way>,
+    /// Makes system calls of the library's own fail, as the seed says.
+    #[arg(long)]
+    errors: bool,
     /// Most calls of a program.
     #[arg(long, default_value_t = 40)]
     longest: usize,
@@ -117,7 +125,10 @@ fn main() -> ExitCode {
         Command::Replay { built, times, ways, keep, files } => {
             search::replay(&built, times, &ways, &files, keep.as_deref())
         }
-        Command::Actor { state } => {
+        Command::Actor { asks, state } => {
+            if asks {
+                calls::have_driver_asked();
+            }
             actor::run(state.as_deref());
             ExitCode::SUCCESS
         }

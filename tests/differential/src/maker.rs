@@ -5,6 +5,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::Search;
+use crate::errors::{self, Failure};
 use crate::generate;
 use crate::op::{self, Call, Op};
 use crate::stage::Way;
@@ -15,11 +16,14 @@ pub struct Maker {
     runner: TestRunner,
     longest: usize,
     raw: bool,
+    errors: bool,
     guided: bool,
     /// All ways are TCP.
     on_tcp: bool,
     reached: Vec<Vec<Op>>,
     pub made: u64,
+    /// What goes wrong in the last one.
+    pub failures: Vec<Failure>,
 }
 
 impl Maker {
@@ -31,10 +35,12 @@ impl Maker {
             runner: TestRunner::new_with_rng(Config::default(), rng),
             longest: arguments.longest,
             raw: arguments.raw,
+            errors: arguments.errors,
             guided: arguments.seed.is_none(),
             on_tcp: arguments.ways.iter().all(|&way| way == Way::Tcp),
             reached: Vec::new(),
             made: 0,
+            failures: Vec::new(),
         }
     }
 
@@ -44,8 +50,14 @@ impl Maker {
 
     pub fn next(&mut self) -> Vec<Op> {
         self.made += 1;
-        let program = self.any();
-        if self.on_tcp { brief(program) } else { program }
+        let program =
+            if self.errors && self.made.is_multiple_of(2) { self.make(errors::waits()) } else { self.any() };
+        self.failures = if self.errors { self.make(errors::failures()) } else { Vec::new() };
+        match program {
+            program if self.on_tcp => brief(program),
+            program if self.errors => errors::tame(program),
+            program => program,
+        }
     }
 
     fn any(&mut self) -> Vec<Op> {

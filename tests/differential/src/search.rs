@@ -11,11 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::Search;
 use crate::as_c::as_c;
+use crate::calls;
 use crate::compare::Difference;
+use crate::errors::Failure;
 use crate::lab::{Lab, Seen, name_of};
 use crate::maker::Maker;
 use crate::op::Op;
 use crate::stage::Way;
+use crate::warden;
 
 /// A program that failed, as it is kept.
 #[derive(Serialize, Deserialize)]
@@ -23,6 +26,9 @@ struct Kept {
     /// What it showed when it was found.
     fault: String,
     program: Vec<Op>,
+    /// System calls of the library's own that fail.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    failures: Vec<Failure>,
 }
 
 /// Faults in one call and way that are cut short; further ones are only counted.
@@ -67,6 +73,9 @@ impl Progress {
 pub fn search(arguments: &Search) -> ExitCode {
     let clock =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
+    if arguments.errors && !errors_can_be_made() {
+        return ExitCode::from(2);
+    }
     let seed = arguments.seed.unwrap_or(clock);
     println!("seed {seed}");
     let progress = Progress {
@@ -86,6 +95,9 @@ pub fn search(arguments: &Search) -> ExitCode {
         all.reduce(Seen::and).expect("a job")
     });
     progress.report(&seen.to_string());
+    if arguments.errors {
+        println!("calls of the library's own that failed: {}", warden::failed());
+    }
     let missing = arguments.reaches.as_deref().map_or(0, |list| not_reached(&seen, list));
     if let Some(path) = &arguments.pairs {
         write_pairs(&seen, path);
@@ -93,6 +105,16 @@ pub fn search(arguments: &Search) -> ExitCode {
     let [made, failed] = [&progress.made, &progress.failed].map(|one| one.load(Ordering::Relaxed));
     println!("differential: {} passed, {} failed", made - failed, failed + missing);
     ExitCode::from(u8::from(failed + missing != 0))
+}
+
+fn errors_can_be_made() -> bool {
+    let can = calls::can_be_answered();
+    if let Err(error) = &can {
+        eprintln!(
+            "differential: no process can answer for another's system calls here (seccomp_unotify): {error}"
+        );
+    }
+    can.is_ok()
 }
 
 /// One job's search, with actors and programs of its own.
@@ -117,7 +139,10 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
             continue;
         }
         if arguments.only.is_some() {
-            print!("{}", lines(&program));
+            print!("{}", lines(&program, &maker.failures));
+        }
+        if arguments.errors {
+            lab.fail(&maker.failures);
         }
         let found = lab.judge(&program, way);
         for doubt in lab.doubts() {
@@ -131,7 +156,16 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
         }
         let Some(found) = found else { continue };
         progress.failed.fetch_add(1, Ordering::Relaxed);
-        failed(arguments, &mut lab, program, way, found, &format!("{job}-{}", maker.made), progress);
+        let failures = maker.failures.clone();
+        failed(
+            arguments,
+            &mut lab,
+            (program, failures),
+            way,
+            found,
+            &format!("{job}-{}", maker.made),
+            progress,
+        );
     }
     lab.seen()
 }
@@ -140,7 +174,7 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
 fn failed(
     arguments: &Search,
     lab: &mut Lab,
-    program: Vec<Op>,
+    (program, failures): (Vec<Op>, Vec<Failure>),
     way: usize,
     found: Difference,
     number: &str,
@@ -159,15 +193,39 @@ fn failed(
     }
     println!("\nprogram {number}, {name:?}, after {:.0} s: {found}", progress.begin.elapsed().as_secs_f64());
     let (program, found) = shrink(lab, program, way, found);
+    let failures = without_needless(lab, &program, way, failures, &found);
     // In one piece, as other jobs tell of theirs meanwhile.
-    println!("shortest of program {number}: {found}\n{}", lines(&program));
+    println!("shortest of program {number}: {found}\n{}", lines(&program, &failures));
     if let Some(directory) = &arguments.keep {
-        keep(directory, &program, &format!("{name:?}: {found}"), number);
+        keep(directory, &program, &failures, &format!("{name:?}: {found}"), number);
     }
 }
 
-fn lines(program: &[Op]) -> String {
-    program.iter().enumerate().map(|(at, op)| format!("  {at:3} {op}\n")).collect()
+fn lines(program: &[Op], failures: &[Failure]) -> String {
+    let failures = failures.iter().map(|failure| format!("  fails: {failure}\n"));
+    program.iter().enumerate().map(|(at, op)| format!("  {at:3} {op}\n")).chain(failures).collect()
+}
+
+/// The failures without which a program does not show its fault.
+fn without_needless(
+    lab: &mut Lab,
+    program: &[Op],
+    way: usize,
+    mut failures: Vec<Failure>,
+    found: &Difference,
+) -> Vec<Failure> {
+    for at in (0..failures.len()).rev() {
+        let mut fewer = failures.clone();
+        fewer.remove(at);
+        lab.fail(&fewer);
+        let found_again = (0..3).any(|_| {
+            lab.judge(program, way).is_some_and(|it| kind_of(program, &it) == kind_of(program, found))
+        });
+        if found_again {
+            failures = fewer;
+        }
+    }
+    failures
 }
 
 /// Pairs of call and state that a list names and the run did not come to.
@@ -229,8 +287,8 @@ fn kind_of(program: &[Op], found: &Difference) -> (std::mem::Discriminant<Differ
     (std::mem::discriminant(found), name_of(program[found.at()].call))
 }
 
-fn keep(directory: &Path, program: &[Op], fault: &str, number: &str) {
-    let kept = Kept { fault: fault.to_owned(), program: program.to_vec() };
+fn keep(directory: &Path, program: &[Op], failures: &[Failure], fault: &str, number: &str) {
+    let kept = Kept { fault: fault.to_owned(), program: program.to_vec(), failures: failures.to_vec() };
     let path = directory.join(format!("found-{number}.json"));
     let text = serde_json::to_string_pretty(&kept).expect("a program");
     match std::fs::create_dir_all(directory).and_then(|()| std::fs::write(&path, text)) {
@@ -257,6 +315,13 @@ pub fn replay(
     for file in files {
         let text = std::fs::read_to_string(file).expect("a kept program");
         let program: Kept = serde_json::from_str(&text).expect("a kept program");
+        if program.failures.is_empty() {
+            lab.pass();
+        } else if errors_can_be_made() {
+            lab.fail(&program.failures);
+        } else {
+            return ExitCode::from(2);
+        }
         let found = (0..ways.len() * times as usize).map(|turn| turn % ways.len()).find_map(|way| {
             let found = lab.judge(&program.program, way)?;
             Some((ways[way], found))
@@ -266,7 +331,8 @@ pub fn replay(
                 failed += 1;
                 println!("{}: {way:?}: {found} (when it was found: {})", file.display(), program.fault);
                 if let Some(directory) = kept {
-                    keep(directory, &program.program, &format!("{way:?}: {found}"), &failed.to_string());
+                    let Kept { program, failures, .. } = &program;
+                    keep(directory, program, failures, &format!("{way:?}: {found}"), &failed.to_string());
                 }
             }
             None => println!("{}: as on TCP", file.display()),

@@ -9,11 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::calls::Said;
+use crate::errors::Failure;
 use crate::model::Model;
 use crate::op::{Call, Family, Meddle, Op, Side, has_rings, is_raw};
 use crate::order::{How, Order, Reply};
 use crate::stepper::Stepper;
 use crate::team::{Actor, HANG, Team, Trouble};
+use crate::warden::Plan;
 
 /// How a pair of actors runs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
@@ -85,6 +87,8 @@ pub struct Stage {
     /// For IPv4, and for both; none where there is no IPv6.
     ports: [u16; 2],
     serial: u64,
+    /// System calls of the library's own that fail; none are asked about where this is `None`.
+    pub failures: Option<Vec<Failure>>,
     /// Edges of the library's code that were passed, and how many there are; none where it was not built to tell.
     pub edges: BTreeSet<u32>,
     pub all_edges: i64,
@@ -110,9 +114,15 @@ impl Stage {
             teams: None,
             ports: [0; 2],
             serial: 0,
+            failures: None,
             edges: BTreeSet::new(),
             all_edges: 0,
         }
+    }
+
+    /// Other processes run the next program.
+    pub fn renew(&mut self) {
+        self.teams = None;
     }
 
     fn socket(&self) -> PathBuf {
@@ -190,15 +200,18 @@ impl Stage {
         }
     }
 
-    fn command(&self, side: Side) -> Command {
-        let own = std::env::current_exe().expect("this program has a name");
-        let is_under = match self.way {
+    fn is_under(&self, side: Side) -> bool {
+        match self.way {
             Way::Tcp => false,
             Way::Client => side == Side::Client,
             Way::Server => side == Side::Server,
             Way::Earned | Way::Eager | Way::Copy => true,
-        };
-        if !is_under {
+        }
+    }
+
+    fn command(&self, side: Side) -> Command {
+        let own = std::env::current_exe().expect("this program has a name");
+        if !self.is_under(side) {
             let mut command = Command::new(own);
             command.arg("actor");
             return command;
@@ -209,6 +222,9 @@ impl Stage {
             command.arg("--eager");
         }
         command.arg("--").arg(own).arg("actor");
+        if self.failures.is_some() {
+            command.arg("--asks");
+        }
         command.env("SHUNPIKE_SOCKET", self.socket()).env("SHUNPIKE_LIB", &self.artefacts.library);
         command
     }
@@ -220,7 +236,11 @@ impl Stage {
         if self.way != Way::Tcp && self.broker.is_none() {
             self.start_broker()?;
         }
-        let mut teams = Side::BOTH.map(|side| Team::start(self.command(side)));
+        let start = |side| {
+            let failures = self.failures.as_ref().filter(|_| self.is_under(side));
+            Team::start(self.command(side), failures.map(|failures| Plan::new(failures, side)))
+        };
+        let mut teams = [start(Side::Client)?, start(Side::Server)?];
         let said = teams[Side::Server as usize].holder(0).ask(&Order::Listen)?.said;
         self.ports = said.map_or([0; 2], |said| [said.ret as u16, said.more[0] as u16]);
         self.teams = Some(teams);
@@ -232,7 +252,8 @@ impl Stage {
     pub fn run(&mut self, program: &[Op], turns: Option<Turns>) -> Result<Run, (usize, Trouble)> {
         self.serial = 0;
         // Whether a process is one that waits unseen is judged by all that it has done. On TCP, too: new processes are slower.
-        let (is_fresh, is_marked) = (is_raw(program), has_rings(program));
+        // And the first calls of a process are those of which most can fail.
+        let (is_fresh, is_marked) = (is_raw(program) || self.failures.is_some(), has_rings(program));
         if is_fresh {
             self.teams = None;
         }
@@ -525,7 +546,7 @@ impl Stage {
         let command = self.command(side);
         let team = &mut self.teams.as_mut().expect("ready")[side as usize];
         if team.actors.len() == 1 {
-            team.add(command);
+            team.add(command)?;
         }
         let given = team.holder(conn).ask(&Order::Give { conn })?;
         let (ns, state) = (given.ns, given.state);

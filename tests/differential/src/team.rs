@@ -5,12 +5,14 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use crate::calls::{GO, JOINT};
+use crate::calls::{GO, JOINT, hear_listener};
 use crate::op::CONNS;
 use crate::order::{Order, Reply};
+use crate::warden::{self, Plan};
 
 /// An answer that takes longer is a hang.
 pub const HANG: Duration = Duration::from_secs(8);
@@ -30,8 +32,11 @@ pub struct Actor {
     go: UnixStream,
 }
 
+/// What answers for the library's own system calls, where they are asked about.
+pub type Asked = Option<Arc<Plan>>;
+
 impl Actor {
-    fn start(mut command: Command, joint: RawFd) -> Self {
+    fn start(mut command: Command, joint: RawFd, asked: &Asked) -> Result<Self, Trouble> {
         let (go, its) = UnixStream::pair().expect("a pair of sockets");
         let numbers = [(joint, JOINT), (its.as_raw_fd(), GO)];
         // SAFETY: prctl(2) and dup2(2) may be called between fork and exec.
@@ -54,7 +59,15 @@ impl Actor {
                 }
             }
         });
-        Self { to: child.stdin.take().expect("piped"), child, replies, go }
+        let actor = Self { to: child.stdin.take().expect("piped"), child, replies, go };
+        if let Some(plan) = asked.clone() {
+            let _ = actor.go.set_read_timeout(Some(HANG));
+            drop(its);
+            let listener = hear_listener(&actor.go)
+                .map_err(|said| Trouble::Died(format!("no system call is asked about: {said}")))?;
+            std::thread::spawn(move || warden::serve(&listener, &plan));
+        }
+        Ok(actor)
     }
 
     pub fn tell(&mut self, order: &Order) {
@@ -128,19 +141,21 @@ pub struct Team {
     joint: [UnixStream; 2],
     /// Which of them has each connection.
     pub holders: [usize; CONNS as usize],
+    asked: Asked,
 }
 
 impl Team {
-    pub fn start(command: Command) -> Self {
+    pub fn start(command: Command, asked: Asked) -> Result<Self, Trouble> {
         let (one, other) = UnixStream::pair().expect("a pair of sockets");
-        let mut team = Self { actors: Vec::new(), joint: [one, other], holders: Default::default() };
-        team.add(command);
-        team
+        let mut team = Self { actors: Vec::new(), joint: [one, other], holders: Default::default(), asked };
+        team.add(command)?;
+        Ok(team)
     }
 
-    pub fn add(&mut self, command: Command) {
+    pub fn add(&mut self, command: Command) -> Result<(), Trouble> {
         let joint = self.joint[self.actors.len()].as_raw_fd();
-        self.actors.push(Actor::start(command, joint));
+        self.actors.push(Actor::start(command, joint, &self.asked)?);
+        Ok(())
     }
 
     /// Who has a connection, or would open it.
