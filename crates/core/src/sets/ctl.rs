@@ -88,15 +88,14 @@ fn change(
                 remove(&mut control, index, fd);
             }
             let added = prepare(&mut control, set, fd, conn, event);
-            let is_on_lane = conn.is_some_and(on_lane);
-            if let Some((index, reg)) = added.filter(|_| event.events & EXCLUSIVE == 0) {
-                // Ours from the first: the kernel tells a thread that sleeps in the set at once of what TCP shows, which is half of it; and
-                // to change a one-shot when it has fired already would arm it twice.
-                if is_on_lane {
-                    event = silent(reg, index);
-                } else if event.events & ONESHOT != 0 {
-                    event = as_asked(reg, index);
-                }
+            // A one-shot is ours from the first: to change it when it has fired already would arm it twice.
+            if let Some((index, reg)) = added.filter(|_| event.events & ONESHOT != 0) {
+                event = as_asked(reg, index);
+            }
+            // Silent from the first: a thread that waits there would be told of TCP alone before `take_over`.
+            let is_ours = conn.is_some_and(on_lane);
+            if let Some((index, reg)) = added.filter(|_| is_ours && event.events & EXCLUSIVE == 0) {
+                event = libc::epoll_event { events: EDGE, u64: tag(index, reg.turn.get()) };
             }
             let done = sys::epoll_ctl(epfd, op, fd, Some(&mut event));
             if done.is_ok() {
@@ -104,7 +103,7 @@ fn change(
                 if let Some((index, _)) = find(set, fd) {
                     remove(&mut control, index, fd);
                 }
-                add(&mut control, fd, conn, added, is_on_lane);
+                add(&mut control, fd, conn, added, is_ours);
             } else if let Some((index, _)) = added {
                 remove(&mut control, index, fd);
             }
@@ -206,12 +205,13 @@ fn prepare(
     Some((index, reg))
 }
 
+/// `is_ours`: its connection was on a lane when the kernel got the entry.
 fn add(
     control: &mut Control,
     fd: i32,
     conn: Option<Conn>,
     added: Option<(u32, &'static Reg)>,
-    is_on_lane: bool,
+    is_ours: bool,
 ) {
     let Some((index, reg)) = added else {
         // More registrations than we can keep: this connection stays on TCP.
@@ -223,7 +223,7 @@ fn add(
     };
     let Some(head) = table::regs(fd) else { return };
     reg.next.set(head.swap(index, Ordering::Relaxed));
-    if is_on_lane {
+    if is_ours || conn.is_some_and(on_lane) {
         take_over(control, index, true);
     }
 }
@@ -352,7 +352,7 @@ fn take_over(control: &mut Control, index: u32, is_new: bool) {
         let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
         if !matches!(added, Ok(()) | Err(Errno::EXIST)) {
             process::leave_cq(cq);
-            return refuse(set, reg, index, known.is_some());
+            return refuse(set, reg, index, is_new || known.is_some());
         }
         set.cq.store(u32::from(cq) + 1, Ordering::Release);
     }
@@ -364,7 +364,7 @@ fn take_over(control: &mut Control, index: u32, is_new: bool) {
             let fd = reg.fd.get();
             return remove(control, index, fd);
         }
-        return refuse(set, reg, index, known.is_some());
+        return refuse(set, reg, index, is_new || known.is_some());
     }
     // Also one that is ours still: the connection may have left the link, and the list there, under which it became so.
     let first = reg.conn.get().and_then(|conn| link::registrations(conn.block));

@@ -38,12 +38,12 @@ pub fn bars_managed(conn: Conn, fd: i32) -> Option<Reason> {
     found
 }
 
-/// The kernel has refused what a lane of this registration takes: it stays the kernel's. `looked`: what stands may have been silenced
-/// for a look (`known`). Under CONTROL.
+/// The kernel has refused what a lane of this registration takes: it stays the kernel's. `is_silent`: what stands there may have been
+/// silenced, for a look (`known`) or from the first. Under CONTROL.
 #[cold]
-pub(super) fn refuse(set: &'static Set, reg: &Reg, index: u32, looked: bool) {
+pub(super) fn refuse(set: &'static Set, reg: &Reg, index: u32, is_silent: bool) {
     set.refused.store(true, Ordering::SeqCst);
-    if looked && !reg.lingers.get() && reg.events.get() & EXCLUSIVE == 0 {
+    if is_silent && !reg.lingers.get() && reg.events.get() & EXCLUSIVE == 0 {
         let _ = tell_kernel(reg, index, as_asked);
     }
 }
