@@ -6,6 +6,7 @@ mod args;
 mod background;
 mod broker;
 mod cdi;
+mod children;
 mod codes;
 mod enable;
 mod error;
@@ -30,6 +31,9 @@ use tools::table::plain;
 
 /// Does what the process's arguments say and returns its exit status. `run` does not return if it succeeds.
 pub fn command_line() -> u8 {
+    if children::helped(&env::args_os().collect::<Vec<_>>()) {
+        return 0;
+    }
     let arguments = match names::translated(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(message) => {

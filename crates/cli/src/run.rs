@@ -3,7 +3,7 @@
 use crate::args::{Entry, Run, Whose};
 use crate::error::Error;
 use crate::program::Obstacle;
-use crate::{background, program, socket};
+use crate::{background, children, program, socket};
 use shunpike_inject::cache::Cache;
 use shunpike_inject::program::Program;
 use shunpike_inject::reason::Reason;
@@ -33,6 +33,7 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
         if let Ok(library) = library() {
             environment.take_away(&library);
         }
+        environment.unset(children::VARIABLE);
         // A word against the list of `enable --all`, too.
         environment.set(socket::VARIABLE, OsString::new());
         return Err(exec(&args.command, environment));
@@ -57,6 +58,11 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     match brokers.preferred {
         Some(path) => environment.set(socket::PREFERRED, path.into()),
         None => environment.unset(socket::PREFERRED),
+    }
+    // What its children execute, too.
+    match (args.entry == Entry::Syscall).then(for_children).flatten() {
+        Some(told) => environment.set(children::VARIABLE, told),
+        None => environment.unset(children::VARIABLE),
     }
     if args.eager {
         environment.set("SHUNPIKE_EAGER", "1".into());
@@ -113,10 +119,25 @@ fn entry_library() -> Result<PathBuf, Error> {
     tried.iter().find(|path| path.is_file()).cloned().ok_or(Error::NoEntryLibrary { tried })
 }
 
+/// What programs are told, for those that they execute and no preloaded library reaches. Without the library CMD runs all the same.
+fn for_children() -> Option<OsString> {
+    match entry_library() {
+        Ok(library) => children::told(&library, sites_directory().as_deref()),
+        Err(error) => {
+            eprintln!("shunpike: {error} (static programs that are started stay on TCP)");
+            None
+        }
+    }
+}
+
 /// Where it is kept which sites programs have: beside the private broker's socket, where that is our own.
-fn sites() -> Option<Cache> {
+fn sites_directory() -> Option<PathBuf> {
     let socket = socket::private();
-    Cache::open(&socket.with_file_name("sites")).ok().filter(|_| socket::owned_by_us(&socket))
+    socket::owned_by_us(&socket).then(|| socket.with_file_name("sites"))
+}
+
+fn sites() -> Option<Cache> {
+    Cache::open(&sites_directory()?).ok()
 }
 
 /// Becomes `command`, whose file this is, with its system calls patched.

@@ -4,6 +4,7 @@
 //! written, [`inject`] writes it into the process, which [`trace`] executes. The tracer is gone before the program's first instruction.
 //! What is entered then is [`blob`]. All sites are patched, or none: then the program runs as it is, for a numbered [`reason`].
 
+pub mod attach;
 pub mod blob;
 pub mod cache;
 pub mod image;

@@ -11,10 +11,16 @@ use std::{fs, io, mem, ptr};
 pub enum Stop {
     /// A new program is about to begin.
     Exec,
+    /// It is about to make a system call, or has made it.
+    Call,
+    /// It has a new child, which is traced, too.
+    Child,
     /// A signal is about to be delivered.
     Signal(c_int),
     /// It is stopped as a group, and stays so.
     Group,
+    /// It was interrupted, has begun to be traced, or its group goes on.
+    Interrupted,
     /// It is no more.
     Gone,
 }
@@ -30,9 +36,26 @@ pub struct Remote {
 impl Remote {
     /// Traces `pid` from its next exec on, without stopping it.
     pub fn seize(pid: pid_t) -> Result<Self, Reason> {
-        let options = libc::PTRACE_O_TRACEEXEC as usize;
+        Self::seize_for(pid, 0)
+    }
+
+    /// The same, with its system calls, when [`go_on_to_call`](Self::go_on_to_call) says so, and with what else these options tell.
+    pub fn seize_for(pid: pid_t, options: c_int) -> Result<Self, Reason> {
+        let options = (options | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD) as usize;
         ask(libc::PTRACE_SEIZE, pid, 0, options).map_err(|_| Reason::NotTraceable)?;
         Ok(Self { pid, memory: None, later: Vec::new() })
+    }
+
+    /// Stops it as soon as it is in no call that nothing interrupts.
+    pub fn interrupt(&self) -> Result<(), Reason> {
+        ask(libc::PTRACE_INTERRUPT, self.pid, 0, 0).map_err(|_| Reason::Gone)
+    }
+
+    /// The child of [`Stop::Child`].
+    pub fn child(&self) -> Result<Self, Reason> {
+        let mut pid: libc::c_ulong = 0;
+        ask(libc::PTRACE_GETEVENTMSG, self.pid, 0, (&raw mut pid).addr()).map_err(|_| Reason::Gone)?;
+        Ok(Self { pid: pid as pid_t, memory: None, later: Vec::new() })
     }
 
     /// Waits until it stops.
@@ -47,7 +70,10 @@ impl Remote {
         match (libc::WIFSTOPPED(status), status >> 16) {
             (false, _) => Stop::Gone,
             (true, libc::PTRACE_EVENT_EXEC) => Stop::Exec,
+            (true, libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE) => Stop::Child,
+            (true, libc::PTRACE_EVENT_STOP) if libc::WSTOPSIG(status) == libc::SIGTRAP => Stop::Interrupted,
             (true, libc::PTRACE_EVENT_STOP) => Stop::Group,
+            (true, _) if libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80 => Stop::Call,
             (true, _) => Stop::Signal(libc::WSTOPSIG(status)),
         }
     }
@@ -55,6 +81,11 @@ impl Remote {
     /// Lets it go on, with a signal or 0.
     pub fn go_on(&self, signal: c_int) {
         let _ = ask(libc::PTRACE_CONT, self.pid, 0, signal as usize);
+    }
+
+    /// The same, until its next system call.
+    pub fn go_on_to_call(&self, signal: c_int) {
+        let _ = ask(libc::PTRACE_SYSCALL, self.pid, 0, signal as usize);
     }
 
     /// Lets it stay in its group's stop.
@@ -118,7 +149,7 @@ impl Remote {
             match self.wait() {
                 Stop::Signal(libc::SIGTRAP) => {}
                 Stop::Signal(signal) => self.later.push(signal),
-                Stop::Exec | Stop::Group => {}
+                Stop::Exec | Stop::Call | Stop::Child | Stop::Group | Stop::Interrupted => {}
                 Stop::Gone => return Err(Reason::Gone),
             }
             let after = self.registers()?;

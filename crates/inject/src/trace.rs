@@ -110,6 +110,7 @@ fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(
             Stop::Exec => break,
             Stop::Signal(signal) => remote.go_on(signal),
             Stop::Group => remote.listen(),
+            Stop::Interrupted | Stop::Call | Stop::Child => remote.go_on(0),
             Stop::Gone => return report(Err(Reason::Gone)),
         }
     }
@@ -125,7 +126,7 @@ fn look(execution: &Execution<'_>) -> Result<(Program, Option<Library>), Reason>
     Ok((program, execution.library.map(Library::read).transpose()?))
 }
 
-fn sites_of(program: &Program, cache: Option<&Cache>) -> Result<Vec<Site>, Reason> {
+pub(crate) fn sites_of(program: &Program, cache: Option<&Cache>) -> Result<Vec<Site>, Reason> {
     if let Some(known) = cache.and_then(|cache| cache.load(&program.identity)) {
         return Ok(known);
     }

@@ -12,7 +12,7 @@ use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
 use crate::lifecycle::{let_go, plain};
 use crate::memory;
 use crate::real::{Arguments, by_number};
-use crate::{data, exec, removed, syscall};
+use crate::{children, data, exec, removed, syscall};
 
 fn before_dprintf([fd, ..]: Arguments) {
     plain(fd as c_int, Reason::Stdio);
@@ -48,12 +48,14 @@ const ON_DESCRIPTORS: [c_long; 19] = [
 /// A filter of system calls comes.
 fn confine() {
     removed::confine();
+    children::refuse();
     life::confine();
 }
 
 fn before_prctl([option, value, ..]: Arguments) {
     match option as c_int {
         libc::PR_SET_SECCOMP => confine(),
+        libc::PR_SET_PTRACER => children::refuse(),
         // Nobody may look at its memory from then on.
         libc::PR_SET_DUMPABLE if value == 0 && process::enabled() => lending::close(),
         _ => {}
@@ -64,10 +66,10 @@ stubs! { before_prctl:
     prctl,
 }
 
-fn before_syscall([number, fd, second, third, fourth, _]: Arguments) -> Option<*mut c_void> {
+fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Option<*mut c_void> {
     match number as c_long {
         libc::SYS_execve => exec::before_exec_with_third([fd, second, third, 0, 0, 0]),
-        libc::SYS_execveat => exec::before_exec_with_fourth([fd, second, third, fourth, 0, 0]),
+        libc::SYS_execveat => exec::before_exec_with_fourth([fd, second, third, fourth, fifth, 0]),
         // Sent by a connection they are no descriptors, but bytes: below.
         // SAFETY: the program's message, which need not be there.
         libc::SYS_sendmsg if table::is_none(fd as c_int) => unsafe {

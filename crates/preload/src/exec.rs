@@ -8,7 +8,7 @@ use shunpike_core::wire::Reason;
 use shunpike_core::{conn, life, process, table, tls};
 
 use crate::real::Arguments;
-use crate::{removed, start, vforked};
+use crate::{children, removed, start, vforked};
 
 /// Hands over what survives an exec.
 fn before_exec() {
@@ -17,24 +17,51 @@ fn before_exec() {
     }
 }
 
+/// Before a path, or a name that is searched for, is executed with an environment. Last of all what is to be near to the call.
+fn before_exec_with(environment: usize, reach: impl FnOnce(usize)) {
+    before_exec();
+    removed::before_exec(core::ptr::with_exposed_provenance(environment));
+    reach(environment);
+}
+
 /// ... with the environment of this program. (That of execle lies where a look does not see it.)
-fn before_exec_with_environ(_: Arguments) {
-    before_exec();
-    removed::before_exec_with_environ();
+fn before_exec_with_environ([path, ..]: Arguments) {
+    before_exec_with(removed::environ(), |environ| {
+        children::before_exec(libc::AT_FDCWD, path, 0, environ);
+    });
 }
 
-pub fn before_exec_with_third([_, _, environment, ..]: Arguments) {
-    before_exec();
-    removed::before_exec(core::ptr::with_exposed_provenance(environment));
+fn before_search_with_environ([name, ..]: Arguments) {
+    before_exec_with(removed::environ(), |environ| children::before_exec_of(name, environ, environ));
 }
 
-pub fn before_exec_with_fourth([_, _, _, environment, ..]: Arguments) {
-    before_exec();
-    removed::before_exec(core::ptr::with_exposed_provenance(environment));
+fn before_search_with_third([name, _, environment, ..]: Arguments) {
+    before_exec_with(environment, |environment| {
+        children::before_exec_of(name, removed::environ(), environment);
+    });
+}
+
+pub fn before_exec_with_third([path, _, environment, ..]: Arguments) {
+    before_exec_with(environment, |environment| {
+        children::before_exec(libc::AT_FDCWD, path, 0, environment);
+    });
+}
+
+fn before_exec_of_descriptor([fd, _, environment, ..]: Arguments) {
+    before_exec_with(environment, |environment| {
+        children::before_exec(fd as c_int, c"".as_ptr() as usize, libc::AT_EMPTY_PATH, environment);
+    });
+}
+
+pub fn before_exec_with_fourth([directory, path, _, environment, flags, _]: Arguments) {
+    before_exec_with(environment, |environment| {
+        children::before_exec(directory as c_int, path, flags as c_int, environment);
+    });
 }
 
 fn before_shell(_: Arguments) {
-    removed::before_exec_with_environ();
+    removed::before_exec(core::ptr::with_exposed_provenance(removed::environ()));
+    children::before_spawn(c"/bin/sh".as_ptr() as usize, removed::environ());
 }
 
 /// Before vfork(): the child runs on our memory, thread state included, until it execs.
@@ -49,11 +76,23 @@ stubs! { before_vfork:
 }
 
 stubs! { before_exec_with_environ:
-    execv, execvp, execl, execlp, execle,
+    execv, execl, execle,
+}
+
+stubs! { before_search_with_environ:
+    execvp, execlp,
 }
 
 stubs! { before_exec_with_third:
-    execve, execvpe, fexecve,
+    execve,
+}
+
+stubs! { before_search_with_third:
+    execvpe,
+}
+
+stubs! { before_exec_of_descriptor:
+    fexecve,
 }
 
 stubs! { before_exec_with_fourth:
@@ -76,14 +115,17 @@ fn forked(pid: c_int) -> c_int {
 unsafe fn spawned(
     pid: *mut libc::pid_t,
     environment: *const *mut c_char,
+    reach: impl FnOnce(usize),
     spawn: impl FnOnce(*mut libc::pid_t) -> c_int,
 ) -> c_int {
     removed::before_exec(environment.cast());
     if !process::enabled() {
+        reach(environment.expose_provenance());
         return spawn(pid);
     }
     conn::before_spawn();
     let mut child = 0;
+    reach(environment.expose_provenance());
     let rc = spawn(&raw mut child);
     conn::spawned((rc == 0).then_some(child as u32));
     if rc == 0 && !pid.is_null() {
@@ -114,14 +156,19 @@ hooks! {
         pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const *mut c_char, envp: *const *mut c_char,
     ) -> c_int {
-        spawned(pid, envp, |pid| covered::posix_spawn(pid, path, actions, attr, argv, envp))
+        // Looked up before: what is done from the look on is known to the helper.
+        behind::posix_spawn.address();
+        let reach = |environment| children::before_spawn(path.expose_provenance(), environment);
+        spawned(pid, envp, reach, |pid| covered::posix_spawn(pid, path, actions, attr, argv, envp))
     }
     /// posix_spawnp(3)
     fn posix_spawnp(
         pid: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attr: *const c_void,
         argv: *const *mut c_char, envp: *const *mut c_char,
     ) -> c_int {
-        spawned(pid, envp, |pid| covered::posix_spawnp(pid, file, actions, attr, argv, envp))
+        behind::posix_spawnp.address();
+        let reach = |environment| children::before_spawn_of(file.expose_provenance(), removed::environ(), environment);
+        spawned(pid, envp, reach, |pid| covered::posix_spawnp(pid, file, actions, attr, argv, envp))
     }
     /// posix_spawn_file_actions_adddup2(3): the program to be spawned gets this descriptor, close-on-exec or not
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {

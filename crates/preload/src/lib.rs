@@ -15,6 +15,7 @@ mod real;
 mod answers;
 mod bypass;
 mod cancel;
+mod children;
 mod data;
 mod errno;
 mod exec;

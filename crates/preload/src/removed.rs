@@ -112,14 +112,13 @@ pub fn before_exec(environment: *const *const c_char) {
     }
 }
 
-/// Before a program is executed with the environment of this one.
-pub fn before_exec_with_environ() {
+/// Where this program's environment is; 0: unknown.
+pub fn environ() -> usize {
     // SAFETY: a variable of libc's, of this type, where it has one; it is read as the call that follows reads it.
     let environ = weak_function!("__environ": unsafe extern "C" fn()).map(|at| at as usize);
     let mut environment = [0; size_of::<usize>()];
-    if may_look() && environ.is_some_and(|at| read(at, &mut environment)) {
-        before_exec(core::ptr::without_provenance(usize::from_ne_bytes(environment)));
-    }
+    let is_read = environ.is_some_and(|at| read(at, &mut environment));
+    if is_read { usize::from_ne_bytes(environment) } else { 0 }
 }
 
 /// Takes our name out of the value at `at`.

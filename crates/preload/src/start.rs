@@ -8,7 +8,7 @@ use shunpike_core::{conn, enabled, host, life, process, session, user};
 use crate::host::HOST;
 use crate::this_libc::is_musl;
 use crate::vforked::foreign_process;
-use crate::{cancel, memory, readiness, removed, thread};
+use crate::{cancel, children, memory, readiness, removed, thread};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -23,6 +23,7 @@ extern "C" fn start() {
     forget_the_callers_words();
     // Also where the program is off: what it executes is told to load us all the same.
     removed::note(variable(c"LD_PRELOAD").unwrap_or(b""));
+    children::note(variable(c"SHUNPIKE_INJECT").unwrap_or(b""));
     // 0. In a libc that is neither glibc nor musl all hooks hand on: what a lane needs of it is not known.
     let Some(at_fork) = AtFork::of_libc() else { return };
     // Core is asked from here on, and asks its host: of the rights that the program has first of all. Signals are kept back in critical
@@ -144,7 +145,9 @@ fn forget_the_callers_words() {
     if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
         return;
     }
-    for name in [c"SHUNPIKE_SOCKET", c"SHUNPIKE_PREFER", c"SHUNPIKE_EAGER", c"SHUNPIKE_PROFILE"] {
+    for name in
+        [c"SHUNPIKE_SOCKET", c"SHUNPIKE_PREFER", c"SHUNPIKE_EAGER", c"SHUNPIKE_PROFILE", c"SHUNPIKE_INJECT"]
+    {
         // SAFETY: a NUL-terminated name; at start-up no other thread uses the environment.
         unsafe { libc::unsetenv(name.as_ptr()) };
     }
