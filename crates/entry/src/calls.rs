@@ -13,7 +13,7 @@ use crate::real::by_number;
 use crate::start::{at_exit, blobs_handler};
 use crate::state::{self, Frame, State};
 use crate::vforked::{self, foreign_process};
-use crate::{data, indirect, lifecycle, memory, signals, syscall};
+use crate::{children, data, indirect, lifecycle, memory, signals, syscall};
 
 /// The program makes its call.
 const MAKE: u32 = 0;
@@ -307,8 +307,14 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
                 before_vfork();
                 Answer::Blob
             }
-            libc::SYS_execve | libc::SYS_execveat => {
+            libc::SYS_execve => {
                 conn::before_exec();
+                children::before_exec(libc::AT_FDCWD, a, 0, c);
+                Answer::Make
+            }
+            libc::SYS_execveat => {
+                conn::before_exec();
+                children::before_exec(fd, b, e as c_int, d);
                 Answer::Make
             }
             libc::SYS_exit => {
@@ -330,6 +336,7 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             libc::SYS_prctl => {
                 match fd {
                     libc::PR_SET_SECCOMP => life::confine(),
+                    libc::PR_SET_PTRACER => children::refuse(),
                     libc::PR_SET_DUMPABLE if b == 0 => lending::close(),
                     _ => {}
                 }

@@ -14,6 +14,9 @@ mod real;
 mod answers;
 mod calls;
 mod cancel;
+#[path = "../../preload/src/children.rs"]
+#[allow(dead_code, reason = "libc's names search and spawn; calls do not")]
+mod children;
 mod compilers;
 #[path = "../../preload/src/data.rs"]
 mod data;

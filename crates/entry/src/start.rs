@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use shunpike_core::{conn, host, life, process, session, user};
 
+use crate::children;
 use crate::host::{HOST, note_auxiliary};
 use crate::vforked::foreign_process;
 
@@ -56,6 +57,7 @@ pub unsafe extern "C" fn start(stack: *const usize, begin: usize, end: usize, ha
         Some(path) => path,
     };
     session::configure(path, variable(environment, b"SHUNPIKE_PREFER").unwrap_or(b""));
+    children::note(variable(environment, children::VARIABLE).unwrap_or(b""));
     user::start();
     life::start(life::Options {
         eager: variable(environment, b"SHUNPIKE_EAGER").is_some_and(|value| value == b"1"),

@@ -72,8 +72,7 @@ pub fn attach(
             begins(child)?
         }
     };
-    let done =
-        inject(&mut remote, &program, &Parts { sites: &sites, counts: None, library: Some(&library) });
+    let done = inject(&mut remote, &program, &Parts { sites: &sites, counts: None, library: Some(&library) });
     remote.release();
     done
 }

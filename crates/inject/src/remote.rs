@@ -70,7 +70,9 @@ impl Remote {
         match (libc::WIFSTOPPED(status), status >> 16) {
             (false, _) => Stop::Gone,
             (true, libc::PTRACE_EVENT_EXEC) => Stop::Exec,
-            (true, libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE) => Stop::Child,
+            (true, libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE) => {
+                Stop::Child
+            }
             (true, libc::PTRACE_EVENT_STOP) if libc::WSTOPSIG(status) == libc::SIGTRAP => Stop::Interrupted,
             (true, libc::PTRACE_EVENT_STOP) => Stop::Group,
             (true, _) if libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80 => Stop::Call,

@@ -93,14 +93,18 @@ pub fn before_exec_of(name: usize, own: usize, environment: usize) {
 
 /// Before `path` is spawned by this thread.
 pub fn before_spawn(path: usize, environment: usize) {
-    if may_reach() && let Some(file) = at(libc::AT_FDCWD, path, 0) {
+    if may_reach()
+        && let Some(file) = at(libc::AT_FDCWD, path, 0)
+    {
         reach(&file, environment, Who::Child);
     }
 }
 
 /// The same for a name that is searched for.
 pub fn before_spawn_of(name: usize, own: usize, environment: usize) {
-    if may_reach() && let Some(file) = search(name, own) {
+    if may_reach()
+        && let Some(file) = search(name, own)
+    {
         reach(&file, environment, Who::Child);
     }
 }
@@ -124,9 +128,8 @@ impl Opened {
 
     fn read(&self, to: &mut [u8], offset: usize) -> usize {
         // SAFETY: a buffer of that length.
-        let read = unsafe {
-            sys::call(libc::SYS_pread64, self.0, to.as_mut_ptr() as usize, to.len(), offset, 0, 0)
-        };
+        let read =
+            unsafe { sys::call(libc::SYS_pread64, self.0, to.as_mut_ptr() as usize, to.len(), offset, 0, 0) };
         read.unwrap_or(0)
     }
 }
@@ -271,13 +274,17 @@ fn kind(file: &Opened, name: &mut [u8; 256]) -> Kind {
         name.iter_mut().zip(word).for_each(|(to, byte)| *to = *byte);
         return Kind::Script;
     }
-    let word = |at: usize| start.get(at..at + 8).and_then(|bytes| bytes.first_chunk().copied()).map(usize::from_le_bytes);
+    let word = |at: usize| {
+        start.get(at..at + 8).and_then(|bytes| bytes.first_chunk().copied()).map(usize::from_le_bytes)
+    };
     let half = |at: usize| start.get(at..at + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
     // A program of 64 bits, whose table lies where linkers put it.
-    if !start.starts_with(b"\x7fELF\x02\x01") || word(32) != Some(HEADER) || half(54) != Some(SEGMENT as u16) {
+    if !start.starts_with(b"\x7fELF\x02\x01") || word(32) != Some(HEADER) || half(54) != Some(SEGMENT as u16)
+    {
         return Kind::Reached;
     }
-    let segments = start.get(HEADER..).unwrap_or_default().chunks_exact(SEGMENT).take(half(56).unwrap_or(0).into());
+    let segments =
+        start.get(HEADER..).unwrap_or_default().chunks_exact(SEGMENT).take(half(56).unwrap_or(0).into());
     let (mut has_loader, mut dynamic) = (false, None);
     for (index, segment) in segments.enumerate() {
         match segment.first_chunk().copied().map(u32::from_le_bytes) {
@@ -351,7 +358,8 @@ fn begin(file: usize, who: Who) {
     ptracer(usize::MAX);
     let flags = (libc::CLONE_VM | libc::CLONE_VFORK) as usize;
     // SAFETY: a stack of its own. Its end raises no signal, and no wait of the program's sees it.
-    let child = unsafe { run_in_child(flags, top(&mut stack), between, (&raw mut order).expose_provenance()) };
+    let child =
+        unsafe { run_in_child(flags, top(&mut stack), between, (&raw mut order).expose_provenance()) };
     if child > 0 {
         // SAFETY: no pointers.
         let _ = unsafe { sys::call(libc::SYS_wait4, child as usize, 0, libc::__WALL as usize, 0, 0, 0) };
