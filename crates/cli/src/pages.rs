@@ -172,6 +172,11 @@ const ENVIRONMENT: &[Item] = &[
         &["run"],
         "The library that --entry=syscall loads into programs without a libc, in place of the installed one.",
     ),
+    (
+        "SHUNPIKE_INJECT",
+        &["run"],
+        "What reaches programs without a libc that CMD's children are. 'run --entry=syscall' sets it for CMD, any other 'run' takes it away.",
+    ),
     ("LD_PRELOAD", &["run"], "What else is preloaded: it stays, behind the library."),
     (
         "SHUNPIKE_NAME",

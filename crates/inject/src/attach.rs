@@ -27,22 +27,21 @@ pub enum Who {
     Child,
 }
 
-/// What is done before an execution: by the one that asks, by libc between names of a search, by a shell.
-const BEFORE_EXEC: [c_long; 9] = [
-    libc::SYS_wait4,
+/// What the one that asks does first: it waits for the child that has begun this process.
+const FIRST: c_long = libc::SYS_wait4;
+/// What it comes to, more than once where libc tries all names of a search.
+const LAST: [c_long; 5] =
+    [libc::SYS_execve, libc::SYS_execveat, libc::SYS_clone, libc::SYS_clone3, libc::SYS_vfork];
+/// And what it, and libc, do before that: nothing that can take long.
+const BETWEEN: [c_long; 7] = [
     libc::SYS_prctl,
     libc::SYS_rt_sigprocmask,
     libc::SYS_close,
-    libc::SYS_munmap,
     libc::SYS_mmap,
     libc::SYS_mprotect,
-    libc::SYS_execve,
-    libc::SYS_execveat,
+    libc::SYS_munmap,
+    libc::SYS_pipe2,
 ];
-
-/// And before libc makes a child.
-const BEFORE_CHILD: [c_long; 5] =
-    [libc::SYS_clone, libc::SYS_clone3, libc::SYS_vfork, libc::SYS_pipe2, libc::SYS_futex];
 
 /// Patches the program in `file`, when it is executed. `ready` is called as soon as `thread` is traced.
 ///
@@ -65,7 +64,7 @@ pub fn attach(
     let library = Library::read(library)?;
     let sites = sites_of(&program, cache)?;
     let mut remote = match who {
-        Who::Itself => executes(asking)?,
+        Who::Itself => follow(asking, who)?,
         Who::Child => {
             let child = made(asking)?;
             child.bind(false)?;
@@ -77,23 +76,9 @@ pub fn attach(
     done
 }
 
-/// Waits until the thread executes a program.
-fn executes(remote: Remote) -> Result<Remote, Reason> {
-    follow(remote, |stop, call| match stop {
-        Stop::Exec => Some(true),
-        Stop::Child => Some(false),
-        _ => (!call.is_none_or(|number| BEFORE_EXEC.contains(&number))).then_some(false),
-    })
-}
-
 /// Waits until the thread has a child, lets go of it, and keeps that.
 fn made(remote: Remote) -> Result<Remote, Reason> {
-    let allowed = |number| BEFORE_EXEC.contains(&number) || BEFORE_CHILD.contains(&number);
-    let parent = follow(remote, |stop, call| match stop {
-        Stop::Child => Some(true),
-        Stop::Exec => Some(false),
-        _ => (!call.is_none_or(allowed)).then_some(false),
-    })?;
+    let parent = follow(remote, Who::Child)?;
     let child = parent.child();
     parent.release();
     let child = child?;
@@ -103,26 +88,30 @@ fn made(remote: Remote) -> Result<Remote, Reason> {
     }
 }
 
-/// Lets a traced thread go on from call to call, until `judge` knows whether it has come to where it was to come.
-fn follow(remote: Remote, judge: impl Fn(&Stop, Option<c_long>) -> Option<bool>) -> Result<Remote, Reason> {
+/// Lets a thread go on from call to call, until it has executed a program or has a child. If it comes to something else, it is let go.
+fn follow(remote: Remote, who: Who) -> Result<Remote, Reason> {
+    let mut is_near = false;
     loop {
-        let stop = remote.wait();
-        let call = match stop {
-            Stop::Call => Some(remote.registers()?.orig_rax as c_long),
+        match remote.wait() {
+            Stop::Exec if who == Who::Itself => return Ok(remote),
+            Stop::Child if who == Who::Child => return Ok(remote),
+            Stop::Exec | Stop::Child => break,
             Stop::Gone => return Err(Reason::Gone),
-            _ => None,
-        };
-        match (judge(&stop, call), stop) {
-            (Some(true), _) => return Ok(remote),
-            (Some(false), _) => {
-                remote.release();
-                return Err(Reason::OtherFile);
+            Stop::Signal(signal) => remote.go_on_to_call(signal),
+            Stop::Group => remote.listen(),
+            Stop::Interrupted => remote.go_on_to_call(0),
+            Stop::Call => {
+                let call = remote.registers()?.orig_rax as c_long;
+                is_near |= LAST.contains(&call);
+                if !LAST.contains(&call) && !BETWEEN.contains(&call) && (is_near || call != FIRST) {
+                    break;
+                }
+                remote.go_on_to_call(0);
             }
-            (None, Stop::Signal(signal)) => remote.go_on_to_call(signal),
-            (None, Stop::Group) => remote.listen(),
-            (None, _) => remote.go_on_to_call(0),
         }
     }
+    remote.release();
+    Err(Reason::OtherFile)
 }
 
 /// Waits until a child that has nothing else to do executes its program.

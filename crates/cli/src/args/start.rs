@@ -49,7 +49,7 @@ pub enum Entry {
     Auto,
     /// The preloaded library
     Libc,
-    /// The preloaded library; where there is no libc, patched system calls
+    /// The preloaded library; where there is no libc, patched system calls: of CMD, and of what it starts
     Syscall,
     /// Nothing: CMD is on TCP, and what it starts
     None,
