@@ -6,7 +6,34 @@ use crate::host::host;
 
 static TICKS_PER_US: AtomicU64 = AtomicU64::new(0);
 
+#[cfg(not(feature = "made-up-clock"))]
 pub use shunpike_arch::ticks;
+
+#[cfg(feature = "made-up-clock")]
+pub use made_up::{pass, ticks};
+
+/// For tests: the process's clock with what was said to have passed.
+#[cfg(feature = "made-up-clock")]
+mod made_up {
+    use core::sync::atomic::{AtomicU64, Ordering};
+
+    static PASSED_US: AtomicU64 = AtomicU64::new(0);
+
+    /// The counter.
+    pub fn ticks() -> u64 {
+        shunpike_arch::ticks() + super::from_us(PASSED_US.load(Ordering::Relaxed))
+    }
+
+    /// So many microseconds pass at once, for this process and those that it forks later.
+    pub fn pass(us: u64) {
+        PASSED_US.fetch_add(us, Ordering::Relaxed);
+    }
+
+    /// Nanoseconds that were said to pass.
+    pub(super) fn passed() -> u64 {
+        PASSED_US.load(Ordering::Relaxed) * 1000
+    }
+}
 
 /// Now, with the CPU of the calling thread in place of the lowest bits.
 pub fn stamp() -> u64 {
@@ -59,5 +86,8 @@ pub fn calibrate() {
 /// CLOCK_MONOTONIC, nanoseconds.
 pub fn now() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    let now = t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64;
+    #[cfg(feature = "made-up-clock")]
+    let now = now + made_up::passed();
+    now
 }
