@@ -1,5 +1,6 @@
 //! The process's broker: the real one, on a thread of its own, which turns it only when a test says so.
 
+use shunpike_broker::settings::{Origin, Setting};
 use shunpike_broker::{Config, Server, clock};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -68,7 +69,10 @@ impl Broker {
 }
 
 fn made(socket: &Path) -> Server {
-    Server::new(Config::new(socket.to_path_buf())).expect("a broker")
+    let mut config = Config::new(socket.to_path_buf());
+    // Else it is measured which way is quicker.
+    config.settings = vec![Setting::parse("lend_bytes=65536", Origin::CommandLine).expect("a setting")];
+    Server::new(config).expect("a broker")
 }
 
 fn serve(socket: &Path, orders: &Receiver<Order>, done: &Sender<usize>) {

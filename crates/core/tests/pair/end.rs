@@ -5,7 +5,7 @@ use shunpike_core::call::Outcome;
 use shunpike_core::source::Source;
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Conn};
-use shunpike_core::{Errno, conn, cork, keepalive, passthrough, poll, rx, seen, state, sys, tx};
+use shunpike_core::{Errno, conn, cork, keepalive, passthrough, poll, rx, seen, state, sys, tx, zerocopy};
 use shunpike_shm::arena::mode;
 use shunpike_shm::lifecycle::Phase;
 use shunpike_wire::Reason;
@@ -13,6 +13,9 @@ use std::cell::Cell;
 use std::net::TcpStream;
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::Ordering;
+
+/// SO_EE_ORIGIN_ZEROCOPY (linux/errqueue.h).
+const ORIGIN_ZEROCOPY: u8 = 5;
 
 /// What a call comes to.
 pub type Res<T> = Result<T, Errno>;
@@ -205,6 +208,31 @@ impl End {
         }
     }
 
+    /// recvmsg(2) with MSG_ERRQUEUE of a notice of MSG_ZEROCOPY: the first and the last call that it tells of.
+    pub fn notice(&self) -> Res<(u32, u32)> {
+        let mut control = [0u64; 16];
+        // SAFETY: an all-zero msghdr is valid.
+        let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control);
+        let (flags, at) = (libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT, &raw mut header);
+        // SAFETY: the message is ours.
+        let real = || unsafe { libc::recvmsg(self.fd, at, flags) };
+        match self.known() {
+            None => libcs(real()),
+            // SAFETY: as above.
+            Some(conn) => answer(unsafe { zerocopy::read(conn, self.fd, (at, header), flags, real) }),
+        }?;
+        // SAFETY: the first message, which was just read.
+        let told: libc::sock_extended_err = unsafe {
+            let first = libc::CMSG_FIRSTHDR(&raw const header);
+            assert!(!first.is_null());
+            libc::CMSG_DATA(first).cast::<libc::sock_extended_err>().read_unaligned()
+        };
+        assert_eq!((told.ee_errno, told.ee_origin), (0, ORIGIN_ZEROCOPY));
+        Ok((told.ee_info, told.ee_data))
+    }
+
     /// setsockopt(2) of a number.
     pub fn set(&self, level: i32, name: i32, value: i32) -> Res<usize> {
         self.set_option(level, name, &value)
@@ -233,7 +261,7 @@ impl End {
                 cork::option_set(self.fd, name, on != 0);
             }
             (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
-                self.known().inspect(|&conn| shunpike_core::zerocopy::option_changed(conn));
+                self.known().inspect(|&conn| zerocopy::option_changed(conn));
             }
             _ => {}
         }

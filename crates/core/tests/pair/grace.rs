@@ -1,0 +1,55 @@
+//! Bytes that nobody reads: borne for a while.
+
+use crate::{NOTHING, Pair, bytes};
+use shunpike_core::sys;
+use shunpike_wire::Reason;
+use std::time::Duration;
+
+/// Time passes, and a look at its end's readiness is what the sender does then.
+fn later(pair: &Pair, ms: u64) {
+    pair.pass(Duration::from_millis(ms));
+    pair.client.poll(libc::POLLIN, Some(100_000));
+}
+
+#[test]
+fn what_a_reader_leaves_unread_goes_by_tcp_after_the_grace() {
+    let pair = Pair::open();
+    pair.client.send(b"to who waits by TCP").expect("room");
+    // From the first look on that finds them unread.
+    later(&pair, 0);
+    later(&pair, 50);
+    let by_tcp = || sys::queue(pair.server.fd, sys::SIOCINQ).expect("a socket");
+    assert_eq!(by_tcp(), 0, "not yet");
+    later(&pair, 60);
+    assert_eq!(by_tcp(), 19);
+    assert_eq!(pair.client.reason(), Some(Reason::GraceExceeded));
+    assert_eq!(pair.server.recv_all(), (b"to who waits by TCP".to_vec(), Some(NOTHING)));
+}
+
+#[test]
+fn a_full_ring_is_borne_for_the_grace() {
+    let pair = Pair::open();
+    let mut sent = Vec::new();
+    let part = bytes(251 * 200);
+    let mut fill = || {
+        while let Ok(n) = pair.client.send(&part[sent.len() % 251..]) {
+            sent.extend_from_slice(&part[sent.len() % 251..][..n]);
+        }
+        sent.len()
+    };
+    let full = fill();
+    assert_eq!(fill(), full);
+    let mut most = full;
+    for _ in 0..4 {
+        pair.pass(Duration::from_millis(200));
+        most = fill();
+    }
+    assert!(most > full, "TCP has room");
+    let (mut read, mut rounds) = (Vec::new(), 0);
+    while read.len() < most && rounds < 1000 {
+        read.extend(pair.server.recv_all().0);
+        pair.client.shows();
+        rounds += 1;
+    }
+    assert!(read == bytes(most), "{} of {most}", read.len());
+}
