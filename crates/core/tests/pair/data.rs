@@ -87,6 +87,17 @@ fn what_is_unread_and_unsent_is_told() {
 }
 
 #[test]
+fn what_the_peer_has_not_read_counts_as_unsent() {
+    let pair = Pair::open();
+    pair.client.send(&bytes(300)).expect("room");
+    assert_eq!(pair.client.unsent(), 300);
+    pair.server.recv(100).expect("bytes");
+    assert_eq!(pair.client.unsent(), 200);
+    pair.server.recv_all();
+    assert_eq!(pair.client.unsent(), 0);
+}
+
+#[test]
 fn a_writer_finds_the_end_of_the_room_and_none_of_its_bytes_is_lost() {
     for pair in [Pair::plain, Pair::open].map(|make| make as fn() -> Pair) {
         let pair = pair();

@@ -37,9 +37,9 @@ fn a_cork_lets_go_after_200_ms() {
     let pair = Pair::open();
     pair.client.set(IPPROTO_TCP, TCP_CORK, 1).expect("a socket");
     pair.client.send(b"held").expect("room");
-    pair.pass(Duration::from_millis(150));
+    pair.pass(Duration::from_millis(100));
     assert_eq!(pair.server.recv(100), Err(NOTHING));
-    pair.pass(Duration::from_millis(60));
+    pair.pass(Duration::from_millis(110));
     assert_eq!(pair.server.recv(100).as_deref(), Ok(&b"held"[..]));
 }
 
