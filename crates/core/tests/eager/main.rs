@@ -85,6 +85,48 @@ fn without_the_other_end_it_goes_by_tcp() {
     assert!(pair.client.is_on_tcp());
 }
 
+/// While `call` waits in another thread, the broker is turned, and the other end is made known.
+fn meanwhile<T: Send>(pair: &Pair, call: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let call = scope.spawn(call);
+        let mut is_known = false;
+        while !call.is_finished() {
+            pair.pump();
+            std::thread::sleep(Duration::from_millis(1));
+            if !is_known {
+                is_known = true;
+                conn::watch(pair.server.fd, true, false, false);
+                pair.pump();
+                pair.server.send(b"welcome").expect("room");
+            }
+        }
+        call.join().expect("it ends in peace")
+    })
+}
+
+/// A connection whose server's end core does not know of yet.
+fn one_sided() -> Pair {
+    let pair = Pair::plain();
+    pair.pass(Duration::from_secs(20));
+    conn::watch(pair.client.fd, false, false, false);
+    pair
+}
+
+#[test]
+fn a_read_waits_for_its_lane() {
+    let pair = one_sided();
+    let client = &pair.client;
+    assert_eq!(meanwhile(&pair, || client.recv_with(100, 0)).as_deref(), Ok(&b"welcome"[..]));
+}
+
+#[test]
+fn a_write_waits_for_its_lane_and_goes_by_tcp_where_none_comes() {
+    let pair = one_sided();
+    let client = &pair.client;
+    assert_eq!(meanwhile(&pair, || client.send_with(b"hello", 0)), Ok(5));
+    assert_eq!(pair.server.recv(100).as_deref(), Ok(&b"hello"[..]));
+}
+
 #[test]
 fn a_connect_that_fails_is_taken_back() {
     let pair = Pair::plain();

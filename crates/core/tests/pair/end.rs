@@ -14,9 +14,6 @@ use std::net::TcpStream;
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::Ordering;
 
-/// SO_EE_ORIGIN_ZEROCOPY (linux/errqueue.h).
-const ORIGIN_ZEROCOPY: u8 = 5;
-
 /// What a call comes to.
 pub type Res<T> = Result<T, Errno>;
 
@@ -32,7 +29,8 @@ pub fn libcs(n: isize) -> Res<usize> {
     })
 }
 
-fn answer(outcome: Outcome) -> Res<usize> {
+/// A hook's answer as a result.
+pub fn answer(outcome: Outcome) -> Res<usize> {
     match outcome {
         Outcome::Libc(n) => libcs(n),
         Outcome::Ours(result) => result,
@@ -206,31 +204,6 @@ impl End {
             Some(conn) => conn::unsent_bytes(conn, self.fd),
             None => sys::queue(self.fd, sys::SIOCOUTQ).expect("a socket"),
         }
-    }
-
-    /// recvmsg(2) with MSG_ERRQUEUE of a notice of MSG_ZEROCOPY: the first and the last call that it tells of.
-    pub fn notice(&self) -> Res<(u32, u32)> {
-        let mut control = [0u64; 16];
-        // SAFETY: an all-zero msghdr is valid.
-        let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
-        header.msg_control = control.as_mut_ptr().cast();
-        header.msg_controllen = size_of_val(&control);
-        let (flags, at) = (libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT, &raw mut header);
-        // SAFETY: the message is ours.
-        let real = || unsafe { libc::recvmsg(self.fd, at, flags) };
-        match self.known() {
-            None => libcs(real()),
-            // SAFETY: as above.
-            Some(conn) => answer(unsafe { zerocopy::read(conn, self.fd, (at, header), flags, real) }),
-        }?;
-        // SAFETY: the first message, which was just read.
-        let told: libc::sock_extended_err = unsafe {
-            let first = libc::CMSG_FIRSTHDR(&raw const header);
-            assert!(!first.is_null());
-            libc::CMSG_DATA(first).cast::<libc::sock_extended_err>().read_unaligned()
-        };
-        assert_eq!((told.ee_errno, told.ee_origin), (0, ORIGIN_ZEROCOPY));
-        Ok((told.ee_info, told.ee_data))
     }
 
     /// setsockopt(2) of a number.

@@ -1,7 +1,8 @@
 //! Both ends of a connection in one process, with the real broker turned by hand and a clock that is made up: what core does to a
 //! connection is tested without a program. Kernel TCP is the judge: [`as_tcp`] gives the same script to a plain pair.
 //!
-//! What belongs to the process and is asked for at its start has a process of its own: `tests/eager`.
+//! What belongs to the process and is asked for at its start has a process of its own: `tests/eager`; so has what
+//! others would end for good: `tests/lending`.
 
 mod broker;
 mod broker_gone;
@@ -12,12 +13,12 @@ mod end;
 mod fork;
 mod grace;
 mod handing;
+mod mixed;
 mod opening;
 mod options;
 mod place;
 mod revoke;
 mod waits;
-mod zerocopy;
 
 use place::{NOTHING, Pair, as_tcp, as_tcp_once, bytes};
 
