@@ -6,6 +6,7 @@
 # make fuzz       every fuzz target for ten minutes; FUZZ_SECONDS=, then ci/fuzz keep TARGET
 # make differential  random programs on TCP and on lanes, compared call by call; DIFFERENTIAL_SECONDS=, _CALLS=, _SEED=
 # make mutants    faults put into the library, each of which the differential tester must find; MUTANT_SECONDS=600 each: an hour
+# make coverage   how many of core's lines core's own tests reach; ci/coverage missing shows where not
 # make sanitize   the C programs of the tests with a library that the thread and address sanitizers watch; SANITIZE_TESTS=
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
@@ -22,7 +23,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz differential mutants sanitize crash soak stress suites bench lint install uninstall deb rpm tarball clean
+.PHONY: build demo test hostile fuzz differential mutants coverage sanitize crash soak stress suites bench lint install uninstall deb rpm tarball clean
 
 build:
 	$(CARGO) build --release --workspace
@@ -48,6 +49,9 @@ differential: build
 
 mutants: build
 	ci/mutants
+
+coverage:
+	ci/coverage
 
 sanitize: build
 	SANITIZE_TESTS="$(or $(SANITIZE_TESTS),both or earned or client or server)" ci/sanitize

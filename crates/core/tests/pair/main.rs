@@ -10,6 +10,7 @@ mod closing;
 mod data;
 mod death;
 mod end;
+mod epoll;
 mod fork;
 mod grace;
 mod handing;

@@ -2,6 +2,7 @@
 //! come once and in order.
 
 use crate::end::End;
+use crate::epoll::Epoll;
 use crate::{NOTHING, Pair};
 use shunpike_core::conn;
 use shunpike_wire::Reason;
@@ -64,6 +65,12 @@ fn run(seed: u64, pair: &Pair) {
     let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut streams = [Stream::default(), Stream::default()];
     let ends = [&pair.client, &pair.server];
+    let set = Epoll::new();
+    for end in ends {
+        // Levels in one half of all programs, edges in the other, which may be of bytes that were read since.
+        let edges = if seed % 2 == 0 { libc::EPOLLET } else { 0 };
+        set.add(end.fd, libc::EPOLLIN | edges).expect("a set");
+    }
     for _ in 0..CALLS {
         let side = numbers.below(2);
         let (here, there) = (ends[side], ends[1 - side]);
@@ -83,6 +90,18 @@ fn run(seed: u64, pair: &Pair) {
                 assert!(!is_shown || streams[side].read > before, "shown and not there");
             }
             33 => drop(here.shows()),
+            38 => {
+                for (fd, events) in set.wait(0) {
+                    // Whose descriptor it is, and whose bytes.
+                    let side = usize::from(fd == pair.client.fd);
+                    let before = streams[side].read;
+                    streams[side].recv(ends[1 - side], 1, 0);
+                    assert!(
+                        seed % 2 == 0 || events & libc::EPOLLIN == 0 || streams[side].read > before,
+                        "told and not there"
+                    );
+                }
+            }
             34 => pair.pass(Duration::from_millis(numbers.below(30_000) as u64)),
             35 if numbers.below(3) == 0 => conn::revoke(here.conn(), here.fd, Reason::Revoked),
             36 => drop(here.set(libc::IPPROTO_TCP, libc::TCP_CORK, numbers.below(2) as i32)),

@@ -1,8 +1,8 @@
 //! poll, select and epoll.
 
-use crate::end::{Res, libcs};
+use crate::epoll::Epoll;
 use crate::{Pair, as_tcp, as_tcp_once, bytes};
-use shunpike_core::{conn, epoll, poll, sets, sys, table};
+use shunpike_core::{conn, poll, sys};
 use shunpike_wire::Reason;
 use std::time::Duration;
 
@@ -63,57 +63,6 @@ fn select_marks_who_is_ready() {
     let is_set = |set: &[u64; 16], fd| set[bit(fd).0] & bit(fd).1 != 0;
     assert!(is_set(&read, pair.server.fd) && !is_set(&read, pair.client.fd));
     assert!(is_set(&write, pair.server.fd) && is_set(&write, pair.client.fd));
-}
-
-/// An epoll set, which core follows where it has connections that core watches.
-struct Epoll {
-    fd: i32,
-}
-
-impl Epoll {
-    fn new() -> Self {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        assert!(fd >= 0);
-        conn::set_created(fd);
-        Self { fd }
-    }
-
-    fn ctl(&self, op: i32, fd: i32, events: i32) -> Res<()> {
-        let mut event = libc::epoll_event { events: events as u32, u64: fd as u64 };
-        // SAFETY: the event is ours.
-        let real = |event: &mut libc::epoll_event| unsafe { libc::epoll_ctl(self.fd, op, fd, event) };
-        match sets::ctl(self.fd, op, fd, Some(event)) {
-            Some(done) => done,
-            None => libcs(real(&mut event) as isize).map(drop),
-        }
-    }
-
-    fn add(&self, fd: i32, events: i32) -> Res<()> {
-        self.ctl(libc::EPOLL_CTL_ADD, fd, events)
-    }
-
-    /// Whom it tells of what, within `ns`.
-    fn wait(&self, ns: u64) -> Vec<(i32, i32)> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
-        let n = match table::look(self.fd) {
-            table::Entry::Set(set) => {
-                epoll::wait(set, self.fd, &mut events, Some(ns), core::ptr::null()).expect("a set")
-            }
-            _ => sys::epoll_for(self.fd, &mut events, Some(ns), core::ptr::null()).expect("a set"),
-        };
-        let mut told: Vec<_> = events[..n].iter().map(|one| (one.u64 as i32, one.events as i32)).collect();
-        told.sort_unstable();
-        told
-    }
-}
-
-impl Drop for Epoll {
-    fn drop(&mut self) {
-        conn::close(self.fd);
-        // SAFETY: it is ours.
-        unsafe { libc::close(self.fd) };
-    }
 }
 
 /// Who they are does not matter for a comparison: each is told by its place in the pair.
@@ -285,5 +234,57 @@ fn a_writer_that_waits_for_room_is_woken_by_the_reader() {
             assert!(read == all);
             writer.join().expect("it ends in peace")
         })
+    });
+}
+
+#[test]
+fn a_set_that_sleeps_is_woken_by_another_thread() {
+    as_tcp(|pair| {
+        let set = Epoll::new();
+        set.add(pair.server.fd, libc::EPOLLIN | libc::EPOLLET).expect("a set");
+        let (client, place) = (&pair.client, pair.server.fd);
+        for _ in 0..5 {
+            let told = std::thread::scope(|scope| {
+                let waits = scope.spawn(|| set.wait(5_000_000_000));
+                std::thread::sleep(Duration::from_millis(2));
+                client.send(b"wake up").expect("room");
+                waits.join().expect("it ends in peace")
+            });
+            assert_eq!(told, [(place, libc::EPOLLIN)]);
+            assert_eq!(pair.server.recv(100).as_deref(), Ok(&b"wake up"[..]));
+        }
+    });
+}
+
+#[test]
+fn a_poll_that_sleeps_is_woken_by_another_thread() {
+    as_tcp(|pair| {
+        let (client, server) = (&pair.client, &pair.server);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| server.poll(libc::POLLIN, Some(5_000_000_000)));
+            std::thread::sleep(Duration::from_millis(2));
+            client.send(b"wake up").expect("room");
+            waits.join().expect("it ends in peace")
+        })
+    });
+}
+
+#[test]
+fn a_write_that_waits_goes_on_by_tcp_when_its_lane_ends() {
+    let pair = Pair::open();
+    let (client, server, all) = (&pair.client, &pair.server, bytes(8_000_000));
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| client.send_with(&all, 0));
+        let (mut read, mut is_revoked) = (Vec::new(), false);
+        while read.len() < all.len() {
+            server.poll(libc::POLLIN, Some(1_000_000_000));
+            read.extend(server.recv(300_000).unwrap_or_default());
+            if read.len() > 2_000_000 && !is_revoked {
+                is_revoked = true;
+                conn::revoke(server.conn(), server.fd, Reason::Revoked);
+            }
+        }
+        assert!(read == all);
+        assert_eq!(writer.join().expect("it ends in peace"), Ok(all.len()));
     });
 }
