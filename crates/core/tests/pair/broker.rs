@@ -4,7 +4,9 @@ use shunpike_broker::settings::{Origin, Setting};
 use shunpike_broker::{Config, Server, clock};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// A test's steps are served in fewer turns.
 const TURNS: usize = 256;
@@ -31,8 +33,9 @@ pub struct Broker {
 impl Broker {
     /// One that serves at a socket of its own, which it says.
     pub fn start() -> (Self, PathBuf) {
-        // The process's: it is not removed before its end.
-        let socket = tempfile::tempdir().expect("a directory").keep().join("broker.sock");
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("broker.sock");
+        remove_at_exit(directory);
         let (orders, ordered) = channel();
         let (finished, done) = channel();
         let at = socket.clone();
@@ -66,6 +69,18 @@ impl Broker {
     pub fn end(&self) {
         self.order(Order::End);
     }
+}
+
+/// The broker serves to the process's end, and leaves nothing behind. A child's end is not it.
+fn remove_at_exit(directory: TempDir) {
+    static DIRECTORY: Mutex<Option<(u32, TempDir)>> = Mutex::new(None);
+    extern "C" fn remove() {
+        let mut directory = DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(directory.take_if(|(owner, _)| *owner == std::process::id()));
+    }
+    *DIRECTORY.lock().expect("nobody has it") = Some((std::process::id(), directory));
+    // SAFETY: a function that lives as long as the process.
+    assert_eq!(unsafe { libc::atexit(remove) }, 0);
 }
 
 fn made(socket: &Path) -> Server {
