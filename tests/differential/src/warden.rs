@@ -18,6 +18,10 @@ const CONTINUE: u32 = 1;
 /// Where the data word is in a struct epoll_event.
 const EVENT_DATA: u64 = if cfg!(target_arch = "x86_64") { 4 } else { 8 };
 
+/// What the library has the kernel tell it of a connection on a lane.
+const OF_A_LANE: u32 =
+    (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET) as u32;
+
 /// Calls that failed, in all.
 static FAILED: [AtomicU64; Own::ALL.len()] = [const { AtomicU64::new(0) }; Own::ALL.len()];
 
@@ -129,12 +133,13 @@ fn own(asked: &libc::seccomp_notif, known: &mut Known) -> Option<Own> {
             if known.owed.contains(&[args[0], args[2]]) {
                 return Some(Own::Entry);
             }
-            let mut data = [0; 8];
+            let (mut events, mut data) = ([0; 4], [0; 8]);
             let memory = File::open(format!("/proc/{}/mem", asked.pid)).ok()?;
+            memory.read_exact_at(&mut events, args[3]).ok()?;
             memory.read_exact_at(&mut data, args[3] + EVENT_DATA).ok()?;
             let data = u64::from_le_bytes(data);
-            // The library's tags, but for the one of an entry that is made for a look alone.
-            (data >> 62 == 0b10 && data as u32 != u32::MAX).then_some(Own::Entry)
+            // With a tag of the library's, and for all that TCP has to tell: with a tag alone it is the program's call, or a look.
+            (data >> 62 == 0b10 && u32::from_le_bytes(events) == OF_A_LANE).then_some(Own::Entry)
         }
         libc::SYS_epoll_create1 => Some(Own::NewSet),
         libc::SYS_eventfd2 => Some(Own::NewBell),
