@@ -224,6 +224,48 @@ fn decimal(number: u32, to: &mut [u8]) {
     }
 }
 
+/// Whether a filter of system calls that was inherited (or no /proc) may be in the way: one that does
+/// not know the calls below may end the process for them.
+pub fn is_filtered() -> bool {
+    let mut status = [0; 4096];
+    let (file, flags) = (c"/proc/self/status".as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize);
+    // SAFETY: a NUL-terminated name; a buffer of that length; the descriptor that was just opened.
+    let len = unsafe {
+        let Ok(fd) = sys::call(libc::SYS_openat, libc::AT_FDCWD as usize, file, flags, 0, 0, 0) else {
+            return true;
+        };
+        let read = sys::call(libc::SYS_read, fd, status.as_mut_ptr() as usize, status.len(), 0, 0, 0);
+        let _ = sys::call(libc::SYS_close, fd, 0, 0, 0, 0, 0);
+        read.unwrap_or(0)
+    };
+    let lines = status.get(..len).unwrap_or_default().split(|byte| *byte == b'\n');
+    !lines.into_iter().any(|line| line == b"Seccomp:\t0")
+}
+
+/// Whether a child of this process is one of it in each way: not where it is to be in another namespace of process numbers, whose first
+/// process it would be, or whose numbers mean others.
+fn has_its_own_children() -> bool {
+    let (mut own, mut of_children) = ([0; 64], [0; 64]);
+    let read = |name: &core::ffi::CStr, to: &mut [u8; 64]| {
+        // SAFETY: a NUL-terminated name; a buffer of that length.
+        unsafe {
+            sys::call(libc::SYS_readlink, name.as_ptr() as usize, to.as_mut_ptr() as usize, 64, 0, 0, 0)
+        }
+        .is_ok()
+    };
+    read(c"/proc/self/ns/pid", &mut own)
+        && read(c"/proc/self/ns/pid_for_children", &mut of_children)
+        && own == of_children
+}
+
+/// Whether orphans become this process's children: it would hear of a helper's end, and find it among what it waits for.
+fn adopts() -> bool {
+    let mut is_reaper: c_int = 0;
+    let (get, to) = (libc::PR_GET_CHILD_SUBREAPER as usize, (&raw mut is_reaper).expose_provenance());
+    // SAFETY: the kernel writes an int there.
+    sys::pid() == 1 || unsafe { sys::call(libc::SYS_prctl, get, to, 0, 0, 0, 0) }.is_err() || is_reaper != 0
+}
+
 /// Has a helper patch what is in `file`, where no preloaded library reaches that, and this environment asks for it.
 fn reach(file: &Opened, environment: usize, who: Who) {
     let mut name = [0; 256];
@@ -238,6 +280,9 @@ fn reach(file: &Opened, environment: usize, who: Who) {
             Kind::Reached => return,
             Kind::Unreached => {
                 let mut first = [0];
+                if is_filtered() || adopts() || !has_its_own_children() {
+                    return;
+                }
                 if variable(environment, VARIABLE).is_some_and(|at| copy(at, &mut first) && first != [0]) {
                     begin(program.0, who);
                 }
@@ -355,7 +400,8 @@ fn begin(file: usize, who: Who) {
         // SAFETY: no pointers.
         let _ = unsafe { sys::call(libc::SYS_prctl, libc::PR_SET_PTRACER as usize, whom, 0, 0, 0, 0) };
     };
-    ptracer(usize::MAX);
+    // A helper is our descendant for as long as it takes to become a tracer.
+    ptracer(sys::pid() as usize);
     let flags = (libc::CLONE_VM | libc::CLONE_VFORK) as usize;
     // SAFETY: a stack of its own. Its end raises no signal, and no wait of the program's sees it.
     let child =

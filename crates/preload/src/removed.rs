@@ -12,6 +12,8 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use shunpike_arch::weak_function;
 use shunpike_core::sys;
 
+use crate::children;
+
 const NAME: &[u8] = b"/libshunpike.so";
 const VARIABLE: &[u8] = b"LD_PRELOAD=";
 /// Longest name of ours that is looked for, and longest variable that is looked through.
@@ -76,26 +78,9 @@ fn is_gone() -> bool {
     len != 0 && looked.is_err_and(|errno| [libc::ENOENT, libc::ENOTDIR].contains(&errno.raw_os_error()))
 }
 
-/// Whether a filter of system calls that was inherited (or no /proc) may be in the way: one that does not know the calls below may end the process for them.
-fn is_filtered() -> bool {
-    let mut status = [0; 4096];
-    let (file, flags) = (c"/proc/self/status".as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize);
-    // SAFETY: a NUL-terminated name; a buffer of that length; the descriptor that was just opened.
-    let len = unsafe {
-        let Ok(fd) = sys::call(libc::SYS_openat, libc::AT_FDCWD as usize, file, flags, 0, 0, 0) else {
-            return true;
-        };
-        let read = sys::call(libc::SYS_read, fd, status.as_mut_ptr() as usize, status.len(), 0, 0, 0);
-        let _ = sys::call(libc::SYS_close, fd, 0, 0, 0, 0, 0);
-        read.unwrap_or(0)
-    };
-    let lines = status.get(..len).unwrap_or_default().split(|byte| *byte == b'\n');
-    !lines.into_iter().any(|line| line == b"Seccomp:\t0")
-}
-
 /// Before a program is executed with the environment `environment`.
 pub fn before_exec(environment: *const *const c_char) {
-    if !may_look() || environment.is_null() || !is_gone() || is_filtered() {
+    if !may_look() || environment.is_null() || !is_gone() || children::is_filtered() {
         return;
     }
     for index in 0..MOST {
@@ -114,11 +99,9 @@ pub fn before_exec(environment: *const *const c_char) {
 
 /// Where this program's environment is; 0: unknown.
 pub fn environ() -> usize {
-    // SAFETY: a variable of libc's, of this type, where it has one; it is read as the call that follows reads it.
-    let environ = weak_function!("__environ": unsafe extern "C" fn()).map(|at| at as usize);
-    let mut environment = [0; size_of::<usize>()];
-    let is_read = environ.is_some_and(|at| read(at, &mut environment));
-    if is_read { usize::from_ne_bytes(environment) } else { 0 }
+    let Some(at) = weak_function!("__environ": unsafe extern "C" fn()) else { return 0 };
+    // SAFETY: a variable of libc's, where it has one: a pointer, read as the call that follows reads it.
+    unsafe { (at as *const usize).read_volatile() }
 }
 
 /// Takes our name out of the value at `at`.

@@ -23,7 +23,6 @@ extern "C" fn start() {
     forget_the_callers_words();
     // Also where the program is off: what it executes is told to load us all the same.
     removed::note(variable(c"LD_PRELOAD").unwrap_or(b""));
-    children::note(variable(c"SHUNPIKE_INJECT").unwrap_or(b""));
     // 0. In a libc that is neither glibc nor musl all hooks hand on: what a lane needs of it is not known.
     let Some(at_fork) = AtFork::of_libc() else { return };
     // Core is asked from here on, and asks its host: of the rights that the program has first of all. Signals are kept back in critical
@@ -41,6 +40,7 @@ extern "C" fn start() {
             session::configure(SYSTEM, b"");
         }
     }
+    children::note(variable(c"SHUNPIKE_INJECT").unwrap_or(b""));
     // 2. Faults of copies are answered from the first copy on. A thread that sleeps for a lane can be cancelled as in libc's own wait.
     user::start();
     readiness::find_waits();

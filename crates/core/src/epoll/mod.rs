@@ -367,11 +367,18 @@ fn is_asked_for(reg: &Reg, events: u32) -> bool {
 /// Not where TCP may have had no room, or anything came behind them.
 fn is_of_debt(reg: &Reg, events: u32) -> bool {
     let is_paid = |conn: Conn| {
-        let (half, _critical) = (&conn.block.rx, critical());
+        let half = &conn.block.rx;
         let end = half.debt_end.load(Ordering::Relaxed);
-        end != 0 && half.tcp_bytes.load(Ordering::Relaxed) == end && !is_in_want(reg, conn)
+        end != 0 && half.tcp_bytes.load(Ordering::Relaxed) == end
     };
-    events & !told::OUT == 0 && reg.conn.get().is_some_and(is_paid) && has_had_room(reg)
+    // Off its lanes nobody counts the calls that find no room: not behind one that went by TCP.
+    let has_sent = |conn: Conn| {
+        let guard = conn.block.tx.lock(critical());
+        let half = guard.held();
+        half.tcp_bytes.load(Ordering::Relaxed) != half.own().start.load(Ordering::Relaxed)
+    };
+    let is_debts = |conn: Conn| is_paid(conn) && !is_in_want(reg, conn) && !has_sent(conn);
+    events & !told::OUT == 0 && reg.conn.get().is_some_and(is_debts) && has_had_room(reg)
 }
 
 /// Whether a call has found no room since the program was told of some.
