@@ -293,17 +293,17 @@ fn is_before(moment: &AtomicU64) -> bool {
 /// The session's socket and the events for a sleeping call to watch beside its own descriptors, and for how long at
 /// most, nanoseconds.
 pub fn attention() -> Option<(libc::pollfd, u64)> {
+    let fd = session::socket()?;
     let is_pending = UNANSWERED.load(Ordering::Relaxed) != 0 || look::has_later();
     let is_attentive = is_before(&ATTENTIVE_UNTIL) || is_pending && is_before(&PENDING_UNTIL);
     // A full socket is everybody's affair: no call of the program may come for a long time.
     let (events, most) = match session::has_unsent() {
         true if session::is_refused() => (libc::POLLIN, REFUSED_NS),
         true => (libc::POLLIN | libc::POLLOUT, ATTENTION_US * 1000),
-        false => (libc::POLLIN, ATTENTION_US * 1000),
+        false if is_attentive => (libc::POLLIN, ATTENTION_US * 1000),
+        false => return None,
     };
-    (is_attentive || session::has_unsent())
-        .then(session::socket)?
-        .map(|fd| (libc::pollfd { fd, events, revents: 0 }, most))
+    Some((libc::pollfd { fd, events, revents: 0 }, most))
 }
 
 /// Whether there is nothing to wait for, as far as a few words tell.

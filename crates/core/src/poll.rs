@@ -149,11 +149,13 @@ fn poll_with(
             asleep.end_on(cq);
         }
         polled?;
-        if kernel[fds.len()].revents != 0 {
-            wait::consume_edge(sleeper);
-        }
-        if kernel[fds.len() + 1].revents != 0 || session::is_refused() {
-            session::pump();
+        if ours > 0 {
+            if kernel[fds.len()].revents != 0 {
+                wait::consume_edge(sleeper);
+            }
+            if session.fd >= 0 && (kernel[fds.len() + 1].revents != 0 || session::is_refused()) {
+                session::pump();
+            }
         }
         slept = true;
         if !lanes {
