@@ -246,6 +246,16 @@ def test_where_nobody_may_trace(world, children, before):
         assert (code, tracers(out), err) == (0, tracers(ran(world, argv)[1]), "")
 
 
+@pytest.mark.parametrize("how", ["execve", "posix_spawn", "vfork-execve"])
+@pytest.mark.parametrize("as_first", [[], ["--fork"]])
+def test_in_a_pid_namespace_of_its_own(world, children, how, as_first):
+    """Children come into another one, or this is its first process: a helper would be the first there, and end it, or be its child."""
+    argv = ["unshare", "--pid", *as_first, children / "starts-musl", how, children / "starts-musl", how, "/bin/echo", "there"]
+    wanted = ran(world, argv)
+    assert wanted[0] == 0 and wanted[1].startswith("there\n")
+    assert ran(world, argv, Accel(world, "both").broker.socket) == wanted
+
+
 @pytest.mark.parametrize("helper", ["missing", "false", "hangs", "writes"])
 def test_without_a_helper(world, children, helper):
     """It is not there, fails, or never becomes ready: the program runs, and not much later."""
