@@ -181,7 +181,8 @@ fn a_file_of_nothing_else_is_refused_at_once() {
     ] {
         assert!(find(&text).is_err());
     }
-    assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+    // A build for tests takes 55 s; one whose time grows with the square would take hours.
+    assert!(began.elapsed().as_secs() < 300, "{:?}", began.elapsed());
 }
 
 /// Instructions of all lengths, with operands that look like others; none of them a system call, a return from a handler, or odd.
