@@ -127,8 +127,8 @@ impl Opened {
     }
 
     fn read(&self, to: &mut [u8], offset: usize) -> usize {
-        // SAFETY: a buffer of that length.
         let read =
+            // SAFETY: a buffer of that length.
             unsafe { sys::call(libc::SYS_pread64, self.0, to.as_mut_ptr() as usize, to.len(), offset, 0, 0) };
         read.unwrap_or(0)
     }
@@ -173,8 +173,8 @@ fn search(name: usize, own: usize) -> Option<Opened> {
         // One at least is left, and is 0.
         file.iter_mut().take(511).zip(&mut bytes).for_each(|(to, byte)| *to = *byte);
         let (at, may) = (file.as_ptr() as usize, libc::X_OK as usize);
-        // SAFETY: a NUL-terminated name.
         let can = bytes.next().is_none()
+            // SAFETY: a NUL-terminated name.
             && unsafe { sys::call(libc::SYS_faccessat, AT_CWD, at, may, 0, 0, 0) }.is_ok();
         // A directory can be opened, too, and not read.
         can.then(|| Opened::at(AT_CWD, at, 0)).flatten().filter(|file| file.read(&mut [0], 0) == 1)
@@ -210,7 +210,7 @@ fn string(at: usize, to: &mut [u8]) -> Option<&[u8]> {
 }
 
 /// Reads the program's memory; whether all of it could be read.
-fn copy(at: usize, to: &mut [u8]) -> bool {
+pub fn copy(at: usize, to: &mut [u8]) -> bool {
     let local = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
     let remote = libc::iovec { iov_base: core::ptr::without_provenance_mut(at), iov_len: to.len() };
     sys::read_process(sys::pid(), &[local], &[remote]) == Ok(to.len())
@@ -403,8 +403,8 @@ fn begin(file: usize, who: Who) {
     // A helper is our descendant for as long as it takes to become a tracer.
     ptracer(sys::pid() as usize);
     let flags = (libc::CLONE_VM | libc::CLONE_VFORK) as usize;
-    // SAFETY: a stack of its own. Its end raises no signal, and no wait of the program's sees it.
     let child =
+        // SAFETY: a stack of its own. Its end raises no signal, and no wait of the program's sees it.
         unsafe { run_in_child(flags, top(&mut stack), between, (&raw mut order).expose_provenance()) };
     if child > 0 {
         // SAFETY: no pointers.

@@ -86,12 +86,12 @@ pub fn before_exec(environment: *const *const c_char) {
     for index in 0..MOST {
         let mut variable = [0; size_of::<usize>()];
         let at = environment.addr().wrapping_add(index * size_of::<usize>());
-        let variable = if read(at, &mut variable) { usize::from_ne_bytes(variable) } else { 0 };
+        let variable = if children::copy(at, &mut variable) { usize::from_ne_bytes(variable) } else { 0 };
         if variable == 0 {
             return;
         }
         let mut start = [0; VARIABLE.len()];
-        if read(variable, &mut start) && start == VARIABLE {
+        if children::copy(variable, &mut start) && start == VARIABLE {
             take_out(variable + VARIABLE.len());
         }
     }
@@ -110,11 +110,11 @@ fn take_out(at: usize) {
     let mut value = [0; LONGEST];
     // What lies behind the string's end may be on a page that is not there.
     let first = LONGEST.min(PAGE - at % PAGE);
-    if !read(at, &mut value[..first]) {
+    if !children::copy(at, &mut value[..first]) {
         return;
     }
     let is_whole = |value: &[u8]| value.contains(&0);
-    if !is_whole(&value[..first]) && !read(at + first, &mut value[first..]) {
+    if !is_whole(&value[..first]) && !children::copy(at + first, &mut value[first..]) {
         return;
     }
     let Some(len) = value.iter().position(|byte| *byte == 0) else { return };
@@ -126,23 +126,12 @@ fn take_out(at: usize) {
     write(at, &value[..len]);
 }
 
-/// Reads the program's memory; whether all of it could be read.
-fn read(at: usize, to: &mut [u8]) -> bool {
-    let local = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
-    move_bytes(libc::SYS_process_vm_readv, local, at)
-}
-
-/// Writes to it, where it may be written to.
+/// Writes to the program's memory, where that may be written to.
 fn write(at: usize, from: &[u8]) -> bool {
     let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
-    move_bytes(libc::SYS_process_vm_writev, local, at)
-}
-
-fn move_bytes(number: i64, local: libc::iovec, at: usize) -> bool {
     let remote = libc::iovec { iov_base: core::ptr::without_provenance_mut(at), iov_len: local.iov_len };
     let (ours, theirs) = ((&raw const local) as usize, (&raw const remote) as usize);
-    // SAFETY: both vectors live through the call; `local` is `read`'s or `write`'s own buffer, and what is written of the program's is a
-    // string that it hands to exec, whose length stays.
-    let moved = unsafe { sys::call(number, sys::pid() as usize, ours, 1, theirs, 1, 0) };
+    // SAFETY: both vectors live through the call; what is written of the program's is a string that it hands to exec, whose length stays.
+    let moved = unsafe { sys::call(libc::SYS_process_vm_writev, sys::pid() as usize, ours, 1, theirs, 1, 0) };
     moved == Ok(local.iov_len)
 }

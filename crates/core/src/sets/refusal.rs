@@ -28,11 +28,10 @@ pub(super) fn bar_of(set: &Set) -> Option<Reason> {
 /// got no entry for it.
 pub fn bars_managed(conn: Conn, fd: i32) -> Option<Reason> {
     let of = |reg: &Reg| reg.set.get().and_then(bar_of);
-    let bar = {
+    let mut found = {
         let _control = CONTROL.lock();
         kin_of(conn).filter_map(reg).find_map(of)
     };
-    let mut found = bar;
     // Those that were refused are no kin.
     each_of(conn, fd, |reg| found = found.or_else(|| of(reg)));
     found
