@@ -231,3 +231,16 @@ def test_what_chk_says(world, made, mode):
             found = library(dialogue.port)
             assert found["is_so"] is False and "--entry=syscall" in found["advice"], found
         dialogue.end()
+
+
+def test_what_ss_and_explain_say(world, made):
+    """Of a Go server that is patched, and of a client that has the library."""
+    accel = Accel(world, "both")
+    with Dialogue(accel, [made / "go", "serve", "busy"], [made / "dynamic", "poll", 2000]) as dialogue:
+        dialogue.gets_lanes()
+        assert {end["role"]: end["entry"] for end in accel.broker.connections()} == {"server": "syscall", "client": "libc"}
+        heading, *rows = [row.split() for row in accel.broker.tool("ss", "-d").splitlines()]
+        assert {row[heading.index("Entry")] for row in rows} == {"syscall", "libc"}
+        assert "entry syscall" in accel.broker.tool("explain", str(dialogue.server.pid))
+        assert "entry libc" in accel.broker.tool("explain", str(dialogue.client.pid))
+        dialogue.end()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -199,10 +200,13 @@ def test_chk_says_whether_there_would_be_a_lane(world):
 
 def test_chk_sees_a_server_that_is_not_ours(world):
     broker, port = world.broker(), free_port()
-    world.start("server", [sys.executable, "-c", READER, port]).wait_listening(port)
+    server = world.start("server", [sys.executable, "-c", READER, port]).wait_listening(port)
     status, said = asked(broker, "chk", f"127.0.0.1:{port}")
-    assert status == 1 and "libshunpike.so is not loaded in it: start it with 'shunpike run'" in said, said
+    missing = rf"libshunpike\.so is not loaded in python\S* \(PID {server.pid}\)"
+    assert status == 1 and re.search(missing + ": start it with 'shunpike run'", said), said
     assert "Failed (TCP fallback), reasons:" in said
+    status, said = asked(broker, "explain", str(server.pid))
+    assert status == 1 and re.search(rf"no watched connection \(PID {server.pid}\); {missing}; start it with 'shunpike run'", said), said
 
 
 def test_chk_of_a_server_that_overwrites_its_environment(world):

@@ -173,6 +173,7 @@ mod tests {
             tx: direction.clone(),
             rx: direction,
             gid: None,
+            entry: None,
             link: None,
             slot: None,
         }

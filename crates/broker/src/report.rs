@@ -121,6 +121,9 @@ pub struct Connection {
     pub tx: Direction,
     /// Receiving.
     pub rx: Direction,
+    /// How Shunpike is in the process, `libc` or `syscall`; the broker does not know it, whoever asks looks.
+    #[serde(default)]
+    pub entry: Option<String>,
     /// Device's GID, while on a lane.
     pub gid: Option<String>,
     /// Link group, while matched.

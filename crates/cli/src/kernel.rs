@@ -112,11 +112,16 @@ pub fn has_libc(pid: u32) -> bool {
     maps.lines().any(|line| ["/libc.so", "/libc-2.", "/ld-musl-"].iter().any(|name| line.contains(name)))
 }
 
+/// Whether a process has an arena of Shunpike's; `None` where we may not look.
+pub fn has_arena(pid: u32) -> Option<bool> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    Some(maps.lines().any(|line| line.contains("/memfd:shunpike-arena")))
+}
+
 /// Whether Shunpike works in a process that no library can be loaded into, by `run --entry=syscall`. Its code has no name in the process; the
 /// arena has, from the first busy connection on. `None` where it may be and has had no such connection yet, or where we may not look.
 pub fn has_entry(pid: u32) -> Option<bool> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    if maps.lines().any(|line| line.contains("/memfd:shunpike-arena")) {
+    if has_arena(pid)? {
         return Some(true);
     }
     variables(pid, "SHUNPIKE_SOCKET")?.is_empty().then_some(false)

@@ -272,6 +272,7 @@ fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Bloc
         peer_reason: (!on_lane && peer != 0).then(|| ReasonText::of_code(peer)),
         tx,
         rx,
+        entry: None,
         gid: on_lane.then(|| exchange.device.local_gid().to_string()),
         link: seat.map(|seat| seat.link.0),
         slot: seat.map(|seat| seat.slot),

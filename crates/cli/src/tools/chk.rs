@@ -3,11 +3,11 @@
 mod reach;
 
 use super::Broker;
+use super::presence::Presence;
 use super::table::{Table, print, print_json};
 use crate::args::Format;
 use crate::error::Error;
 use crate::kernel::{self, Socket};
-use crate::program::{self, Obstacle};
 use crate::socket;
 use reach::{Made, Namespace};
 use serde_json::json;
@@ -108,7 +108,8 @@ fn findings(
         });
         return findings;
     }
-    findings.push(library(&holders));
+    let Presence { is_so, text, advice } = Presence::in_all(&holders);
+    findings.push(Finding { name: "library", is_so, text, advice: advice.into() });
     match broker {
         Ok(broker) => {
             if namespace.process != "self" {
@@ -258,82 +259,6 @@ fn this_host(ip: IpAddr) -> Finding {
         advice: "other hosts are reached by TCP only; where it may be a container's, or a port that is forwarded to one, \
                  'shunpike chk --connect' (as root) makes a connection and finds out"
             .into(),
-    }
-}
-
-/// Whether the library is in each of the processes that may accept the connection.
-fn library(holders: &[(u32, String)]) -> Finding {
-    let is_in = |wanted| holders.iter().find(move |(pid, _)| kernel::has_library(*pid) == wanted);
-    let finding = |is_so, text: String, advice: &'static str| Finding {
-        name: "library",
-        is_so,
-        text,
-        advice: advice.into(),
-    };
-    let named = |(pid, name): &(u32, String)| format!("{name} (PID {pid})");
-    let executed = |pid: u32| format!("/proc/{pid}/exe");
-    let of_entry = |holder: &(u32, String), why: &str| match kernel::has_entry(holder.0) {
-        Some(true) => {
-            finding(Some(true), format!("{} {why}; its system calls are patched", named(holder)), "")
-        }
-        Some(false) => finding(
-            Some(false),
-            format!("{} {why}", named(holder)),
-            "start it with 'shunpike run --entry=syscall'",
-        ),
-        None => finding(
-            None,
-            format!(
-                "{} {why}; whether its system calls are patched shows at its first busy connection",
-                named(holder)
-            ),
-            "they are where it was started with 'shunpike run --entry=syscall'",
-        ),
-    };
-    if let Some(go) = holders.iter().find(|(pid, _)| program::is_go(Path::new(&executed(*pid)))) {
-        let why = "is a Go program, which makes its system calls itself, past any library";
-        if kernel::has_libc(go.0) {
-            return finding(
-                Some(false),
-                format!("{} {why}", named(go)),
-                "nothing to mend: with a libc in it, it stays on TCP",
-            );
-        }
-        return of_entry(go, why);
-    }
-    let Some(without) = is_in(Some(false)) else {
-        let text = match is_in(Some(true)) {
-            Some(_) => "libshunpike.so is loaded in it",
-            None => "whether libshunpike.so is loaded in it cannot be seen: it is another user's",
-        };
-        return finding(is_in(Some(true)).map(|_| true), text.into(), "");
-    };
-    let has_library = |pid: &u32| kernel::has_library(*pid) == Some(true);
-    let ancestor = kernel::ancestors(without.0).into_iter().find(has_library);
-    match ancestor.map(|pid| (pid, kernel::name(pid))) {
-        Some(ancestor) => finding(
-            Some(false),
-            format!(
-                "libshunpike.so is not loaded in {}, though it is in {}",
-                named(without),
-                named(&ancestor)
-            ),
-            "it was started with an environment of its own: have LD_PRELOAD and SHUNPIKE_SOCKET handed on \
-             ('Daemons that clear their environment' in docs/running.md)",
-        ),
-        None => match program::obstacle(Path::new(&executed(without.0))) {
-            Some(Obstacle::Static) => of_entry(without, &Obstacle::Static.to_string()),
-            Some(obstacle) => finding(
-                Some(false),
-                format!("libshunpike.so is not loaded in {}, which {obstacle}", named(without)),
-                "nothing to mend: it stays on TCP",
-            ),
-            None => finding(
-                Some(false),
-                "libshunpike.so is not loaded in it".into(),
-                "start it with 'shunpike run'; setuid programs stay on TCP",
-            ),
-        },
     }
 }
 

@@ -1,10 +1,12 @@
 //! `ss` and `linkgroup`, in the columns of smc-tools.
 
+use super::presence::Entry;
 use super::table::{Table, print};
 use crate::args::Ss;
 use crate::error::Error;
 use crate::kernel::{self, Tables};
 use shunpike_broker::report::{Connection, Connections, Direction, LinkGroups, OtherVersion};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 /// What smcss shows where there is nothing to show.
@@ -38,7 +40,7 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
         heading.extend(["GID", "Token", "Peer-GID", "Peer-Token", "Linkid"]);
     }
     // Behind what smcss has.
-    heading.extend(if args.debug { &["PID", "FD", "Command"][..] } else { &["PID", "Command"] });
+    heading.extend(if args.debug { &["PID", "FD", "Entry", "Command"][..] } else { &["PID", "Command"] });
     let mut table = if args.no_header { Table::headless() } else { Table::new(&heading) };
     let mut tables = Tables::default();
     for connection in answer.connections.iter().filter(|connection| is_wanted(connection, args)) {
@@ -68,6 +70,7 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
         row.push(if connection.pid == 0 { NONE.into() } else { connection.pid.to_string() });
         if args.debug {
             row.push(connection.fd.to_string());
+            row.push(connection.entry.clone().unwrap_or_else(|| NONE.into()));
         }
         row.push(connection.comm.clone());
         table.row(row);
@@ -145,11 +148,16 @@ fn known(address: &str) -> String {
     if address.is_empty() { NONE } else { address }.to_owned()
 }
 
-/// Asks the kernel for the addresses that no program has written down yet: it does so when it asks for a lane. Where we may not look into
-/// the process they stay unknown.
+/// Asks the kernel for the entry of each, and for the addresses that no program has written down yet: it does so when it asks for a lane.
+/// Where we may not look into the process they stay unknown.
 pub fn complete<'a>(connections: impl Iterator<Item = &'a mut Connection>) {
-    let mut tables = Tables::default();
-    for connection in connections.filter(|connection| connection.local.is_empty()) {
+    let (mut tables, mut entries) = (Tables::default(), HashMap::new());
+    for connection in connections {
+        let entry = *entries.entry(connection.pid).or_insert_with(|| Entry::of(connection.pid));
+        connection.entry = entry.map(|entry| entry.name().to_owned());
+        if !connection.local.is_empty() {
+            continue;
+        }
         let inode = kernel::inode(connection.pid, connection.fd);
         let Some(socket) = inode.and_then(|inode| tables.socket(connection.pid, inode)) else { continue };
         let local = SocketAddr::new(socket.local.ip().to_canonical(), socket.local.port());

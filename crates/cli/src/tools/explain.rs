@@ -1,9 +1,27 @@
 //! `explain PID[:FD]`.
 
 use super::connections::other_version;
+use super::presence::Presence;
 use super::table::print;
 use crate::error::Error;
-use shunpike_broker::report::{Explanation, Explanations};
+use crate::kernel;
+use shunpike_broker::report::{Explanation, Explanations, Failure};
+
+/// Why nothing is known of a process in which Shunpike is not; nothing where it is, or may be.
+pub fn unreached(pid: u32) -> Option<Error> {
+    let name = kernel::name(pid);
+    // Of a process that is not there, the broker has said so.
+    if name.is_empty() {
+        return None;
+    }
+    let Presence { is_so, text, advice } = Presence::in_all(&[(pid, name)]);
+    let failure = Failure {
+        what: "no watched connection".into(),
+        on: format!("PID {pid}"),
+        hint: format!("{text}; {advice}"),
+    };
+    (is_so == Some(false)).then_some(Error::Refused(failure))
+}
 
 /// Each connection in a paragraph of its own.
 pub fn show(answer: Explanations) -> Result<(), Error> {
@@ -18,7 +36,12 @@ pub fn show(answer: Explanations) -> Result<(), Error> {
 fn paragraph(explanation: &Explanation) -> String {
     let Explanation { connection, how, why, advice } = explanation;
     let mut lines = vec![format!("{}:{}  {}", connection.pid, connection.fd, connection.mode)];
-    for (name, sentence) in [("how", how), ("why", why), ("what to do", advice)] {
+    let entry = match connection.entry.as_deref() {
+        Some("syscall") => "its system calls are patched (entry syscall)",
+        Some(_) => "libshunpike.so is loaded in it (entry libc)",
+        None => "",
+    };
+    for (name, sentence) in [("how", how.as_str()), ("by", entry), ("why", why), ("what to do", advice)] {
         if !sentence.is_empty() {
             lines.push(format!("  {name}: {sentence}"));
         }

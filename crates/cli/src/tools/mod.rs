@@ -9,6 +9,7 @@ mod events;
 mod explain;
 mod pids;
 pub mod policy;
+mod presence;
 mod select;
 mod stats;
 pub mod table;
@@ -65,8 +66,14 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
             }
         },
         Command::Explain(args) => {
-            let target = args.target.map(|target| broker.target(target)).transpose()?.unwrap_or_default();
-            let mut answer: Explanations = broker.answer(what::EXPLAIN, &target)?;
+            let answer = match args.target {
+                Some(target) => broker
+                    .target(target)
+                    .and_then(|theirs| broker.answer(what::EXPLAIN, &theirs))
+                    .map_err(|error| explain::unreached(target.pid).unwrap_or(error)),
+                None => broker.answer(what::EXPLAIN, ""),
+            };
+            let mut answer: Explanations = answer?;
             connections::complete(answer.explanations.iter_mut().map(|one| &mut one.connection));
             // Its PID and addresses are others by now than those that the broker knew.
             answer.explanations.iter_mut().for_each(|one| one.how = one.connection.how());

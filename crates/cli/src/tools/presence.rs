@@ -1,0 +1,122 @@
+//! Whether Shunpike is in a process, by which entry, and why it is not: as the kernel shows it, not as the process says.
+
+use crate::kernel;
+use crate::program::{self, Obstacle};
+use std::path::Path;
+
+/// Which of a process's calls Shunpike sees.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub enum Entry {
+    /// Those that it makes by libc's names: the library is loaded.
+    Libc,
+    /// Its system calls, which are patched.
+    Syscall,
+}
+
+impl Entry {
+    /// Of a process that has a session, and so an arena; `None` where we may not look.
+    pub fn of(pid: u32) -> Option<Self> {
+        match kernel::has_library(pid)? {
+            true => Some(Self::Libc),
+            false => kernel::has_arena(pid).filter(|has| *has).map(|_| Self::Syscall),
+        }
+    }
+
+    /// As `run --entry` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Libc => "libc",
+            Self::Syscall => "syscall",
+        }
+    }
+}
+
+/// What was found.
+pub struct Presence {
+    /// `None`: cannot be seen from here.
+    pub is_so: Option<bool>,
+    pub text: String,
+    /// What to do where it is not so.
+    pub advice: &'static str,
+}
+
+impl Presence {
+    /// In each of the processes, by PID and name. They may all accept the same connection.
+    pub fn in_all(holders: &[(u32, String)]) -> Self {
+        if let Some(go) = holders.iter().find(|(pid, _)| program::is_go(Path::new(&executed(*pid)))) {
+            let why = "is a Go program, which makes its system calls itself, past any library";
+            if kernel::has_libc(go.0) {
+                return Self {
+                    is_so: Some(false),
+                    text: format!("{} {why}", named(go)),
+                    advice: "nothing to mend: with a libc in it, it stays on TCP",
+                };
+            }
+            return Self::of_entry(go, why);
+        }
+        let is_in = |wanted| holders.iter().find(move |(pid, _)| kernel::has_library(*pid) == wanted);
+        match (is_in(Some(false)), is_in(Some(true))) {
+            (Some(without), _) => Self::without_library(without),
+            (None, Some(_)) => {
+                Self { is_so: Some(true), text: "libshunpike.so is loaded in it".into(), advice: "" }
+            }
+            (None, None) => Self {
+                is_so: None,
+                text: "whether libshunpike.so is loaded in it cannot be seen: it is another user's".into(),
+                advice: "",
+            },
+        }
+    }
+
+    fn without_library(holder: &(u32, String)) -> Self {
+        let has_library = |pid: &u32| kernel::has_library(*pid) == Some(true);
+        let ancestor = kernel::ancestors(holder.0).into_iter().find(has_library);
+        if let Some(ancestor) = ancestor.map(|pid| (pid, kernel::name(pid))) {
+            return Self {
+                is_so: Some(false),
+                text: format!(
+                    "libshunpike.so is not loaded in {}, though it is in {}",
+                    named(holder),
+                    named(&ancestor)
+                ),
+                advice: "it was started with an environment of its own: have LD_PRELOAD and SHUNPIKE_SOCKET handed on \
+                         ('Daemons that clear their environment' in docs/running.md)",
+            };
+        }
+        match program::obstacle(Path::new(&executed(holder.0))) {
+            Some(Obstacle::Static) => Self::of_entry(holder, &Obstacle::Static.to_string()),
+            Some(obstacle) => Self {
+                is_so: Some(false),
+                text: format!("libshunpike.so is not loaded in {}, which {obstacle}", named(holder)),
+                advice: "nothing to mend: it stays on TCP",
+            },
+            None => Self {
+                is_so: Some(false),
+                text: format!("libshunpike.so is not loaded in {}", named(holder)),
+                advice: "start it with 'shunpike run'; setuid programs stay on TCP",
+            },
+        }
+    }
+
+    /// Of a program that no library can be loaded into, for which reason `why` says.
+    fn of_entry(holder: &(u32, String), why: &str) -> Self {
+        let (is_so, text, advice) = match kernel::has_entry(holder.0) {
+            Some(true) => (Some(true), "; its system calls are patched", ""),
+            Some(false) => (Some(false), "", "start it with 'shunpike run --entry=syscall'"),
+            None => (
+                None,
+                "; whether its system calls are patched shows at its first busy connection",
+                "they are where it was started with 'shunpike run --entry=syscall'",
+            ),
+        };
+        Self { is_so, text: format!("{} {why}{text}", named(holder)), advice }
+    }
+}
+
+fn named((pid, name): &(u32, String)) -> String {
+    format!("{name} (PID {pid})")
+}
+
+fn executed(pid: u32) -> String {
+    format!("/proc/{pid}/exe")
+}
