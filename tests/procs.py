@@ -37,20 +37,24 @@ def until(condition, what, seconds=10.0, pause=0.01):
         time.sleep(pause)
 
 
-_next_port = 20000 + os.getpid() % 5000
+# Test runs that go on side by side (pytest-xdist) take ports of different remainders: a free one is not bound yet.
+_RUNS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_run = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = range(20000 + _run, 32000, _RUNS)
+_next_port = os.getpid() % 5000
 
 
 def free_port():
     """A port below the ephemeral range (so that no outgoing connection takes it) which nobody uses now."""
     global _next_port
     while True:
-        _next_port = 20000 + (_next_port - 19999) % 12000
+        _next_port += 1
         with socket.socket() as probe:
             try:
-                probe.bind(("0.0.0.0", _next_port))
+                probe.bind(("0.0.0.0", _PORTS[_next_port % len(_PORTS)]))
             except OSError:
                 continue
-            return _next_port
+            return probe.getsockname()[1]
 
 
 def listens(pid, port):

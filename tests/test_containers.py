@@ -82,6 +82,7 @@ AS_SERVICE = ["setpriv", f"--reuid={SERVICE}", f"--regid={SERVICE}", "--clear-gr
 
 @pytest.mark.parametrize("who,sees,across", [(SEES_ALL, True, True), (AS_SERVICE, True, True), (SEES_OWN, True, False), (NONE, False, False)],
                          ids=["bpf+net_admin+sys_admin", "not-root-with-these", "bpf+net_admin", "none"])  # fmt: skip
+@pytest.mark.timed
 def test_what_each_capability_is_for(world, bed, who, sees, across):
     """Without any: lanes within a network namespace. Sequence numbers need CAP_BPF and CAP_NET_ADMIN, and to look into
     another namespace CAP_SYS_ADMIN; without them, ends in two namespaces stay on TCP."""
@@ -115,6 +116,7 @@ def test_what_each_capability_is_for(world, bed, who, sees, across):
         assert stats.lanes == 4 and stats.reasons.get("awaiting_peer", 0) >= 4, stats
 
 
+@pytest.mark.timed
 def test_an_end_that_sleeps_is_asked_again(world):
     """Two programs in one namespace, a broker without capabilities in another: it cannot ask the kernel whether the earlier nomination
     still holds. It asks that end again, which may be asleep by then, and tells the other one to wait, whose writes do not block."""

@@ -11,7 +11,7 @@ import pytest
 from harness import Accel, programs
 from procs import finish_together, free_port, until
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.timed]
 
 STATES = ("watched", "nominated", "granted_tcp", "granted_ring", "granted_both", "granted_ended", "lane", "ended", "stopped", "taken",
           "revoked")  # fmt: skip

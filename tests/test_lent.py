@@ -47,6 +47,7 @@ def test_all_bytes_in_order(world, bed, case, mode):
     assert f"not all copied: {int(mode == 'both')}" in sent
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("mebibytes", [64, pytest.param(1024, marks=pytest.mark.soak)])
 def test_a_single_call(world, bed, mebibytes):
     assert "not all copied: 1" in run(world, bed, "huge", env={"BED_CALL": str(mebibytes)})

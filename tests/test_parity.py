@@ -122,6 +122,7 @@ def test_forks_in_the_middle_of_handshakes(world, bed, mode):
     accel.verify(lanes=10, more=dialogue)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("mode", EAGER_MODES)
 def test_small_buffers_bound_what_is_in_flight(world, bed, mode):
     """SO_SNDBUF and SO_RCVBUF, set before the lane opens."""

@@ -24,7 +24,7 @@ from procs import PATIENCE, until
 from siege import INFO, QUERY, floods, lingering, nomination, say, session, tcp_pair
 from test_metrics import asked_by_hand
 
-pytestmark = [pytest.mark.users, needs_root]
+pytestmark = [pytest.mark.users, pytest.mark.timed, needs_root]
 ATTACKERS, SECONDS = (61001, 61002, 61003), 4
 # Those that are dearest; all with `make hostile`.
 FLOODS = ("connect", "nonsense", "ss", "stats", "processes", "explain", "events")

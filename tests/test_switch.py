@@ -39,6 +39,7 @@ def is_as_on_tcp(world, on_lanes, on_tcp):
     raise AssertionError(f"exchanges of more than 30 ms, p99.9 and the longest in microseconds, on lanes and on TCP: {tries}")
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("options", [[], ["--eager"]], ids=["earned", "eager"])
 @pytest.mark.parametrize("how", ["stay", "client", "server"])
 def test_short_dialogues(world, bed, options, how):
