@@ -4,25 +4,20 @@
 //! calls compare it (one load) and read the socket when it moved.
 
 mod laneless;
+mod socket;
 #[cfg(test)]
 mod tests;
 
-use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::io::{Errno, IoSlice, IoSliceMut};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::io::Errno;
 use shunpike_shm::Region;
 use shunpike_shm::pages::{CQS, KnobPage, PAGE, SessionPage};
-use shunpike_shm::place::Place;
 use shunpike_shm::region;
 use shunpike_wire::Reason;
 use shunpike_wire::clc::handshake::LocalDevice;
-use shunpike_wire::session::{CONTROL, FromBroker, MAX, SessionError, ToBroker, VERSION};
+use shunpike_wire::session::{CONTROL, FromBroker, MAX, ToBroker, VERSION};
 
 use crate::handshakes::Handshakes;
 use crate::later::Later;
@@ -35,6 +30,10 @@ use crate::tls::thread;
 use crate::{clock, descriptors, sys, tap};
 use shunpike_shm::once::Once;
 
+pub use socket::{Fds, configure};
+
+use socket::{Received, Sent};
+
 /// A broker that is not there is looked for again after this long, microseconds;
 const RETRY_US: u64 = 1_000_000;
 /// ... one before whom so many wait that nobody can be added, after this long and twice as long each time, with so many doublings at most;
@@ -42,13 +41,8 @@ const BUSY_US: u64 = 10_000;
 const BUSY_DOUBLINGS: u32 = 6;
 /// ... one that is there and lets no session come about, after twice as long each time, with so many doublings at most.
 const DOUBLINGS: u32 = 4;
-/// Descriptors that a message can carry: the link page and the peer's doorbells.
-const MAX_FDS: usize = 1 + CQS;
 /// Messages taken from the socket in one go; the rest waits for the next call.
 const BATCH: usize = 64;
-
-/// Descriptors of one message.
-pub type Fds = [Option<OwnedFd>; MAX_FDS];
 
 /// What the floors above do when the broker speaks or is gone, or the process becomes another user's.
 pub struct Above {
@@ -136,37 +130,8 @@ static SEEN: AtomicU32 = AtomicU32::new(0);
 static OPENING: AtomicBool = AtomicBool::new(false);
 /// Messages wait for room in the socket.
 static UNSENT: AtomicBool = AtomicBool::new(false);
-/// ... or for something else, of which the socket does not tell: it shows room all the time.
-static REFUSED: AtomicBool = AtomicBool::new(false);
 /// The longest such pause: a stopped broker costs a busy program a hundred looks a second.
 const LOOK_MOST_US: u32 = 10_000;
-
-/// Where brokers may serve, in the order in which they are tried: one that is preferred, and the one named.
-static PATHS: Mutex<[SocketPath; 2]> = Mutex::new([SocketPath { len: 0, bytes: [0; 108] }; 2]);
-
-/// A broker's socket; none is empty.
-#[derive(Copy, Clone)]
-struct SocketPath {
-    len: usize,
-    bytes: [u8; 108],
-}
-
-impl SocketPath {
-    fn as_slice(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or(&[])
-    }
-}
-
-/// Names the broker's socket, and that of one to be used in its place as soon as it serves; at start-up. A path longer than a UNIX
-/// socket's is none.
-pub fn configure(path: &[u8], preferred: &[u8]) {
-    for (to, path) in PATHS.lock().iter_mut().zip([preferred, path]) {
-        if let Some(bytes) = to.bytes.get_mut(..path.len()) {
-            bytes.copy_from_slice(path);
-            to.len = path.len();
-        }
-    }
-}
 
 /// The session, locked; `None` while another thread has it: nobody waits for the broker's business.
 pub fn try_lock() -> Option<Guard<'static, Session>> {
@@ -247,7 +212,7 @@ pub fn before_becoming(uid: u32) {
         tell(|above| (above.changes_user)());
     }
     if other
-        && Session::is_private()
+        && socket::is_private()
         && process::with_arena(|_| ()).is_some()
         && let Some(mut session) = try_lock()
     {
@@ -296,7 +261,7 @@ pub fn has_unsent() -> bool {
 
 /// Whether they wait for what the socket does not tell of: who waits tries again from time to time.
 pub fn is_refused() -> bool {
-    has_unsent() && REFUSED.load(Ordering::Relaxed)
+    has_unsent() && socket::is_refused()
 }
 
 impl Session {
@@ -325,24 +290,9 @@ impl Session {
         }
     }
 
-    /// Whether only our user can reach the broker.
-    fn is_private() -> bool {
-        let [preferred, named] = *PATHS.lock();
-        let path = match connect_at(&preferred) {
-            Ok(socket) => {
-                descriptors::close(socket);
-                preferred
-            }
-            Err(_) => named,
-        };
-        rustix::fs::stat(path.as_slice()).is_ok_and(|socket| {
-            socket.st_mode & 0o077 == 0 && socket.st_uid == rustix::process::geteuid().as_raw()
-        })
-    }
-
     /// Says hello, and when that may be done again, should nothing come of it.
     fn greet(&mut self) {
-        let there = brokers_there();
+        let there = socket::brokers_there();
         if self.asked != there {
             // Another broker than the one that let nothing come about.
             (self.asked, self.unheard) = (there, 0);
@@ -368,8 +318,7 @@ impl Session {
 
     /// A socket of a broker, which is one that may have what we give it.
     fn connect(&mut self) -> Result<OwnedFd, Errno> {
-        let [preferred, named] = *PATHS.lock();
-        connect_at(&preferred).or_else(|_| connect_at(&named)).inspect_err(|errno| {
+        socket::connect().inspect_err(|errno| {
             self.absence = match *errno {
                 Errno::PERM => Reason::BrokerForeign,
                 Errno::MFILE => Reason::NoDescriptors,
@@ -448,7 +397,7 @@ impl Session {
         let mut bytes = [0; MAX];
         while let Some((len, fd)) = self.outbox.first(&mut bytes) {
             let Some(socket) = &self.socket else { return false };
-            match transmit(socket.as_fd(), &bytes[..len], fd.as_slice()) {
+            match socket::transmit(socket.as_fd(), &bytes[..len], fd.as_slice()) {
                 Sent::Yes => {
                     self.outbox.sent();
                     UNSENT.store(!self.outbox.is_empty(), Ordering::Relaxed);
@@ -465,7 +414,7 @@ impl Session {
 
     fn transmit(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &self.socket else { return false };
-        let sent = transmit(socket.as_fd(), bytes, fds);
+        let sent = socket::transmit(socket.as_fd(), bytes, fds);
         if sent == Sent::Never {
             self.close();
         }
@@ -547,31 +496,10 @@ impl Session {
 
     /// The next message, which is `None` in its turn where its type is not known.
     fn receive(&mut self) -> Option<(Option<FromBroker>, Fds)> {
-        let socket = self.socket.as_ref()?;
-        let mut bytes = [0; MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-        let mut fds: Fds = Default::default();
-        let rights = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-            _ => None,
-        });
-        for (slot, fd) in fds.iter_mut().zip(rights.flatten()) {
-            *slot = Some(fd);
-        }
-        match got.map(|got| got.bytes) {
-            Err(Errno::AGAIN | Errno::INTR) => None,
-            Ok(n) if n > 0 => match bytes.get(..n).map(FromBroker::decode) {
-                Some(Ok(message)) => Some((Some(message), fds)),
-                Some(Err(SessionError::Type)) => Some((None, fds)),
-                _ => {
-                    self.close();
-                    None
-                }
-            },
-            _ => {
+        match socket::receive(self.socket.as_ref()?.as_fd()) {
+            Received::Message(message, fds) => Some((message, fds)),
+            Received::Nothing => None,
+            Received::Over => {
                 self.close();
                 None
             }
@@ -599,75 +527,15 @@ impl Session {
     }
 }
 
-/// Which brokers serve: another number where one has come or gone, as each makes its socket anew.
-fn brokers_there() -> u64 {
-    let sockets = (*PATHS.lock()).into_iter().filter_map(|path| rustix::fs::stat(path.as_slice()).ok());
-    sockets.fold(0, |all, socket| {
-        all.rotate_left(1)
-            ^ socket.st_ino
-            ^ (socket.st_ctime as u64).rotate_left(32)
-            ^ u64::from(socket.st_ctime_nsec as u32)
-    })
-}
-
-/// A socket of the broker there. Errors: `PERM` where it is none that may have what we give it, `MFILE` without a descriptor to spare.
-fn connect_at(path: &SocketPath) -> Result<OwnedFd, Errno> {
-    if path.len == 0 {
-        return Err(Errno::NOENT);
-    }
-    let address = SocketAddrUnix::new(path.as_slice())?;
-    let place = Place::of(path.as_slice())?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::connect(&socket, &address)?;
-    if sys::peer_user(socket.as_raw_fd()).is_some_and(|uid| place.may_serve(uid)) {
-        descriptors::internal(socket).map_err(|_| Errno::MFILE)
-    } else {
-        Err(Errno::PERM)
-    }
-}
-
-/// What came of an attempt to send.
-#[derive(Copy, Clone, PartialEq, Eq)]
-enum Sent {
-    Yes,
-    /// There is no room in the socket.
-    Later,
-    /// The socket failed: the broker is gone.
-    Never,
-}
-
-fn transmit(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Sent {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Sent::Never;
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
-        Ok(_) => Sent::Yes,
-        Err(Errno::AGAIN | Errno::INTR) => {
-            REFUSED.store(false, Ordering::Relaxed);
-            Sent::Later
-        }
-        // No memory; more descriptors of this user are on their way than it may have open.
-        Err(Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
-            REFUSED.store(true, Ordering::Relaxed);
-            Sent::Later
-        }
-        Err(_) => Sent::Never,
-    }
-}
-
 /// Before fork(): nobody is in the middle of anything with the broker.
 pub fn hold_across_fork() {
     SESSION.hold();
-    PATHS.hold();
+    socket::hold_across_fork();
 }
 
 /// After it, in the parent and in the child.
 pub fn let_go_after_fork() {
-    PATHS.let_go();
+    socket::let_go_after_fork();
     SESSION.let_go();
 }
 

@@ -1,6 +1,6 @@
 //! What becomes of a message that the kernel does not take.
 
-use rustix::net::socketpair;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 
 use super::*;
 use crate::eager;
