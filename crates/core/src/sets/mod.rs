@@ -8,10 +8,12 @@
 //! (its publisher posts to the set's CQ) and leaves the list: epoll_wait costs O(active), and a busy
 //! connection costs its peer no post at all (models/cq.pml).
 //!
-//! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `list`: the active
+//! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `entries`: what stands in the
+//! kernel for them; `list`: the active
 //! list; `refusal`: sets that the kernel gives no entry. How it is looked at and waited for is [`epoll`](crate::epoll)'s.
 
 pub(crate) mod ctl;
+pub(crate) mod entries;
 pub(crate) mod list;
 pub(crate) mod refusal;
 pub(crate) mod regs;
@@ -27,7 +29,8 @@ use crate::{above, process};
 
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 
-pub use self::ctl::{bars, closing, ctl, end_lingering, forget, manage, restore, watches};
+pub use self::ctl::{bars, closing, ctl, forget, watches};
+pub use self::entries::{end_lingering, manage, restore};
 pub(crate) use self::list::enlist;
 pub use self::list::{shown, starved, touch};
 pub use self::refusal::bars_managed;

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_wire::Reason;
 
-use super::ctl::{as_asked, tell_kernel};
+use super::entries::{as_asked, tell_kernel};
 use super::regs::{CONTROL, Control, Reg, kin_of, reg};
 use super::{EXCLUSIVE, each_of, ring};
 use crate::set::Set;

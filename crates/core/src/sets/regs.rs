@@ -39,7 +39,7 @@ pub(crate) struct Reg {
     pub(crate) since: Cell<u32>,
     /// Changes of what the kernel has: an event of an earlier turn is void, its like was queued anew.
     pub(crate) turn: Cell<u32>,
-    /// The kernel has our silent entry for a connection that is on TCP again: what it tells of next, it tells the program (`ctl::restore`).
+    /// The kernel has our silent entry for a connection that is on TCP again: what it tells of next, it tells the program (`entries::restore`).
     pub(crate) lingers: Cell<bool>,
     /// An exclusive entry that the kernel has no more, and has refused to take back (`refusal`).
     pub(crate) lost: Cell<bool>,
