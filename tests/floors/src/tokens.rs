@@ -14,12 +14,11 @@ pub fn upward(floors: &Floors, source: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in WalkDir::new(source) {
         let path = entry?.into_path();
-        let is_code =
-            path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs");
+        let is_rust = path.extension().is_some_and(|extension| extension == "rs");
         let inside = path.strip_prefix(source).map_err(Error::other)?.with_extension("");
         let mut module: Vec<_> = inside.iter().filter_map(|part| part.to_str()).collect();
         module.pop_if(|last| *last == "mod");
-        if !is_code || module == ["lib"] || module == ["main"] {
+        if !is_rust || module.contains(&"tests") || module == ["lib"] || module == ["main"] {
             continue;
         }
         let tokens: TokenStream =
