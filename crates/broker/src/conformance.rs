@@ -1,8 +1,11 @@
-//! What every ISM device must do, whatever it is made of.
+//! What every ISM device must do, whatever it is made of: its broker's half and its client's half.
 
 use crate::ends::{Party, SessionId};
-use crate::ism::{Held, IsmDevice, IsmError, NewDmb, Transfer};
-use shunpike_shm::lane::HEADER;
+use crate::ism::{Held, IsmDevice, IsmError, NewDmb};
+use rustix::fd::AsFd;
+use shunpike_shm::device::ClientDevice;
+use shunpike_shm::lane::{Cursor, Dmb, HEADER, MAX_CLASS, Side};
+use shunpike_shm::pages::CqNews;
 use shunpike_shm::region;
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbSize, DmbToken, Gid};
@@ -18,7 +21,7 @@ pub struct Fixture<D> {
 const SIZE: DmbSize = DmbSize::MIN;
 
 /// Runs the whole suite; panics at the first thing that does not conform.
-pub fn run<D: IsmDevice>(fixture: &Fixture<D>) {
+pub fn run<D: IsmDevice, C: ClientDevice>(fixture: &Fixture<D>) {
     let make = fixture.make;
     identity(&make());
     a_dmb_lives_until_the_last_reference_goes(&mut make());
@@ -29,9 +32,11 @@ pub fn run<D: IsmDevice>(fixture: &Fixture<D>) {
     a_session_takes_its_references_along(&mut make());
     a_parked_dmb_serves_the_same_two_again(&mut make());
     a_parked_dmb_that_others_may_have_serves_nobody(&mut make());
-    moved_bytes_arrive(&mut make());
-    transfers_stay_in_bounds(&mut make());
-    optional_operations_say_so(&mut make());
+    both_halves_can_the_same::<C>(&make());
+    only_what_was_registered_is_attached::<C>();
+    published_bytes_arrive::<C>(&mut make());
+    one_of_two_changes_wins::<C>(&mut make());
+    who_waits_is_told::<C>(&mut make());
 }
 
 fn party(session: u64) -> Party {
@@ -53,10 +58,7 @@ pub fn register(device: &mut impl IsmDevice, owner: u64, peer: u64) -> Result<Dm
 }
 
 fn identity(device: &impl IsmDevice) {
-    let own = device.local_gid();
-    assert_eq!(device.query_remote_gid(own), Ok(()));
-    assert_eq!(device.query_remote_gid(Gid(own.0 ^ 1)), Err(IsmError::Unreachable));
-    assert_eq!(device.query_remote_gid(Gid(own.0 ^ 1 << 127)), Err(IsmError::Unreachable));
+    assert_ne!(device.local_gid(), Gid(0));
     assert!(device.supports_v2() || !device.chid().is_emulated(), "an emulated device is a v2 device");
 }
 
@@ -64,7 +66,7 @@ fn a_dmb_lives_until_the_last_reference_goes(device: &mut impl IsmDevice) {
     let token = register(device, 1, 2).expect("room");
     let attached = device.attach_dmb(token, party(2)).expect("attach");
     assert_eq!(attached.size, SIZE);
-    assert_eq!(attached.memory.is_some(), device.support_dmb_nocopy());
+    assert_eq!(attached.memory.is_some(), device.capabilities().mapped);
     assert_eq!(device.unregister_dmb(token, SessionId(1)), Ok(()));
     assert_eq!(device.dmb_count(), 1, "the peer still holds it");
     assert_eq!(device.attach_dmb(token, party(2)).map(drop), Err(IsmError::PeerGone));
@@ -166,8 +168,6 @@ fn a_parked_dmb_serves_the_same_two_again(device: &mut impl IsmDevice) {
     }
     assert_eq!(device.park_dmb(token, owner), Ok(peer));
     assert_eq!(device.park_dmb(token, owner), Err(IsmError::UnknownToken), "only once");
-    let quiet = Transfer { offset: 0, data: b"x", signal: false };
-    assert_eq!(device.move_data(token, party(2), quiet), Err(IsmError::PeerGone));
     assert_eq!(device.attach_dmb(token, party(2)).map(drop), Err(IsmError::PeerGone));
     assert_eq!(device.is_spare(token), Ok(false), "its peer has it");
     assert_eq!(device.reuse_dmb(token, next(1, 11), next(2, 21)), Err(IsmError::NotAllowed));
@@ -215,42 +215,112 @@ fn a_parked_dmb_that_others_may_have_serves_nobody(device: &mut impl IsmDevice) 
     device.unregister_dmb(token, SessionId(1)).expect("owner");
 }
 
-fn moved_bytes_arrive(device: &mut impl IsmDevice) {
-    let memory = region::create("conformance", HEADER + SIZE.bytes()).expect("memfd");
-    let look = memory.try_clone().expect("dup");
+/// A DMB of 1's for 2, as both have it: the owner's view and the peer's, by two mappings.
+fn lane<C: ClientDevice>(device: &mut impl IsmDevice) -> (Dmb, Dmb) {
+    let memory = C::make(SIZE.class()).expect("memory");
+    let len = Dmb::len(SIZE.class());
+    let own = C::map(memory.as_fd(), len).expect("it maps");
     let new = NewDmb { owner: party(1), user: 0, peer: party(2), size: SIZE, memory: memory.into() };
-    let token = device.register_dmb(new).expect("room");
-    device.attach_dmb(token, party(2)).expect("attach");
-    let offset = HEADER as u64 + 5;
-    let quiet = Transfer { offset, data: b"shunpike", signal: false };
-    assert_eq!(device.move_data(token, party(2), quiet), Ok(None));
-    let mut seen = [0; 10];
-    rustix::io::pread(&look, &mut seen, offset - 1).expect("pread");
-    assert_eq!(&seen, b"\0shunpike\0");
-    let loud = Transfer { signal: true, ..quiet };
-    assert_eq!(device.move_data(token, party(2), loud), Ok(Some(party(1))));
+    let token = device.register_dmb(new).expect("memory of the client's half is fit to be registered");
+    let attached = device.attach_dmb(token, party(2)).expect("attach");
+    let memory = attached.memory.expect("it is mapped");
+    let peers = C::attach(memory.as_fd(), attached.size.class(), len).expect("what is attached can be had");
+    assert_ne!(own.base(), peers.base());
+    let dmb = |region| Dmb::new(region, token.0).expect("a DMB");
+    let (own, peers) = (dmb(own), dmb(peers));
+    own.words().grant(1);
+    assert!(peers.words().begin(1, 0, peers.window()));
+    (own, peers)
 }
 
-fn transfers_stay_in_bounds(device: &mut impl IsmDevice) {
-    let token = register(device, 1, 2).expect("room");
-    let len = (HEADER + SIZE.bytes()) as u64;
-    let at = |offset| Transfer { offset, data: b"xyz", signal: true };
-    assert_eq!(device.move_data(token, party(2), at(0)), Err(IsmError::NotAllowed), "not attached");
-    device.attach_dmb(token, party(2)).expect("attach");
-    assert_eq!(device.move_data(token, party(2), at(len - 3)), Ok(Some(party(1))));
-    for offset in [len - 2, len, u64::MAX - 1, u64::MAX] {
-        assert_eq!(device.move_data(token, party(2), at(offset)), Err(IsmError::OutOfBounds));
-    }
-    assert_eq!(device.move_data(token, party(3), at(0)), Err(IsmError::NotAllowed));
-    let unknown = DmbToken(token.0 ^ 1);
-    assert_eq!(device.move_data(unknown, party(2), at(0)), Err(IsmError::UnknownToken));
-    device.unregister_dmb(token, SessionId(1)).expect("owner");
-    assert_eq!(device.move_data(token, party(2), at(0)), Err(IsmError::PeerGone));
+fn both_halves_can_the_same<C: ClientDevice>(device: &impl IsmDevice) {
+    assert_eq!(device.capabilities(), C::CAPABILITIES);
 }
 
-fn optional_operations_say_so(device: &mut impl IsmDevice) {
-    let gid = device.local_gid();
-    for result in [device.signal_event(gid, 0x83, 0), device.add_vlan_id(1), device.del_vlan_id(1)] {
-        assert!(matches!(result, Ok(()) | Err(IsmError::Unsupported)), "{result:?}");
+fn only_what_was_registered_is_attached<C: ClientDevice>() {
+    let (class, len) = (SIZE.class(), Dmb::len(SIZE.class()));
+    let fit = C::make(class).expect("memory");
+    assert!(C::attach(fit.as_fd(), class, len).is_ok());
+    assert!(C::attach(fit.as_fd(), class, HEADER + 4096).is_ok(), "a part of it");
+    assert!(C::attach(fit.as_fd(), class, len + HEADER).is_err(), "more than there is");
+    assert!(C::attach(fit.as_fd(), class + 1, len).is_err(), "its owner said another size");
+    assert!(C::attach(fit.as_fd(), MAX_CLASS + 1, len).is_err());
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let unsealed = rustix::fs::memfd_create("conformance", flags).expect("memfd");
+    rustix::fs::ftruncate(&unsealed, len as u64).expect("its size");
+    assert!(C::attach(unsealed.as_fd(), class, len).is_err(), "it could be truncated under its peer");
+}
+
+fn published_bytes_arrive<C: ClientDevice>(device: &mut impl IsmDevice) {
+    let (own, peers) = lane::<C>(device);
+    let sndbuf = C::map(C::make(SIZE.class()).expect("memory").as_fd(), Dmb::len(SIZE.class()));
+    let sndbuf = Dmb::new(sndbuf.expect("it maps"), 0).expect("a send buffer has a DMB's layout");
+    let ring = peers.window();
+    let mut at = Cursor::new(1, 0);
+    // Round the ring, and over its end.
+    for n in [1, 8, ring - 12, 5, ring] {
+        let bytes: Vec<u8> = (0..n).map(|byte| (byte ^ at.offset()) as u8).collect();
+        // SAFETY: the test's own send buffer, and the ring's bytes, which nobody has published.
+        unsafe { sndbuf.fill(at.offset(), bytes.as_ptr(), bytes.len()) };
+        C::move_data(&peers, &sndbuf, at.offset(), bytes.len());
+        assert_eq!(own.words().prod(), at, "moved, not published");
+        let next = C::publish(peers.words(), at, n).expect("nobody has stopped it");
+        assert_eq!(own.words().prod(), next);
+        assert_eq!(read(&own, at.offset(), bytes.len()), bytes);
+        assert_eq!(C::consume(own.words(), at, n), Ok(next));
+        assert_eq!(peers.words().cons(), next);
+        at = next;
     }
+}
+
+fn read(dmb: &Dmb, offset: u64, n: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while bytes.len() < n {
+        let (from, room) = dmb.span(offset + bytes.len() as u64);
+        // SAFETY: within the ring; the sender is this thread.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from, room.min(n - bytes.len())) });
+    }
+    bytes
+}
+
+/// One end's word against the other's: who comes second hears of the first.
+fn one_of_two_changes_wins<C: ClientDevice>(device: &mut impl IsmDevice) {
+    if !C::CAPABILITIES.shared_cas {
+        return;
+    }
+    let (own, peers) = lane::<C>(device);
+    let at = Cursor::new(1, 0);
+    let next = C::publish(peers.words(), at, 3).expect("nobody has stopped it");
+    let stopped = own.words().flag(1, Cursor::STOP, Cursor::END).expect("the lane is open");
+    assert_eq!(C::publish(peers.words(), next, 1), Err(stopped), "stopped meanwhile");
+    assert!(stopped.has(Cursor::STOP));
+    assert_eq!(C::publish(peers.words(), at, 1), Err(stopped), "another sender's");
+    assert_eq!(C::consume(own.words(), at, 3), Ok(next));
+    assert_eq!(C::consume(own.words(), at, 3), Err(next), "another reader has had it");
+}
+
+fn who_waits_is_told<C: ClientDevice>(device: &mut impl IsmDevice) {
+    let (own, peers) = lane::<C>(device);
+    for side in [Side::Readers, Side::Writers] {
+        assert!(!C::awaited(peers.words(), side).declared(), "nobody waits");
+        own.words().declare(side, 7, 1 << 3);
+        let wait = C::awaited(peers.words(), side);
+        assert!(wait.declared() && wait.cqs() == 1 << 3);
+        peers.words().answered(side, wait);
+        assert!(!C::awaited(own.words(), side).declared());
+    }
+    let queue = CqNews::new();
+    let taken = || {
+        let mut slots = Vec::new();
+        queue.take(|slot| slots.push(slot));
+        slots
+    };
+    assert!(C::notify(&queue, 5).is_none(), "nobody sleeps");
+    assert_eq!(taken(), [5]);
+    queue.declare(9);
+    let sleep = C::notify(&queue, 200).expect("it sleeps");
+    assert!(C::notify(&queue, 1).is_some(), "it has not been rung yet");
+    queue.answered(sleep);
+    assert!(C::notify(&queue, 200).is_none());
+    assert_eq!(taken(), [1, 200]);
 }

@@ -179,7 +179,8 @@ impl Exchange {
     fn readable(&self, own: Party, peer: Party) -> u32 {
         match [own, peer].map(|party| self.members.get(&party.session)) {
             [Some(own), Some(peer)]
-                if own.reader != 0
+                if self.device.capabilities().lends
+                    && own.reader != 0
                     && own.identity.user().is_some()
                     && own.identity.user() == peer.identity.user() =>
             {
@@ -656,9 +657,8 @@ fn reason_of(error: IsmError) -> Reason {
     match error {
         IsmError::NoSpace => Reason::MaxDmb,
         IsmError::NoMemory => Reason::MemoryRefused,
-        IsmError::UnknownToken | IsmError::NotAllowed | IsmError::OutOfBounds => Reason::AttachRefused,
+        IsmError::UnknownToken | IsmError::NotAllowed => Reason::AttachRefused,
         IsmError::PeerGone => Reason::PeerVanished,
-        IsmError::Unreachable => Reason::GidUnreachable,
         IsmError::Unsupported => Reason::Configuration,
     }
 }

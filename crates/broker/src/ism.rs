@@ -1,12 +1,17 @@
 //! The seam between the broker and an ISM device.
 //!
+//! This is the broker's half of the device: who holds which DMB. The client's half, where bytes are moved, is
+//! [`shunpike_shm::device`].
+//!
 //! Operations and their meanings are those of the kernel's `struct smcd_ops` (include/net/smc.h), with two
 //! differences: a DMB's memory comes from its owner, and each DMB names the one party that may attach it.
-//! Nothing above this trait may assume that a DMB can be mapped by its peer: a device that is no memory
-//! ([`IsmDevice::support_dmb_nocopy`] false) moves bytes by [`IsmDevice::move_data`] only.
+//! What the kernel's have and these have not: `move_data` is the client's half's. `query_remote_gid` is done by the
+//! handshake, which compares GIDs. `support_dmb_nocopy` is one of the [`Capabilities`]. Events and VLANs have nobody who would
+//! use them.
 
 use crate::ends::{Party, SessionId};
 use crate::foreign::Shared;
+use shunpike_shm::device::Capabilities;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
 use std::rc::Rc;
 
@@ -21,12 +26,8 @@ pub enum IsmError {
     UnknownToken,
     /// The caller is not the party that may attach (EPERM; the kernel trusts all callers).
     NotAllowed,
-    /// The bytes would not fit into the DMB (EINVAL).
-    OutOfBounds,
     /// The DMB's owner is gone (EPIPE).
     PeerGone,
-    /// The GID is not reached from this device (ENETUNREACH).
-    Unreachable,
     /// An optional operation that this device does not have (EOPNOTSUPP).
     Unsupported,
 }
@@ -38,9 +39,7 @@ impl core::fmt::Display for IsmError {
             IsmError::NoMemory => "no memory for the DMB, or memory that cannot be one",
             IsmError::UnknownToken => "no such DMB",
             IsmError::NotAllowed => "the DMB is for another peer",
-            IsmError::OutOfBounds => "the bytes do not fit into the DMB",
             IsmError::PeerGone => "the DMB's owner is gone",
-            IsmError::Unreachable => "the GID cannot be reached from this device",
             IsmError::Unsupported => "the device does not have this operation",
         })
     }
@@ -72,17 +71,6 @@ pub struct Attachment<'a> {
     pub memory: Option<&'a Rc<Shared>>,
 }
 
-/// One transfer into a peer's DMB.
-#[derive(Copy, Clone, Debug)]
-pub struct Transfer<'a> {
-    /// Byte offset in the DMB, its header page included.
-    pub offset: u64,
-    /// The bytes.
-    pub data: &'a [u8],
-    /// Tell the owner when they are there (the kernel's `sf`).
-    pub signal: bool,
-}
-
 /// DMBs in the device.
 #[derive(Copy, Clone, PartialEq, Eq, Default, Debug)]
 pub struct Held {
@@ -107,6 +95,9 @@ pub struct Cursors {
     pub blocked: bool,
 }
 
+/// Makes a broker's device: one of this GID, for so many DMBs.
+pub type MakeDevice = fn(Gid, usize) -> Box<dyn IsmDevice>;
+
 /// An ISM device.
 pub trait IsmDevice {
     /// Makes a DMB and names it. Its owner holds one reference.
@@ -122,15 +113,6 @@ pub trait IsmDevice {
     /// Lets one reference of an attached session go; `gone`: its memory is mapped nowhere there any more.
     /// Errors: `UnknownToken`, also when it holds none.
     fn detach_dmb(&mut self, token: DmbToken, by: SessionId, gone: bool) -> Result<(), IsmError>;
-
-    /// Copies bytes into a DMB that `by` has attached, and names whom to tell if the transfer says so.
-    /// Errors: `UnknownToken`, `NotAllowed`, `OutOfBounds`, `PeerGone`; nothing was copied then.
-    fn move_data(
-        &mut self,
-        token: DmbToken,
-        by: Party,
-        transfer: Transfer<'_>,
-    ) -> Result<Option<Party>, IsmError>;
 
     /// Optional: nobody attaches the DMB any more, and its owner keeps its reference, to use it again with the same process
     /// as its peer. Says which that is. Errors: `UnknownToken`, also when `owner` does not own it; `Unsupported`.
@@ -150,9 +132,6 @@ pub trait IsmDevice {
         Err(IsmError::UnknownToken)
     }
 
-    /// Whether a remote GID is reached from here. Errors: `Unreachable`.
-    fn query_remote_gid(&self, gid: Gid) -> Result<(), IsmError>;
-
     /// The device's own GID.
     fn local_gid(&self) -> Gid;
 
@@ -162,8 +141,8 @@ pub trait IsmDevice {
     /// Whether SMC-Dv2 is spoken.
     fn supports_v2(&self) -> bool;
 
-    /// Whether the peer's DMB can be the send buffer.
-    fn support_dmb_nocopy(&self) -> bool;
+    /// What its client's half can do.
+    fn capabilities(&self) -> Capabilities;
 
     /// Lets go of every reference that a session holds, as owner or attached.
     fn end_session(&mut self, session: SessionId);
@@ -184,20 +163,5 @@ pub trait IsmDevice {
     /// where the device cannot look, or does not know the token.
     fn cursors(&self, _token: DmbToken) -> Option<Cursors> {
         None
-    }
-
-    /// Optional: sends an event to a remote device. Errors: `Unsupported` where the device has no events.
-    fn signal_event(&mut self, _gid: Gid, _code: u32, _info: u64) -> Result<(), IsmError> {
-        Err(IsmError::Unsupported)
-    }
-
-    /// Optional: joins a VLAN. Errors: `Unsupported` where the device knows none.
-    fn add_vlan_id(&mut self, _vlan: u16) -> Result<(), IsmError> {
-        Err(IsmError::Unsupported)
-    }
-
-    /// Optional: leaves a VLAN. Errors: `Unsupported` where the device knows none.
-    fn del_vlan_id(&mut self, _vlan: u16) -> Result<(), IsmError> {
-        Err(IsmError::Unsupported)
     }
 }

@@ -33,6 +33,7 @@ pub mod metrics;
 mod orders;
 pub mod policy;
 mod program_knobs;
+mod random;
 mod rate;
 mod reply;
 pub mod report;
@@ -56,14 +57,22 @@ pub use server::Server;
 pub use settings::PROFILES;
 pub use successor::Successor;
 
-/// Serves until `stop` becomes readable, or until idle. Then the socket is removed and sessions end;
+/// Serves with such a device until `stop` becomes readable, or until idle. Then the socket is removed and sessions end;
 /// open lanes go on without a broker.
-pub fn run(mut config: Config, stop: Option<BorrowedFd<'_>>) -> Result<(), BrokerError> {
-    serve(&mut config, stop.map(|fd| Orders { fd, take: &|| Order::End }))
+pub fn run(
+    mut config: Config,
+    device: ism::MakeDevice,
+    stop: Option<BorrowedFd<'_>>,
+) -> Result<(), BrokerError> {
+    serve(&mut config, device, stop.map(|fd| Orders { fd, take: &|| Order::End }))
 }
 
 /// As [`run`], with orders. What was read again meanwhile is in `config` afterwards.
-pub fn serve(config: &mut Config, orders: Option<Orders<'_>>) -> Result<(), BrokerError> {
-    *config = Server::new(config.clone())?.serve(orders)?;
+pub fn serve(
+    config: &mut Config,
+    device: ism::MakeDevice,
+    orders: Option<Orders<'_>>,
+) -> Result<(), BrokerError> {
+    *config = Server::new(config.clone(), device)?.serve(orders)?;
     Ok(())
 }

@@ -2,9 +2,11 @@
 
 use crate::ends::{Party, SessionId};
 use crate::foreign::Shared;
-use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb, Transfer};
+use crate::ism::{Attachment, Cursors, Held, IsmDevice, IsmError, NewDmb};
+use crate::random;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::SealFlags;
+use shunpike_shm::device::{Capabilities, ClientDevice, Loopback};
 use shunpike_shm::lane::{self, Cursor, Dmb as Lane, MAX_CLASS, Wait, Window, Words};
 use shunpike_shm::region;
 use shunpike_wire::{Chid, DmbSize, DmbToken, Gid};
@@ -47,7 +49,20 @@ impl LoopbackIsm {
     /// A device of at most `limit` DMBs (the kernel's has 5000).
     pub fn new(gid: Gid, limit: usize) -> Self {
         let (sessions, users) = (HashMap::new(), HashMap::new());
-        Self { gid, dmbs: HashMap::new(), sessions, users, of: BTreeSet::new(), limit, next_token: random }
+        Self {
+            gid,
+            dmbs: HashMap::new(),
+            sessions,
+            users,
+            of: BTreeSet::new(),
+            limit,
+            next_token: random::number,
+        }
+    }
+
+    /// As [`Self::new`], for a broker.
+    pub fn boxed(gid: Gid, limit: usize) -> Box<dyn IsmDevice> {
+        Box::new(Self::new(gid, limit))
     }
 
     fn free_token(&self) -> DmbToken {
@@ -185,39 +200,6 @@ impl IsmDevice for LoopbackIsm {
         Ok(new)
     }
 
-    fn move_data(
-        &mut self,
-        token: DmbToken,
-        by: Party,
-        transfer: Transfer<'_>,
-    ) -> Result<Option<Party>, IsmError> {
-        let dmb = self.dmbs.get(&token).ok_or(IsmError::UnknownToken)?;
-        if dmb.peer != by || dmb.attached == 0 {
-            return Err(IsmError::NotAllowed);
-        }
-        if !dmb.owned || dmb.parked {
-            return Err(IsmError::PeerGone);
-        }
-        let end = transfer.offset.checked_add(transfer.data.len() as u64).ok_or(IsmError::OutOfBounds)?;
-        if end > memory_len(dmb.size) {
-            return Err(IsmError::OutOfBounds);
-        }
-        // pwrite is the copy: the kernel writes the same pages that both ends map, and no mapping of
-        // foreign memory is needed here.
-        let mut at = transfer.offset;
-        let mut rest = transfer.data;
-        while !rest.is_empty() {
-            let n = rustix::io::pwrite(dmb.memory.as_fd(), rest, at).map_err(|_| IsmError::NoMemory)?;
-            rest = rest.get(n..).unwrap_or(&[]);
-            at += n as u64;
-        }
-        Ok(transfer.signal.then_some(dmb.owner))
-    }
-
-    fn query_remote_gid(&self, gid: Gid) -> Result<(), IsmError> {
-        if gid == self.gid { Ok(()) } else { Err(IsmError::Unreachable) }
-    }
-
     fn local_gid(&self) -> Gid {
         self.gid
     }
@@ -230,8 +212,8 @@ impl IsmDevice for LoopbackIsm {
         true
     }
 
-    fn support_dmb_nocopy(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Loopback::CAPABILITIES
     }
 
     fn end_session(&mut self, session: SessionId) {
@@ -288,20 +270,6 @@ impl IsmDevice for LoopbackIsm {
     }
 }
 
-/// A fresh GID: random, in the form of a version-4 UUID.
-pub fn random_gid() -> Gid {
-    let bits = u128::from(random()) << 64 | u128::from(random());
-    let version = bits & !(0xf << 76) | 0x4 << 76;
-    Gid(version & !(0x3 << 62) | 0x2 << 62)
-}
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Up to 256 bytes come whole once the pool is initialised, which a booted system's is; EINTR aside.
-    while rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(8) {}
-    u64::from_ne_bytes(bytes)
-}
-
 fn memory_len(size: DmbSize) -> u64 {
     (lane::HEADER + size.bytes()) as u64
 }
@@ -326,22 +294,12 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     fn device() -> LoopbackIsm {
-        LoopbackIsm::new(random_gid(), 8)
+        LoopbackIsm::new(random::gid(), 8)
     }
 
     #[test]
     fn conforms() {
-        conformance::run(&Fixture { make: device, limit: 8 });
-    }
-
-    #[test]
-    fn gids_are_random_uuids_of_version_4() {
-        let (a, b) = (random_gid(), random_gid());
-        assert_ne!(a, b);
-        for gid in [a, b] {
-            assert_eq!(gid.gid() >> 12 & 0xf, 4);
-            assert_eq!(gid.gid_ext() >> 62, 2);
-        }
+        conformance::run::<_, Loopback>(&Fixture { make: device, limit: 8 });
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::datagram;
 use crate::dial::{operators_socket, who_serves, with_suffix};
 use crate::error::BrokerError;
-use crate::loopback::random_gid;
+use crate::random;
 use crate::sockopt;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode};
@@ -171,7 +171,7 @@ impl Place {
         if let Some(gid) = kept {
             return Ok(Gid(gid));
         }
-        let gid = random_gid();
+        let gid = random::gid();
         let write = |state: &mut File| {
             state.set_len(0)?;
             state.rewind()?;

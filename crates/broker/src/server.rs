@@ -21,8 +21,8 @@ use crate::ends::SessionId;
 use crate::exchange::{Exchange, Post};
 use crate::foreign::{Graves, Last, Shared};
 use crate::helpers::{self, Helpers};
+use crate::ism::MakeDevice;
 use crate::journal::Journal;
-use crate::loopback::LoopbackIsm;
 use crate::metrics::{self, Metrics};
 use crate::policy::{self};
 use crate::program_knobs::ProgramKnobs;
@@ -140,8 +140,8 @@ struct Told {
 pub(crate) struct End;
 
 impl Server {
-    /// Takes its place and listens.
-    pub fn new(config: Config) -> Result<Self, BrokerError> {
+    /// Takes its place and listens, with the device that `make` makes.
+    pub fn new(config: Config, make: MakeDevice) -> Result<Self, BrokerError> {
         raise_descriptor_limit();
         let mut place = Place::claim(&config)?;
         let gid = match config.gid {
@@ -149,7 +149,7 @@ impl Server {
             None => place.gid()?,
         };
         let graves = Graves::default();
-        let device = LoopbackIsm::new(gid, config.max_dmbs);
+        let device = make(gid, config.max_dmbs);
         let knobs = Published::<KnobPage>::create("shunpike-knobs")?;
         knobs.page().cpus.store(cpus(), Ordering::Relaxed);
         let system_failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
@@ -170,7 +170,7 @@ impl Server {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system_failed("wait for clients"))?;
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
-        let exchange = Exchange::new(Box::new(device), config.policy.clone(), config.private);
+        let exchange = Exchange::new(device, config.policy.clone(), config.private);
         let began = clock::now();
         let mut server = Self {
             exchange,

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::ism::IsmDevice;
-use crate::loopback::random_gid;
+use crate::random;
 use crate::runtime;
 use shunpike_wire::session::{MAX_UEIDS, Welcome};
 use shunpike_wire::{Eid, Gid, PeerId, Seid as WireSeid};
@@ -23,7 +23,7 @@ impl System {
         if ueids.is_empty() {
             ueids.push(own_ueid(gid));
         }
-        let life = format!("{:032x}", random_gid().0);
+        let life = format!("{:032x}", random::gid().0);
         Self { ueids, seid: WireSeid::NONE, life }
     }
 

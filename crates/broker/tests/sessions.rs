@@ -4,6 +4,7 @@ mod support;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
+use shunpike_broker::loopback::LoopbackIsm;
 use shunpike_broker::report::{
     Connections, Device, Done, Explanations, LinkGroups, Seid, Stats, Sysctls, Ueids,
 };
@@ -490,7 +491,7 @@ fn an_idle_broker_leaves_and_takes_its_socket_along() {
 #[test]
 fn two_brokers_at_once_end_with_one() {
     let broker = TestBroker::start();
-    let second = shunpike_broker::run(Config::new(broker.socket.clone()), None);
+    let second = shunpike_broker::run(Config::new(broker.socket.clone()), LoopbackIsm::boxed, None);
     assert!(matches!(second, Err(BrokerError::AlreadyServed { .. })), "{second:?}");
     broker.info();
 }

@@ -7,6 +7,7 @@ use crate::log::Log;
 use crate::policy;
 use crate::signals;
 use crate::socket;
+use shunpike_broker::loopback::LoopbackIsm;
 use shunpike_broker::policy::Policy;
 use shunpike_broker::report::Failure;
 use shunpike_broker::settings::{Knob, Origin, Setting};
@@ -58,7 +59,7 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
         order.map_or(Order::Nothing, |sent| sent.order())
     };
     let orders = Some(Orders { fd: stop.as_fd(), take: &take });
-    shunpike_broker::serve(&mut config, orders).map_err(Error::Broker)?;
+    shunpike_broker::serve(&mut config, LoopbackIsm::boxed, orders).map_err(Error::Broker)?;
     let successor = config.successor.clone();
     let is_superseded = || successor.as_ref().is_some_and(Successor::serves);
     loop {
@@ -74,7 +75,7 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
             tracing::info!("ends: idle, and no program is left that could come");
             return Ok(());
         }
-        match shunpike_broker::serve(&mut config, orders) {
+        match shunpike_broker::serve(&mut config, LoopbackIsm::boxed, orders) {
             // Started meanwhile by a `run` that found none.
             Err(BrokerError::AlreadyServed { .. }) => {
                 tracing::info!("ends: another broker serves there meanwhile");

@@ -1,11 +1,10 @@
-//! The device as a client sees it: memory of DMBs and send buffers, moving bytes, and letting go.
-//!
-//! loopback-ism's DMBs are mapped, so move_data is a copy; a device that cannot map does its transfer here.
+//! What this process has of its device ([`Own`]): memory of DMBs and send buffers, and letting go of it.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use shunpike_shm::Region;
 use shunpike_shm::arena::{Block, Held};
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::grace::Grace;
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_wire::DmbToken;
@@ -13,6 +12,10 @@ use shunpike_wire::DmbToken;
 use crate::mutex::Mutex;
 use crate::tls::{self, readers};
 use crate::{holders, limits, look};
+
+/// A lane's ring is written where it is (`tx`), and a receiver stops its sender by a word that both change (`closing`). For a device that
+/// cannot do both, these two are to be written again.
+const _: () = assert!(Own::CAPABILITIES.mapped && Own::CAPABILITIES.shared_cas);
 
 /// Whose memory it is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -261,18 +264,9 @@ pub fn sndbuf(ring: u32) -> usize {
     .map_or(0, |at| Dmb::address_of(at as usize, ring))
 }
 
-/// move_data (smcd_ops): `n` bytes at `offset` of the send buffer into the peer's DMB.
+/// See [`ClientDevice::move_data`].
 pub fn move_data(dmb: &Dmb, sndbuf: &Dmb, offset: u64, n: usize) {
-    let mut done = 0;
-    while done < n {
-        let at = offset + done as u64;
-        let (from, room) = sndbuf.span(at);
-        let part = room.min(n - done);
-        // SAFETY: the stretch of the send buffer was just filled, under the send lock that also makes the
-        // stretch of the DMB ours; `part` bytes are there.
-        unsafe { dmb.fill(at, from, part) };
-        done += part;
-    }
+    Own::move_data(dmb, sndbuf, offset, n);
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::{Region, RegionError, arena, region};
 
 use rustix::io::Errno;
@@ -43,14 +44,18 @@ fn map_count() -> usize {
     most
 }
 
-/// Maps the first `len` bytes of a lane's memory.
+/// Maps the first `len` bytes of a DMB of ours.
 pub fn map_lane(fd: BorrowedFd<'_>, len: usize) -> Result<Region, RegionError> {
-    if !may_map(len) {
-        return Err(RegionError::Map(Errno::NOMEM));
-    }
-    let region = Region::map(fd, len)?;
-    region.keep_out_of_dumps();
-    Ok(region)
+    within(len, || Own::map(fd, len))
+}
+
+/// Maps the first `len` bytes of a peer's DMB of size class `class`.
+pub fn attach_lane(fd: BorrowedFd<'_>, class: u8, len: usize) -> Result<Region, RegionError> {
+    within(len, || Own::attach(fd, class, len))
+}
+
+fn within(len: usize, map: impl FnOnce() -> Result<Region, RegionError>) -> Result<Region, RegionError> {
+    if may_map(len) { map() } else { Err(RegionError::Map(Errno::NOMEM)) }
 }
 
 /// Largest size of an arena: of a limited address space little, as the lanes need some of our share, too.

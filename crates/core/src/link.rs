@@ -4,6 +4,7 @@
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use shunpike_shm::arena::Block;
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::pages::{CQS, CqNews, LinkPage, SLOTS};
 
 use crate::tls::thread;
@@ -60,7 +61,7 @@ impl Link {
         let each = || (0..CQS).filter(|cq| cqs >> cq & 1 != 0);
         let mut asleep = [None; CQS];
         for cq in each() {
-            asleep[cq] = self.half(to, cq as u8).and_then(|half| half.post(slot));
+            asleep[cq] = self.half(to, cq as u8).and_then(|half| Own::notify(half, slot));
         }
         for cq in each() {
             let (Some(sleep), Some(half)) = (asleep[cq], self.half(to, cq as u8)) else { continue };

@@ -43,7 +43,7 @@ pub fn deliver(
         && let Some(copy) = copy_of(half, dmb, peeks.then_some(offset))
     {
         if peeks {
-            device::move_data(&copy, dmb, offset + known, n - known as usize);
+            copy.copy_from(dmb, offset + known, n - known as usize);
             known = n as u64;
             half.own().peeked.store(peeked.max(offset + known), Ordering::Relaxed);
         }
@@ -106,7 +106,7 @@ fn larger(half: RxHeld<'_>, copy: &Dmb, ring: u32) -> Option<Dmb> {
     // SAFETY: as above.
     let larger = (made != 0).then(|| unsafe { Dmb::at(made, ring) })?;
     let (from, to) = (half.cursor.load(Ordering::Relaxed), half.own().peeked.load(Ordering::Relaxed));
-    device::move_data(&larger, copy, from, to.saturating_sub(from) as usize);
+    larger.copy_from(copy, from, to.saturating_sub(from) as usize);
     let old = half.own().copy.swap(made, Ordering::Relaxed);
     let region = Region::of(Dmb::start_of(old), Dmb::len_at(old));
     device::retire(region, DmbToken(0), device::Owner::Local);

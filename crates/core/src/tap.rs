@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fd::{AsFd, OwnedFd};
 use shunpike_shm::arena::Block;
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::{Cursor, Dmb};
 use shunpike_shm::tap::{self, Place, RECORD, Ring, Segment, flag, state};
 use shunpike_shm::{Region, region};
@@ -106,7 +107,7 @@ pub fn publish(block: &Block, dmb: &Dmb, at: Cursor, n: usize) -> Result<Cursor,
         [(base.cast_const(), first), (dmb.span(at.offset() + first as u64).0.cast_const(), n - first)];
     let mut taken = reserve(n);
     write(block, 0, &mut taken, bytes);
-    let published = dmb.words().publish(at, n as u64);
+    let published = Own::publish(dmb.words(), at, n as u64);
     for (ring, place) in taken.iter().flatten() {
         ring.seal(*place, published.is_ok());
     }

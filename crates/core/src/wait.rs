@@ -11,6 +11,7 @@ use rustix::event;
 use rustix::fd::{AsRawFd, IntoRawFd};
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, Half, wake_bucket};
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::{Side, Wait, Words};
 
 use crate::host::host;
@@ -42,7 +43,7 @@ pub enum Woken {
 /// declared a wait.
 #[inline(always)]
 pub fn notify(block: &Block, words: &Words, side: Side) -> bool {
-    let is_declared = words.waiting(side).declared();
+    let is_declared = Own::awaited(words, side).declared();
     if is_declared {
         notify_declared(block, words, side);
     }
@@ -52,7 +53,7 @@ pub fn notify(block: &Block, words: &Words, side: Side) -> bool {
 /// As `notify`, where the caller publishes more at once: who naps is left alone until then, or until its nap is over.
 #[inline(always)]
 pub fn notify_of_part(block: &Block, words: &Words, side: Side) {
-    let wait = words.waiting(side);
+    let wait = Own::awaited(words, side);
     if wait.declared() && wait.cqs() != 0 {
         notify_declared(block, words, side);
     }
@@ -60,7 +61,7 @@ pub fn notify_of_part(block: &Block, words: &Words, side: Side) {
 
 #[cold]
 fn notify_declared(block: &Block, words: &Words, side: Side) {
-    let wait = words.waiting(side);
+    let wait = Own::awaited(words, side);
     let slot = block.slot.load(Ordering::Relaxed);
     let to = 1 - usize::from(block.side.load(Ordering::Relaxed) & 1);
     if let Some(link) = link::of(block) {

@@ -414,6 +414,19 @@ impl Dmb {
             done += n;
         }
     }
+
+    /// Copies `len` bytes at `offset` of another ring into this one, where the caller owns that stretch.
+    pub fn copy_from(&self, other: &Dmb, offset: u64, len: usize) {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let (from, room) = other.span(at);
+            let n = room.min(len - done);
+            // SAFETY: `n` bytes stand there before the other window's end.
+            unsafe { self.fill(at, from, n) };
+            done += n;
+        }
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -9,6 +9,7 @@
 extern crate alloc;
 
 pub mod arena;
+pub mod device;
 pub mod grace;
 pub mod lane;
 #[cfg(all(test, not(loom)))]

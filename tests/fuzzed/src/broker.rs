@@ -11,6 +11,7 @@ use crate::session_socket::{Heard, connect, receive, send, send_bytes};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
+use shunpike_broker::loopback::LoopbackIsm;
 use shunpike_broker::{Config, Server, clock, what};
 use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_shm::{arena, region};
@@ -63,7 +64,7 @@ impl Place {
         config.policy.process.nominations = u32::MAX;
         config.policy.user.nominations = u32::MAX;
         let socket = config.socket.clone();
-        let server = Server::new(config).expect("a broker");
+        let server = Server::new(config, LoopbackIsm::boxed).expect("a broker");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         Self { server, socket, listener, _directory: directory }
     }

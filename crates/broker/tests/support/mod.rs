@@ -9,6 +9,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::time::Timespec;
+use shunpike_broker::loopback::LoopbackIsm;
 use shunpike_broker::report::Info;
 use shunpike_broker::{BrokerError, Config, QueryError, query, what};
 use shunpike_shm::arena::Arena;
@@ -55,7 +56,9 @@ impl TestBroker {
         config.policy.process.sessions = usize::MAX;
         change(&mut config);
         let (stop, stopped) = UnixStream::pair().expect("socket pair");
-        let thread = std::thread::spawn(move || shunpike_broker::run(config, Some(stopped.as_fd())));
+        let thread = std::thread::spawn(move || {
+            shunpike_broker::run(config, LoopbackIsm::boxed, Some(stopped.as_fd()))
+        });
         let broker =
             Self { socket: socket.to_owned(), directory: None, stop: Some(stop), thread: Some(thread) };
         until(|| try_connect(socket).is_some());

@@ -7,6 +7,7 @@
 use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Held, RxHeld, mode};
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 
@@ -54,7 +55,7 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     // SAFETY: the program's buffer. The peer may change the ring's bytes meanwhile: they are its bytes.
     unsafe { user::copy(to, from, n) }.ok()?;
     let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
-    let next = words.consume(at, n as u64).ok()?;
+    let next = Own::consume(words, at, n as u64).ok()?;
     half.cursor.store(half, next.offset(), Ordering::Relaxed);
     half.count(n);
     if dmb.is_at_its_end() {

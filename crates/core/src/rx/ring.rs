@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Block, Held, RxHeld, mode};
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 
 use super::{Step, asking, bounded, finish, violated};
@@ -98,7 +99,7 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
         let behind = if is_last { bounded::peek_behind_lane(fd, &dmb, at, bufs, (0, n), flags) } else { 0 };
         return Step::Data(n + behind);
     }
-    match words.consume(at, n as u64) {
+    match Own::consume(words, at, n as u64) {
         Ok(next) => {
             half.cursor.store(half, next.offset(), Ordering::Relaxed);
             half.count(n);

@@ -7,6 +7,7 @@
 use core::sync::atomic::Ordering;
 
 use shunpike_shm::arena::{Held, mode};
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, MAX_OFFSET, MIN_WINDOW, Side};
 
@@ -60,7 +61,8 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     {
         words.accompany(offset, n, bytes);
     }
-    let next = words.publish(Cursor::new(half.generation.load(Ordering::Relaxed), offset), n as u64).ok()?;
+    let at = Cursor::new(half.generation.load(Ordering::Relaxed), offset);
+    let next = Own::publish(words, at, n as u64).ok()?;
     half.cursor.store(half, next.offset(), Ordering::Relaxed);
     half.full_since.store(half, 0, Ordering::Relaxed);
     half.count(n);

@@ -6,7 +6,6 @@ use shunpike_shm::lifecycle::Event;
 use shunpike_shm::Region;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::{Dmb, FIRST_WINDOW, HEADER, MAX_CLASS, ring_size};
-use shunpike_shm::region;
 use shunpike_wire::clc::handshake::Opened;
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbSize, DmbToken};
@@ -25,8 +24,7 @@ pub(super) fn map_dmb(fd: rustix::fd::BorrowedFd<'_>, class: u8) -> Option<Regio
     if class > MAX_CLASS {
         return None;
     }
-    region::verify(fd, Dmb::len(class)).ok()?;
-    limits::map_lane(fd, window::first_attached(ring_size(class) as u32)).ok()
+    limits::attach_lane(fd, class, window::first_attached(ring_size(class) as u32)).ok()
 }
 
 /// Size class for our DMB: the knob's, and as the kernel does (smc_buf_create), no more than the program itself lets

@@ -16,7 +16,7 @@ use shunpike_shm::lane::loans::{Lent, Loan, SLOTS, Witness};
 
 use crate::bufs::Bufs;
 use crate::copy_rate::{self, Way};
-use crate::{device, peek, sys, user};
+use crate::{peek, sys, user};
 
 /// Reads of fewer bytes are served from a copy,
 const SMALL: usize = 16 * 1024;
@@ -100,7 +100,7 @@ pub fn deliver(
             let to = loan.map_or(end, |loan| if loan.at > at { loan.at } else { loan.end() }).min(end);
             let n = (to - at) as usize;
             if peeks && let Some(copy) = peek::copy_of(half, dmb, Some(offset)) {
-                device::move_data(&copy, dmb, at, n);
+                copy.copy_from(dmb, at, n);
                 own.peeked.store(to, Ordering::Relaxed);
                 continue;
             }

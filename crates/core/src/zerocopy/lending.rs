@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, TxHalf, TxHeld};
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::Dmb;
 use shunpike_shm::lane::loans::{Loan, SLOTS, Witness};
 use shunpike_wire::Reason;
@@ -240,7 +241,8 @@ pub fn next(block: &Block, half: TxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>) -> Opti
     if !mappings::holds(from.addr(), len) {
         return None;
     }
-    let may = block.pid.load(Ordering::Relaxed) == process::pid()
+    let may = Own::CAPABILITIES.lends
+        && block.pid.load(Ordering::Relaxed) == process::pid()
         && block.holders.load(Ordering::Relaxed).count_ones() == 1
         && half.own().stage.load(Ordering::Relaxed) == 0
         && !CLOSED.load(Ordering::Relaxed);

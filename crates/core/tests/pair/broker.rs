@@ -1,5 +1,6 @@
 //! The process's broker: the real one, on a thread of its own, which turns it only when a test says so.
 
+use shunpike_broker::loopback::LoopbackIsm;
 use shunpike_broker::settings::{Origin, Setting};
 use shunpike_broker::{Config, Server, clock};
 use std::path::{Path, PathBuf};
@@ -89,7 +90,7 @@ fn made(socket: &Path) -> Server {
     let settings = ["lend_bytes=65536", "grace_ms=10000"];
     config.settings =
         settings.map(|text| Setting::parse(text, Origin::CommandLine).expect("a setting")).to_vec();
-    Server::new(config).expect("a broker")
+    Server::new(config, LoopbackIsm::boxed).expect("a broker")
 }
 
 fn serve(socket: &Path, orders: &Receiver<Order>, done: &Sender<usize>) {
