@@ -51,6 +51,12 @@ pub unsafe fn run_in_child(
 /// A read-modify-write is a full fence: every locked instruction is one (Intel SDM, volume 3, 9.2.2).
 pub const RMW_IS_FENCE: bool = true;
 
+/// A huge page, bytes.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// Where the kernel looks at no program's memory any more (access_ok, arch/x86/include/asm/uaccess_64.h).
+pub const USER_END: usize = isize::MAX as usize;
+
 /// A counter that runs on at one speed on all CPUs, a few nanoseconds away: the time stamp counter.
 #[inline(always)]
 pub fn ticks() -> u64 {

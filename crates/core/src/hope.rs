@@ -65,7 +65,7 @@ fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
             marks if marks & mark::ANSWERED == 0 => broker(),
             marks if marks & mark::OTHER != 0 => Some((Cause::Peer, patience)),
             // It must be another thread of ours that connects or accepts.
-            marks if marks & mark::OWN != 0 && sys::threads() > 1 => Some((Cause::Peer, patience)),
+            marks if marks & mark::OWN != 0 && sys::has_threads() => Some((Cause::Peer, patience)),
             _ => None,
         },
         Phase::Shaking => Some((Cause::Peer, 2 * patience)),

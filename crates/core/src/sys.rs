@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 pub(crate) mod refusing;
+mod tcp;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,6 +12,11 @@ use rustix::io::Errno;
 use shunpike_arch as arch;
 
 use crate::text::Text;
+
+pub use tcp::{
+    Counts, SIOCINQ, SIOCOUTQ, Shown, counts, is_held_back, left_out_by_siocinq, peer_may_send, queue,
+    tcp_shows, tcp_takes, unread,
+};
 
 /// Result of a call that counts bytes or descriptors.
 pub type Res = Result<usize, Errno>;
@@ -139,43 +145,6 @@ pub fn set_option<T>(fd: i32, level: i32, name: i32, value: &T) -> Res {
     unsafe { call(libc::SYS_setsockopt, fd as usize, level as usize, name as usize, at, size_of::<T>(), 0) }
 }
 
-/// ioctl(2) that fills an int: SIOCINQ, SIOCOUTQ.
-pub fn queue(fd: i32, request: libc::c_ulong) -> Res {
-    let mut n = 0i32;
-    // SAFETY: n lives through the call.
-    unsafe { call(libc::SYS_ioctl, fd as usize, request as usize, &raw mut n as usize, 0, 0, 0) }?;
-    Ok(n as usize)
-}
-
-/// SIOCINQ: bytes in the receive queue.
-pub const SIOCINQ: libc::c_ulong = 0x541B;
-/// How many bytes a read of a TCP socket would get now, up to urgent data. By a peek where a filter that came round the hooks refuses the
-/// ioctl. Errors: also one that the connection has come to, which a peek takes away as a read does.
-pub fn unread(fd: i32) -> Res {
-    const MOST: usize = 1 << 30;
-    queue(fd, SIOCINQ).or_else(|errno| {
-        if poll_now(fd, libc::POLLPRI) & libc::POLLPRI != 0 {
-            return Err(errno);
-        }
-        // With MSG_TRUNC TCP counts the bytes and copies none (tcp(7)).
-        let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        let nowhere = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: MOST };
-        match recv(fd, &mut [nowhere], flags) {
-            Err(Errno::AGAIN) => Ok(0),
-            counted => counted,
-        }
-    })
-}
-
-/// SIOCOUTQ: bytes sent and not acknowledged, or not sent.
-pub const SIOCOUTQ: libc::c_ulong = 0x5411;
-
-/// Bytes that TCP takes without waiting, at least: half of what the send buffer has free, as the kernel counts its own overhead, too (socket(7)).
-pub fn tcp_takes(fd: i32) -> u64 {
-    let buffer = option::<i32>(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).map_or(0, |bytes| bytes as u64);
-    (buffer / 2).saturating_sub(queue(fd, SIOCOUTQ).map_or(u64::MAX, |queued| queued as u64))
-}
-
 /// ppoll(2). `timeout` in nanoseconds, `None` for ever; `mask` is the program's own or null.
 pub fn poll(fds: &mut [libc::pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Res {
     let mut ts = timespec(timeout);
@@ -193,12 +162,6 @@ pub fn poll_now(fd: i32, events: i16) -> i16 {
         Ok(_) => one[0].revents,
         Err(_) => 0,
     }
-}
-
-/// What TCP itself shows of a connection, among `events` and POLLHUP. Not POLLERR: with the connection's end it never comes
-/// alone, and alone it tells of something in the error queue (notices, time stamps), which the program is to read.
-pub fn tcp_shows(fd: i32, events: i16) -> i16 {
-    poll_now(fd, events) & !libc::POLLERR
 }
 
 /// FUTEX_WAIT of futex(2) on memory shared between processes, until woken or for `timeout` nanoseconds, if `expected`
@@ -382,10 +345,10 @@ pub fn collapse(at: usize, len: usize) -> Result<(), Errno> {
     unsafe { call(libc::SYS_madvise, at, len, libc::MADV_COLLAPSE as usize, 0, 0, 0) }.map(drop)
 }
 
-/// Threads of this process; 1 where /proc does not tell.
-pub fn threads() -> u64 {
-    // Each is a directory, and so a link of theirs.
-    rustix::fs::stat(c"/proc/self/task").map_or(1, |stat| stat.st_nlink.saturating_sub(2).max(1))
+/// Whether this process has several threads; no, where /proc does not tell.
+pub fn has_threads() -> bool {
+    // Each is a directory, and so a link of theirs, beside two.
+    rustix::fs::stat(c"/proc/self/task").is_ok_and(|stat| stat.st_nlink > 3)
 }
 
 /// getcpu(2): the CPU that the calling thread runs on.
@@ -512,117 +475,3 @@ pub fn timespec(ns: Option<u64>) -> libc::timespec {
     let ns = ns.unwrap_or(0);
     libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
-
-/// The kernel's count of a connection's stream.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Counts {
-    /// Bytes that the program has written so far.
-    pub sent: u64,
-    /// Bytes that the program has read so far.
-    pub received: u64,
-    /// TCP state is ESTABLISHED.
-    pub established: bool,
-    /// TCP state is SYN_SENT.
-    pub connecting: bool,
-}
-
-/// Reads [`Counts`] from TCP_INFO, SIOCOUTQ and SIOCINQ. `opener`: this end called connect(), its bytes_acked counts the SYN.
-/// Errors: EAGAIN where the figures moved while they were read; others where the kernel would not say.
-pub fn counts(fd: i32, opener: bool) -> Result<Counts, Errno> {
-    for _ in 0..3 {
-        let before: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
-        let unacked = queue(fd, SIOCOUTQ)? as u64;
-        let unread = queue(fd, SIOCINQ)? as u64;
-        let after: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
-        if (before.acked, before.received) == (after.acked, after.received) {
-            return Ok(Counts {
-                sent: (after.acked + unacked).checked_sub(u64::from(opener)).ok_or(Errno::AGAIN)?,
-                received: after.received.checked_sub(unread).ok_or(Errno::AGAIN)?,
-                established: after.state == 1,
-                connecting: after.state == 2,
-            });
-        }
-    }
-    Err(Errno::AGAIN)
-}
-
-/// What TCP has shown of a connection to who waits for it.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Shown {
-    /// Bytes that have come, read or not, and the stream's end.
-    received: u64,
-    /// Bytes that were sent, acknowledged or not.
-    sent: u64,
-    /// POLL* bits that stand.
-    pub events: i16,
-}
-
-impl Shown {
-    /// Now; none where the kernel would not say.
-    pub fn now(fd: i32) -> Option<Self> {
-        let info: TcpInfo = option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
-        let events = libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP;
-        let unacked = queue(fd, SIOCOUTQ).ok()? as u64;
-        Some(Self { received: info.received, sent: info.acked + unacked, events: poll_now(fd, events) })
-    }
-
-    /// What a look has shown that found `events`, the stream's end among them: no more can come after it.
-    pub fn at_the_end(fd: i32, events: i16) -> Option<Self> {
-        debug_assert!(events & libc::POLLRDHUP != 0, "more may have come since the look");
-        Some(Self { events, ..Self::now(fd)? })
-    }
-
-    /// Whether more stands now than did then, the room for writing aside.
-    pub fn has_more(self, fd: i32) -> bool {
-        Self::now(fd).is_none_or(|now| {
-            now.received != self.received || now.events & !self.events & !(libc::POLLIN | libc::POLLOUT) != 0
-        })
-    }
-
-    /// Whether TCP was given bytes since: before that it cannot have come to lack room.
-    pub fn has_sent(self, fd: i32) -> bool {
-        Self::now(fd).is_none_or(|now| now.sent != self.sent)
-    }
-
-    /// Whether the stream's end is among it.
-    pub fn is_over(self) -> bool {
-        self.events & libc::POLLRDHUP != 0
-    }
-}
-
-/// Whether the kernel holds the last part of a client's handshake back for its first bytes, without which no server can accept: it has
-/// sent nothing but the SYN (tcp_rcv_synsent_state_process, net/ipv4/tcp_input.c).
-pub fn is_held_back(fd: i32) -> bool {
-    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
-        .is_ok_and(|info: TcpInfo| info.state == 1 && info.segs_out == 1)
-}
-
-/// Whether the peer may send yet, whatever POLLRDHUP shows: that stands after one's own SHUT_RD, too.
-pub fn peer_may_send(fd: i32) -> bool {
-    const ESTABLISHED: u8 = 1;
-    const FIN_WAIT1: u8 = 4;
-    const FIN_WAIT2: u8 = 5;
-    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
-        .is_ok_and(|info: TcpInfo| matches!(info.state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
-}
-
-/// What SIOCINQ leaves out of what a reader finds behind the first `read` bytes of a stream: urgent data and all behind it, and the stream's
-/// end, which is a byte (tcp_inq and tcp_fin, net/ipv4).
-pub fn left_out_by_siocinq(fd: i32, read: u64) -> u64 {
-    let counted = queue(fd, SIOCINQ).unwrap_or(0) as u64;
-    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
-        .map_or(0, |info: TcpInfo| info.received.saturating_sub(read + counted))
-}
-
-/// struct tcp_info of include/uapi/linux/tcp.h, as far as we read it.
-#[repr(C)]
-#[derive(Copy, Clone)]
-struct TcpInfo {
-    state: u8,
-    _to_acked: [u8; 119],
-    acked: u64,
-    received: u64,
-    segs_out: u32,
-}
-
-const _: () = assert!(core::mem::offset_of!(TcpInfo, acked) == 120);

@@ -133,10 +133,9 @@ fn touches(at: usize, n: usize) -> impl Iterator<Item = usize> {
     (0..pages).map(move |page| if page == 0 { at } else { (at & !(PAGE - 1)).wrapping_add(page * PAGE) })
 }
 
-/// Whether the kernel would look at the stretch at all (access_ok, arch/x86/include/asm/uaccess_64.h): where it
-/// refuses, it does so before it moves a byte.
+/// Whether the kernel would look at the stretch at all (access_ok): where it refuses, it does so before it moves a byte.
 pub fn plausible(at: *const u8, n: usize) -> bool {
-    (at as usize).checked_add(n).is_some_and(|end| isize::try_from(end).is_ok())
+    (at as usize).checked_add(n).is_some_and(|end| end <= arch::USER_END)
 }
 
 /// The host's handlers may be put in place.

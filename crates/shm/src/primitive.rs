@@ -88,8 +88,7 @@ pub mod hostile {
 
 /// After a read-modify-write, before a load that must not pass it.
 ///
-/// On x86-64 every locked instruction is a full fence, so only the compiler must be told; loom and other
-/// machines get the real one.
+/// Where each read-modify-write is a full fence, only the compiler must be told; loom and other processors get the real one.
 #[inline(always)]
 pub(crate) fn full_fence_after_rmw() {
     if shunpike_arch::RMW_IS_FENCE && !cfg!(loom) {

@@ -25,7 +25,7 @@ struct Extended {
 const ORIGIN_ZEROCOPY: u8 = 5;
 const CODE_COPIED: u8 = 1;
 
-/// Length of a cmsghdr; x86-64 aligns what follows it, and the next one, by 8.
+/// Length of a cmsghdr; what follows it, and the next one, is aligned by a long.
 const HEADER: usize = size_of::<libc::cmsghdr>();
 
 /// recvmsg(2) with MSG_ERRQUEUE. `header` is what stands at `msg`, its vector looked at; `real` libc's call.

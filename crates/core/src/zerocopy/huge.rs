@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 use crate::sys;
 
-/// A huge page of x86-64, bytes.
-const SIZE: usize = 2 << 20;
+/// A huge page, bytes.
+const SIZE: usize = shunpike_arch::HUGE_PAGE;
 /// So many bytes of a stretch must have been lent: the kernel copies it all, once.
 const HOT: u64 = 2 * SIZE as u64;
 /// After as many more it is tried again, if the receiver was in the way.
