@@ -4,6 +4,7 @@
 //! the sending; a session that cannot be sent to is ended by [`Exchange::end_session`].
 
 mod audit;
+mod dmbs;
 mod parking;
 mod room;
 
@@ -11,7 +12,7 @@ use crate::ends::{Party, SessionId};
 use crate::expectations::Expectations;
 use crate::facts::{Endpoint, Facts, Proof};
 use crate::foreign::Shared;
-use crate::ism::{IsmDevice, IsmError, NewDmb};
+use crate::ism::IsmDevice;
 use crate::links::{LinkId, Links, Seat};
 use crate::matching::{Decision, Matching};
 use crate::policy::{Identity, Policy};
@@ -19,7 +20,7 @@ use parking::Parking;
 use room::{Holder, Promises};
 use shunpike_shm::arena::BLOCKS;
 use shunpike_wire::session::{ClcBytes, ConnId, Expected, FromBroker, Role};
-use shunpike_wire::{DmbSize, DmbToken, Reason};
+use shunpike_wire::{DmbSize, Reason};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
@@ -339,117 +340,6 @@ impl Exchange {
         is_lawful
     }
 
-    /// Registers a DMB for an end that has a match, whose peer may attach it.
-    pub fn register(&mut self, owner: Party, class: u8, memory: Option<Shared>) {
-        let result = self.try_register(owner, class, memory);
-        self.answer_register(owner, result);
-    }
-
-    fn answer_register(&mut self, owner: Party, result: Result<DmbToken, Reason>) {
-        let conn = owner.conn;
-        let message = match result {
-            Ok(DmbToken(token)) => FromBroker::Registered { conn, token, reason: 0 },
-            Err(reason) => FromBroker::Registered { conn, token: 0, reason: reason.code() },
-        };
-        self.post(owner.session, message);
-    }
-
-    /// Registers a parked DMB anew, for an end whose match is with the same process as before. Where that cannot be, it is
-    /// let go of.
-    pub fn reuse(&mut self, owner: Party, token: u64) {
-        let result = self.try_reuse(owner, DmbToken(token));
-        self.unpark(DmbToken(token), owner.session);
-        match result {
-            // It has taken the room that was kept.
-            Ok(_) => self.forgo_promise(owner),
-            Err(_) => self.unregister(owner.session, token),
-        }
-        self.answer_register(owner, result);
-    }
-
-    fn try_reuse(&mut self, owner: Party, token: DmbToken) -> Result<DmbToken, Reason> {
-        if !self.active {
-            return Err(Reason::Inactive);
-        }
-        let peer = self.permitted_peer(owner)?;
-        self.device.reuse_dmb(token, owner, peer).map_err(reason_of)
-    }
-
-    fn try_register(&mut self, owner: Party, class: u8, memory: Option<Shared>) -> Result<DmbToken, Reason> {
-        if !self.active {
-            return Err(Reason::Inactive);
-        }
-        let peer = self.permitted_peer(owner)?;
-        let size = DmbSize::from_class(class).ok_or(Reason::Configuration)?;
-        let memory = memory.ok_or(Reason::MemoryRefused)?;
-        let holder = self.holder(owner.session).ok_or(Reason::Internal)?;
-        self.forgo_promise(owner);
-        self.evict_while(holder, |all| all.promises.room(holder, size, all.device.as_ref(), &all.policy))?;
-        let new = NewDmb { owner, user: holder.uid, peer, size, memory };
-        self.device.register_dmb(new).map_err(reason_of)
-    }
-
-    fn holder(&self, session: SessionId) -> Option<Holder> {
-        self.members.get(&session).map(|member| Holder { session, uid: member.identity.uid })
-    }
-
-    fn promise(&mut self, holder: Holder) -> Result<(), Reason> {
-        self.evict_while(holder, |all| all.promises.make(holder, all.device.as_ref(), &all.policy))
-    }
-
-    /// The room that was kept for an end is everybody's again.
-    fn forgo_promise(&mut self, party: Party) {
-        if let Some(holder) = self.ends.get_mut(&party).and_then(|end| end.promise.take()) {
-            self.promises.release(holder);
-        }
-    }
-
-    /// Attaches the peer's DMB to an end that has a match.
-    pub fn attach(&mut self, by: Party, token: u64) {
-        let conn = by.conn;
-        let (message, fds) = match self.try_attach(by, DmbToken(token)) {
-            Ok((size, fds)) => {
-                self.note_attached(by);
-                (FromBroker::Attached { conn, token, class: size.class(), reason: 0 }, fds)
-            }
-            Err(reason) => {
-                (FromBroker::Attached { conn, token, class: 0, reason: reason.code() }, Vec::new())
-            }
-        };
-        self.posts.push(Post { to: by.session, message, fds });
-    }
-
-    fn note_attached(&mut self, by: Party) {
-        let Some(end) = self.ends.get_mut(&by) else { return };
-        let is_first = !std::mem::replace(&mut end.has_attached, true);
-        let peer = end.peer.and_then(|peer| self.ends.get(&peer));
-        if is_first && peer.is_some_and(|peer| peer.has_attached) {
-            self.news.push(News::Opened { party: by });
-        }
-    }
-
-    fn try_attach(&mut self, by: Party, token: DmbToken) -> Result<(DmbSize, Vec<Rc<Shared>>), Reason> {
-        self.permitted_peer(by)?;
-        let attachment = self.device.attach_dmb(token, by).map_err(reason_of)?;
-        Ok((attachment.size, attachment.memory.into_iter().map(Rc::clone).collect()))
-    }
-
-    /// Lets a registered DMB go. One that is not the session's, or of an earlier broker, is nobody's loss.
-    pub fn unregister(&mut self, session: SessionId, token: u64) {
-        self.unpark(DmbToken(token), session);
-        if let Err(error) = self.device.unregister_dmb(DmbToken(token), session) {
-            tracing::debug!(session = session.0, token, %error, "unregister");
-        }
-    }
-
-    /// Lets an attached DMB go; `gone`: it is mapped nowhere there any more.
-    pub fn detach(&mut self, session: SessionId, token: u64, gone: bool) {
-        match self.device.detach_dmb(DmbToken(token), session, gone) {
-            Ok(()) => self.look_at_parked(DmbToken(token)),
-            Err(error) => tracing::debug!(session = session.0, token, %error, "detach"),
-        }
-    }
-
     /// Switches the device on or off. Off: nominations are refused and all lanes revoked.
     pub fn set_active(&mut self, active: bool) {
         self.active = active;
@@ -484,17 +374,6 @@ impl Exchange {
     fn permits(&self, one: Party, other: Party) -> bool {
         let identity = |party: Party| self.members.get(&party.session).map(|member| &member.identity);
         identity(one).zip(identity(other)).is_some_and(|(one, other)| self.policy.permits(one, other))
-    }
-
-    /// Whether memory that an end registers could be used.
-    pub fn may_register(&self, owner: Party) -> bool {
-        self.active && self.permitted_peer(owner).is_ok()
-    }
-
-    /// The other end of a match, for memory to be shared with. Errors: why not.
-    fn permitted_peer(&self, party: Party) -> Result<Party, Reason> {
-        let peer = self.peer(party).ok_or(Reason::PeerVanished)?;
-        if self.permits(party, peer) { Ok(peer) } else { Err(Reason::NotPermitted) }
     }
 
     /// Asks a process to close one lane, or with `ConnId(0)` all.
@@ -553,6 +432,21 @@ impl Exchange {
             && self.parking.is_empty()
             && self.known.is_empty()
             && self.device.dmb_count() == 0
+    }
+
+    fn holder(&self, session: SessionId) -> Option<Holder> {
+        self.members.get(&session).map(|member| Holder { session, uid: member.identity.uid })
+    }
+
+    fn promise(&mut self, holder: Holder) -> Result<(), Reason> {
+        self.evict_while(holder, |all| all.promises.make(holder, all.device.as_ref(), &all.policy))
+    }
+
+    /// The room that was kept for an end is everybody's again.
+    fn forgo_promise(&mut self, party: Party) {
+        if let Some(holder) = self.ends.get_mut(&party).and_then(|end| end.promise.take()) {
+            self.promises.release(holder);
+        }
     }
 
     fn join(&mut self, client: Party, server: Party) {
@@ -650,16 +544,6 @@ impl Exchange {
 
     fn post(&mut self, to: SessionId, message: FromBroker) {
         self.posts.push(Post { to, message, fds: Vec::new() });
-    }
-}
-
-fn reason_of(error: IsmError) -> Reason {
-    match error {
-        IsmError::NoSpace => Reason::MaxDmb,
-        IsmError::NoMemory => Reason::MemoryRefused,
-        IsmError::UnknownToken | IsmError::NotAllowed => Reason::AttachRefused,
-        IsmError::PeerGone => Reason::PeerVanished,
-        IsmError::Unsupported => Reason::Configuration,
     }
 }
 
