@@ -2,6 +2,12 @@
 //!
 //! A file for another one has the same items. It knows no connection and no libc: what it needs are the kernel's calling
 //! convention, the thread pointer, and the order in which the processor's stores are seen.
+//!
+//! ```
+//! // SAFETY: getpid(2) takes nothing, and does not fail.
+//! let pid = unsafe { shunpike_arch::syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) };
+//! assert_eq!(pid, std::process::id() as isize);
+//! ```
 
 #![no_std]
 

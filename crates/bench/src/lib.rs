@@ -4,6 +4,10 @@
 //! A [`Workload`](workloads::Workload) is measured on each [`Side`](side::Side) in a [`Bed`](bed::Bed) of its own:
 //! its servers, its broker, its directory. [`round`] takes the measurements in turn, [`report`] makes the rows of
 //! them, which [`table`] and [`chart`] show. The load programs that no package has are in [`load`].
+//!
+//! ```text
+//! $ shunpike bench redis nginx-100 --runs 5 --json redis.json
+//! ```
 
 mod bed;
 mod broker;

@@ -1,6 +1,12 @@
 //! The command line: runs programs under Shunpike, serves as its broker, and shows what happens.
 //!
 //! A library only so that its parts can be tested; [`command_line`] is all of it.
+//!
+//! Each subcommand is a module: `run` and `broker`, `enable` and `cdi`, which change the system, and `tools`, which ask the broker.
+//!
+//! ```no_run
+//! std::process::exit(shunpike_cli::command_line().into());
+//! ```
 
 mod args;
 mod background;

@@ -10,7 +10,7 @@ use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_wire::DmbToken;
 
 use crate::mutex::Mutex;
-use crate::tls::{self, readers};
+use crate::tls::{self, epochs};
 use crate::{holders, limits, look};
 
 /// A lane's ring is written where it is (`tx`), and a receiver stops its sender by a word that both change (`closing`). For a device that
@@ -80,7 +80,7 @@ struct Quarantine {
     /// The first `count` are there.
     items: [Option<Retired>; MOST],
     count: usize,
-    grace: Grace<{ readers::MOST }>,
+    grace: Grace<{ epochs::MOST }>,
 }
 
 /// Lets memory go: unmapped after a grace period, and told to the broker at the next sweep. Its address has been taken
@@ -117,17 +117,17 @@ impl Quarantine {
     /// Ends the grace period that runs, if it can end, and the next one. `is_gone`: see [`Grace::is_over`].
     fn turn(&mut self, mut is_gone: impl FnMut(usize) -> bool) {
         for _ in 0..2 {
-            if !self.grace.is_over(readers::all(), &mut is_gone) {
+            if !self.grace.is_over(epochs::all(), &mut is_gone) {
                 return;
             }
             self.end_waiting();
-            if !self.present().any(|item| item.stage == Stage::Fresh) || !readers::fence_all() {
+            if !self.present().any(|item| item.stage == Stage::Fresh) || !epochs::fence_all() {
                 return;
             }
             self.present()
                 .filter(|item| item.stage == Stage::Fresh)
                 .for_each(|item| item.stage = Stage::Waiting);
-            self.grace.begin(readers::all());
+            self.grace.begin(epochs::all());
         }
     }
 
@@ -180,7 +180,7 @@ pub(crate) fn turn() -> bool {
     if RETIRED.try_lock().is_none_or(|quarantine| quarantine.count == 0) {
         return false;
     }
-    RETIRED.lock().turn(|place| readers::is_dead(place) || empty_handed && readers::is_own(place));
+    RETIRED.lock().turn(|place| epochs::is_dead(place) || empty_handed && epochs::is_own(place));
     true
 }
 

@@ -3,7 +3,7 @@
 use shunpike_wire::Reason;
 
 use crate::table::{self, Entry};
-use crate::tls::readers;
+use crate::tls::epochs;
 use crate::zerocopy::lending;
 use crate::{
     above, clock, conn, descriptors, device, eager, holders, hope, process, reuse, session, sets, sys, tap,
@@ -28,7 +28,7 @@ pub fn start(options: Options) {
     // 3. How many CPUs this process may spin on.
     process::count_cpus();
     // 4. How readers without a lock are waited for.
-    readers::start();
+    epochs::start();
     process::follow_options(options.eager, options.profile);
     // 5. What lower floors have to tell.
     above::attach(&above::Above {
@@ -101,7 +101,7 @@ pub fn after_fork_in_child() {
     shunpike_shm::lock::after_fork_in_child();
     let_go_after_fork();
     sys::note_pid();
-    readers::after_fork_in_child();
+    epochs::after_fork_in_child();
     process::after_fork_in_child();
     forget_the_uncounted();
     descriptors::make_room();

@@ -10,7 +10,7 @@ use crate::mutex::Mutex;
 use crate::policy::Profile;
 pub use crate::sys::known_pid as pid;
 use crate::table::{self, Entry};
-use crate::tls::{self, readers};
+use crate::tls::{self, epochs};
 use crate::{descriptors, doorbell, limits, tenants};
 
 /// Completion queues of a process with few CPUs; with more it has one for each, up to [`CQS`]. Each costs every peer a
@@ -221,7 +221,7 @@ pub fn header() -> Option<&'static Header> {
 
 /// Where the calling thread counts how it waits.
 pub fn waits() -> Option<&'static Waits> {
-    header()?.waits.get(readers::own_place() % WAITS)
+    header()?.waits.get(epochs::own_place() % WAITS)
 }
 
 /// Counts a sleep.

@@ -2,7 +2,7 @@
 //!
 //! What it carries is the first part of the thread's [`ThreadBlock`].
 
-pub mod readers;
+pub mod epochs;
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
@@ -100,7 +100,7 @@ pub fn critical() -> Critical {
     // Within the stretch that handlers do not interrupt: one of them would find the count odd.
     if depth == 0 {
         reader(thread).enter();
-        readers::fence_unaided();
+        epochs::fence_unaided();
     }
     Critical { thread }
 }
@@ -117,7 +117,7 @@ pub(crate) fn left_open() -> Critical {
 
 #[inline(always)]
 fn reader(thread: &'static Thread) -> &'static Reader {
-    // SAFETY: null, or one of the words in `readers`, which are never freed.
+    // SAFETY: null, or one of the words in `epochs`, which are never freed.
     match unsafe { thread.reader.load(Ordering::Relaxed).as_ref() } {
         Some(reader) => reader,
         None => first_reader(thread),
@@ -126,7 +126,7 @@ fn reader(thread: &'static Thread) -> &'static Reader {
 
 #[cold]
 fn first_reader(thread: &'static Thread) -> &'static Reader {
-    let reader = readers::take_place();
+    let reader = epochs::take_place();
     thread.reader.store(core::ptr::from_ref(reader).cast_mut(), Ordering::Relaxed);
     reader
 }

@@ -4,6 +4,10 @@
 //! [`calls`]' handler. What a call of a name means is written once, in preload's hooks: the same files are part of this library, where
 //! `covered` is the system call itself (real.rs). No libc and no loader is there: it needs no other library, and a thread's block is found
 //! by the GS base.
+//!
+//! ```text
+//! a patched `syscall` -> the blob's gate -> calls::handler -> preload's hook -> core, or the system call itself
+//! ```
 
 #![no_std]
 

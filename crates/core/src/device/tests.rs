@@ -154,7 +154,7 @@ fn lane_of(owner: Owner) -> Region {
 /// What the broker is to be told of now, as a sweep finds it.
 fn told() -> Vec<(Stage, bool)> {
     let (mut quarantine, mut from) = (RETIRED.lock(), 0);
-    quarantine.turn(|place| readers::is_dead(place) || readers::is_own(place));
+    quarantine.turn(|place| epochs::is_dead(place) || epochs::is_own(place));
     let told =
         core::iter::from_fn(|| quarantine.due(&mut from)).map(|item| (item.stage, item.lane.is_some()));
     told.collect()
@@ -165,7 +165,7 @@ fn told_at_last() -> Vec<(Stage, bool)> {
     let start = Instant::now();
     while RETIRED.lock().present().any(|item| !matches!(item.stage, Stage::Spare | Stage::Unmapped)) {
         assert!(start.elapsed() < Duration::from_secs(20), "still looked at");
-        RETIRED.lock().turn(|place| readers::is_dead(place) || readers::is_own(place));
+        RETIRED.lock().turn(|place| epochs::is_dead(place) || epochs::is_own(place));
         std::thread::yield_now();
     }
     told()

@@ -1,4 +1,4 @@
-//! Every thread's reader word: who may be looking at shared memory without its lock (shm's `grace`).
+//! Every thread's epoch: whether it may be looking at shared memory without a lock, and since when (shm's `grace`).
 //!
 //! The words are not in the threads' own storage, which goes with them: a thread takes a place here at its first
 //! critical section, and leaves it to the next one by dying.
