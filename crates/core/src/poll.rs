@@ -266,8 +266,7 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
             match state::tx_dmb(&block.tx).filter(|_| block.tx.mode.load(Ordering::Relaxed) == mode::LANE) {
                 Some(dmb) => {
                     wait::declare(block, &block.tx, dmb.words(), Side::Writers, cq);
-                    let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000;
-                    bound = Some(bound.map_or(grace, |other| other.min(grace)));
+                    bound = bound.into_iter().chain([tx::looks_again(&block.tx)]).min();
                 }
                 None => events |= libc::POLLOUT,
             }

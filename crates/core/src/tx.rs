@@ -13,7 +13,7 @@ use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_shm::lock::Section;
 use shunpike_wire::Reason;
 
-pub use room::{has_room, overflow};
+pub use room::{has_room, looks_again, overflow};
 pub use unheard::unheard;
 
 use room::Wait;
@@ -252,7 +252,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             return refused(conn, fd, half, &dmb, prod);
         }
         if half.full_since.load(Ordering::Relaxed) == 0 {
-            half.full_since.store(half, clock::ticks().max(1), Ordering::Relaxed);
+            room::note_full(half, &dmb);
         }
         return Step::Full;
     }

@@ -415,11 +415,9 @@ fn sleep(
                 || reg.edge.get()
                 || level.is_fresh(reg.events.get(), &reg.seen.get());
             news |= stays || level.settled || level.events & wanted != 0 && reported;
-            if level.full {
-                bound = Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000);
-            }
+            let full = level.full.then(|| tx::looks_again(&conn.block.tx));
             let unheard = tx::unheard(conn, reg.fd.get());
-            bound = bound.into_iter().chain(shown).chain(unheard).min();
+            bound = bound.into_iter().chain(full).chain(shown).chain(unheard).min();
             news |= state::modes(conn.block) != level.modes;
             if stays
                 || level.full

@@ -93,6 +93,9 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
         Ok(n) => {
             if !peeks {
                 half.tcp_bytes.store(seen + n as u64, Ordering::Relaxed);
+                if !debt {
+                    dmb.words().set_drained(seen + n as u64);
+                }
             }
             if !debt && n as u64 == limit && bufs.left() > n {
                 return Step::Data(n + cross(conn, fd, half, &dmb, bufs, n, flags));

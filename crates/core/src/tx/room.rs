@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{MOVES, TxHalf, mode};
+use shunpike_shm::arena::{MOVES, TxHalf, TxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
@@ -14,7 +14,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
 use crate::window::writable_at;
-use crate::{call, clock, closing, process, state, window};
+use crate::{call, clock, closing, process, state, sys, window};
 
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
@@ -49,6 +49,41 @@ fn can_take(half: &TxHalf, dmb: &Dmb, free: u64) -> bool {
         let offset = half.cursor.load(Ordering::Relaxed);
         free > 0 || dmb.may_double(offset.wrapping_sub(dmb.window()), offset)
     }
+}
+
+/// A reader that has gone on since the ring was seen full behind TCP's bytes, and has stopped for so long, has perhaps read all that it wants
+/// for now, microseconds. On TCP alone there would be room then; a reader that goes on frees the ring soon.
+const PAUSE_US: u64 = 8_000;
+
+/// For how long a full ring is borne whose reader does not move, microseconds.
+fn grace_us() -> u64 {
+    u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000
+}
+
+/// After how long a writer that found no room looks again, nanoseconds.
+pub fn looks_again(half: &TxHalf) -> u64 {
+    let grace = grace_us();
+    1000 * if half.full_with.load(Ordering::Relaxed) == 0 { grace } else { grace.min(PAUSE_US) }
+}
+
+/// Bytes of TCP that the reader has yet to read before the ring, as far as it says.
+fn in_front(half: TxHeld<'_>, dmb: &Dmb) -> u64 {
+    let start = half.own().start.load(Ordering::Relaxed);
+    dmb.words().drained().map_or(0, |drained| start.saturating_sub(drained))
+}
+
+/// The ring is full: since when, and with how much before the reader.
+pub(super) fn note_full(half: TxHeld<'_>, dmb: &Dmb) {
+    half.full_since.store(half, clock::ticks().max(1), Ordering::Relaxed);
+    let offset = half.cursor.load(Ordering::Relaxed);
+    let (front, unread) = (in_front(half, dmb), dmb.unread(offset));
+    if front > 0 {
+        half.full_with.store(half, front + unread, Ordering::Relaxed);
+    } else if offset > dmb.window() + writable_at(dmb) {
+        // There was room since: what TCP had is long read.
+        half.full_with.store(half, 0, Ordering::Relaxed);
+    }
+    half.full_left.store(half, front + unread, Ordering::Relaxed);
 }
 
 /// Of a part of a write that is stuck, readers that nap were not told yet.
@@ -102,7 +137,6 @@ fn overflowed(conn: Conn, fd: i32) -> Overflow {
     };
     let now = clock::ticks();
     let since = half.full_since.load(Ordering::Relaxed);
-    let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
     if free >= writable_at(&dmb) {
         half.full_since.store(half, 0, Ordering::Relaxed);
         return Overflow::Room;
@@ -111,12 +145,26 @@ fn overflowed(conn: Conn, fd: i32) -> Overflow {
     if consumed < half.other.load(Ordering::Relaxed) {
         return Overflow::Room;
     }
-    if since == 0 || consumed != half.other.swap(half, consumed, Ordering::Relaxed) {
+    let seen = half.other.swap(half, consumed, Ordering::Relaxed);
+    if since == 0 {
+        note_full(half, &dmb);
+        return Overflow::No;
+    }
+    let left = in_front(half, &dmb) + dmb.unread(half.cursor.load(Ordering::Relaxed));
+    let left_before = half.full_left.load(Ordering::Relaxed);
+    if left < left_before || consumed != seen {
         // The grace is for a reader that does not move at all.
+        half.full_left.store(half, left.min(left_before), Ordering::Relaxed);
         half.full_since.store(half, now.max(1), Ordering::Relaxed);
         return Overflow::No;
     }
-    if now.wrapping_sub(since) < clock::from_us(grace) {
+    let waited = now.wrapping_sub(since);
+    let may_pause = || {
+        left < half.full_with.load(Ordering::Relaxed)
+            && waited >= clock::from_us(PAUSE_US)
+            && sys::tcp_shows(fd, libc::POLLOUT) & libc::POLLOUT != 0
+    };
+    if waited < clock::from_us(grace_us()) && !may_pause() {
         return Overflow::No;
     }
     state::note(conn.block, Reason::GraceExceeded);
@@ -179,7 +227,7 @@ impl Wait {
             wait::notify(block, dmb.words(), Side::Readers);
         }
         let remaining = self.blocking.remaining()?;
-        let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000 + 1;
+        let grace = looks_again(half) + 1;
         let restarts = call::restarts_before();
         let nap = remaining.map_or(grace, |left| left.min(grace));
         match wait::sleep(block, fd, events, Some(nap)) {

@@ -66,6 +66,7 @@ pub(super) fn grant(conn: Conn, fd: i32, (region, ring): (Region, u32), token: D
         half.forks.store(half, forks, Ordering::Relaxed);
         half.dmb.store(half, dmb.address(), Ordering::Relaxed);
         dmb.words().set_reach(dmb.mapped().into());
+        dmb.words().set_drained(half.tcp_bytes.load(Ordering::Relaxed));
         dmb.words().grant(1);
         half.mode.store(half, mode::GRANTED, Ordering::SeqCst);
         // Who came in before the store is counted; who comes after sees it.
@@ -162,6 +163,7 @@ pub(super) fn begin(conn: Conn, fd: i32) {
     half.cursor.store(half, 0, Ordering::Relaxed);
     half.other.store(half, 0, Ordering::Relaxed);
     half.own().start.store(sent, Ordering::Relaxed);
+    half.full_with.store(half, 0, Ordering::Relaxed);
     state::owes_nothing_yet(&half);
     stores::begin(half);
     zerocopy::choice::begin(half);

@@ -19,6 +19,7 @@ mod opening;
 mod options;
 mod place;
 mod revoke;
+mod room;
 mod waits;
 
 use place::{NOTHING, Pair, as_tcp, as_tcp_once, bytes};

@@ -182,6 +182,10 @@ pub struct TxHalf {
     own: TxOwn,
     /// Offset up to which unread bytes are in the first ring.
     pub moved: Guarded<AtomicU64>,
+    /// Bytes unread, by TCP and in the ring, when the ring was first seen full with some of TCP's in front of it; 0 it was not.
+    pub full_with: Guarded<AtomicU64>,
+    /// ... and when a writer last looked.
+    pub full_left: Guarded<AtomicU64>,
     /// Offset at which the oldest call with a notice still to come is consumed; 0 none.
     pub due: Guarded<AtomicU64>,
     /// Ticks at which bytes were first seen unread by a reader that had declared no wait; 0 none are. Also written without the lock,
@@ -432,7 +436,7 @@ impl TxHalf {
         self.half.reset(first);
         let own = &self.own;
         clear_short([&self.ledger, &own.paces.ring]);
-        clear([&self.held.0, &self.full_since.0, &self.due.0, &own.start]);
+        clear([&self.held.0, &self.full_since.0, &self.full_with.0, &self.due.0, &own.start]);
         own.stage.store(0, Ordering::Relaxed);
     }
 }

@@ -186,6 +186,7 @@ pub(crate) fn layout() -> Vec<(&'static str, Vec<usize>)> {
         ("short", vec![short, short + Short::BYTES_AT]),
         ("cons", vec![Words::CONS_AT]),
         ("reach", vec![beside(Words::CONS_AT)]),
+        ("drained", vec![offset_of!(Words, cons) + offset_of!(Line, 2)]),
         ("start", vec![offset_of!(Words, start)]),
         ("rwait", vec![offset_of!(Words, rwait)]),
         ("wwait", vec![Words::WWAIT_AT]),
@@ -277,6 +278,17 @@ impl Words {
     /// How large a window the receiver can read, unchecked.
     pub fn reach(&self) -> u64 {
         self.cons.1.load(Ordering::Relaxed)
+    }
+
+    /// Receiver, under its lock: how many bytes of the TCP stream it has read; before `grant`, and with each that it reads in front of the lane.
+    pub fn set_drained(&self, tcp_byte: u64) {
+        // A hint, as `reach` is: how long a full ring is borne hangs on it.
+        self.cons.2.store(tcp_byte + 1, Ordering::Relaxed);
+    }
+
+    /// How many of the TCP stream's bytes the receiver has read, unchecked; no more than those before the lane are told. `None`: it does not say.
+    pub fn drained(&self) -> Option<u64> {
+        self.cons.2.load(Ordering::Relaxed).checked_sub(1)
     }
 
     /// Sender: begins the granted lane at byte `tcp_byte` of the TCP stream, with so large a window. False when the grant was
