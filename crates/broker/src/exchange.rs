@@ -251,6 +251,9 @@ impl Exchange {
                 None => self.expectations.other_end(party.session, role, facts.tuple, permitted),
             };
             tracing::debug!(%party, ?expected, "waits");
+            if expected == Expected::Nobody {
+                self.matching.told_of_nobody(party);
+            }
             self.post(party.session, FromBroker::Waiting { conn: party.conn, expected });
         }
     }
@@ -288,6 +291,10 @@ impl Exchange {
         for decision in decisions {
             match decision {
                 Decision::Matched { client, server } => self.join(client, server),
+                Decision::Unheard(end) => {
+                    let expected = Expected::Nobody;
+                    self.post(end.session, FromBroker::Waiting { conn: end.conn, expected });
+                }
                 Decision::Again(end) => self.post(end.session, FromBroker::Again { conn: end.conn }),
                 Decision::Refused(end, reason) => self.refuse(end, reason),
             }

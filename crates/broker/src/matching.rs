@@ -26,6 +26,8 @@ pub enum Decision {
         /// The end that accepted.
         server: Party,
     },
+    /// The other end of this one's match was told that nobody would come: it may be asleep in the kernel, and not hear of it.
+    Unheard(Party),
     /// To be nominated again when quiet; no longer waiting.
     Again(Party),
     /// No lane; no longer waiting.
@@ -49,6 +51,8 @@ struct Entry {
     tries: u8,
     /// The end in another namespace that mirrored it once, and how many bytes had gone then.
     image: Option<(Party, u64)>,
+    /// It was told that nobody is expected at the other end.
+    is_told_of_nobody: bool,
     /// The end that came while this one, with this cookie, had been proved before, and is to be proved once more.
     doubted: Option<(Party, u64)>,
 }
@@ -179,9 +183,11 @@ impl Matching {
             (Some(Role::Server), Some(Role::Client)) => (peer, party),
             _ => return vec![self.refuse(peer, Reason::Sync), self.refuse(party, Reason::Sync)],
         };
+        let is_unheard = self.entries.get(&peer).is_some_and(|entry| entry.is_told_of_nobody);
         self.withdraw(client);
         self.withdraw(server);
-        vec![Decision::Matched { client, server }]
+        let unheard = is_unheard.then_some(Decision::Unheard(party));
+        [Decision::Matched { client, server }].into_iter().chain(unheard).collect()
     }
 
     /// Whether both ends mirrored one another earlier, and bytes have gone since.
@@ -237,6 +243,13 @@ impl Matching {
     /// Whether `party`, proved just now, had been asked again for the sake of `other`, and its socket is the same.
     pub fn is_vindicated(&self, party: Party, facts: &Facts, other: Party) -> bool {
         self.entries.get(&party).is_some_and(|entry| entry.doubted == Some((other, facts.cookie)))
+    }
+
+    /// An end whose nomination waits is told that nobody is expected at the other.
+    pub fn told_of_nobody(&mut self, party: Party) {
+        if let Some(entry) = self.entries.get_mut(&party) {
+            entry.is_told_of_nobody = true;
+        }
     }
 
     /// Refuses an end and forgets it.
@@ -323,7 +336,8 @@ impl Matching {
         if let Some(sequences) = seen.facts.sequences {
             self.sequences.entry(sequences).or_default().push(party);
         }
-        self.entries.entry(party).or_default().seen = Some(seen);
+        let entry = self.entries.entry(party).or_default();
+        (entry.seen, entry.is_told_of_nobody) = (Some(seen), false);
     }
 
     fn forget_seen(&mut self, party: Party) {

@@ -119,6 +119,13 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
             block.life.settle();
         }
     }
+    // What was in the ring stands on TCP: a set that somebody waits for is told of it there as often as the program has asked.
+    if block.rx.mode.load(Ordering::Acquire) == mode::DEBT
+        && plain(&block.tx)
+        && sets::bars_managed(conn, fd).is_some()
+    {
+        sets::restore(conn, || ());
+    }
     // Left: it was revoked for good with bytes unread.
     let is_over = || {
         both_plain()
@@ -171,6 +178,7 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
     upgrade::decline(conn, fd, reason);
     if state::on_lane(conn) {
         revoke(conn, fd, reason);
+        conn.block.life.unsettle();
         above::settle(conn, fd);
     } else {
         state::note(conn.block, reason);

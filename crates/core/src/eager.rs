@@ -31,7 +31,7 @@ const EXPECTATION: u64 = 1 << 63;
 pub(crate) mod mark {
     /// The broker was told that this connection would be made.
     pub const ANNOUNCED: u8 = 1;
-    /// The broker said who may come to the other end,
+    /// The broker said who may come to the other end, or, of a peer that it has named, that nobody may hear us there:
     pub const ANSWERED: u8 = 2;
     /// this process,
     pub const OWN: u8 = 4;
@@ -264,6 +264,12 @@ pub(crate) fn answered(block: &Block, expected: Expected) {
     if who != 0 {
         attend();
     }
+}
+
+/// The connection has its peer: whoever was expected there is. What the broker says from now on is of that one.
+pub(crate) fn matched(block: &Block) {
+    block.nomination.fetch_and(!(mark::ANSWERED | mark::OWN | mark::OTHER), Ordering::Relaxed);
+    attend();
 }
 
 /// From now on sleeping calls listen to the broker for a while: a peer of ours may wait for our part.

@@ -48,8 +48,8 @@ enum Cause {
     Ourselves,
 }
 
-/// What there is to wait for, and how long, microseconds.
-fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
+/// What there is to wait for, and how long, microseconds. `reads`: for a call that would sleep anyway.
+fn hope(block: &Block, patience: u64, reads: bool) -> Option<(Cause, u64)> {
     let broker = || (!SILENT.load(Ordering::Relaxed)).then_some((Cause::Broker, BROKER_US));
     match block.life.phase() {
         Phase::Watched | Phase::Nominated | Phase::Shaking if is_inherited(block) => {
@@ -68,6 +68,8 @@ fn hope(block: &Block, patience: u64) -> Option<(Cause, u64)> {
             marks if marks & mark::OWN != 0 && sys::has_threads() => Some((Cause::Peer, patience)),
             _ => None,
         },
+        // A peer that was told of nobody may be asleep in a read of the kernel's, which only our bytes by TCP end.
+        Phase::Shaking if !reads && block.nomination.load(Ordering::Relaxed) & mark::ANSWERED != 0 => None,
         Phase::Shaking => Some((Cause::Peer, 2 * patience)),
         _ => None,
     }
@@ -87,7 +89,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
     // Before any system call: most connections of most programs have nothing to wait for.
     let is_new = conn.block.life.is(Phase::Watched) && !was_put_off(conn.block);
     if !is_new
-        && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed)).is_none()
+        && hope(conn.block, PATIENCE_US.load(Ordering::Relaxed), reading.is_some()).is_none()
         && !(reading.is_some() && may_be_asked(conn.block))
     {
         return Ok(conn);
@@ -115,7 +117,7 @@ fn await_unsettled(mut conn: Conn, fd: i32, reading: Option<i32>) -> Result<Conn
             }
             upgrade::nominate(conn, fd);
         }
-        let hope = hope(conn.block, patience);
+        let hope = hope(conn.block, patience, reading.is_some());
         if let Some((cause, most)) = hope {
             if clock::ticks() - begin >= clock::from_us(most.min(longest)) {
                 conn.block.nomination.fetch_or(mark::SPENT, Ordering::Relaxed);

@@ -234,7 +234,7 @@ fn matched(
     if !conn.block.life.on(Event::Match).is_taken() {
         return withdraw(session, conn.block);
     }
-    eager::attend();
+    eager::matched(conn.block);
     link::join(group, conn.block, slot);
     conn.block.rx.lender.store(peer, Ordering::Relaxed);
     let mut out: Outbox = [0; _];

@@ -344,6 +344,8 @@ pub enum FromBroker {
     },
     /// Answer to a Nominate that has no match yet: its descriptor is closed again. All that was sent to the broker
     /// before that Nominate was, by whatever process, has been read (but for a crowd's messages).
+    ///
+    /// Behind `Matched`, with nobody: that peer had been told so itself, and may be asleep where it hears of nothing but bytes by TCP.
     Waiting {
         /// The end.
         conn: ConnId,

@@ -208,5 +208,6 @@ pub(super) fn taken(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: C
     own.paid_at.store(clock::ticks(), Ordering::Relaxed);
     seen::void(conn.block);
     half.mode.store(half, mode::DEBT, Ordering::Release);
+    conn.block.life.unsettle();
     Step::Again
 }

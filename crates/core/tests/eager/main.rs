@@ -17,7 +17,8 @@ use shunpike_core::{conn, eager};
 use shunpike_shm::lifecycle::Phase;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// As `--eager` is given.
 const EAGER: bool = true;
@@ -162,4 +163,27 @@ fn an_eager_connection_closed_unused_leaves_nothing() {
     drop(broker);
     let pair = announced();
     pair.talk();
+}
+
+#[test]
+fn who_sleeps_in_the_kernel_as_nobody_was_expected_is_not_waited_for() {
+    let pair = one_sided();
+    pair.pump();
+    let client = &pair.client;
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| client.recv_with(100, 0));
+        while client.conn().block.rx.inflight.load(Ordering::Relaxed) == 0 {
+            pair.pump();
+        }
+        conn::watch(pair.server.fd, true, false, false);
+        pair.pump();
+        let begun = Instant::now();
+        pair.server.send(b"welcome").expect("room");
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+        assert_eq!(reader.join().expect("it ends in peace").as_deref(), Ok(&b"welcome"[..]));
+    });
+    // It hears of its peer now, and the lane opens.
+    pair.pump();
+    pair.talk();
+    assert!(pair.is_on_lanes(), "{:?}", pair.state());
 }

@@ -15,6 +15,7 @@ mod fork;
 mod grace;
 mod handing;
 mod mixed;
+mod nested;
 mod opening;
 mod options;
 mod place;

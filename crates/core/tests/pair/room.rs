@@ -21,7 +21,8 @@ struct Flood {
 impl Flood {
     fn behind(most: usize) -> Self {
         // The broker may find that bytes have moved since they were counted, and ask again: then it does not open here.
-        let flood = (0..10).map(|_| Self::tried(most)).find(Self::is_by_lane).expect("a lane that opens in time");
+        let flood =
+            (0..10).map(|_| Self::tried(most)).find(Self::is_by_lane).expect("a lane that opens in time");
         assert!(!flood.shows_room());
         flood
     }

@@ -78,6 +78,21 @@ fn a_new_nomination_ends_the_match() {
     assert!(!told.iter().any(|m| matches!(m, FromBroker::Clc { .. })), "no peer, no relay");
 }
 
+/// One that was told so may sleep in the kernel by then: its peer need not wait for it.
+#[test]
+fn who_comes_after_nobody_was_expected_is_told_of_that() {
+    for is_asked in [true, false] {
+        let mut exchange = with_users(exchange(), [1000, 1000, 1000, 1000]);
+        exchange.nominate(party(1, 1), Role::Client, facts(1, 80), is_asked);
+        exchange.answer(exchange.unanswered());
+        exchange.nominate(party(2, 1), Role::Server, facts(2, 80), true);
+        let told = posts_to(&mut exchange, 2);
+        assert!(matches!(told[0], FromBroker::Matched { .. }), "{told:?}");
+        let waiting = FromBroker::Waiting { conn: ConnId(1), expected: Expected::Nobody };
+        assert_eq!(told[1..], [waiting][..usize::from(is_asked)]);
+    }
+}
+
 /// Of two ends in a namespace that we cannot ask in, the earlier one is proved once more, by the same socket.
 #[test]
 fn an_earlier_nomination_is_matched_when_its_socket_lasts() {

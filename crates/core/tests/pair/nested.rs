@@ -1,0 +1,81 @@
+//! Sets that somebody waits for have no lanes: what a lane had, TCP would have told.
+
+use crate::epoll::Epoll;
+use crate::{Pair, as_tcp};
+use std::time::Duration;
+
+/// Whether the outer set tells of the inner one, that of the server, and there is something to read; and then of nothing.
+fn told(pair: &Pair, inner: &Epoll, outer: &Epoll) -> Vec<usize> {
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let by_outer = outer.wait(300_000_000);
+        assert!(by_outer.iter().all(|&(fd, _)| fd == inner.fd));
+        let by_inner = inner.wait(0);
+        assert!(by_inner.iter().all(|&one| one == (pair.server.fd, libc::EPOLLIN)));
+        seen.extend([by_outer.len(), by_inner.len(), pair.server.recv(100).map_or(0, |bytes| bytes.len())]);
+    }
+    seen
+}
+
+#[test]
+fn bytes_unread_are_told_of_where_the_connection_comes_into_a_set_that_is_waited_for() {
+    as_tcp(|pair| {
+        let (inner, outer) = (Epoll::new(), Epoll::new());
+        outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+        assert_eq!(outer.wait(0), []);
+        pair.client.send(b"bytes").expect("room");
+        inner.add(pair.server.fd, libc::EPOLLIN).expect("a set");
+        told(pair, &inner, &outer)
+    });
+}
+
+#[test]
+fn bytes_unread_are_told_of_where_its_set_comes_to_be_waited_for() {
+    as_tcp(|pair| {
+        let (inner, outer) = (Epoll::new(), Epoll::new());
+        inner.add(pair.server.fd, libc::EPOLLIN).expect("a set");
+        assert_eq!(inner.wait(0), []);
+        pair.client.send(b"bytes").expect("room");
+        outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+        told(pair, &inner, &outer)
+    });
+}
+
+#[test]
+fn bytes_unread_are_told_of_where_its_set_was_looked_at_before() {
+    as_tcp(|pair| {
+        let (inner, outer) = (Epoll::new(), Epoll::new());
+        inner.add(pair.server.fd, libc::EPOLLIN).expect("a set");
+        pair.client.send(b"bytes").expect("room");
+        assert_eq!(inner.wait(0).len(), 1);
+        assert_eq!(inner.wait(0).len(), 1);
+        outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+        told(pair, &inner, &outer)
+    });
+}
+
+#[test]
+fn what_a_read_leaves_is_told_of_again_where_the_peer_waits() {
+    as_tcp(|pair| {
+        let (inner, outer) = (Epoll::new(), Epoll::new());
+        inner.add(pair.server.fd, libc::EPOLLIN).expect("a set");
+        pair.client.send(b"bytes").expect("room");
+        std::thread::scope(|scope| {
+            let client = &pair.client;
+            let waits = scope.spawn(|| client.poll(libc::POLLIN, Some(5_000_000_000)));
+            // It may be asleep by then, or not: both must do.
+            std::thread::sleep(Duration::from_millis(20));
+            outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+            let mut seen = Vec::new();
+            for _ in 0..3 {
+                seen.push(outer.wait(300_000_000).len());
+                seen.push(inner.wait(0).len());
+                seen.push(pair.server.recv(2).map_or(0, |bytes| bytes.len()));
+            }
+            seen.push(outer.wait(0).len());
+            pair.server.send(b"answer").expect("room");
+            assert_eq!(waits.join().expect("it ends in peace"), libc::POLLIN);
+            seen
+        })
+    });
+}
