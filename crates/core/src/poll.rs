@@ -101,8 +101,11 @@ fn poll_with(
             }
             n += usize::from(one.revents != 0);
         }
-        if others && (lanes || timeout == Some(0)) {
-            sys::poll(&mut kernel[..fds.len()], Some(0), mask)?;
+        // A pending signal that the mask lets in ends the call where nothing is ready, and no other one.
+        let lets_in = if n == 0 { mask } else { core::ptr::null() };
+        let at_once = timeout == Some(0);
+        if others && (lanes || at_once) || at_once && !lets_in.is_null() {
+            sys::poll(&mut kernel[..fds.len()], Some(0), lets_in)?;
             n += take(fds, kernel);
         }
         if n > 0 || timeout == Some(0) {

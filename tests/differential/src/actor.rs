@@ -3,6 +3,7 @@
 //! It is run on TCP and under Shunpike. It uses libc's names for everything, so that the hooks see what they would see of
 //! any program, but for what is called raw.
 
+mod branch;
 mod dialogues;
 
 use std::collections::HashMap;
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::calls::{self, Said, Times};
 use crate::edges::Edges;
-use crate::op::{CONNS, Call, Child, End, Family, Handler, LookBy, Over, RecvBy, Registered};
+use crate::op::{CONNS, Call, Child, End, Family, Handler, LookBy, Over, Registered};
 use crate::op::{looks, reads};
 use crate::order::{How, Order, Reply};
 use crate::state::Arena;
@@ -30,6 +31,8 @@ struct Connection {
     sent: u64,
     serial: u64,
     registered: bool,
+    /// Its second number.
+    twin: Option<RawFd>,
     waiting: Option<Waiting>,
     /// After a flood: what tells of room.
     room: Option<calls::Room>,
@@ -38,7 +41,7 @@ struct Connection {
 
 impl Connection {
     fn new(fd: RawFd, serial: u64) -> Self {
-        Self { fd, sent: 0, serial, registered: false, waiting: None, room: None, lending: None }
+        Self { fd, sent: 0, serial, registered: false, twin: None, waiting: None, room: None, lending: None }
     }
 }
 
@@ -51,6 +54,8 @@ struct Actor {
     arena: Arena,
     edges: Edges,
     timer: calls::Timer,
+    /// The child that lives on.
+    branch: Option<libc::pid_t>,
 }
 
 /// What an actor's program goes on from when it was executed anew.
@@ -83,6 +88,7 @@ pub fn run(state: Option<&str>) {
         arena: Arena::new(),
         edges: Edges::new(),
         timer: calls::Timer::new(),
+        branch: None,
     };
     let mut out = std::io::stdout().lock();
     if is_anew {
@@ -101,23 +107,29 @@ pub fn run(state: Option<&str>) {
             return;
         }
     }
-    for line in std::io::stdin().lock().lines() {
-        let Ok(line) = line else { return };
-        let order: Order = serde_json::from_str(&line).expect("an order");
-        let reply = actor.obey(order);
-        let mut text = serde_json::to_string(&reply).expect("a reply");
-        text.push('\n');
-        if out.write_all(text.as_bytes()).is_err() || out.flush().is_err() {
-            return;
-        }
-    }
+    actor.serve(std::io::stdin().lock(), out);
 }
 
 impl Actor {
+    /// Obeys until there are no more orders.
+    fn serve(&mut self, orders: impl BufRead, mut out: impl Write) {
+        for line in orders.lines() {
+            let Ok(line) = line else { return };
+            let order: Order = serde_json::from_str(&line).expect("an order");
+            let reply = self.obey(order);
+            let mut text = serde_json::to_string(&reply).expect("a reply");
+            text.push('\n');
+            if out.write_all(text.as_bytes()).is_err() || out.flush().is_err() {
+                return;
+            }
+        }
+    }
+
     fn obey(&mut self, order: Order) -> Reply {
         let conn = match order {
             Order::Make { conn, .. }
             | Order::Give { conn }
+            | Order::Branch { conn }
             | Order::Echo { conn, .. }
             | Order::Pair { conn, .. }
             | Order::Exchange { conn, .. }
@@ -166,6 +178,9 @@ impl Actor {
                 self.conns.insert(conn, Connection { sent, ..Connection::new(fd, serial) });
                 (Some(Said::of(i64::from(fd >= 0))), None)
             }
+            Order::Branch { .. } => (Some(self.branch()), None),
+            Order::Reap => (Some(self.reap()), None),
+            Order::Quit => std::process::exit(0),
             Order::Forget { conn } => {
                 if let Some(conn) = self.conns.remove(&conn) {
                     calls::close(conn.fd);
@@ -228,7 +243,9 @@ impl Actor {
             }
             Order::Ended { conn, ms } => self.ended(conn, ms),
             Order::Reset => {
+                self.reap();
                 for (_, conn) in self.conns.drain() {
+                    conn.twin.map(calls::close);
                     calls::close_hard(conn.fd);
                 }
                 calls::few(false);
@@ -360,7 +377,7 @@ impl Actor {
         match calls.map(reads) {
             [true, true] => {
                 let read = |said: &Said| said.ret.max(0);
-                let is_thrown_away = calls.iter().any(|call| matches!(call, Call::Recv(RecvBy::Trunc, _)));
+                let is_thrown_away = calls.iter().any(|call| matches!(call, Call::Recv(by, _) if by.throws_away()));
                 let mixed = calls::mixed(&first.1).wrapping_add(calls::mixed(&second.1));
                 let more = if is_thrown_away { Vec::new() } else { vec![mixed] };
                 [Said { ret: read(&first.0) + read(&second.0), errno: 0, more }, Said::of(0)]
@@ -400,8 +417,10 @@ impl Actor {
             }
             Call::Finish(end) => {
                 let said = calls::finish(fd, end);
-                if end.is_close() {
-                    self.conns.remove(&index);
+                match conn.twin.take() {
+                    Some(twin) if end.is_close() => (conn.fd, conn.registered) = (twin, false),
+                    twin if !end.is_close() => conn.twin = twin,
+                    _ => drop(self.conns.remove(&index)),
                 }
                 said
             }
@@ -410,6 +429,17 @@ impl Actor {
             }
             Call::Patience(by, ms) => calls::wait_at_most(fd, by, ms),
             Call::Alarm(by) => calls::wait_for_alarm(fd, by),
+            Call::Masked(by, mask, ms) => calls::wait_masked(fd, by, mask, ms),
+            Call::Twin => {
+                // SAFETY: no memory is passed.
+                conn.twin = Some(unsafe { libc::dup(fd) }).filter(|&twin| twin >= 0);
+                Said::of(conn.twin.is_some().into())
+            }
+            Call::Turn => {
+                let Some(twin) = conn.twin.replace(fd) else { return Said::of(-1) };
+                (conn.fd, conn.registered) = (twin, false);
+                Said::of(1)
+            }
             Call::Dup | Call::Pass => {
                 let is_pass = call == Call::Pass;
                 if is_pass && conn.registered {
@@ -446,6 +476,10 @@ impl Actor {
             | Call::DupOver(_)
             | Call::Exec
             | Call::Hand
+            | Call::Share
+            | Call::Branch
+            | Call::Swap
+            | Call::KillBranch
             | Call::Kill
             | Call::Stop
             | Call::Continue
@@ -463,13 +497,23 @@ impl Actor {
 
     fn dup_over(&mut self, index: u8, over: Over) -> Said {
         const FAR: RawFd = 700;
+        const NEXT: RawFd = 300;
         let Some(conn) = self.conns.get(&index) else { return Said::of(-1) };
         let from = conn.fd;
+        if over == Over::Next {
+            let (said, other) = calls::dup_next(from, NEXT);
+            if let Some(conn) = self.conns.get_mut(&index)
+                && other >= 0
+            {
+                (conn.fd, conn.registered) = (other, false);
+            }
+            return said;
+        }
         let to = match over {
             Over::Conn(other) => self.conns.get(&other).map_or(-1, |other| other.fd),
             Over::Set => self.set,
             Over::Same => from,
-            Over::Far => FAR + RawFd::from(index),
+            Over::Far | Over::Next => FAR + RawFd::from(index),
         };
         let said = calls::dup_over(from, to);
         if said.ret != 1 || from == to {
@@ -481,7 +525,7 @@ impl Actor {
                 self.set = calls::new_set();
                 self.conns.values_mut().for_each(|conn| conn.registered = false);
             }
-            Over::Same | Over::Far => {}
+            Over::Same | Over::Far | Over::Next => {}
         }
         if let Some(conn) = self.conns.get_mut(&index) {
             (conn.fd, conn.registered) = (to, false);

@@ -121,6 +121,9 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             let other = name(op.side.other());
             return writeln!(text, "    turn({other}); if (side == {other}) signals({signal});");
         }
+        Call::Branch | Call::Swap | Call::Share | Call::KillBranch => {
+            return writeln!(text, "    /* {who}, connection {conn}: {:?} */", op.call);
+        }
         Call::Meddle(Meddle::Wait(ms)) => {
             return writeln!(text, "    turn({who}); if (side == {who}) usleep({ms} * 1000);");
         }
@@ -145,17 +148,22 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         Call::Recv(RecvBy::Once, n) => format!("receives_once({conn}, {n})"),
         Call::Recv(by, n) => {
             let flags = match by {
-                RecvBy::Peek => "MSG_DONTWAIT | MSG_PEEK",
-                RecvBy::Trunc => "MSG_DONTWAIT | MSG_TRUNC",
+                RecvBy::Peek | RecvBy::PeekMsg => "MSG_DONTWAIT | MSG_PEEK",
+                RecvBy::PeekTrunc => "MSG_DONTWAIT | MSG_PEEK | MSG_TRUNC",
+                RecvBy::PeekWhole => "MSG_PEEK | MSG_WAITALL",
+                RecvBy::Trunc | RecvBy::TruncMsg => "MSG_DONTWAIT | MSG_TRUNC",
                 RecvBy::WaitAll => "MSG_WAITALL",
                 RecvBy::Oob => "MSG_DONTWAIT | MSG_OOB",
-                RecvBy::Read | RecvBy::Readv | RecvBy::Splice => "0",
+                RecvBy::Read | RecvBy::Readv | RecvBy::Splice | RecvBy::ForOne => "0",
                 RecvBy::Recv
                 | RecvBy::Ring
                 | RecvBy::Once
                 | RecvBy::Recvfrom
                 | RecvBy::Recvmsg
-                | RecvBy::Recvmmsg => "MSG_DONTWAIT",
+                | RecvBy::Recvmmsg
+                | RecvBy::Preadv2
+                | RecvBy::Many
+                | RecvBy::Cloexec => "MSG_DONTWAIT",
             };
             format!("receives({conn}, {n}, {flags})")
         }
@@ -163,12 +171,27 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         Call::Look(LookBy::Epoll | LookBy::Set | LookBy::Nested) => "set_shows()".to_owned(),
         Call::Look(LookBy::PollRdhup) => format!("polls({conn}, POLLIN | POLLRDHUP)"),
         Call::Look(
-            LookBy::Poll | LookBy::Select | LookBy::AllPoll | LookBy::AllSelect | LookBy::AllEpoll,
+            LookBy::Poll
+            | LookBy::PollEach
+            | LookBy::Kinds
+            | LookBy::Select
+            | LookBy::AllPoll | LookBy::AllSelect | LookBy::AllEpoll,
         ) => format!("polls({conn}, POLLIN | POLLOUT | POLLPRI)"),
         Call::Look(LookBy::Peek) => format!("receives({conn}, 1, MSG_DONTWAIT | MSG_PEEK)"),
         Call::Look(LookBy::RecvNothing) => format!("receives({conn}, 0, MSG_DONTWAIT)"),
         Call::Look(
-            by @ (LookBy::SoError | LookBy::AtMark | LookBy::Names | LookBy::Peers | LookBy::Urgents),
+            by @ (LookBy::SoError
+            | LookBy::AtMark
+            | LookBy::Names
+            | LookBy::Peers
+            | LookBy::Urgents
+            | LookBy::Arrivals
+            | LookBy::Flags
+            | LookBy::Refused
+            | LookBy::Errors
+            | LookBy::SendNothing
+            | LookBy::TcpState
+            | LookBy::CloseOnExec),
         ) => {
             format!("(void)0 /* {by:?} */")
         }
@@ -190,6 +213,23 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             Opt::UserTimeout(ms) => format!("option({conn}, IPPROTO_TCP, TCP_USER_TIMEOUT, {ms})"),
             Opt::OobInline(on) => format!("option({conn}, SOL_SOCKET, SO_OOBINLINE, {})", u8::from(on)),
             Opt::Owner => format!("fcntl(fds[{conn}], F_SETOWN, getpid())"),
+            opt @ (Opt::OwnerThread
+            | Opt::Async(_)
+            | Opt::AsyncIoctl(_)
+            | Opt::OwnSignal(_)
+            | Opt::NonblockIoctl(_)
+            | Opt::LingerFor(_)
+            | Opt::TimestampNs(_)
+            | Opt::Timestamping(_)
+            | Opt::ErrorsBySelect(_)
+            | Opt::Pacing
+            | Opt::MinTtl(_)
+            | Opt::Filter(_)
+            | Opt::KeepIdle(_)
+            | Opt::KeepInterval(_)
+            | Opt::KeepCount(_)
+            | Opt::AddressForm
+            | Opt::Plain(_)) => format!("(void)0 /* {opt:?} */"),
             Opt::Linger(on) => {
                 format!(
                     "setsockopt(fds[{conn}], SOL_SOCKET, SO_LINGER, &(struct linger){{{}, 0}}, sizeof(struct linger))",
@@ -220,6 +260,9 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         },
         Call::Patience(by, ms) => format!("waits_for({conn}, {ms}) /* {by:?} */"),
         Call::Alarm(by) => format!("alarmed({conn}) /* {by:?} */"),
+        Call::Masked(by, mask, ms) => format!("waits_for({conn}, {ms}) /* {by:?}, SIGALRM: {mask:?} */"),
+        Call::Twin => format!("twin = dup(fds[{conn}])"),
+        Call::Turn => format!("{{ int other = fds[{conn}]; fds[{conn}] = twin; twin = other; }}"),
         // Here both processes of a side are one.
         Call::Pass | Call::Hand => format!("passes({conn})"),
         Call::Dup => format!(
@@ -230,7 +273,7 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             let to = match over {
                 Over::Conn(other) => format!("fds[{other}]"),
                 Over::Set => "set".to_owned(),
-                Over::Same | Over::Far => format!("{}", 700 + u16::from(conn)),
+                Over::Same | Over::Far | Over::Next => format!("{}", 700 + u16::from(conn)),
             };
             let new = if over == Over::Set { " set = epoll_create1(0);" } else { "" };
             format!(
@@ -252,7 +295,7 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                 }
                 Child::Looks => format!("{{ polls({conn}, POLLIN | POLLOUT | POLLPRI); _exit(0); }}"),
                 Child::LooksAtSet => "{ set_shows(); _exit(0); }".to_owned(),
-                Child::Execs => "execl(\"/bin/true\", \"true\", NULL)".to_owned(),
+                Child::Execs | Child::Spawns => "execl(\"/bin/true\", \"true\", NULL)".to_owned(),
             };
             format!("{{ if (!fork()) {what}; int status; wait(&status); tell(\"child\", status); line(); }}")
         }
@@ -271,6 +314,10 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
         | Call::Corked { .. }
         | Call::Lend { .. }
         | Call::Torrent { .. }
+        | Call::Branch
+        | Call::Swap
+        | Call::Share
+        | Call::KillBranch
         | Call::Kill
         | Call::Stop
         | Call::Continue

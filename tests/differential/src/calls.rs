@@ -5,7 +5,9 @@ mod filter;
 mod flood;
 mod handlers;
 mod lending;
+mod masks;
 mod moving;
+mod odd;
 mod ring;
 mod times;
 mod torrent;
@@ -27,8 +29,10 @@ pub use exchange::Reader;
 pub use filter::{can_be_answered, have_driver_asked, hear_listener};
 pub use flood::{Room, drain};
 pub use handlers::{arm, begin, heed, ran, urgents};
+pub use masks::wait_masked;
 pub use lending::Lending;
-pub use moving::{JOINT, dup, dup_over, exec, fork, give, pass, take};
+pub use moving::{JOINT, dup, dup_next, dup_over, exec, fork, give, pass, take};
+pub use odd::PLAINS;
 pub use times::{Timer, Times};
 pub use torrent::torrent;
 pub use waits::{
@@ -204,7 +208,7 @@ pub fn close_hard(fd: RawFd) {
 fn wait_readable(fd: RawFd, events: i16) {
     let mut one = pollfd { fd, events, revents: 0 };
     // SAFETY: one entry, ours.
-    unsafe { libc::poll(&raw mut one, 1, 5000) };
+    while unsafe { libc::poll(&raw mut one, 1, 5000) } < 0 && errno() == libc::EINTR {}
 }
 
 /// Sends all, waiting for room where need be. Says whether.
@@ -265,12 +269,16 @@ fn message(parts: &mut [iovec], control: &mut [u64]) -> msghdr {
 }
 
 /// One call that sends, and others until all is sent or the socket takes no more: how bytes are cut into calls is nobody's business.
+///
+/// A call that fails with EPIPE tells how many SIGPIPE came.
 pub fn send(fd: RawFd, by: SendBy, bytes: &[u8]) -> Said {
     let mut sent = 0;
+    let before = handlers::broken();
     while sent < bytes.len() {
         let n = send_once(fd, by, &bytes[sent..]);
         if n <= 0 {
-            return if sent == 0 { Said::failed() } else { Said::of(sent as i64).with([errno().into()]) };
+            let signals = if errno() == libc::EPIPE { handlers::broken() - before } else { 0 };
+            return if sent == 0 { Said::failed().with([signals]) } else { Said::of(sent as i64).with([errno().into()]) };
         }
         sent += n as usize;
     }
@@ -288,11 +296,13 @@ pub fn send_more(fd: RawFd, bytes: &[u8], has_more: bool) -> i64 {
 fn send_once(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
     const FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     let mut parts = vector(bytes);
-    // SAFETY: slices and structs of ours, which outlive each call. SIGPIPE is ignored, as Rust's programs do.
+    // SAFETY: slices and structs of ours, which outlive each call.
     unsafe {
         match by {
             SendBy::Send => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS) as i64,
             SendBy::Oob => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS | libc::MSG_OOB) as i64,
+            SendBy::Loud => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) as i64,
+            SendBy::Many | SendBy::Pwritev2 | SendBy::SendfileOn | SendBy::Flagged => odd::send(fd, by, bytes),
             SendBy::Ring => ring::send(fd, bytes, FLAGS),
             SendBy::Write => libc::write(fd, bytes.as_ptr().cast(), bytes.len()) as i64,
             SendBy::Writev => libc::writev(fd, parts.as_ptr(), 2) as i64,
@@ -345,7 +355,8 @@ fn control_of(header: &msghdr) -> Vec<i64> {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while let Some(one) = at.as_ref() {
             // Of time stamps TCP has none until the kernel has got round to taking them, some time after setsockopt.
-            if (one.cmsg_level, one.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_TIMESTAMP) {
+            const STAMPS: [c_int; 3] = [libc::SCM_TIMESTAMP, libc::SCM_TIMESTAMPNS, libc::SCM_TIMESTAMPING];
+            if one.cmsg_level != libc::SOL_SOCKET || !STAMPS.contains(&one.cmsg_type) {
                 all.extend([i64::from(one.cmsg_level), i64::from(one.cmsg_type)]);
             }
             if (one.cmsg_level, one.cmsg_type) == (libc::SOL_TCP, TCP_CM_INQ) {
@@ -371,7 +382,7 @@ pub fn receive(fd: RawFd, by: RecvBy, n: usize) -> Said {
 /// The same, with the bytes themselves; none of those that were thrown away.
 pub fn receive_bytes(fd: RawFd, by: RecvBy, n: usize) -> (Said, Vec<u8>) {
     let mut to = vec![0u8; n];
-    let once = matches!(by, RecvBy::Peek | RecvBy::Trunc | RecvBy::Oob | RecvBy::Once);
+    let once = by.peeks() || by.throws_away() || by == RecvBy::Once;
     let (mut have, mut more) = (0, Vec::new());
     loop {
         let (got, control) = receive_once(fd, by, &mut to[have..], have > 0);
@@ -385,7 +396,7 @@ pub fn receive_bytes(fd: RawFd, by: RecvBy, n: usize) -> (Said, Vec<u8>) {
         }
         have += got as usize;
         if once || have >= n {
-            to.truncate(if by == RecvBy::Trunc { 0 } else { have });
+            to.truncate(if by.throws_away() { 0 } else { have });
             return (Said::of(have as i64).with(more), to);
         }
     }
@@ -401,10 +412,18 @@ fn receive_once(fd: RawFd, by: RecvBy, to: &mut [u8], again: bool) -> (i64, Vec<
     unsafe {
         match by {
             // What may wait was called where there are bytes; not for the rest of them.
-            RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice if again => {
+            RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice | RecvBy::ForOne if again => {
                 none(libc::recv(fd, at, n, DONTWAIT))
             }
             RecvBy::Ring => (ring::receive(fd, to, DONTWAIT), Vec::new()),
+            RecvBy::Preadv2
+            | RecvBy::Many
+            | RecvBy::ForOne
+            | RecvBy::PeekMsg
+            | RecvBy::TruncMsg
+            | RecvBy::Cloexec
+            | RecvBy::PeekTrunc
+            | RecvBy::PeekWhole => odd::receive(fd, by, to),
             RecvBy::Recv | RecvBy::Once => none(libc::recv(fd, at, n, DONTWAIT)),
             RecvBy::Read => none(libc::read(fd, at, n)),
             RecvBy::Readv => none(libc::readv(fd, parts.as_ptr(), 2)),
@@ -462,6 +481,7 @@ pub fn set_option(fd: RawFd, opt: Opt) -> Said {
             let value = libc::linger { l_onoff: i32::from(on), l_linger: 0 };
             return Said::from(set(fd, libc::SOL_SOCKET, libc::SO_LINGER, value));
         }
+        opt => return odd::set_option(fd, opt),
     };
     Said::from(set(fd, level, name, value))
 }

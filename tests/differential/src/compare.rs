@@ -112,7 +112,7 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
         is_meddled |= meddles(op.call);
         let (Some(tcp), Some(lane)) = (&tcp[at], &lane[at]) else { continue };
         let own = op.side as usize;
-        may_tell_again[own] |= matches!(op.call, Call::Dup | Call::DupOver(_));
+        may_tell_again[own] |= matches!(op.call, Call::Dup | Call::DupOver(_) | Call::Twin | Call::Turn | Call::Swap);
         if closes_lanes(op.call) {
             may_tell_again = [true; 2];
         }
@@ -172,14 +172,26 @@ fn closes_lanes(call: Call) -> bool {
         call,
         Call::Meddle(Meddle::Revoke | Meddle::Off)
             | Call::Set(
-                Opt::LowWater(_) | Opt::PeekOff(_) | Opt::Timestamps(_) | Opt::OobInline(_) | Opt::Owner
+                Opt::LowWater(_)
+                    | Opt::PeekOff(_)
+                    | Opt::Timestamps(_)
+                    | Opt::TimestampNs(_)
+                    | Opt::Timestamping(_)
+                    | Opt::OobInline(_)
+                    | Opt::Owner
+                    | Opt::Async(_)
+                    | Opt::AsyncIoctl(_)
+                    | Opt::Pacing
+                    | Opt::MinTtl(_)
+                    | Opt::Filter(_)
             )
             | Call::Send(SendBy::Oob | SendBy::Splice, _)
             | Call::Recv(RecvBy::Splice, _)
             | Call::Pass
             | Call::Hand
+            | Call::Share
             | Call::Exec
-            | Call::Fork(Child::Execs)
+            | Call::Fork(Child::Execs | Child::Spawns)
     )
 }
 

@@ -128,7 +128,11 @@ pub fn failures() -> impl Strategy<Value = Vec<Failure>> {
 /// The program without what goes between the instructions of a call, or into it: a filter makes calls interruptible that never are.
 pub fn tame(mut program: Vec<Op>) -> Vec<Op> {
     program.iter_mut().for_each(|op| op.cut = None);
-    program.retain(|op| !matches!(op.call, Call::Signal(_) | Call::Alarm(_)));
+    let is_left_out = |call| {
+        matches!(call, Call::Signal(_) | Call::Alarm(_) | Call::Masked(..) | Call::Branch | Call::KillBranch)
+            || matches!(call, Call::Set(opt) if opt.is_async())
+    };
+    program.retain(|op| !is_left_out(op.call));
     program
 }
 

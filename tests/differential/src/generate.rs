@@ -1,7 +1,10 @@
 //! How programs are made from a seed: which calls, how often, and what comes together.
 
+mod sharing;
+
 use proptest::prelude::*;
 
+use crate::calls::PLAINS;
 use crate::op::*;
 
 fn size() -> impl Strategy<Value = usize> {
@@ -16,6 +19,8 @@ fn send_by() -> impl Strategy<Value = SendBy> {
     prop_oneof![
         6 => Just(SendBy::Send), 3 => Just(SendBy::Write), 1 => Just(SendBy::Writev), 1 => Just(SendBy::Sendmsg),
         1 => Just(SendBy::Sendmmsg), 1 => Just(SendBy::Sendfile), 1 => Just(SendBy::Splice),
+        2 => Just(SendBy::Loud), 1 => Just(SendBy::Many), 1 => Just(SendBy::Pwritev2), 1 => Just(SendBy::SendfileOn),
+        1 => Just(SendBy::Flagged),
     ]
 }
 
@@ -24,6 +29,8 @@ fn recv_by() -> impl Strategy<Value = RecvBy> {
         6 => Just(RecvBy::Recv), 3 => Just(RecvBy::Read), 1 => Just(RecvBy::Readv), 1 => Just(RecvBy::Recvfrom),
         2 => Just(RecvBy::Recvmsg), 1 => Just(RecvBy::Recvmmsg), 1 => Just(RecvBy::Splice), 3 => Just(RecvBy::Peek),
         1 => Just(RecvBy::Trunc), 1 => Just(RecvBy::WaitAll), 4 => Just(RecvBy::Once),
+        1 => Just(RecvBy::Preadv2), 1 => Just(RecvBy::Many), 1 => Just(RecvBy::ForOne), 1 => Just(RecvBy::PeekMsg),
+        1 => Just(RecvBy::TruncMsg), 1 => Just(RecvBy::Cloexec), 1 => Just(RecvBy::PeekTrunc), 1 => Just(RecvBy::PeekWhole),
     ]
 }
 
@@ -42,6 +49,14 @@ fn look_by() -> impl Strategy<Value = LookBy> {
         LookBy::RecvNothing,
         LookBy::AtMark,
         LookBy::Names,
+        LookBy::Flags,
+        LookBy::Refused,
+        LookBy::Errors,
+        LookBy::SendNothing,
+        LookBy::TcpState,
+        LookBy::PollEach,
+        LookBy::Kinds,
+        LookBy::CloseOnExec,
     ])
 }
 
@@ -56,7 +71,10 @@ fn wait_by(raw: bool) -> impl Strategy<Value = WaitBy> {
         WaitBy::Select,
         WaitBy::Pselect,
         WaitBy::Epoll,
+        WaitBy::EpollPwait,
         WaitBy::EpollPwait2,
+        WaitBy::Timer,
+        WaitBy::TimerPoll,
     ];
     if raw {
         all.extend([WaitBy::RawPoll, WaitBy::RawEpoll]);
@@ -65,20 +83,44 @@ fn wait_by(raw: bool) -> impl Strategy<Value = WaitBy> {
 }
 
 fn opt() -> impl Strategy<Value = Opt> {
-    prop_oneof![
+    // These take the connection back to TCP.
+    let back = prop_oneof![
+        2 => (1i32..40).prop_map(Opt::LowWater),
+        2 => (-1i32..20).prop_map(Opt::PeekOff),
+        2 => any::<bool>().prop_map(Opt::Timestamps),
+        1 => any::<bool>().prop_map(Opt::TimestampNs),
+        1 => any::<bool>().prop_map(Opt::Timestamping),
+        1 => Just(Opt::Pacing),
+        1 => any::<bool>().prop_map(Opt::MinTtl),
+        1 => any::<bool>().prop_map(Opt::Filter),
+    ];
+    let own = prop_oneof![
         // With Nagle's algorithm TCP holds back what a lane shows at once (COMPLIANCE.md); `dialogue` is for it.
         Just(Opt::NoDelay(true)),
-        (1i32..40).prop_map(Opt::LowWater),
-        (-1i32..20).prop_map(Opt::PeekOff),
         any::<bool>().prop_map(Opt::Inq),
         any::<bool>().prop_map(Opt::KeepAlive),
-        any::<bool>().prop_map(Opt::Timestamps),
         any::<bool>().prop_map(Opt::Linger),
+        (0i32..2).prop_map(Opt::LingerFor),
         any::<bool>().prop_map(Opt::QuickAck),
         (65_536i32..400_000).prop_map(Opt::RcvBuf),
         (65_536i32..400_000).prop_map(Opt::SndBuf),
         (0i32..60_000).prop_map(Opt::UserTimeout),
-    ]
+        any::<bool>().prop_map(Opt::ErrorsBySelect),
+        any::<bool>().prop_map(Opt::NonblockIoctl),
+        any::<bool>().prop_map(Opt::OwnSignal),
+        (1i32..30).prop_map(Opt::KeepIdle),
+        (1i32..30).prop_map(Opt::KeepInterval),
+        (1i32..9).prop_map(Opt::KeepCount),
+        Just(Opt::AddressForm),
+    ];
+    prop_oneof![3 => back, 8 => own, 3 => (0..PLAINS).prop_map(Opt::Plain)]
+}
+
+fn masked() -> impl Strategy<Value = Call> {
+    use MaskBy::{EpollPwait, EpollPwait2, Ppoll, Pselect};
+    let by = prop::sample::select(vec![Ppoll, Pselect, EpollPwait, EpollPwait2]);
+    let mask = prop::sample::select(vec![Mask::Pending, Mask::Pending, Mask::Comes, Mask::Kept]);
+    (by, mask, 0u16..15).prop_map(|(by, mask, ms)| Call::Masked(by, mask, ms))
 }
 
 fn registered() -> impl Strategy<Value = Registered> {
@@ -114,6 +156,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         Child::Receives,
         Child::ReceivesAndCloses,
         Child::Execs,
+        Child::Spawns,
     ]);
     let meddle = prop_oneof![
         3 => Just(Meddle::Revoke), 1 => Just(Meddle::Off), 3 => Just(Meddle::On), 1 => Just(Meddle::KillBroker),
@@ -127,6 +170,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         16 => wait_by(raw).prop_map(Wait),
         5 => (wait_by(false), 1u16..25).prop_map(|(by, ms)| Patience(by, ms)),
         3 => wait_by(false).prop_map(Alarm),
+        3 => masked(),
         32 => (1u16..32, 1usize..3000).prop_map(|(rounds, size)| Echo { rounds, size }),
         4 => (1u16..40, size()).prop_map(|(rounds, size)| Pour { rounds, size }),
         4 => (1u16..24, 2usize..9000).prop_map(|(rounds, size)| Exchange { by: By::Edge, rounds, size }),
@@ -171,6 +215,7 @@ fn wide() -> impl Strategy<Value = Call> {
     };
     let over = prop_oneof![
         2 => (0..CONNS).prop_map(Over::Conn), 1 => Just(Over::Set), 1 => Just(Over::Same), 1 => Just(Over::Far),
+        1 => Just(Over::Next),
     ];
     let uncork = prop::sample::select(vec![Uncork::More, Uncork::Off, Uncork::NoDelay, Uncork::MoreOff]);
     let lent = prop_oneof![
@@ -209,6 +254,8 @@ fn flood() -> impl Strategy<Value = Call> {
         12 => Just(None),
         2 => Just(Some(Meddle::Revoke)),
         1 => Just(Some(Meddle::KillBroker)),
+        1 => Just(Some(Meddle::Off)),
+        1 => Just(Some(Meddle::StopBroker)),
         1 => (1u16..20).prop_map(|ms| Some(Meddle::Wait(ms))),
     ];
     (by, chunk, any::<bool>(), meanwhile).prop_map(|(by, chunk, early, meanwhile)| Call::Flood {
@@ -411,6 +458,12 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
         2 => urgent(),
         1 => killed(),
         4 => leaving(raw),
+        5 => sharing::branch(raw),
+        1 => sharing::share(raw),
+        2 => sharing::twin(raw),
+        2 => sharing::signalled(),
+        2 => sharing::broken(),
+        1 => sharing::lingering(),
     ]
     .boxed()
 }
@@ -425,8 +478,14 @@ pub fn program(longest: usize, raw: bool) -> impl Strategy<Value = Vec<Op>> {
             if rounds == 0 { vec![open] } else { vec![open, op(Call::Echo { rounds, size })] }
         },
     );
-    (first, prop::collection::vec(part(raw), 1..longest)).prop_map(|(mut all, rest)| {
+    let shows_end = prop::bool::weighted(0.2);
+    (first, prop::collection::vec(part(raw), 1..longest), shows_end).prop_map(|(mut all, rest, shows_end)| {
         all.extend(rest.into_iter().flatten());
+        if shows_end {
+            let looks = [LookBy::Flags, LookBy::PollEach, LookBy::Fionread, LookBy::TcpState, LookBy::SoError];
+            let both = |by| Side::BOTH.map(|side| Op::new(side, 0, Call::Look(by)));
+            all.extend(looks.into_iter().flat_map(both));
+        }
         few_cuts(all)
     })
 }

@@ -1,11 +1,17 @@
 //! What is known of a program's connections without asking: which calls make sense, and which waits must end. It never says what a
 //! call answers: that is for TCP to say.
 
+mod cuts;
+
 use crate::calls::Said;
 use crate::op::{
-    CONNS, Call, Child, End, Handler, Lent, LookBy, Meddle, ON_THE_WAY, Op, Opt, Over, RecvBy, Registered,
-    SendBy, Side, WaitBy, is_by_ring, reads,
+    CONNS, Call, Child, End, Handler, Lent, LookBy, ON_THE_WAY, Op, Opt, Over, RecvBy, Registered,
+    SendBy, Side, WaitBy, is_by_ring,
 };
+
+/// Which process of a side: the first one, the second, or the forked one.
+type Who = u8;
+const BRANCH: Who = 2;
 
 /// One end of a connection.
 #[derive(Copy, Clone, Default)]
@@ -34,14 +40,25 @@ struct Half {
     registered: Option<Registered>,
     /// ... and whether it is, or was, there for edges, for one event, or under a number that was closed.
     in_set_otherwise: bool,
-    /// The second process of the side has it.
-    with_second: bool,
+    /// Which process of the side makes the calls on it,
+    with: Who,
+    /// and who has it, too.
+    also: Option<Who>,
+    /// It has a second number.
+    twin: bool,
+    /// O_ASYNC: a signal may come at any time.
+    signals: bool,
     /// Its process has had a ring of io_uring.
     has_ring: bool,
     waiting: Option<WaitBy>,
 }
 
 impl Half {
+    /// Whether a close ends it.
+    fn is_alone(&self) -> bool {
+        self.also.is_none() && !self.twin && self.with != BRANCH
+    }
+
     fn is_half_closed(&self) -> bool {
         self.open && self.shut_wr
     }
@@ -52,11 +69,13 @@ pub struct Model {
     ends: [[Half; 2]; CONNS as usize],
     stopped: [bool; 2],
     dead: [bool; 2],
+    /// A forked process lives on.
+    has_branch: [bool; 2],
 }
 
 impl Model {
     pub fn new() -> Self {
-        Self { ends: Default::default(), stopped: [false; 2], dead: [false; 2] }
+        Self { ends: Default::default(), stopped: [false; 2], dead: [false; 2], has_branch: [false; 2] }
     }
 
     fn end(&self, side: Side, conn: u8) -> &Half {
@@ -84,8 +103,24 @@ impl Model {
 
     /// Connections of the process that has `conn`.
     fn beside(&self, side: Side, conn: u8) -> impl Iterator<Item = u8> + '_ {
-        let is_second = self.end(side, conn).with_second;
-        (0..CONNS).filter(move |&other| self.end(side, other).with_second == is_second)
+        let with = self.end(side, conn).with;
+        (0..CONNS).filter(move |&other| self.end(side, other).with == with)
+    }
+
+    /// Whether several processes of a side have its connections.
+    fn is_split(&self, side: Side) -> bool {
+        self.has_branch[side as usize] || (0..CONNS).any(|conn| self.end(side, conn).also.is_some())
+    }
+
+    pub fn has_twin(&self, side: Side, conn: u8) -> bool {
+        self.end(side, conn).twin
+    }
+
+    /// Whether signals may come to the process that has `conn`.
+    fn has_signals(&self, side: Side, conn: u8) -> bool {
+        let end = self.end(side, conn);
+        end.signals || self.is_split(side) && (0..CONNS).any(|conn| self.end(side, conn).signals)
+            || self.beside(side, conn).any(|conn| self.end(side, conn).signals)
     }
 
     /// Whether a thread waits for an end, alone or among others.
@@ -157,6 +192,14 @@ impl Model {
         match op.call {
             Call::Meddle(_) => true,
             Call::Continue => self.is_stopped(side),
+            Call::KillBranch => {
+                let is_idle = |conn| {
+                    let end = self.end(side, conn);
+                    end.waiting.is_none() && !(end.open && end.with == BRANCH)
+                };
+                let is_there = self.has_branch[side as usize] && !self.is_stopped(side) && !self.is_dead(side);
+                is_there && (0..CONNS).all(is_idle)
+            }
             Call::Kill => !self.is_dead(side) && self.has_read_all(side) && !self.may_reset(side),
             _ if self.is_dead(side) || self.is_stopped(side) => false,
             call if call.is_of_both() && (self.is_dead(side.other()) || self.is_stopped(side.other())) => {
@@ -180,6 +223,8 @@ impl Model {
             {
                 false
             }
+            // The other process makes other calls meanwhile.
+            Call::Swap => own.also.is_some(),
             // While a thread waits to read, others do not.
             call if self.is_waited_for(side, conn) && !self.goes_with_a_wait(call) => false,
             Call::Register(how) if how.is_for_edges() && self.is_set_waited_for(side, conn) => false,
@@ -193,6 +238,7 @@ impl Model {
                 false
             }
             // What is unread then its sender sends once more, as where it is handed on.
+            call if is_by_ring(call) && self.is_split(side) => false,
             call if is_by_ring(call)
                 && self
                     .beside(side, conn)
@@ -204,8 +250,17 @@ impl Model {
             Call::Send(_, n) | Call::Signal(Handler::Sends(n)) => own.sent + n <= peer.got + ON_THE_WAY,
             Call::Recv(by, n) => {
                 let may_wait = may_wait(by) && !own.nonblock;
-                let enough = if by == RecvBy::WaitAll { n } else { own.low_water.max(1).min(n) };
-                !may_wait || self.bytes(side, conn) >= enough || self.is_over(side, conn)
+                let enough = if by.is_for_all() { n } else { own.low_water.max(1).min(n) };
+                // Where it begins to count is another place then.
+                let is_sure = by != RecvBy::PeekWhole || !own.peek_off && !peer.urgent;
+                is_sure && !may_wait || is_sure && self.bytes(side, conn) >= enough || self.is_over(side, conn)
+            }
+            Call::Look(by) if by.is_of_all() && self.is_split(side) => false,
+            Call::Wait(by) | Call::Patience(by, _) if by.is_of_many() && self.is_split(side) => false,
+            Call::Look(LookBy::Set | LookBy::Nested) | Call::Fork(Child::LooksAtSet)
+                if self.is_split(side) =>
+            {
+                false
             }
             Call::Look(by) if by.is_of_all() => self
                 .beside(side, conn)
@@ -227,9 +282,11 @@ impl Model {
             }
             Call::Wait(WaitBy::Urgent) => !peer.urgent && !self.is_over(side, conn),
             // Who begins to wait for one that was killed naps up to 10 ms before it asks TCP (COMPLIANCE.md).
-            Call::Patience(..) | Call::Alarm(_) if self.is_dead(side.other()) => false,
+            Call::Patience(..) | Call::Alarm(_) | Call::Masked(..) if self.is_dead(side.other()) => false,
             // A signal's handler with SA_RESTART ends some of them early.
-            Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) if peer.urgent => false,
+            Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) | Call::Masked(..) if peer.urgent => false,
+            Call::Patience(..) | Call::Alarm(_) | Call::Masked(..) if self.has_signals(side, conn) => false,
+            Call::Masked(..) => own.low_water <= 1,
             Call::Wait(by) | Call::Patience(by, _) | Call::Alarm(by) => {
                 // Below the mark TCP's own answer depends on how the segments came.
                 let between = own.low_water > 1 && (1..own.low_water).contains(&self.bytes(side, conn));
@@ -250,7 +307,10 @@ impl Model {
                 let is_waited_for = Side::BOTH.into_iter().any(|side| self.is_waited_for(side, conn));
                 // A machine that is busy takes its time until a peer reads.
                 let is_patient = !(1..10_000).contains(&own.user_timeout);
+                let may_be_interrupted = Side::BOTH.into_iter().any(|side| self.has_signals(side, conn));
                 let is_fit = match op.call {
+                    Call::Echo { .. } | Call::Pour { .. } => true,
+                    _ if may_be_interrupted => false,
                     Call::Flood { .. } | Call::Torrent { .. } => is_patient,
                     // What is held back while urgent data is pending, TCP sends with it.
                     Call::Corked { .. } | Call::Lend { .. } => is_patient && !own.urgent && !peer.urgent,
@@ -264,17 +324,36 @@ impl Model {
                     && peer.sent == own.got
             }
             // What another process, or this one by a message, is given unread its sender sends once more, when it makes its next call (COMPLIANCE.md).
-            Call::Pass | Call::Hand => self.bytes(side, conn) == 0,
-            Call::Fork(Child::Execs) => (0..CONNS).all(|conn| self.bytes(side, conn) == 0),
+            Call::Hand | Call::Share => {
+                let is_free = own.is_alone() && !self.is_split(side);
+                is_free && self.bytes(side, conn) == 0
+            }
+            Call::Pass => self.bytes(side, conn) == 0,
+            // What the child goes on with is as here: no thread, ring or second number.
+            Call::Branch => {
+                let is_plain = |conn| {
+                    let end = self.end(side, conn);
+                    end.waiting.is_none() && !end.has_ring && !end.twin
+                };
+                !self.is_split(side) && (0..CONNS).all(is_plain)
+            }
+            Call::Twin => own.is_alone(),
+            Call::Turn => own.twin,
+            Call::Fork(Child::Execs | Child::Spawns) => (0..CONNS).all(|conn| self.bytes(side, conn) == 0),
+            // A signal that comes before there is a handler would end the new program.
+            Call::Exec if self.is_split(side) || self.has_signals(side, conn) => false,
             Call::Exec => self.beside(side, conn).all(|conn| {
                 let is_urgent = self.end(side.other(), conn).urgent;
-                self.bytes(side, conn) == 0 && !self.is_waited_for(side, conn) && !is_urgent
+                let is_quiet = self.bytes(side, conn) == 0 && !self.is_waited_for(side, conn);
+                is_quiet && !is_urgent && !self.end(side, conn).twin
             }),
             // A registration goes on under a number that is closed: what stands in the ring by then it does not tell of.
-            Call::Dup | Call::DupOver(Over::Set | Over::Far) => self.bytes(side, conn) == 0,
+            Call::Dup | Call::DupOver(Over::Set | Over::Far | Over::Next) => self.bytes(side, conn) == 0,
             Call::DupOver(Over::Same) => true,
             Call::DupOver(Over::Conn(other)) => {
-                let is_beside = other != conn && self.beside(side, conn).any(|beside| beside == other);
+                let is_beside = other != conn
+                    && self.beside(side, conn).any(|beside| beside == other)
+                    && self.end(side, other).is_alone();
                 let close = Op::new(side, other, Call::Finish(End::Close));
                 is_beside
                     && self.bytes(side, conn) == 0
@@ -285,6 +364,10 @@ impl Model {
             // For what stands in a ring by then these do not count (COMPLIANCE.md).
             Call::Set(Opt::PeekOff(_) | Opt::LowWater(_)) => self.bytes(side, conn) == 0 && !peer.urgent,
             Call::Set(Opt::OobInline(_)) => !peer.urgent,
+            // What comes by TCP once more is signalled once more.
+            Call::Set(opt) if opt.is_async() => {
+                self.bytes(side, conn) == 0 && self.bytes(side.other(), conn) == 0 && self.pending().is_empty()
+            }
             // Of a connection that it has half closed, a set may be told of room once more, and of what stands where a lane closes for good, or as
             // another program gets the connection; urgent data does the first (COMPLIANCE.md).
             // Who waits for the set itself takes its connections back to TCP: edges are told once more (COMPLIANCE.md).
@@ -326,84 +409,19 @@ impl Model {
             Call::Signal(what) => !matches!(what, Handler::Receives(_)),
             Call::Look(by) => !matches!(by, LookBy::RecvNothing),
             Call::Set(opt) => {
-                !matches!(opt, Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_) | Opt::Owner)
+                !opt.is_async()
+                    && !matches!(
+                        opt,
+                        Opt::LowWater(_)
+                            | Opt::PeekOff(_)
+                            | Opt::OobInline(_)
+                            | Opt::Owner
+                            | Opt::NonblockIoctl(_)
+                            | Opt::AddressForm
+                    )
             }
             _ => false,
         }
-    }
-
-    /// Whether `second` can be made between two instructions of `first`: neither waits, and each makes sense before the other one.
-    pub fn can_be_cut(&self, first: Op, second: Op) -> bool {
-        let is_short = |call: Call| {
-            !call.is_of_both()
-                && !call.is_of_driver()
-                && !matches!(
-                    call,
-                    Call::Wait(_) | Call::Patience(..) | Call::Alarm(_) | Call::Hand | Call::Exec
-                )
-        };
-        let moves = |call| matches!(call, Call::Dup | Call::DupOver(_) | Call::Pass);
-        let is_kill = second.call == Call::Kill;
-        let is_fit = match second.call {
-            Call::Meddle(Meddle::Wait(_)) => false,
-            Call::Meddle(_) => true,
-            // What has come of the first one then only the other side can tell.
-            Call::Kill => {
-                second.side == first.side && !matches!(first.call, Call::Fork(_) | Call::Set(Opt::Linger(_)))
-            }
-            call if !is_short(call) || moves(call) || moves(first.call) => false,
-            Call::Signal(_) if second.side != first.side => false,
-            _ if second.conn != first.conn => false,
-            _ if second.side != first.side => true,
-            _ => self.go_together(first, second),
-        };
-        // Which of the two a wait saw the end of would be anybody's guess.
-        let is_waited_for = |side| self.is_waited_for(side, first.conn);
-        let is_meddling = matches!(second.call, Call::Meddle(_));
-        first.cut.is_some()
-            && !is_waited_for(first.side)
-            && (is_meddling || !is_waited_for(first.side.other()))
-            && (is_short(first.call) && !matches!(first.call, Call::Signal(_)))
-            && is_fit
-            && !is_by_ring(first.call)
-            && !is_by_ring(second.call)
-            && self.allows(first)
-            && (is_kill || !self.is_stopped(first.side) && !self.is_stopped(second.side))
-            && self.allows(second)
-            && (is_kill || self.with_end_of(first).allows(second) && self.with_end_of(second).allows(first))
-    }
-
-    /// As it is after the call, where that sends, or ends a stream.
-    fn with_end_of(&self, op: Op) -> Self {
-        let mut after = self.clone();
-        if let Call::Send(_, n) = op.call {
-            after.happened(op, &[Said::of(n as i64)]);
-        }
-        if let Call::Finish(_) = op.call {
-            after.happened(op, &[Said::of(0)]);
-        }
-        after
-    }
-
-    /// Whether two threads of a process can make two calls at once, or a signal's handler one within another.
-    fn go_together(&self, first: Op, second: Op) -> bool {
-        let (own, peer) = (self.end(first.side, first.conn), self.end(first.side.other(), first.conn));
-        let fits = |call: Call| match call {
-            Call::Recv(by, _) => own.nonblock || !may_wait(by),
-            Call::Finish(end) => !end.is_close(),
-            Call::Fork(child) => matches!(child, Child::Exits | Child::Closes | Child::Execs),
-            Call::Set(Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_)) | Call::Nonblock(_) => false,
-            _ => true,
-        };
-        let both = |what: fn(Call) -> bool| what(first.call) && what(second.call);
-        let is_fork = |call| matches!(call, Call::Fork(_));
-        fits(first.call)
-            && fits(second.call)
-            && !is_fork(second.call)
-            && (!is_fork(first.call) || matches!(second.call, Call::Send(..) | Call::Signal(_)))
-            && !both(|call| matches!(call, Call::Register(_)))
-            // A mark in the stream, or bytes that peeks pass over, would show who came first.
-            && !((reads(first.call) || reads(second.call)) && (own.peek_off || peer.urgent))
     }
 
     pub fn begins_to_wait(&mut self, op: Op, by: WaitBy) {
@@ -465,7 +483,7 @@ impl Model {
             {
                 self.end_mut(side, conn).got += ret as usize
             }
-            Call::Recv(by, _) if ret > 0 && !matches!(by, RecvBy::Peek | RecvBy::Oob) => {
+            Call::Recv(by, _) if ret > 0 && !by.peeks() => {
                 self.end_mut(side, conn).got += ret as usize
             }
             Call::Echo { rounds, size } | Call::Exchange { rounds, size, .. } => {
@@ -480,6 +498,41 @@ impl Model {
             }
             Call::Set(Opt::UserTimeout(ms)) if ret == 0 => self.end_mut(side, conn).user_timeout = ms,
             Call::Set(Opt::PeekOff(at)) if ret == 0 => self.end_mut(side, conn).peek_off = at >= 0,
+            Call::Finish(end) if end.is_close() && (self.has_twin(side, conn) || self.end(side, conn).also.is_some()) => {
+                self.leaves_number(side, conn);
+                let half = self.end_mut(side, conn);
+                if !std::mem::take(&mut half.twin) {
+                    half.with = half.also.take().unwrap_or(half.with);
+                }
+            }
+            Call::Twin if ret == 1 => self.end_mut(side, conn).twin = true,
+            Call::Turn if ret == 1 => self.leaves_number(side, conn),
+            Call::Share if ret == 1 => {
+                let half = self.end_mut(side, conn);
+                half.also = Some(1 - half.with);
+                half.registered = None;
+            }
+            Call::Branch if ret == 1 => {
+                self.has_branch[side as usize] = true;
+                for conn in self.beside(side, conn).collect::<Vec<_>>() {
+                    let half = self.end_mut(side, conn);
+                    half.also = Some(BRANCH).filter(|_| half.open);
+                }
+            }
+            Call::Swap => {
+                self.leaves_number(side, conn);
+                let half = self.end_mut(side, conn);
+                if let Some(other) = &mut half.also {
+                    std::mem::swap(other, &mut half.with);
+                }
+            }
+            Call::KillBranch => {
+                self.has_branch[side as usize] = false;
+                for conn in 0..CONNS {
+                    let half = self.end_mut(side, conn);
+                    half.also = half.also.filter(|&who| who != BRANCH);
+                }
+            }
             Call::Finish(end) => {
                 let unread = self.bytes(side, conn) > 0 || self.end(side.other(), conn).urgent;
                 let half = self.end_mut(side, conn);
@@ -495,10 +548,15 @@ impl Model {
             }
             Call::Hand if ret == 1 => {
                 let half = self.end_mut(side, conn);
-                half.with_second = !half.with_second;
+                half.with = 1 - half.with;
                 half.registered = None;
             }
             Call::Lend { lent: Lent::Ended, .. } if ret > 0 => self.end_mut(side, conn).shut_wr = true,
+            Call::Set(Opt::LingerFor(seconds)) if ret == 0 => {
+                self.end_mut(side, conn).lingers_not = seconds == 0
+            }
+            Call::Set(Opt::NonblockIoctl(on)) if ret == 0 => self.end_mut(side, conn).nonblock = on,
+            Call::Set(opt) if opt.is_async() && ret == 0 => self.end_mut(side, conn).signals = true,
             Call::Set(Opt::Linger(on)) if ret == 0 => self.end_mut(side, conn).lingers_not = on,
             Call::Register(how) if ret == 0 => {
                 let half = self.end_mut(side, conn);
@@ -506,7 +564,7 @@ impl Model {
                 half.registered = (how != Registered::Removed).then_some(how);
             }
             // The kernel goes on to tell of it under its old number.
-            Call::Dup | Call::DupOver(Over::Far | Over::Set) if ret == 1 => self.leaves_number(side, conn),
+            Call::Dup | Call::DupOver(Over::Far | Over::Next | Over::Set) if ret == 1 => self.leaves_number(side, conn),
             Call::Pass if ret == 1 => self.end_mut(side, conn).registered = None,
             Call::Nonblock(on) => self.end_mut(side, conn).nonblock = on,
             Call::Fork(Child::Sends) => {
@@ -517,7 +575,7 @@ impl Model {
                     self.end_mut(side, conn).sent += sent as usize;
                 }
             }
-            Call::Fork(Child::Execs) => {
+            Call::Fork(Child::Execs | Child::Spawns) => {
                 (0..CONNS).for_each(|conn| self.end_mut(op.side, conn).given = true);
             }
             Call::Exec => {
@@ -540,5 +598,13 @@ impl Model {
 
 /// Whether a call waits where there are no bytes, on a socket that blocks.
 fn may_wait(by: RecvBy) -> bool {
-    matches!(by, RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice)
+    matches!(
+        by,
+        RecvBy::Read
+            | RecvBy::Readv
+            | RecvBy::WaitAll
+            | RecvBy::Splice
+            | RecvBy::ForOne
+            | RecvBy::PeekWhole
+    )
 }

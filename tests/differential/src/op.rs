@@ -51,6 +51,16 @@ pub enum SendBy {
     Ring,
     /// Urgent data: the last byte is the urgent one.
     Oob,
+    /// Without MSG_NOSIGNAL: where it fails, SIGPIPE comes.
+    Loud,
+    /// sendmmsg(2) of three messages.
+    Many,
+    /// pwritev2(2) with RWF_NOWAIT.
+    Pwritev2,
+    /// A file from where it stands.
+    SendfileOn,
+    /// With flags that do nothing to a stream.
+    Flagged,
 }
 
 /// How bytes are received.
@@ -72,6 +82,38 @@ pub enum RecvBy {
     Ring,
     /// The urgent byte.
     Oob,
+    /// preadv2(2) with RWF_NOWAIT.
+    Preadv2,
+    /// recvmmsg(2) of three messages.
+    Many,
+    /// The same, which waits for the first one (MSG_WAITFORONE), and has a timeout.
+    ForOne,
+    /// recvmsg(2) with MSG_PEEK,
+    PeekMsg,
+    /// ... with MSG_TRUNC,
+    TruncMsg,
+    /// ... and with MSG_CMSG_CLOEXEC.
+    Cloexec,
+    PeekTrunc,
+    /// MSG_PEEK and MSG_WAITALL.
+    PeekWhole,
+}
+
+impl RecvBy {
+    /// Whether it leaves the bytes there.
+    pub fn peeks(self) -> bool {
+        matches!(self, Self::Peek | Self::Oob | Self::PeekMsg | Self::PeekTrunc | Self::PeekWhole)
+    }
+
+    /// Whether it throws them away.
+    pub fn throws_away(self) -> bool {
+        matches!(self, Self::Trunc | Self::TruncMsg | Self::PeekTrunc)
+    }
+
+    /// Whether it wants all that it has room for.
+    pub fn is_for_all(self) -> bool {
+        matches!(self, Self::WaitAll | Self::PeekWhole)
+    }
 }
 
 /// How a connection is looked at, without a wait.
@@ -99,6 +141,24 @@ pub enum LookBy {
     AllEpoll,
     /// How many SIGURG this process has had.
     Urgents,
+    /// Whether this process has had SIGIO, or what stands for it, since it was last asked.
+    Arrivals,
+    /// Flags of the descriptor, and options.
+    Flags,
+    /// Calls that fail on sockets.
+    Refused,
+    /// The error queue.
+    Errors,
+    /// A send of no bytes, and a write.
+    SendNothing,
+    /// TCP_INFO's state.
+    TcpState,
+    /// By poll(2), all that it can be asked for.
+    PollEach,
+    /// In one set with an eventfd, a timerfd and a signalfd that have something to tell.
+    Kinds,
+    /// Close-on-exec by close_range(2), and off again.
+    CloseOnExec,
 }
 
 impl LookBy {
@@ -135,6 +195,11 @@ pub enum WaitBy {
     Set,
     /// Four threads wait for one connection, each in another way.
     Crowd,
+    EpollPwait,
+    /// A timerfd ends it, which is in a set with the connection,
+    Timer,
+    /// ... or beside it, in poll(2).
+    TimerPoll,
 }
 
 impl WaitBy {
@@ -171,6 +236,8 @@ pub enum Over {
     Same,
     /// A number that is far away.
     Far,
+    /// The next free one from a number on, by F_DUPFD.
+    Next,
 }
 
 /// How bytes that were held back are let go.
@@ -218,6 +285,62 @@ pub enum Opt {
     OobInline(bool),
     /// F_SETOWN: this process gets the signal of urgent data.
     Owner,
+    /// The same of this thread, by F_SETOWN_EX.
+    OwnerThread,
+    /// O_ASYNC.
+    Async(bool),
+    /// The same by FIOASYNC.
+    AsyncIoctl(bool),
+    /// F_SETSIG: a signal of its own in place of SIGIO, or SIGIO.
+    OwnSignal(bool),
+    /// FIONBIO
+    NonblockIoctl(bool),
+    /// A close waits for what was sent, seconds.
+    LingerFor(i32),
+    TimestampNs(bool),
+    Timestamping(bool),
+    /// SO_SELECT_ERR_QUEUE
+    ErrorsBySelect(bool),
+    /// SO_MAX_PACING_RATE, so high that it is not felt.
+    Pacing,
+    /// IP_MINTTL, which all segments fulfil.
+    MinTtl(bool),
+    /// A filter that lets all pass.
+    Filter(bool),
+    KeepIdle(i32),
+    KeepInterval(i32),
+    KeepCount(i32),
+    /// IPV6_ADDRFORM
+    AddressForm,
+    /// One that has nothing to do with the stream, of a table.
+    Plain(u8),
+}
+
+impl Opt {
+    /// Whether it sets O_ASYNC.
+    pub fn is_async(self) -> bool {
+        matches!(self, Self::Async(true) | Self::AsyncIoctl(true))
+    }
+}
+
+/// A wait with a mask of signals.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum MaskBy {
+    Ppoll,
+    Pselect,
+    EpollPwait,
+    EpollPwait2,
+}
+
+/// The signal during it, which the thread blocks but for the wait.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Mask {
+    /// It is pending before the wait.
+    Pending,
+    /// It comes meanwhile.
+    Comes,
+    /// It comes, and the wait blocks it, too.
+    Kept,
 }
 
 /// How those who exchange messages wait for them.
@@ -287,6 +410,8 @@ pub enum Child {
     Receives,
     ReceivesAndCloses,
     Execs,
+    /// In place of fork(2), posix_spawn(3).
+    Spawns,
     /// By poll(2).
     Looks,
     /// At the set that it has inherited.
@@ -335,6 +460,8 @@ pub enum Call {
     Patience(WaitBy, u16),
     /// A wait that a signal interrupts if nothing ends it before.
     Alarm(WaitBy),
+    /// A wait of so many milliseconds at most, with a mask.
+    Masked(MaskBy, Mask, u16),
     Echo {
         rounds: u16,
         size: usize,
@@ -381,10 +508,22 @@ pub enum Call {
     Finish(End),
     Dup,
     DupOver(Over),
+    /// A second number of the process for it, which stays.
+    Twin,
+    /// The process goes on with the other one.
+    Turn,
     /// A message of the process to itself brings it under another number (SCM_RIGHTS).
     Pass,
     /// A message brings it to the side's other process, and this one closes it.
     Hand,
+    /// The same, and this process keeps it, too.
+    Share,
+    /// The process forks a child that lives on with its connections.
+    Branch,
+    /// The other process that has the connection makes the next calls on it.
+    Swap,
+    /// The child that lives on is killed.
+    KillBranch,
     Fork(Child),
     /// The process executes its program anew, which goes on with what it inherits.
     Exec,
@@ -404,7 +543,7 @@ pub enum Call {
 impl Call {
     /// What is done to the processes of a side, rather than by them.
     pub fn is_of_driver(self) -> bool {
-        matches!(self, Self::Kill | Self::Stop | Self::Continue | Self::Meddle(_))
+        matches!(self, Self::Kill | Self::KillBranch | Self::Stop | Self::Continue | Self::Meddle(_))
     }
 
     /// What both sides take part in.
@@ -450,7 +589,7 @@ impl fmt::Display for Op {
 /// Whether a call takes bytes out of the stream.
 pub fn reads(call: Call) -> bool {
     match call {
-        Call::Recv(by, _) => !matches!(by, RecvBy::Peek | RecvBy::Oob),
+        Call::Recv(by, _) => !by.peeks(),
         Call::Signal(what) => matches!(what, Handler::Receives(_)),
         Call::Fork(child) => matches!(child, Child::Receives | Child::ReceivesAndCloses),
         _ => false,
@@ -460,8 +599,21 @@ pub fn reads(call: Call) -> bool {
 /// Whether a call says which bytes there are, and takes none.
 pub fn looks(call: Call) -> bool {
     match call {
-        Call::Recv(by, _) => matches!(by, RecvBy::Peek | RecvBy::Oob),
-        Call::Look(by) => !matches!(by, LookBy::SoError | LookBy::Names | LookBy::Peers | LookBy::Urgents),
+        Call::Recv(by, _) => by.peeks(),
+        Call::Look(by) => !matches!(
+            by,
+            LookBy::SoError
+                | LookBy::Names
+                | LookBy::Peers
+                | LookBy::Urgents
+                | LookBy::Arrivals
+                | LookBy::Flags
+                | LookBy::Refused
+                | LookBy::Errors
+                | LookBy::SendNothing
+                | LookBy::TcpState
+                | LookBy::CloseOnExec
+        ),
         Call::Signal(what) => what == Handler::Fionread,
         _ => false,
     }

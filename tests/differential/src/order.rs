@@ -43,6 +43,14 @@ pub enum Order {
     Forget {
         conn: u8,
     },
+    /// Forks a child that lives on, and takes orders by a socket that comes by the descriptor at [`crate::calls::GO`].
+    Branch {
+        conn: u8,
+    },
+    /// Waits for its end.
+    Reap,
+    /// Such a child ends.
+    Quit,
     /// One side of an echo. The time is that of the slowest exchange.
     Echo {
         conn: u8,

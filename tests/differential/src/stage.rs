@@ -1,6 +1,8 @@
 //! Actors on TCP or under Shunpike, two or more, and a program run by them.
 
 mod both;
+mod cuts;
+mod sharing;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,7 +15,6 @@ use crate::errors::Failure;
 use crate::model::Model;
 use crate::op::{Call, Family, Meddle, Op, Side, has_rings, is_raw};
 use crate::order::{How, Order, Reply};
-use crate::stepper::Stepper;
 use crate::team::{Actor, HANG, Team, Trouble};
 use crate::warden::Plan;
 
@@ -334,110 +335,6 @@ impl Stage {
         Ok(Some(outcome))
     }
 
-    /// Two calls of a process on a connection, one after the other.
-    fn pair(
-        &mut self,
-        op: Op,
-        next: Op,
-        how: How,
-        model: &mut Model,
-    ) -> Result<[Option<Outcome>; 2], Trouble> {
-        let order = Order::Pair { conn: op.conn, calls: [op.call, next.call], how };
-        let reply = self.holder(op.side, op.conn).ask(&order)?;
-        self.both_happened(op, next, reply, how, model)
-    }
-
-    fn both_happened(
-        &mut self,
-        op: Op,
-        next: Op,
-        mut reply: Reply,
-        how: How,
-        model: &mut Model,
-    ) -> Result<[Option<Outcome>; 2], Trouble> {
-        let also = reply.also.take().into_iter().collect::<Vec<_>>();
-        let first = Outcome::from(reply);
-        let mut second = Outcome { said: also, ..Outcome::nothing() };
-        if how == How::Swapped {
-            model.happened(next, &second.said);
-            model.happened(op, &first.said);
-        } else {
-            model.happened(op, &first.said);
-            model.happened(next, &second.said);
-        }
-        self.hear_waits(model, &mut second)?;
-        Ok([Some(first), Some(second)])
-    }
-
-    /// A call, and another one between two of its instructions. Who would wait for the first one's end waits for it, and no longer.
-    fn cut(&mut self, op: Op, next: Op, model: &mut Model) -> Result<[Option<Outcome>; 2], Trouble> {
-        const MOST: Duration = Duration::from_millis(300);
-        // One that waits for a lock of the stopped thread does so for no longer.
-        const MOST_OF_A_THREAD: Duration = Duration::from_millis(20);
-        let (conn, steps) = (op.conn, op.cut.unwrap_or(0));
-        let order = |op: Op, cut| Order::Make { conn: op.conn, call: op.call, cut };
-        let is_pair = next.side == op.side && !next.call.is_of_driver();
-        let actor = self.holder(op.side, conn);
-        let stepper = Stepper::seize(actor.child.id())
-            .map_err(|error| Trouble::Died(format!("not traced: {error}")))?;
-        if is_pair {
-            actor.tell(&Order::Pair { conn, calls: [op.call, next.call], how: How::Traced });
-        } else {
-            actor.tell(&order(op, true));
-        }
-        let is_within = stepper.begin(steps, HANG)?;
-        let mut other = None;
-        match next.call {
-            Call::Kill if is_within => {
-                self.drive(next)?;
-                drop(stepper);
-                let mut outcome = Outcome::nothing();
-                model.happened(next, &[]);
-                self.hear_waits(model, &mut outcome)?;
-                return Ok([None, Some(outcome)]);
-            }
-            Call::Kill => {}
-            Call::Signal(_) if is_within => actor.signal(libc::SIGUSR1),
-            Call::Signal(_) => {}
-            _ if is_pair => actor.go(if is_within { MOST_OF_A_THREAD } else { Duration::from_millis(1) }),
-            call if call.is_of_driver() => self.drive(next)?,
-            _ if is_within => {
-                let peer = self.holder(next.side, conn);
-                peer.tell(&order(next, false));
-                other = peer.replies.recv_timeout(MOST).ok();
-            }
-            _ => {}
-        }
-        if is_within {
-            stepper.end(HANG)?;
-        }
-        drop(stepper);
-        let first = self.holder(op.side, conn).hear()?;
-        if is_pair {
-            return self.both_happened(op, next, first, How::Traced, model);
-        }
-        let mut first = Outcome::from(first);
-        model.happened(op, &first.said);
-        if next.call.is_of_driver() {
-            if next.call == Call::Kill {
-                self.drive(next)?;
-            }
-            model.happened(next, &[]);
-            self.hear_waits(model, &mut first)?;
-            return Ok([Some(first), Some(Outcome::nothing())]);
-        }
-        let peer = self.holder(next.side, conn);
-        let second = match other {
-            Some(line) => serde_json::from_str(&line).map_err(|_| Trouble::Died(line))?,
-            None if is_within => peer.hear()?,
-            None => peer.ask(&order(next, false))?,
-        };
-        let mut second = Outcome::from(second);
-        model.happened(next, &second.said);
-        self.hear_waits(model, &mut second)?;
-        Ok([Some(first), Some(second)])
-    }
-
     fn holder(&mut self, side: Side, conn: u8) -> &mut Actor {
         self.teams.as_mut().expect("ready")[side as usize].holder(conn)
     }
@@ -446,7 +343,7 @@ impl Stage {
     fn end_of_program(&mut self, model: &Model) -> Result<(), Trouble> {
         let teams = self.teams.as_mut().expect("ready");
         for side in Side::BOTH.into_iter().filter(|&side| model.is_stopped(side)) {
-            teams[side as usize].actors.iter().for_each(|actor| actor.signal(libc::SIGCONT));
+            teams[side as usize].all().for_each(|actor| actor.signal(libc::SIGCONT));
         }
         let waits = !model.pending().is_empty();
         // On lanes a thread that waits holds its socket: the processes are cheaper to make anew than to untangle.
@@ -455,11 +352,16 @@ impl Stage {
             return Ok(());
         }
         for team in teams {
-            team.holders = Default::default();
+            (team.holders, team.also) = Default::default();
+            for actor in team.all().filter(|_| waits) {
+                actor.ask(&Order::EndWaits)?;
+            }
+            // Who has forked one waits for its end.
+            if let Some((mut branch, _)) = team.branch.take() {
+                branch.ask(&Order::Reset)?;
+                branch.tell(&Order::Quit);
+            }
             for actor in &mut team.actors {
-                if waits {
-                    actor.ask(&Order::EndWaits)?;
-                }
                 if let Some(said) = actor.ask(&Order::Reset)?.said {
                     self.all_edges = self.all_edges.max(said.ret);
                     self.edges.extend(said.more.into_iter().map(|edge| edge as u32));
@@ -489,10 +391,21 @@ impl Stage {
             }
             Call::Corked { by, pieces, size } => return self.corked(op, by, pieces, size),
             Call::Lend { size, lent, meanwhile } => return self.lend(op, size, lent, meanwhile),
-            Call::Hand => return self.hand(op.side, conn),
-            Call::Wait(by) => self.holder(op.side, conn).ask(&Order::Begin { conn, by })?,
+            Call::Hand | Call::Share => return self.give(op.side, conn, op.call == Call::Share),
+            Call::Branch | Call::Swap => return self.share(op),
+            Call::Wait(by) => {
+                let team = &mut self.teams.as_mut().expect("ready")[op.side as usize];
+                team.waiters[usize::from(conn)] = team.holders[usize::from(conn)];
+                team.holder(conn).ask(&Order::Begin { conn, by })?
+            }
             call => self.holder(op.side, conn).ask(&Order::Make { conn, call, cut: false })?,
         };
+        if let Call::Finish(end) = op.call
+            && end.is_close()
+            && !model.has_twin(op.side, conn)
+        {
+            self.teams.as_mut().expect("ready")[op.side as usize].closed(conn);
+        }
         if let Call::Wait(by) = op.call {
             model.begins_to_wait(op, by);
         }
@@ -522,7 +435,9 @@ impl Stage {
         self.serial += 1;
         let serial = self.serial * 2;
         // The listener is the first process's.
-        self.teams.as_mut().expect("ready").iter_mut().for_each(|team| team.holders[conn as usize] = 0);
+        for team in self.teams.as_mut().expect("ready") {
+            (team.holders[conn as usize], team.also[conn as usize]) = (0, None);
+        }
         let one = self.holder(Side::Client, conn).ask(&Order::Connect {
             conn,
             port,
@@ -540,27 +455,6 @@ impl Stage {
         Ok(Outcome { said, ns, cpu_ns: 0, calls: [0; 2], state: None })
     }
 
-    /// The connection goes to the side's other process.
-    fn hand(&mut self, side: Side, conn: u8) -> Result<Outcome, Trouble> {
-        self.let_broker_go_on();
-        let command = self.command(side);
-        let team = &mut self.teams.as_mut().expect("ready")[side as usize];
-        if team.actors.len() == 1 {
-            team.add(command)?;
-        }
-        let given = team.holder(conn).ask(&Order::Give { conn })?;
-        let (ns, state) = (given.ns, given.state);
-        let said = given.said.unwrap_or_else(|| Said::of(-2));
-        let &[sent, serial] = &said.more[..] else { return Err(Trouble::Died(format!("{said:?}"))) };
-        let old = team.holders[conn as usize];
-        team.holders[conn as usize] = 1 - old;
-        let (sent, serial) = (sent as u64, serial as u64);
-        let taken = team.holder(conn).ask(&Order::Take { conn, sent, serial })?;
-        team.actors[old].ask(&Order::Forget { conn })?;
-        let said = vec![Said::of(said.ret), taken.said.unwrap_or_else(|| Said::of(-2))];
-        Ok(Outcome { said, ns: ns.max(taken.ns), cpu_ns: 0, calls: given.calls, state })
-    }
-
     /// What waits ended with the call just made: those that must have are waited for.
     fn hear_waits(&mut self, model: &mut Model, outcome: &mut Outcome) -> Result<(), Trouble> {
         for (side, conn) in model.pending() {
@@ -570,7 +464,8 @@ impl Stage {
             let must = model.wakes(side, conn);
             let ms = if must { 4000 } else { 0 };
             let asked = Instant::now();
-            let reply = self.holder(side, conn).ask(&Order::Ended { conn, ms })?;
+            let team = &mut self.teams.as_mut().expect("ready")[side as usize];
+            let reply = team.actor(team.waiters[usize::from(conn)]).ask(&Order::Ended { conn, ms })?;
             match reply.said {
                 Some(said) => {
                     model.woke(side, conn, &said);
@@ -592,7 +487,7 @@ impl Stage {
         let team = &mut self.teams.as_mut().expect("ready")[op.side as usize];
         match op.call {
             Call::Kill => {
-                team.actors.iter_mut().for_each(Actor::kill);
+                team.all().for_each(Actor::kill);
                 if self.way != Way::Tcp {
                     self.let_broker_go_on();
                     // The broker may hold a copy of a connection that it was just offered: it answers behind that. And calls that need not wait
@@ -601,8 +496,9 @@ impl Stage {
                     std::thread::sleep(Duration::from_millis(60));
                 }
             }
-            Call::Stop => team.actors.iter().for_each(Actor::stop),
-            Call::Continue => team.actors.iter().for_each(|actor| actor.signal(libc::SIGCONT)),
+            Call::KillBranch => team.kill_branch()?,
+            Call::Stop => team.all().for_each(|actor| actor.stop()),
+            Call::Continue => team.all().for_each(|actor| actor.signal(libc::SIGCONT)),
             Call::Meddle(meddle) => self.meddle(op, meddle)?,
             _ => {}
         }
@@ -626,7 +522,7 @@ impl Stage {
             Meddle::Off => drop(self.tool(&["device", "set", "active", "off"]).status()),
             Meddle::On => drop(self.tool(&["device", "set", "active", "on"]).status()),
             Meddle::Revoke => {
-                let whom = self.holder(op.side, op.conn).child.id().to_string();
+                let whom = self.holder(op.side, op.conn).pid.to_string();
                 drop(self.tool(&["revoke", &whom]).status());
             }
             Meddle::KillBroker => {

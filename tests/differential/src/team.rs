@@ -4,12 +4,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::calls::{GO, JOINT, hear_listener};
+use crate::calls::{GO, JOINT, give, hear_listener};
 use crate::op::CONNS;
 use crate::order::{Order, Reply};
 use crate::warden::{self, Plan};
@@ -26,10 +26,25 @@ pub enum Trouble {
 
 /// One of them, that takes orders.
 pub struct Actor {
-    pub child: Child,
-    to: ChildStdin,
+    /// Nothing of one that another actor has forked.
+    child: Option<Child>,
+    pub pid: libc::pid_t,
+    to: Box<dyn Write>,
     pub replies: Receiver<String>,
     go: UnixStream,
+}
+
+/// The lines that come from an actor.
+fn replies(from: impl Read + Send + 'static) -> Receiver<String> {
+    let (tell, replies) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if tell.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    replies
 }
 
 /// What answers for the library's own system calls, where they are asked about.
@@ -50,16 +65,9 @@ impl Actor {
         };
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("an actor starts");
-        let (tell, replies) = channel();
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                if tell.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        let actor = Self { to: child.stdin.take().expect("piped"), child, replies, go };
+        let replies = replies(child.stdout.take().expect("piped"));
+        let to = Box::new(child.stdin.take().expect("piped"));
+        let actor = Self { to, pid: child.id() as libc::pid_t, child: Some(child), replies, go };
         if let Some(plan) = asked.clone() {
             let _ = actor.go.set_read_timeout(Some(HANG));
             drop(its);
@@ -82,8 +90,8 @@ impl Actor {
             Ok(line) => serde_json::from_str(&line).map_err(|_| Trouble::Died(line)),
             Err(RecvTimeoutError::Timeout) => Err(Trouble::Hangs),
             Err(RecvTimeoutError::Disconnected) => {
-                let status =
-                    self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+                let Some(child) = &mut self.child else { return Err(Trouble::Died("a forked one".to_owned())) };
+                let status = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
                 Err(Trouble::Died(status))
             }
         }
@@ -96,6 +104,21 @@ impl Actor {
 }
 
 impl Actor {
+    /// Has it fork one that lives on.
+    fn branch(&mut self, conn: u8) -> Result<(Self, Reply), Trouble> {
+        let (own, its) = UnixStream::pair().expect("a pair of sockets");
+        self.tell(&Order::Branch { conn });
+        let is_given = give(self.go.as_raw_fd(), its.as_raw_fd());
+        drop(its);
+        let reply = self.hear()?;
+        let pid = reply.said.as_ref().map_or(-1, |said| said.ret) as libc::pid_t;
+        if !is_given || pid <= 0 {
+            return Err(Trouble::Died("no fork".to_owned()));
+        }
+        let [from, go] = [(); 2].map(|()| own.try_clone().expect("a copy of a socket"));
+        Ok((Self { child: None, pid, to: Box::new(own), replies: replies(from), go }, reply))
+    }
+
     /// Lets the other thread of a pair of calls make its call, and waits until it has, or `most`.
     pub fn go(&mut self, most: Duration) {
         // One that has died says so elsewhere.
@@ -105,49 +128,95 @@ impl Actor {
     }
 
     pub fn signal(&self, signal: libc::c_int) {
-        let pid = self.child.id() as libc::pid_t;
-        // SAFETY: no memory is passed. The main thread of a child that nobody has waited for.
+        let pid = self.pid;
+        // SAFETY: no memory is passed. The main thread of a process that nobody has waited for.
         unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, signal) };
     }
 
     /// Stops it, and waits until it is.
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
+        if self.child.is_none() {
+            let stat = format!("/proc/{}/stat", self.pid);
+            let is_running = || {
+                let text = std::fs::read_to_string(&stat).unwrap_or_default();
+                matches!(text.rsplit(") ").next().and_then(|rest| rest.chars().next()), Some('R' | 'S' | 'D'))
+            };
+            let begin = Instant::now();
+            while is_running() && begin.elapsed() < HANG {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            return;
+        }
         // SAFETY: an all-zero siginfo_t is one; its end is left for others to see.
         unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             let what = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
-            libc::waitid(libc::P_PID, self.child.id(), &raw mut info, what);
+            libc::waitid(libc::P_PID, self.pid as libc::id_t, &raw mut info, what);
         }
     }
 
     /// Kills it, and waits until its end is seen.
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        match &mut self.child {
+            Some(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            None => {
+                self.signal(libc::SIGKILL);
+                // It has let go of its end.
+                let begin = Instant::now();
+                while begin.elapsed() < HANG
+                    && !matches!(self.replies.recv_timeout(HANG), Err(RecvTimeoutError::Disconnected))
+                {}
+            }
+        }
     }
 }
 
 impl Drop for Actor {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
-/// The processes of a side, joined by a UNIX socket; the second one is started when a connection is handed to it.
+/// Which process of a side: the first one, a second one that is started when it is given a connection, or one that the first or the second
+/// has forked.
+pub type Who = usize;
+pub const BRANCH: Who = 2;
+
+/// The processes of a side, joined by a UNIX socket.
 pub struct Team {
+    /// The first one, and the second.
     pub actors: Vec<Actor>,
+    /// The forked one, and who has forked it.
+    pub branch: Option<(Actor, Who)>,
     joint: [UnixStream; 2],
-    /// Which of them has each connection.
-    pub holders: [usize; CONNS as usize],
+    /// Which of them makes the calls on each connection,
+    pub holders: [Who; CONNS as usize],
+    /// who has it, too,
+    pub also: [Option<Who>; CONNS as usize],
+    /// and who waits for it.
+    pub waiters: [Who; CONNS as usize],
     asked: Asked,
 }
 
 impl Team {
     pub fn start(command: Command, asked: Asked) -> Result<Self, Trouble> {
         let (one, other) = UnixStream::pair().expect("a pair of sockets");
-        let mut team = Self { actors: Vec::new(), joint: [one, other], holders: Default::default(), asked };
+        let mut team = Self {
+            actors: Vec::new(),
+            branch: None,
+            joint: [one, other],
+            holders: Default::default(),
+            also: Default::default(),
+            waiters: Default::default(),
+            asked,
+        };
         team.add(command)?;
         Ok(team)
     }
@@ -160,6 +229,57 @@ impl Team {
 
     /// Who has a connection, or would open it.
     pub fn holder(&mut self, conn: u8) -> &mut Actor {
-        &mut self.actors[self.holders[conn as usize]]
+        self.actor(self.holders[conn as usize])
+    }
+
+    pub fn actor(&mut self, who: Who) -> &mut Actor {
+        match &mut self.branch {
+            Some((branch, _)) if who == BRANCH => branch,
+            _ => &mut self.actors[who.min(BRANCH - 1)],
+        }
+    }
+
+    /// All of them, the forked one first.
+    pub fn all(&mut self) -> impl Iterator<Item = &mut Actor> {
+        self.branch.as_mut().map(|(branch, _)| branch).into_iter().chain(&mut self.actors)
+    }
+
+    /// Who has a connection forks a process that has all that it has.
+    pub fn fork(&mut self, conn: u8) -> Result<Reply, Trouble> {
+        let parent = self.holders[conn as usize];
+        let (branch, reply) = self.actor(parent).branch(conn)?;
+        self.branch = Some((branch, parent));
+        for (holder, also) in self.holders.iter().zip(&mut self.also) {
+            if *holder == parent {
+                *also = Some(BRANCH);
+            }
+        }
+        Ok(reply)
+    }
+
+    /// A process has closed a connection: who has it, too, goes on with it.
+    pub fn closed(&mut self, conn: u8) {
+        let conn = usize::from(conn);
+        if let Some(other) = self.also[conn].take() {
+            self.holders[conn] = other;
+        }
+    }
+
+    pub fn swap(&mut self, conn: u8) {
+        let conn = usize::from(conn);
+        if let Some(other) = &mut self.also[conn] {
+            std::mem::swap(other, &mut self.holders[conn]);
+        }
+    }
+
+    /// The forked process is killed, and its parent has seen it.
+    pub fn kill_branch(&mut self) -> Result<(), Trouble> {
+        let Some((mut branch, parent)) = self.branch.take() else { return Ok(()) };
+        branch.kill();
+        for also in &mut self.also {
+            *also = also.filter(|&who| who != BRANCH);
+        }
+        self.actors[parent].ask(&Order::Reap)?;
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
-//! Signals: one whose handler makes a call on a connection, and SIGURG, which is counted.
+//! Signals: one whose handler makes a call on a connection, and SIGURG, SIGIO and SIGPIPE, which are counted.
 
+use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
@@ -36,9 +37,24 @@ static TASK: Task = Task {
 
 const RELAXED: Ordering = Ordering::Relaxed;
 static URGENTS: AtomicI64 = AtomicI64::new(0);
+static ARRIVALS: AtomicI64 = AtomicI64::new(0);
 
-extern "C" fn count(_: c_int) {
-    URGENTS.fetch_add(1, RELAXED);
+thread_local! {
+    /// SIGPIPE of this thread.
+    static BROKEN: Cell<i64> = const { Cell::new(0) };
+}
+
+/// F_SETSIG's signal.
+pub(super) fn own_signal() -> c_int {
+    libc::SIGRTMIN() + 3
+}
+
+extern "C" fn count(signal: c_int) {
+    match signal {
+        libc::SIGURG => drop(URGENTS.fetch_add(1, RELAXED)),
+        libc::SIGPIPE => BROKEN.set(BROKEN.get() + 1),
+        _ => drop(ARRIVALS.fetch_add(1, RELAXED)),
+    }
 }
 
 extern "C" fn make(_: c_int) {
@@ -74,7 +90,9 @@ extern "C" fn make(_: c_int) {
 
 /// Installs the handlers, with which calls go on that they interrupt.
 pub fn heed() {
-    for (signal, handler) in [(libc::SIGUSR1, make as *const ()), (libc::SIGURG, count as *const ())] {
+    let counted = [libc::SIGURG, libc::SIGPIPE, libc::SIGIO, own_signal()];
+    let counted = counted.map(|signal| (signal, count as *const ()));
+    for (signal, handler) in [(libc::SIGUSR1, make as *const ())].into_iter().chain(counted) {
         // SAFETY: an action of ours; the handlers make such calls only as handlers may.
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
@@ -90,9 +108,20 @@ pub fn urgents() -> i64 {
     URGENTS.load(RELAXED)
 }
 
-/// From now on SIGURG is counted anew.
+/// Whether SIGIO, or what stands for it, came since the last call, or since `begin`.
+pub fn arrived() -> i64 {
+    i64::from(ARRIVALS.swap(0, RELAXED) > 0)
+}
+
+/// How many SIGPIPE this thread has had.
+pub(super) fn broken() -> i64 {
+    BROKEN.get()
+}
+
+/// From now on signals are counted anew.
 pub fn begin() {
     URGENTS.store(0, RELAXED);
+    ARRIVALS.store(0, RELAXED);
 }
 
 /// Says what the handler of the next signal does; `bytes` are those that it sends.

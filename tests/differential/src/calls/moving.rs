@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStringExt;
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 
 use libc::c_int;
 
@@ -28,6 +28,16 @@ pub fn dup_over(fd: RawFd, to: RawFd) -> Said {
         close(fd);
     }
     if other == to { Said::of(1) } else { Said::failed() }
+}
+
+/// The descriptor under the next free number from `from` on, by F_DUPFD, and the first one closed.
+pub fn dup_next(fd: RawFd, from: RawFd) -> (Said, RawFd) {
+    // SAFETY: no memory is passed.
+    let other = unsafe { libc::fcntl(fd, libc::F_DUPFD, from) };
+    if other >= 0 {
+        close(fd);
+    }
+    (Said::of(i64::from(other >= from)), other)
 }
 
 /// Where the two processes of a side have the socket that joins them.
@@ -92,15 +102,33 @@ pub fn exec(state: &str) -> Said {
     Said::failed()
 }
 
+/// Another program's exit status, started by posix_spawn(3).
+fn spawn() -> Said {
+    let mut pid = 0;
+    let argv = [c"true".as_ptr().cast_mut(), null_mut()];
+    let environment = [null_mut()];
+    // SAFETY: strings of ours.
+    unsafe {
+        let path = c"/bin/true".as_ptr();
+        let rc = libc::posix_spawn(&raw mut pid, path, null(), null(), argv.as_ptr(), environment.as_ptr());
+        let mut status = -1;
+        let waited = if rc == 0 { libc::waitpid(pid, &raw mut status, 0) } else { -1 };
+        Said::of(i64::from(rc == 0 && waited == pid)).with([status.into()])
+    }
+}
+
 /// A child that does something with the connection `fd` and ends: its exit status.
 pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd], set: RawFd) -> Said {
+    if child == Child::Spawns {
+        return spawn();
+    }
     // SAFETY: between fork and exit the child makes calls on memory that was there before, and allocates nothing.
     unsafe {
         let pid = libc::fork();
         if pid == 0 {
             let mut some = [0u8; 16];
             let status = match child {
-                Child::Exits => 0,
+                Child::Exits | Child::Spawns => 0,
                 Child::Closes => all.iter().map(|&one| libc::close(one)).sum(),
                 Child::Sends => libc::send(
                     fd,

@@ -88,6 +88,15 @@ pub fn look(fd: RawFd, by: LookBy) -> Said {
         }
         LookBy::Peers => Said::of(0).with([false, true].into_iter().flat_map(|of_peer| name(fd, of_peer))),
         LookBy::Urgents => Said::of(super::urgents()),
+        LookBy::Arrivals
+        | LookBy::Flags
+        | LookBy::Refused
+        | LookBy::Errors
+        | LookBy::SendNothing
+        | LookBy::TcpState
+        | LookBy::PollEach
+        | LookBy::Kinds
+        | LookBy::CloseOnExec => super::odd::look(fd, by),
         LookBy::Epoll
         | LookBy::Set
         | LookBy::Nested
@@ -124,7 +133,7 @@ fn polled(fd: RawFd, events: i16) -> Said {
 // SAFETY: glibc 2.35's function, of this signature; the libc crate does not have it.
 unsafe extern "C" {
     /// epoll_pwait2(2)
-    fn epoll_pwait2(
+    pub(super) fn epoll_pwait2(
         set: c_int,
         events: *mut epoll_event,
         room: c_int,
@@ -198,7 +207,8 @@ pub fn hear_no_signals() {
     // SAFETY: a set of ours.
     unsafe {
         let mut all: libc::sigset_t = MaybeUninit::zeroed().assume_init();
-        for signal in [libc::SIGALRM, libc::SIGURG, libc::SIGUSR1] {
+        let signals = [libc::SIGALRM, libc::SIGURG, libc::SIGUSR1, libc::SIGIO, super::handlers::own_signal()];
+        for signal in signals {
             libc::sigaddset(&raw mut all, signal);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, null_mut());
@@ -264,6 +274,7 @@ pub fn wait(fd: RawFd, by: WaitBy, ms: u16) -> Said {
                 Said::of(n).with([one.revents.into()])
             }
             WaitBy::Crowd => super::wide::crowd(fd, ms),
+            WaitBy::Timer | WaitBy::TimerPoll => super::masks::wait_beside_timer(fd, by, ms),
             WaitBy::AllPoll | WaitBy::AllSelect | WaitBy::AllEpoll | WaitBy::Set => Said::of(-1),
             WaitBy::Select => selected(fd, Some(ms)),
             WaitBy::Pselect => {
@@ -274,13 +285,16 @@ pub fn wait(fd: RawFd, by: WaitBy, ms: u16) -> Said {
                 let n = libc::pselect(fd + 1, read, none, none, &raw const most, null());
                 Said::from(n).with([i64::from(n > 0 && libc::FD_ISSET(fd, read))])
             }
-            WaitBy::Epoll | WaitBy::RawEpoll | WaitBy::EpollPwait2 => {
+            WaitBy::Epoll | WaitBy::RawEpoll | WaitBy::EpollPwait | WaitBy::EpollPwait2 => {
                 let set = new_set();
                 let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 0x77 };
                 let mut told = epoll_event { events: 0, u64: 0 };
                 libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event);
                 let n = match by {
                     WaitBy::Epoll => libc::epoll_wait(set, &raw mut told, 1, most_ms).into(),
+                    WaitBy::EpollPwait => {
+                        libc::epoll_pwait(set, &raw mut told, 1, most_ms, null()).into()
+                    }
                     WaitBy::EpollPwait2 => {
                         epoll_pwait2(set, &raw mut told, 1, &raw const most, null()).into()
                     }

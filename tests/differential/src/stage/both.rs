@@ -65,6 +65,12 @@ impl Stage {
         let most = all - all / 8;
         let read = self.holder(other, conn).ask(&Order::Drain { conn, n: most, hash: 0 })?.said;
         let so_far = read.map_or(0, |said| said.more[0] as u64);
+        // It goes on, and another lane may open.
+        match meanwhile {
+            Some(Meddle::Off) => self.meddle(op, Meddle::On)?,
+            Some(Meddle::StopBroker) => self.meddle(op, Meddle::ContinueBroker)?,
+            _ => {}
+        }
         let asked = Instant::now();
         let order = if early { Order::Ended { conn, ms: 4000 } } else { Order::Room { conn, by, n, early } };
         let told = self.holder(side, conn).ask(&order)?;
