@@ -82,6 +82,22 @@ pub fn read_file(fd: i32, to: *mut u8, len: usize, offset: Option<i64>) -> Res {
     }
 }
 
+/// Where a file stands.
+pub fn position(fd: i32) -> Result<i64, Errno> {
+    seek(fd, 0, libc::SEEK_CUR)
+}
+
+/// Puts it elsewhere.
+pub fn set_position(fd: i32, at: i64) {
+    // A file that has a position takes any other one.
+    let _ = seek(fd, at, libc::SEEK_SET);
+}
+
+fn seek(fd: i32, at: i64, whence: i32) -> Result<i64, Errno> {
+    // SAFETY: no memory is passed.
+    unsafe { call(libc::SYS_lseek, fd as usize, at as usize, whence as usize, 0, 0, 0) }.map(|at| at as i64)
+}
+
 /// getsockopt(2) of a plain value.
 pub fn option<T: Copy>(fd: i32, level: i32, name: i32) -> Result<T, Errno> {
     // SAFETY: callers use integer structs, valid when zero.

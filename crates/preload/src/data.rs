@@ -479,16 +479,25 @@ hooks! {
     }
     /// sendfile(2): the file is read straight into the ring
     fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-        let at = if offset.is_null() { Some(None) } else { user::fetch(offset).map(Some) };
-        let (Some(conn), Some(at), true) = (ours(out), at, ours(file).is_none() && sys::is_seekable(file)) else {
+        let is_file = ours(out).is_some() && ours(file).is_none() && sys::is_seekable(file);
+        // The file's own position moves when bytes have been sent: what a lane refuses is read once more, to go by TCP.
+        let at = match offset {
+            _ if !is_file => None,
+            own if own.is_null() => sys::position(file).ok(),
+            offset => user::fetch(offset),
+        };
+        let (Some(conn), Some(at)) = (ours(out), at) else {
             return covered::sendfile(out, file, offset, count);
         };
-        let source = Source::File { fd: file, offset: at, left: count.min(user::MOST), done: 0 };
+        let source = Source::File { fd: file, offset: Some(at), left: count.min(user::MOST), done: 0 };
         let mut outcome = transmit(conn, out, source, 0, |_| covered::sendfile(out, file, offset, count));
-        if let (Outcome::Ours(Ok(n)), Some(at)) = (&outcome, at)
-            && !user::store(offset, at + *n as off_t)
-        {
-            outcome = Outcome::Ours(Err(Errno::FAULT));
+        if let Outcome::Ours(Ok(n)) = &outcome {
+            let end = at + *n as off_t;
+            if offset.is_null() {
+                sys::set_position(file, end);
+            } else if !user::store(offset, end) {
+                outcome = Outcome::Ours(Err(Errno::FAULT));
+            }
         }
         answer(outcome, true)
     }
