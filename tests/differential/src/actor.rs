@@ -377,7 +377,8 @@ impl Actor {
         match calls.map(reads) {
             [true, true] => {
                 let read = |said: &Said| said.ret.max(0);
-                let is_thrown_away = calls.iter().any(|call| matches!(call, Call::Recv(by, _) if by.throws_away()));
+                let is_thrown_away =
+                    calls.iter().any(|call| matches!(call, Call::Recv(by, _) if by.throws_away()));
                 let mixed = calls::mixed(&first.1).wrapping_add(calls::mixed(&second.1));
                 let more = if is_thrown_away { Vec::new() } else { vec![mixed] };
                 [Said { ret: read(&first.0) + read(&second.0), errno: 0, more }, Said::of(0)]

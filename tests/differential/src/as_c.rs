@@ -175,7 +175,9 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             | LookBy::PollEach
             | LookBy::Kinds
             | LookBy::Select
-            | LookBy::AllPoll | LookBy::AllSelect | LookBy::AllEpoll,
+            | LookBy::AllPoll
+            | LookBy::AllSelect
+            | LookBy::AllEpoll,
         ) => format!("polls({conn}, POLLIN | POLLOUT | POLLPRI)"),
         Call::Look(LookBy::Peek) => format!("receives({conn}, 1, MSG_DONTWAIT | MSG_PEEK)"),
         Call::Look(LookBy::RecvNothing) => format!("receives({conn}, 0, MSG_DONTWAIT)"),
@@ -191,7 +193,9 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             | LookBy::Errors
             | LookBy::SendNothing
             | LookBy::TcpState
-            | LookBy::CloseOnExec),
+            | LookBy::CloseOnExec
+            | LookBy::Empty
+            | LookBy::Faults),
         ) => {
             format!("(void)0 /* {by:?} */")
         }

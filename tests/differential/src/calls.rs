@@ -29,8 +29,8 @@ pub use exchange::Reader;
 pub use filter::{can_be_answered, have_driver_asked, hear_listener};
 pub use flood::{Room, drain};
 pub use handlers::{arm, begin, heed, ran, urgents};
-pub use masks::wait_masked;
 pub use lending::Lending;
+pub use masks::wait_masked;
 pub use moving::{JOINT, dup, dup_next, dup_over, exec, fork, give, pass, take};
 pub use odd::PLAINS;
 pub use times::{Timer, Times};
@@ -278,7 +278,11 @@ pub fn send(fd: RawFd, by: SendBy, bytes: &[u8]) -> Said {
         let n = send_once(fd, by, &bytes[sent..]);
         if n <= 0 {
             let signals = if errno() == libc::EPIPE { handlers::broken() - before } else { 0 };
-            return if sent == 0 { Said::failed().with([signals]) } else { Said::of(sent as i64).with([errno().into()]) };
+            return if sent == 0 {
+                Said::failed().with([signals])
+            } else {
+                Said::of(sent as i64).with([errno().into()])
+            };
         }
         sent += n as usize;
     }
@@ -302,7 +306,9 @@ fn send_once(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
             SendBy::Send => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS) as i64,
             SendBy::Oob => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS | libc::MSG_OOB) as i64,
             SendBy::Loud => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) as i64,
-            SendBy::Many | SendBy::Pwritev2 | SendBy::SendfileOn | SendBy::Flagged => odd::send(fd, by, bytes),
+            SendBy::Many | SendBy::Pwritev2 | SendBy::SendfileOn | SendBy::Flagged => {
+                odd::send(fd, by, bytes)
+            }
             SendBy::Ring => ring::send(fd, bytes, FLAGS),
             SendBy::Write => libc::write(fd, bytes.as_ptr().cast(), bytes.len()) as i64,
             SendBy::Writev => libc::writev(fd, parts.as_ptr(), 2) as i64,

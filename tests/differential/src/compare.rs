@@ -100,6 +100,7 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
     let mut is_meddled = false;
     let mut looked_at_set = [false; 2];
     let (mut has_edges, mut may_tell_again) = ([false; 2], [false; 2]);
+    let mut lingers = [false; 2];
     for (at, op) in program.iter().enumerate() {
         let meddles = |call| {
             matches!(
@@ -112,7 +113,9 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
         is_meddled |= meddles(op.call);
         let (Some(tcp), Some(lane)) = (&tcp[at], &lane[at]) else { continue };
         let own = op.side as usize;
-        may_tell_again[own] |= matches!(op.call, Call::Dup | Call::DupOver(_) | Call::Twin | Call::Turn | Call::Swap);
+        may_tell_again[own] |=
+            matches!(op.call, Call::Dup | Call::DupOver(_) | Call::Twin | Call::Turn | Call::Swap);
+        lingers[own] |= matches!(op.call, Call::Set(Opt::LingerFor(1..)));
         if closes_lanes(op.call) {
             may_tell_again = [true; 2];
         }
@@ -141,7 +144,9 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
                 state: lane.state,
             });
         }
-        if lane.ns > tcp.ns + late_ns {
+        // The end of TCP's stream is acknowledged when its timer says so (COMPLIANCE.md).
+        let may_linger = lingers[own] && matches!(op.call, Call::Finish(_) | Call::DupOver(_));
+        if lane.ns > tcp.ns + late_ns && !may_linger {
             return Some(Difference::Late { at, tcp_us: tcp.ns / 1000, lane_us: lane.ns / 1000 });
         }
         if let Call::Patience(_, ms) = op.call

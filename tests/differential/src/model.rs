@@ -5,8 +5,8 @@ mod cuts;
 
 use crate::calls::Said;
 use crate::op::{
-    CONNS, Call, Child, End, Handler, Lent, LookBy, ON_THE_WAY, Op, Opt, Over, RecvBy, Registered,
-    SendBy, Side, WaitBy, is_by_ring,
+    CONNS, Call, Child, End, Handler, Lent, LookBy, ON_THE_WAY, Op, Opt, Over, RecvBy, Registered, SendBy,
+    Side, WaitBy, is_by_ring,
 };
 
 /// Which process of a side: the first one, the second, or the forked one.
@@ -119,7 +119,8 @@ impl Model {
     /// Whether signals may come to the process that has `conn`.
     fn has_signals(&self, side: Side, conn: u8) -> bool {
         let end = self.end(side, conn);
-        end.signals || self.is_split(side) && (0..CONNS).any(|conn| self.end(side, conn).signals)
+        end.signals
+            || self.is_split(side) && (0..CONNS).any(|conn| self.end(side, conn).signals)
             || self.beside(side, conn).any(|conn| self.end(side, conn).signals)
     }
 
@@ -139,6 +140,11 @@ impl Model {
     pub fn pending(&self) -> Vec<(Side, u8)> {
         let all = (0..CONNS).flat_map(|conn| Side::BOTH.map(|side| (side, conn)));
         all.filter(|&(side, conn)| self.end(side, conn).waiting.is_some()).collect()
+    }
+
+    /// Whether several threads make the wait.
+    pub fn is_crowd(&self, side: Side, conn: u8) -> bool {
+        self.end(side, conn).waiting == Some(WaitBy::Crowd)
     }
 
     pub fn is_stopped(&self, side: Side) -> bool {
@@ -197,7 +203,8 @@ impl Model {
                     let end = self.end(side, conn);
                     end.waiting.is_none() && !(end.open && end.with == BRANCH)
                 };
-                let is_there = self.has_branch[side as usize] && !self.is_stopped(side) && !self.is_dead(side);
+                let is_there =
+                    self.has_branch[side as usize] && !self.is_stopped(side) && !self.is_dead(side);
                 is_there && (0..CONNS).all(is_idle)
             }
             Call::Kill => !self.is_dead(side) && self.has_read_all(side) && !self.may_reset(side),
@@ -253,7 +260,9 @@ impl Model {
                 let enough = if by.is_for_all() { n } else { own.low_water.max(1).min(n) };
                 // Where it begins to count is another place then.
                 let is_sure = by != RecvBy::PeekWhole || !own.peek_off && !peer.urgent;
-                is_sure && !may_wait || is_sure && self.bytes(side, conn) >= enough || self.is_over(side, conn)
+                is_sure && !may_wait
+                    || is_sure && self.bytes(side, conn) >= enough
+                    || self.is_over(side, conn)
             }
             Call::Look(by) if by.is_of_all() && self.is_split(side) => false,
             Call::Wait(by) | Call::Patience(by, _) if by.is_of_many() && self.is_split(side) => false,
@@ -366,7 +375,9 @@ impl Model {
             Call::Set(Opt::OobInline(_)) => !peer.urgent,
             // What comes by TCP once more is signalled once more.
             Call::Set(opt) if opt.is_async() => {
-                self.bytes(side, conn) == 0 && self.bytes(side.other(), conn) == 0 && self.pending().is_empty()
+                self.bytes(side, conn) == 0
+                    && self.bytes(side.other(), conn) == 0
+                    && self.pending().is_empty()
             }
             // Of a connection that it has half closed, a set may be told of room once more, and of what stands where a lane closes for good, or as
             // another program gets the connection; urgent data does the first (COMPLIANCE.md).
@@ -483,9 +494,7 @@ impl Model {
             {
                 self.end_mut(side, conn).got += ret as usize
             }
-            Call::Recv(by, _) if ret > 0 && !by.peeks() => {
-                self.end_mut(side, conn).got += ret as usize
-            }
+            Call::Recv(by, _) if ret > 0 && !by.peeks() => self.end_mut(side, conn).got += ret as usize,
             Call::Echo { rounds, size } | Call::Exchange { rounds, size, .. } => {
                 for side in Side::BOTH {
                     let end = self.end_mut(side, conn);
@@ -498,7 +507,9 @@ impl Model {
             }
             Call::Set(Opt::UserTimeout(ms)) if ret == 0 => self.end_mut(side, conn).user_timeout = ms,
             Call::Set(Opt::PeekOff(at)) if ret == 0 => self.end_mut(side, conn).peek_off = at >= 0,
-            Call::Finish(end) if end.is_close() && (self.has_twin(side, conn) || self.end(side, conn).also.is_some()) => {
+            Call::Finish(end)
+                if end.is_close() && (self.has_twin(side, conn) || self.end(side, conn).also.is_some()) =>
+            {
                 self.leaves_number(side, conn);
                 let half = self.end_mut(side, conn);
                 if !std::mem::take(&mut half.twin) {
@@ -564,7 +575,9 @@ impl Model {
                 half.registered = (how != Registered::Removed).then_some(how);
             }
             // The kernel goes on to tell of it under its old number.
-            Call::Dup | Call::DupOver(Over::Far | Over::Next | Over::Set) if ret == 1 => self.leaves_number(side, conn),
+            Call::Dup | Call::DupOver(Over::Far | Over::Next | Over::Set) if ret == 1 => {
+                self.leaves_number(side, conn)
+            }
             Call::Pass if ret == 1 => self.end_mut(side, conn).registered = None,
             Call::Nonblock(on) => self.end_mut(side, conn).nonblock = on,
             Call::Fork(Child::Sends) => {
@@ -600,11 +613,6 @@ impl Model {
 fn may_wait(by: RecvBy) -> bool {
     matches!(
         by,
-        RecvBy::Read
-            | RecvBy::Readv
-            | RecvBy::WaitAll
-            | RecvBy::Splice
-            | RecvBy::ForOne
-            | RecvBy::PeekWhole
+        RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice | RecvBy::ForOne | RecvBy::PeekWhole
     )
 }

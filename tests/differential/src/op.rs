@@ -6,9 +6,13 @@
 //! call ends, and a [`Op::cut`], in which the next call is made between two instructions of this one: by the other side, by another
 //! thread of the same process, or by a handler of a signal.
 
+mod options;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use options::{Mask, MaskBy, Opt};
 
 /// Connections that a program can have at a time.
 pub const CONNS: u8 = 3;
@@ -159,6 +163,10 @@ pub enum LookBy {
     Kinds,
     /// Close-on-exec by close_range(2), and off again.
     CloseOnExec,
+    /// Reads and writes of no bytes.
+    Empty,
+    /// Bad pointers.
+    Faults,
 }
 
 impl LookBy {
@@ -264,83 +272,6 @@ pub enum Lent {
     Forked,
     /// The sender ends its stream.
     Ended,
-}
-
-/// Options, with the value that is set.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Opt {
-    NoDelay(bool),
-    LowWater(i32),
-    PeekOff(i32),
-    Inq(bool),
-    Timestamps(bool),
-    KeepAlive(bool),
-    Linger(bool),
-    QuickAck(bool),
-    Cork(bool),
-    /// Never so small that what is on its way would not fit.
-    RcvBuf(i32),
-    SndBuf(i32),
-    UserTimeout(i32),
-    OobInline(bool),
-    /// F_SETOWN: this process gets the signal of urgent data.
-    Owner,
-    /// The same of this thread, by F_SETOWN_EX.
-    OwnerThread,
-    /// O_ASYNC.
-    Async(bool),
-    /// The same by FIOASYNC.
-    AsyncIoctl(bool),
-    /// F_SETSIG: a signal of its own in place of SIGIO, or SIGIO.
-    OwnSignal(bool),
-    /// FIONBIO
-    NonblockIoctl(bool),
-    /// A close waits for what was sent, seconds.
-    LingerFor(i32),
-    TimestampNs(bool),
-    Timestamping(bool),
-    /// SO_SELECT_ERR_QUEUE
-    ErrorsBySelect(bool),
-    /// SO_MAX_PACING_RATE, so high that it is not felt.
-    Pacing,
-    /// IP_MINTTL, which all segments fulfil.
-    MinTtl(bool),
-    /// A filter that lets all pass.
-    Filter(bool),
-    KeepIdle(i32),
-    KeepInterval(i32),
-    KeepCount(i32),
-    /// IPV6_ADDRFORM
-    AddressForm,
-    /// One that has nothing to do with the stream, of a table.
-    Plain(u8),
-}
-
-impl Opt {
-    /// Whether it sets O_ASYNC.
-    pub fn is_async(self) -> bool {
-        matches!(self, Self::Async(true) | Self::AsyncIoctl(true))
-    }
-}
-
-/// A wait with a mask of signals.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum MaskBy {
-    Ppoll,
-    Pselect,
-    EpollPwait,
-    EpollPwait2,
-}
-
-/// The signal during it, which the thread blocks but for the wait.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Mask {
-    /// It is pending before the wait.
-    Pending,
-    /// It comes meanwhile.
-    Comes,
-    /// It comes, and the wait blocks it, too.
-    Kept,
 }
 
 /// How those who exchange messages wait for them.
@@ -613,6 +544,7 @@ pub fn looks(call: Call) -> bool {
                 | LookBy::SendNothing
                 | LookBy::TcpState
                 | LookBy::CloseOnExec
+                | LookBy::Empty
         ),
         Call::Signal(what) => what == Handler::Fionread,
         _ => false,

@@ -461,7 +461,7 @@ impl Stage {
             if model.is_stopped(side) {
                 continue;
             }
-            let must = model.wakes(side, conn);
+            let (must, is_crowd) = (model.wakes(side, conn), model.is_crowd(side, conn));
             let ms = if must { 4000 } else { 0 };
             let asked = Instant::now();
             let team = &mut self.teams.as_mut().expect("ready")[side as usize];
@@ -470,7 +470,8 @@ impl Stage {
                 Some(said) => {
                     model.woke(side, conn, &said);
                     outcome.cpu_ns = outcome.cpu_ns.max(reply.cpu_ns);
-                    if must {
+                    // Of threads that have only just begun, a busy machine makes what it likes.
+                    if must && !is_crowd {
                         outcome.ns = outcome.ns.max(asked.elapsed().as_nanos() as u64);
                     }
                     outcome.said.push(said);

@@ -23,7 +23,8 @@ impl Arena {
         let mine = |block: &shunpike_shm::arena::Block| {
             block.fd.load(Ordering::Relaxed) == fd as u32
                 && block.is_held()
-                && [std::process::id(), std::os::unix::process::parent_id()].contains(&block.pid.load(Ordering::Relaxed))
+                && [std::process::id(), std::os::unix::process::parent_id()]
+                    .contains(&block.pid.load(Ordering::Relaxed))
         };
         let mut looks = BLOCKS;
         let (_, block) = self.view.as_ref()?.held(0, &mut looks).find(|(_, block)| mine(block))?;

@@ -90,7 +90,9 @@ impl Actor {
             Ok(line) => serde_json::from_str(&line).map_err(|_| Trouble::Died(line)),
             Err(RecvTimeoutError::Timeout) => Err(Trouble::Hangs),
             Err(RecvTimeoutError::Disconnected) => {
-                let Some(child) = &mut self.child else { return Err(Trouble::Died("a forked one".to_owned())) };
+                let Some(child) = &mut self.child else {
+                    return Err(Trouble::Died("a forked one".to_owned()));
+                };
                 let status = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
                 Err(Trouble::Died(status))
             }
@@ -169,7 +171,8 @@ impl Actor {
                 let begin = Instant::now();
                 while begin.elapsed() < HANG
                     && !matches!(self.replies.recv_timeout(HANG), Err(RecvTimeoutError::Disconnected))
-                {}
+                {
+                }
             }
         }
     }

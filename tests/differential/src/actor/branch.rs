@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::os::fd::{FromRawFd};
+use std::os::fd::FromRawFd;
 
 use super::Actor;
 use crate::calls::{self, Said};

@@ -77,6 +77,13 @@ unsafe fn wait(fd: RawFd, by: MaskBy, mask: &sigset_t, ms: u16) -> Said {
                 let mut one = pollfd { fd, events: libc::POLLIN, revents: 0 };
                 Said::from(libc::ppoll(&raw mut one, 1, &raw const most, mask)).with([one.revents.into()])
             }
+            MaskBy::PpollBeside => {
+                let quiet = libc::eventfd(0, libc::EFD_CLOEXEC);
+                let mut both = [quiet, fd].map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 });
+                let said = Said::from(libc::ppoll(both.as_mut_ptr(), 2, &raw const most, mask));
+                close(quiet);
+                said.with(both.map(|one| i64::from(one.revents)))
+            }
             MaskBy::Pselect => {
                 let mut set: libc::fd_set = MaybeUninit::zeroed().assume_init();
                 assert!((fd as usize) < libc::FD_SETSIZE, "few descriptors");
@@ -97,7 +104,8 @@ unsafe fn wait(fd: RawFd, by: MaskBy, mask: &sigset_t, ms: u16) -> Said {
                 };
                 let kept = errno();
                 close(set);
-                let said = if n < 0 { Said { ret: -1, errno: kept, more: Vec::new() } } else { Said::of(n.into()) };
+                let said =
+                    if n < 0 { Said { ret: -1, errno: kept, more: Vec::new() } } else { Said::of(n.into()) };
                 said.with([{ told.events } as i64])
             }
         }

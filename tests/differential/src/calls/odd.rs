@@ -30,7 +30,11 @@ pub(super) fn send(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
                     .collect();
                 let flags = libc::MSG_NOSIGNAL | DONTWAIT;
                 let n = libc::sendmmsg(fd, all.as_mut_ptr(), all.len() as _, flags as _);
-                if n < 0 { n.into() } else { all[..n as usize].iter().map(|one| i64::from(one.msg_len)).sum() }
+                if n < 0 {
+                    n.into()
+                } else {
+                    all[..n as usize].iter().map(|one| i64::from(one.msg_len)).sum()
+                }
             }
             SendBy::Pwritev2 => libc::pwritev2(fd, parts.as_ptr(), 2, -1, RWF_NOWAIT) as i64,
             SendBy::SendfileOn => {
@@ -90,10 +94,8 @@ pub(super) fn receive(fd: RawFd, by: RecvBy, to: &mut [u8]) -> (i64, Vec<i64>) {
 fn receive_many(fd: RawFd, by: RecvBy, to: &mut [u8]) -> i64 {
     let size = to.len().div_ceil(MESSAGES).max(1);
     let mut pieces: Vec<_> = to.chunks(size).map(vector).collect();
-    let mut all: Vec<_> = pieces
-        .iter_mut()
-        .map(|parts| mmsghdr { msg_hdr: message(parts, &mut []), msg_len: 0 })
-        .collect();
+    let mut all: Vec<_> =
+        pieces.iter_mut().map(|parts| mmsghdr { msg_hdr: message(parts, &mut []), msg_len: 0 }).collect();
     let flags = if by == RecvBy::ForOne { libc::MSG_WAITFORONE } else { DONTWAIT };
     let mut most = libc::timespec { tv_sec: 1, tv_nsec: 0 };
     let most: *mut libc::timespec = if by == RecvBy::ForOne { &raw mut most } else { null_mut() };
@@ -156,6 +158,8 @@ pub(super) fn look(fd: RawFd, by: LookBy) -> Said {
                 libc::fcntl(fd, libc::F_SETFD, 0);
                 Said::from(rc).with([flags.into()])
             }
+            LookBy::Empty => empty(fd),
+            LookBy::Faults => faults(fd),
             _ => kinds(fd),
         }
     }
@@ -208,14 +212,52 @@ fn refused(fd: RawFd) -> Said {
             &|| libc::sendfile(null_file, fd, null_mut(), 4) as i64,
             &|| libc::preadv2(fd, parts.as_ptr(), 2, 0, 0) as i64,
         ];
-        let mut all: Vec<i64> =
-            calls.iter().flat_map(|call| [call(), errno().into()]).collect();
+        let mut all: Vec<i64> = calls.iter().flat_map(|call| [call(), errno().into()]).collect();
         let copied = libc::copy_file_range(fd, &raw mut offset, null_file, null_mut(), 4, 0);
         all.extend([copied as i64, errno().into()]);
         close(null_file);
         all
     };
     Said::of(0).with(all)
+}
+
+/// What calls say whose buffers are empty.
+fn empty(fd: RawFd) -> Said {
+    let none = vector(&[]);
+    let mut header = message(&mut [], &mut []);
+    let before = handlers::broken();
+    // SAFETY: nothing is read or written.
+    let all = unsafe {
+        let calls: [&mut dyn FnMut() -> isize; 6] = [
+            &mut || libc::readv(fd, none.as_ptr(), 2),
+            &mut || libc::read(fd, null_mut(), 0),
+            &mut || libc::recvmsg(fd, &raw mut header, DONTWAIT | libc::MSG_PEEK),
+            &mut || libc::writev(fd, none.as_ptr(), 2),
+            &mut || libc::writev(fd, none.as_ptr(), 0),
+            &mut || libc::sendfile(fd, fd, null_mut(), 0),
+        ];
+        calls.map(|call| [call() as i64, errno().into()])
+    };
+    let errors = all.into_iter().flat_map(|[ret, error]| [ret, if ret < 0 { error } else { 0 }]);
+    Said::of(handlers::broken() - before).with(errors)
+}
+
+/// What calls say that are given addresses at which there is nothing. They take no bytes, and send none.
+fn faults(fd: RawFd) -> Said {
+    let bad = 16 as *mut c_void;
+    // SAFETY: the kernel, or who stands in for it, finds nothing there.
+    let all = unsafe {
+        let calls: [&dyn Fn() -> i64; 5] = [
+            &|| libc::recv(fd, bad, 10, DONTWAIT) as i64,
+            &|| libc::recv(fd, bad, 10, DONTWAIT | libc::MSG_PEEK) as i64,
+            &|| libc::send(fd, bad, 10, DONTWAIT | libc::MSG_NOSIGNAL) as i64,
+            &|| libc::ioctl(fd, libc::FIONREAD, bad).into(),
+            &|| libc::recvmsg(fd, bad.cast(), DONTWAIT) as i64,
+        ];
+        calls.map(|call| [call(), errno().into()])
+    };
+    let errors = all.into_iter().flat_map(|[ret, error]| [ret, if ret < 0 { error } else { 0 }]);
+    Said::of(0).with(errors)
 }
 
 /// In one set with descriptors of other kinds, each of which has something to tell.
@@ -247,8 +289,11 @@ fn kinds(fd: RawFd) -> Said {
             close(one);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
-        told.with(entries.map(|entry| i64::from(entry.revents)))
-            .with([polled.into(), read as i64, info.ssi_signo.into()])
+        told.with(entries.map(|entry| i64::from(entry.revents))).with([
+            polled.into(),
+            read as i64,
+            info.ssi_signo.into(),
+        ])
     }
 }
 

@@ -96,7 +96,9 @@ pub fn look(fd: RawFd, by: LookBy) -> Said {
         | LookBy::TcpState
         | LookBy::PollEach
         | LookBy::Kinds
-        | LookBy::CloseOnExec => super::odd::look(fd, by),
+        | LookBy::CloseOnExec
+        | LookBy::Empty
+        | LookBy::Faults => super::odd::look(fd, by),
         LookBy::Epoll
         | LookBy::Set
         | LookBy::Nested
@@ -207,7 +209,8 @@ pub fn hear_no_signals() {
     // SAFETY: a set of ours.
     unsafe {
         let mut all: libc::sigset_t = MaybeUninit::zeroed().assume_init();
-        let signals = [libc::SIGALRM, libc::SIGURG, libc::SIGUSR1, libc::SIGIO, super::handlers::own_signal()];
+        let signals =
+            [libc::SIGALRM, libc::SIGURG, libc::SIGUSR1, libc::SIGIO, super::handlers::own_signal()];
         for signal in signals {
             libc::sigaddset(&raw mut all, signal);
         }
@@ -292,9 +295,7 @@ pub fn wait(fd: RawFd, by: WaitBy, ms: u16) -> Said {
                 libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event);
                 let n = match by {
                     WaitBy::Epoll => libc::epoll_wait(set, &raw mut told, 1, most_ms).into(),
-                    WaitBy::EpollPwait => {
-                        libc::epoll_pwait(set, &raw mut told, 1, most_ms, null()).into()
-                    }
+                    WaitBy::EpollPwait => libc::epoll_pwait(set, &raw mut told, 1, most_ms, null()).into(),
                     WaitBy::EpollPwait2 => {
                         epoll_pwait2(set, &raw mut told, 1, &raw const most, null()).into()
                     }

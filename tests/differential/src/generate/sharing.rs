@@ -5,6 +5,14 @@ use proptest::prelude::*;
 use super::{call, recv_by, send_by, side, size};
 use crate::op::*;
 
+/// Both ends are closed, by all who have them, and there is a new connection.
+fn anew() -> impl Iterator<Item = Op> {
+    let op = |side, call| Op::new(side, 0, call);
+    let close = Side::BOTH.into_iter().flat_map(move |side| [op(side, Call::Finish(End::Close)); 2]);
+    let open = Call::Open { nonblock: false, nagle: false, family: Family::V4 };
+    close.chain([op(Side::Client, open), op(Side::Client, Call::Echo { rounds: 40, size: 50 })])
+}
+
 /// A child lives on with the connections, and both use them; it is closed in each order, or the child is killed.
 pub(super) fn branch(raw: bool) -> impl Strategy<Value = Vec<Op>> {
     let small = || prop_oneof![3 => 1usize..64, 1 => 64usize..2000];
@@ -45,7 +53,7 @@ pub(super) fn share(raw: bool) -> impl Strategy<Value = Vec<Op>> {
     ];
     (side(), prop::collection::vec(step, 2..9)).prop_map(|(side, steps)| {
         let steps = steps.into_iter().map(|(side, call)| Op::new(side, 0, call));
-        std::iter::once(Op::new(side, 0, Call::Share)).chain(steps).collect()
+        std::iter::once(Op::new(side, 0, Call::Share)).chain(steps).chain(anew()).collect()
     })
 }
 
@@ -64,6 +72,7 @@ pub(super) fn twin(raw: bool) -> impl Strategy<Value = Vec<Op>> {
             .chain(steps)
             .chain(turn)
             .chain([op(Call::Finish(End::Close)), op(Call::Echo { rounds: 20, size: 50 })])
+            .chain(anew())
             .collect()
     })
 }
@@ -88,11 +97,17 @@ pub(super) fn signalled() -> impl Strategy<Value = Vec<Op>> {
             let steps = steps
                 .into_iter()
                 .map(|(by_other, call)| Op::new(if by_other { side.other() } else { side }, 0, call));
-            [Call::Set(owner), Call::Set(Opt::OwnSignal(own_signal)), Call::Set(on), Call::Look(LookBy::Arrivals)]
-                .into_iter()
-                .map(op)
-                .chain(steps)
-                .collect()
+            [
+                Call::Set(owner),
+                Call::Set(Opt::OwnSignal(own_signal)),
+                Call::Set(on),
+                Call::Look(LookBy::Arrivals),
+            ]
+            .into_iter()
+            .map(op)
+            .chain(steps)
+            .chain(anew())
+            .collect()
         },
     )
 }
@@ -116,6 +131,7 @@ pub(super) fn broken() -> impl Strategy<Value = Vec<Op>> {
         let whose = if by_self { side } else { side.other() };
         std::iter::once(Op::new(whose, 0, Call::Finish(end)))
             .chain(steps.into_iter().map(|call| Op::new(side, 0, call)))
+            .chain(anew())
             .collect()
     })
 }
@@ -130,19 +146,23 @@ pub(super) fn lingering() -> impl Strategy<Value = Vec<Op>> {
         Opt::Linger(false),
     ]);
     let end = || prop::sample::select(vec![End::ShutWr, End::ShutRd, End::ShutBoth, End::Close, End::Close]);
-    let step = (side(), prop_oneof![
-        2 => end().prop_map(Call::Finish),
-        1 => (send_by(), size()).prop_map(|(by, n)| Call::Send(by, n)),
-        1 => (recv_by(), size()).prop_map(|(by, n)| Call::Recv(by, n)),
-        1 => prop::sample::select(vec![LookBy::Poll, LookBy::TcpState, LookBy::SoError, LookBy::Fionread])
-            .prop_map(Call::Look),
-    ]);
+    let step = (
+        side(),
+        prop_oneof![
+            2 => end().prop_map(Call::Finish),
+            1 => (send_by(), size()).prop_map(|(by, n)| Call::Send(by, n)),
+            1 => (recv_by(), size()).prop_map(|(by, n)| Call::Recv(by, n)),
+            1 => prop::sample::select(vec![LookBy::Poll, LookBy::TcpState, LookBy::SoError, LookBy::Fionread])
+                .prop_map(Call::Look),
+        ],
+    );
     (side(), linger, send_by(), size(), prop::collection::vec(step, 2..8)).prop_map(
         |(side, linger, by, n, steps)| {
             [Call::Set(linger), Call::Send(by, n)]
                 .into_iter()
                 .map(|call| Op::new(side, 0, call))
                 .chain(steps.into_iter().map(|(side, call)| Op::new(side, 0, call)))
+                .chain(anew())
                 .collect()
         },
     )

@@ -76,9 +76,7 @@ impl Model {
             Call::Recv(by, _) => own.nonblock || !may_wait(by),
             Call::Finish(end) => !end.is_close(),
             Call::Fork(child) => matches!(child, Child::Exits | Child::Closes | Child::Execs | Child::Spawns),
-            Call::Set(
-                Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_) | Opt::NonblockIoctl(_),
-            )
+            Call::Set(Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_) | Opt::NonblockIoctl(_))
             | Call::Nonblock(_) => false,
             _ => true,
         };

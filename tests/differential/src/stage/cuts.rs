@@ -46,7 +46,12 @@ impl Stage {
     }
 
     /// A call, and another one between two of its instructions. Who would wait for the first one's end waits for it, and no longer.
-    pub(super) fn cut(&mut self, op: Op, next: Op, model: &mut Model) -> Result<[Option<Outcome>; 2], Trouble> {
+    pub(super) fn cut(
+        &mut self,
+        op: Op,
+        next: Op,
+        model: &mut Model,
+    ) -> Result<[Option<Outcome>; 2], Trouble> {
         const MOST: Duration = Duration::from_millis(300);
         // One that waits for a lock of the stopped thread does so for no longer.
         const MOST_OF_A_THREAD: Duration = Duration::from_millis(20);
