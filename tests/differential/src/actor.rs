@@ -245,7 +245,9 @@ impl Actor {
             Order::Reset => {
                 self.reap();
                 for (_, conn) in self.conns.drain() {
-                    conn.twin.map(calls::close);
+                    if let Some(twin) = conn.twin {
+                        calls::close(twin);
+                    }
                     calls::close_hard(conn.fd);
                 }
                 calls::few(false);

@@ -260,9 +260,7 @@ impl Model {
                 let enough = if by.is_for_all() { n } else { own.low_water.max(1).min(n) };
                 // Where it begins to count is another place then.
                 let is_sure = by != RecvBy::PeekWhole || !own.peek_off && !peer.urgent;
-                is_sure && !may_wait
-                    || is_sure && self.bytes(side, conn) >= enough
-                    || self.is_over(side, conn)
+                is_sure && (!may_wait || self.bytes(side, conn) >= enough || self.is_over(side, conn))
             }
             Call::Look(by) if by.is_of_all() && self.is_split(side) => false,
             Call::Wait(by) | Call::Patience(by, _) if by.is_of_many() && self.is_split(side) => false,

@@ -123,8 +123,8 @@ pub(super) fn look(fd: RawFd, by: LookBy) -> Said {
             LookBy::Flags => flags(fd),
             LookBy::Refused => refused(fd),
             LookBy::Errors => {
-                let mut byte = [0u8; 8];
-                let (mut parts, mut control) = (vector(&mut byte), [0u64; 32]);
+                let byte = [0u8; 8];
+                let (mut parts, mut control) = (vector(&byte), [0u64; 32]);
                 let mut header = message(&mut parts, &mut control);
                 Said::from(libc::recvmsg(fd, &raw mut header, libc::MSG_ERRQUEUE | DONTWAIT) as i64)
             }
@@ -195,7 +195,7 @@ fn flags(fd: RawFd) -> Said {
 /// The errors of calls that are for files.
 fn refused(fd: RawFd) -> Said {
     let mut byte = [0u8; 4];
-    let parts = vector(&mut byte);
+    let parts = vector(&byte);
     let at: *mut c_void = byte.as_mut_ptr().cast();
     let mut offset = 0i64;
     // SAFETY: memory of ours; none of them does anything to a socket.
