@@ -38,15 +38,23 @@ pub fn holds_socket(pid: u32, inode: u64) -> Option<bool> {
         Err(Errno::NOENT) => return (!sys::is_process(pid)).then_some(false),
         Err(_) => return None,
     };
+    is_among(&descriptors, inode)
+}
+
+/// The same of a process's list of descriptors.
+fn is_among(descriptors: &OwnedFd, inode: u64) -> Option<bool> {
     let wanted = Text::new(format_args!("socket:[{inode}]"));
     let mut room = [MaybeUninit::<u8>::uninit(); 2048];
-    let mut entries = RawDir::new(&descriptors, &mut room);
+    let mut entries = RawDir::new(descriptors, &mut room);
     while let Some(entry) = entries.next() {
+        let entry = match entry {
+            Ok(entry) => entry,
+            // It has ended meanwhile. The next look would say so again, for ever.
+            Err(Errno::NOENT | Errno::SRCH) => return Some(false),
+            Err(_) => return None,
+        };
         let mut link = [MaybeUninit::<u8>::uninit(); 64];
-        // An error: it has ended meanwhile.
-        if entry
-            .is_ok_and(|entry| target(&descriptors, entry.file_name(), &mut link) == Some(wanted.as_bytes()))
-        {
+        if target(descriptors, entry.file_name(), &mut link) == Some(wanted.as_bytes()) {
             return Some(true);
         }
     }
@@ -130,6 +138,15 @@ mod tests {
 
     fn inode(socket: &TcpListener) -> u64 {
         rustix::fs::fstat(socket).expect("a socket").st_ino
+    }
+
+    #[test]
+    fn a_process_that_ends_while_it_is_looked_at_holds_nothing() {
+        let mut child = Command::new("sleep").arg("60").spawn().expect("a child");
+        let path = format!("/proc/{}/fd", child.id());
+        let descriptors = directory(path.as_bytes()).expect("its descriptors");
+        child.kill().and_then(|()| child.wait()).expect("it ends");
+        assert_eq!(is_among(&descriptors, 1), Some(false));
     }
 
     #[test]
