@@ -59,6 +59,7 @@ pub fn register(device: &mut impl IsmDevice, owner: u64, peer: u64) -> Result<Dm
 
 fn identity(device: &impl IsmDevice) {
     assert_ne!(device.local_gid(), Gid(0));
+    assert!(device.names().iter().all(|name| !name.is_empty() && !name.contains(char::is_whitespace)));
     assert!(device.supports_v2() || !device.chid().is_emulated(), "an emulated device is a v2 device");
 }
 

@@ -132,6 +132,9 @@ pub trait IsmDevice {
         Err(IsmError::UnknownToken)
     }
 
+    /// What it is called, and as Linux 6.18's dibs calls it.
+    fn names(&self) -> [&'static str; 2];
+
     /// The device's own GID.
     fn local_gid(&self) -> Gid;
 

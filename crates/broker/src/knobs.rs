@@ -10,11 +10,6 @@ use crate::settings::{Knob, Origin, Setting};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// The one device.
-const DEVICE: &str = "loopback-ism";
-/// ... as Linux 6.18's dibs calls it.
-const DIBS_NAME: &str = "lo";
-
 impl Server {
     /// The built-in values, and what the configuration puts over them.
     pub(crate) fn set_at_first(&mut self) {
@@ -93,19 +88,22 @@ impl Server {
         Ok(json(&Sysctls { sysctls, programs }))
     }
 
-    /// Answers `device set`: `[loopback-ism] KEY VALUE`.
+    /// Answers `device set`: `[DEVICE] KEY VALUE`.
     pub(crate) fn set_device(&mut self, asker: SessionId, arg: &str) -> Result<(), Failure> {
         let words: Vec<&str> = arg.split_whitespace().collect();
+        let names = self.exchange.device.names();
         let (key, value) = match words.as_slice() {
-            [DEVICE | DIBS_NAME, key, value] | [key, value] => (*key, *value),
+            [key, value] => (*key, *value),
+            [device, key, value] if names.contains(device) => (*key, *value),
             [device, _, _] => {
-                return Err(failure("no such device", device, "the one that there is: loopback-ism"));
+                let hint = format!("the one that there is: {}", names[0]);
+                return Err(failure("no such device", device, &hint));
             }
             _ => return Err(failure("cannot set the device", arg, "use: KEY VALUE, as active off")),
         };
         match (key, value) {
             ("active" | "dmb_copy" | "rmem", _) => self.change(asker, &format!("{key}={value}")).map(drop),
-            ("dmb_type", "virtual" | "1") => self.may_change(asker),
+            ("dmb_type", "virtual" | "1") => self.sessions.may_change(asker),
             ("dmb_type", _) => {
                 let why = "DMBs are virtual memory of processes, there is no physical kind: only 'virtual' can be set";
                 Err(failure("cannot set dmb_type", value, why))
@@ -123,7 +121,7 @@ impl Server {
     fn change(&mut self, asker: SessionId, text: &str) -> Result<Knob, Failure> {
         let uid = self.sessions.get(&asker).map_or(u32::MAX, |session| session.peer.uid());
         let setting = Setting::parse(text, Origin::RunTime(uid))?;
-        self.may_change(asker)?;
+        self.sessions.may_change(asker)?;
         tracing::info!(name = setting.knob.name(), value = setting.value, uid, "set");
         self.set(&setting);
         Ok(setting.knob)

@@ -1,6 +1,17 @@
 //! The broker: the emulated ISM device, and the trust anchor of two processes that open a lane.
 //!
 //! It is never on the data path. It believes what the kernel says of a socket, not what a client says.
+//!
+//! [`Server`] is the loop, with all I/O. [`exchange`] has the tables and no I/O: who has a match, and what is to be said. DMBs are in a
+//! device behind [`ism::IsmDevice`], which is made outside.
+//!
+//! ```no_run
+//! use shunpike_broker::{Config, loopback::LoopbackIsm};
+//!
+//! // Serves this user's programs until it is killed.
+//! shunpike_broker::run(Config::new("/tmp/broker.sock".into()), LoopbackIsm::boxed, None)?;
+//! # Ok::<(), shunpike_broker::BrokerError>(())
+//! ```
 
 pub mod address;
 mod answerable;

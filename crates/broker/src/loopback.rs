@@ -200,6 +200,10 @@ impl IsmDevice for LoopbackIsm {
         Ok(new)
     }
 
+    fn names(&self) -> [&'static str; 2] {
+        ["loopback-ism", "lo"]
+    }
+
     fn local_gid(&self) -> Gid {
         self.gid
     }

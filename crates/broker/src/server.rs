@@ -11,6 +11,7 @@ mod operators;
 mod query;
 mod questions;
 mod reload;
+mod sessions;
 mod taps;
 
 use crate::answerable::Answerable;
@@ -45,6 +46,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use rustix::time::Timespec;
+use sessions::Sessions;
 use shunpike_shm::arena::BLOCKS;
 use shunpike_shm::pages::KnobPage;
 use shunpike_shm::published::Published;
@@ -72,7 +74,7 @@ const SHORT: Duration = Duration::from_millis(10);
 pub struct Server {
     pub(crate) config: Config,
     pub(crate) exchange: Exchange,
-    pub(crate) sessions: HashMap<SessionId, Session>,
+    pub(crate) sessions: Sessions,
     pub(crate) knobs: Published<KnobPage>,
     pub(crate) system: System,
     pub(crate) ledger: Ledger,
@@ -174,7 +176,7 @@ impl Server {
         let began = clock::now();
         let mut server = Self {
             exchange,
-            sessions: HashMap::new(),
+            sessions: Sessions::new(config.private),
             knobs,
             system: System::new(&config, gid),
             ledger: Ledger::default(),
@@ -385,8 +387,8 @@ impl Server {
         if !self.exchange.posts.is_empty() {
             return Err(format!("not delivered: {:?}", self.exchange.posts));
         }
-        self.audit_taps()?;
-        self.audit_journal()?;
+        self.taps.audit(&self.exchange, &self.sessions)?;
+        journal::audit(&self.journal, &self.exchange)?;
         self.exchange.audit()
     }
 
@@ -397,7 +399,7 @@ impl Server {
 
     /// Sends what the exchange has decided. A session that cannot be sent to ends, which decides more.
     pub(crate) fn deliver(&mut self) {
-        self.note_news();
+        journal::note_news(&mut self.journal, &mut self.exchange, &self.sessions);
         while !self.exchange.posts.is_empty() {
             for Post { to, message, fds } in std::mem::take(&mut self.exchange.posts) {
                 if let Some(session) = self.sessions.get_mut(&to) {
@@ -407,7 +409,7 @@ impl Server {
             }
         }
         // Of the sessions that ended by that.
-        self.note_news();
+        journal::note_news(&mut self.journal, &mut self.exchange, &self.sessions);
     }
 
     pub(crate) fn note(&mut self, id: SessionId, sent: Sent) {
@@ -444,7 +446,7 @@ impl Server {
     }
 
     fn end(&mut self, id: SessionId) {
-        self.note_news();
+        journal::note_news(&mut self.journal, &mut self.exchange, &self.sessions);
         let Some(session) = self.sessions.remove(&id) else { return };
         let _ = epoll::delete(self.set_of(session.door), session.as_fd());
         let arena = session.program().map(|program| Rc::clone(program.arena.fd()));
@@ -458,7 +460,7 @@ impl Server {
             self.answering.spend(user, clock::since(now), now);
             self.exchange.end_session(id);
         }
-        self.end_of_taps(id);
+        self.taps.end_of(&mut self.exchange, id);
         let user = session.peer.uid();
         self.helpers.forget(user, id);
         self.questions.forget(user, id);

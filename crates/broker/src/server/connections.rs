@@ -36,7 +36,7 @@ type Tree<'a> = Vec<(SessionId, &'a Session, &'a Program)>;
 
 fn trees(server: &Server) -> HashMap<ArenaKey, Tree<'_>> {
     let mut trees: HashMap<ArenaKey, Tree<'_>> = HashMap::new();
-    for entry in server.programs() {
+    for entry in server.sessions.programs() {
         trees.entry(entry.2.key).or_default().push(entry);
     }
     trees.values_mut().for_each(|tree| tree.sort_by_key(|(id, ..)| *id));
@@ -45,7 +45,8 @@ fn trees(server: &Server) -> HashMap<ArenaKey, Tree<'_>> {
 
 /// The sessions that share this arena.
 fn tree(server: &Server, key: ArenaKey) -> Tree<'_> {
-    let mut tree: Tree<'_> = server.programs().filter(|(_, _, program)| program.key == key).collect();
+    let mut tree: Tree<'_> =
+        server.sessions.programs().filter(|(_, _, program)| program.key == key).collect();
     tree.sort_by_key(|(id, ..)| *id);
     tree
 }
@@ -105,7 +106,7 @@ impl Listing {
             }
         }
         text.push_str(if self.began { "]" } else { "{\"connections\":[]" });
-        let others = server.other_versions(|id, _| is_shown(id));
+        let others = server.sessions.other_versions(|id, _| is_shown(id));
         if !others.is_empty() {
             text.push_str(",\"other_versions\":");
             text.push_str(&json(&others));
@@ -129,8 +130,12 @@ pub fn parties(
     is_shown: impl Fn(SessionId) -> bool,
 ) -> Result<Vec<Party>, Failure> {
     let all = |session| Party { session, conn: ConnId(0) };
-    let own: Vec<SessionId> =
-        server.programs().filter(|(_, session, _)| session.peer.pid == pid).map(|(id, ..)| id).collect();
+    let own: Vec<SessionId> = server
+        .sessions
+        .programs()
+        .filter(|(_, session, _)| session.peer.pid == pid)
+        .map(|(id, ..)| id)
+        .collect();
     if fd.is_some() || own.is_empty() {
         let found = of(server, pid, fd, is_shown)?;
         let mut parties: Vec<Party> = found.iter().map(|found| found.party).collect();

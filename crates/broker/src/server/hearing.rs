@@ -256,7 +256,7 @@ impl Server {
             ToBroker::Ring { ring, class } if is_tap => {
                 let user = session.peer.uid();
                 let memory = single(fds).map(|fd| Shared::memory_of_client(fd, user, &self.graves));
-                return self.take_ring(id, ring, class, memory);
+                return self.taps.take_ring(&mut self.exchange, &self.sessions, id, ring, class, memory);
             }
             ToBroker::Ring { .. } => return Err(End),
             _ if !is_program => return Err(End),
@@ -344,7 +344,7 @@ impl Server {
         let sent = session.post(&welcome, fds);
         self.note(id, sent);
         // Before it can have a lane.
-        self.show_to_taps(id);
+        self.taps.show(&mut self.exchange, &self.sessions, id);
         Ok(())
     }
 

@@ -1,8 +1,9 @@
-//! What the journal is told of the sessions, and who may read it.
+//! What the journal is told of the sessions, and what it tells.
 
-use super::Server;
+use super::sessions::Sessions;
 use crate::ends::{Party, SessionId};
-use crate::journal::{End, Ends, Of, Whose};
+use crate::exchange::Exchange;
+use crate::journal::{End, Ends, Journal, Whose};
 use crate::reply::{Reply, failure, json};
 use crate::report::EventEnd;
 use crate::session::Session;
@@ -43,49 +44,35 @@ impl Ends for HashMap<SessionId, Session> {
     }
 }
 
-impl Server {
-    /// Notes what the exchange has decided. Before anything of the sessions that it tells of is gone.
-    pub(super) fn note_news(&mut self) {
-        for news in std::mem::take(&mut self.exchange.news) {
-            self.journal.take(news, &self.sessions);
-        }
+/// Notes what the exchange has decided. Before anything of the sessions that it tells of is gone.
+pub(super) fn note_news(journal: &mut Journal, exchange: &mut Exchange, sessions: &Sessions) {
+    for news in std::mem::take(&mut exchange.news) {
+        journal.take(news, &**sessions);
     }
+}
 
-    /// Whether the journal keeps matches that there are, and no others. Errors: which.
-    pub(super) fn audit_journal(&self) -> Result<(), String> {
-        let kept: Vec<&Party> = self.journal.matched().collect();
-        let matched: Vec<&Party> = self.exchange.matched().collect();
-        if kept == matched && self.exchange.news.is_empty() {
-            return Ok(());
-        }
-        Err(format!(
-            "the journal has matches of {kept:?}, the exchange of {matched:?}, news {:?}",
-            self.exchange.news
-        ))
+/// Whether the journal keeps matches that there are, and no others. Errors: which.
+pub(super) fn audit(journal: &Journal, exchange: &Exchange) -> Result<(), String> {
+    let kept: Vec<&Party> = journal.matched().collect();
+    let matched: Vec<&Party> = exchange.matched().collect();
+    if kept == matched && exchange.news.is_empty() {
+        return Ok(());
     }
+    Err(format!("the journal has matches of {kept:?}, the exchange of {matched:?}, news {:?}", exchange.news))
+}
 
-    /// Answers `events`: `SINCE`, the number of the last event that is known, and `LATELY`, how many at most.
-    pub(super) fn events(&self, asker: SessionId, arg: &str) -> Reply {
-        let wrong = || failure("not a number of an event", arg, "use: SINCE LATELY");
-        let (since, lately) = arg.split_once(' ').ok_or_else(wrong)?;
-        let since: u64 = since.parse().map_err(|_| wrong())?;
-        let lately: usize = lately.parse().map_err(|_| wrong())?;
-        let (of, sees) = self.sees_ends(asker);
-        Ok(json(&self.journal.events(of, since, lately, sees, self.life())))
-    }
-
-    /// As [`Server::is_shown`], of ends whose sessions may have ended; and in whose events they are found.
-    fn sees_ends(&self, asker: SessionId) -> (Option<Of>, impl Fn(&Whose) -> bool + use<>) {
-        let all = self.may_change(asker).is_ok();
-        let private = self.config.private;
-        let own = self.sessions.get(&asker).map(|session| (session.peer.identity.user(), session.peer.netns));
-        let of = if all { Some(Of::Everybody) } else { own.and_then(|(user, _)| user).map(Of::User) };
-        let sees = move |whose: &Whose| {
-            let is_own = |(user, netns): (Option<u32>, Option<u64>)| {
-                user.is_some() && user == whose.user && (private || netns.is_some() && netns == whose.netns)
-            };
-            all || own.is_some_and(is_own)
-        };
-        (of, sees)
-    }
+/// Answers `events`: `SINCE`, the number of the last event that is known, and `LATELY`, how many at most. `life`: the broker's.
+pub(super) fn events(
+    journal: &Journal,
+    sessions: &Sessions,
+    life: &str,
+    asker: SessionId,
+    arg: &str,
+) -> Reply {
+    let wrong = || failure("not a number of an event", arg, "use: SINCE LATELY");
+    let (since, lately) = arg.split_once(' ').ok_or_else(wrong)?;
+    let since: u64 = since.parse().map_err(|_| wrong())?;
+    let lately: usize = lately.parse().map_err(|_| wrong())?;
+    let (of, sees) = sessions.sees_ends(asker);
+    Ok(json(&journal.events(of, since, lately, sees, life)))
 }

@@ -3,7 +3,6 @@
 use super::{End, Server};
 use crate::ends::{Party, SessionId};
 use crate::laneless::{Laneless, heard_as, nominated};
-use crate::report::{OtherVersion, ReasonText};
 use crate::session::{Kind, Session};
 use shunpike_shm::pages::SessionPage;
 use shunpike_shm::published::Published;
@@ -51,17 +50,10 @@ impl Server {
         }
     }
 
-    /// Such programs, by session.
-    pub(crate) fn laneless(&self) -> impl Iterator<Item = (SessionId, &Session, &Laneless)> {
-        self.sessions.iter().filter_map(|(id, session)| match &session.kind {
-            Kind::Laneless(program) => Some((*id, session, &**program)),
-            _ => None,
-        })
-    }
-
     /// Asks such programs to give up the lanes that they have: those of a process, or all.
     pub(crate) fn revoke_laneless(&mut self, wanted: impl Fn(SessionId, u32) -> bool) {
         let told: Vec<SessionId> = self
+            .sessions
             .laneless()
             .filter(|(id, session, _)| wanted(*id, session.peer.pid))
             .map(|(id, ..)| id)
@@ -69,26 +61,5 @@ impl Server {
         for session in told {
             self.exchange.revoke(Party { session, conn: ConnId(0) });
         }
-    }
-
-    /// Such programs for the tools: those of a process, or all.
-    pub(crate) fn other_versions(&self, wanted: impl Fn(SessionId, u32) -> bool) -> Vec<OtherVersion> {
-        let mut all: Vec<OtherVersion> = self
-            .laneless()
-            .filter(|(id, session, _)| wanted(*id, session.peer.pid))
-            .map(|(_, session, program)| OtherVersion {
-                pid: session.peer.pid,
-                uid: session.peer.uid(),
-                comm: program.comm.clone(),
-                control: program.control,
-                version: program.version,
-                ours: VERSION,
-                lanes: program.connections.map(|(lanes, _)| lanes),
-                plain: program.connections.map(|(_, plain)| plain),
-                reason: ReasonText::of(Reason::VersionDiffers),
-            })
-            .collect();
-        all.sort_by_key(|other| other.pid);
-        all
     }
 }

@@ -1,7 +1,7 @@
 //! Answers to the tools.
 
 use super::Server;
-use super::connections;
+use super::{connections, journal};
 use crate::client::what;
 use crate::clock;
 use crate::ends::SessionId;
@@ -13,11 +13,9 @@ use crate::report::{
     Answer, Check, Device, Explanations, Failure, Info, LinkGroup, LinkGroups, Process, Processes, Seid,
     Stats, Ueids,
 };
-use crate::runtime;
-use crate::session::{Peer, Program, Session};
+use crate::session::{Program, Session};
 use crate::settings::Knob;
 use crate::stats::{self, ArenaKey, Looks};
-use rustix::fd::AsFd;
 use shunpike_shm::arena::ArenaView;
 use shunpike_wire::Eid;
 use shunpike_wire::session::{MAX_UEIDS, VERSION};
@@ -35,15 +33,15 @@ impl Server {
 
     fn reply(&mut self, asker: SessionId, what: u16, arg: &str) -> Reply {
         match what {
-            what::STATS => Ok(json(&self.stats(self.gets_exact_figures(asker)))),
+            what::STATS => Ok(json(&self.stats(self.sessions.gets_exact_figures(asker)))),
             what::STATS_RESET => {
-                self.may_change(asker)?;
+                self.sessions.may_change(asker)?;
                 let mut ledger = std::mem::take(&mut self.ledger);
-                ledger.reset(self.arenas());
+                ledger.reset(self.sessions.arenas());
                 self.ledger = ledger;
                 Ok(done("the statistics begin anew"))
             }
-            what::DEVICE => Ok(json(&self.device(self.gets_exact_figures(asker)))),
+            what::DEVICE => Ok(json(&self.device(self.sessions.gets_exact_figures(asker)))),
             what::DEVICE_SET => {
                 self.set_device(asker, arg)?;
                 Ok(json(&self.device(true)))
@@ -51,19 +49,21 @@ impl Server {
             what::INFO => Ok(json(&self.info(self.config.private))),
             what::UEID => {
                 if arg != "show" {
-                    self.may_change(asker)?;
+                    self.sessions.may_change(asker)?;
                 }
                 self.ueid(arg)
             }
             what::SEID => self.seid(arg),
             what::EXPLAIN => {
                 let (pid, fd) = pid_and_fd(arg)?;
-                let is_shown = self.is_shown(asker);
-                let other_versions = self.other_versions(|id, its| its == pid && is_shown(self, id));
+                let is_shown = self.sessions.is_shown(asker);
+                let other_versions =
+                    self.sessions.other_versions(|id, its| its == pid && is_shown(&self.sessions, id));
                 if !other_versions.is_empty() {
                     return Ok(json(&Explanations { explanations: Vec::new(), other_versions }));
                 }
-                let found = self.found(asker, connections::of(self, pid, fd, |id| is_shown(self, id)))?;
+                let found =
+                    self.found(asker, connections::of(self, pid, fd, |id| is_shown(&self.sessions, id)))?;
                 explain::explain(
                     found.into_iter().map(|found| found.connection).collect(),
                     &self.config.policy,
@@ -75,62 +75,11 @@ impl Server {
             what::PROCESSES => Ok(json(&self.processes(asker))),
             what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
-            what::TAP => self.begin_tap(asker),
-            what::EVENTS => self.events(asker, arg),
+            what::TAP => self.taps.begin(&mut self.sessions, asker),
+            what::EVENTS => journal::events(&self.journal, &self.sessions, self.life(), asker, arg),
             what::POLICY_RELOAD => self.reload_for(asker),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
         }
-    }
-
-    /// Running programs with their sessions.
-    pub(crate) fn programs(&self) -> impl Iterator<Item = (SessionId, &Session, &Program)> {
-        self.sessions.iter().filter_map(|(id, session)| Some((*id, session, session.program()?)))
-    }
-
-    fn arenas(&self) -> impl Iterator<Item = (ArenaKey, u32, &ArenaView)> {
-        self.programs().map(|(_, session, program)| (program.key, session.peer.uid(), &program.arena))
-    }
-
-    /// Whether an asker is root or the broker's own user. A container's root may be root by number only: for
-    /// the system-wide broker it has to be in the broker's own pid namespace.
-    pub(crate) fn may_change(&self, asker: SessionId) -> Result<(), Failure> {
-        let Some(session) = self.sessions.get(&asker) else {
-            return Err(failure("not permitted", "", "the session has ended"));
-        };
-        let Peer { pid, identity, .. } = &session.peer;
-        let own = rustix::process::geteuid().as_raw();
-        if ![Some(own), Some(0)].contains(&identity.user()) {
-            let on = format!("uid {}", identity.uid);
-            let hint =
-                "only root and the broker's own user change its settings and see other users' connections";
-            return Err(failure("not permitted", &on, hint));
-        }
-        if !self.config.private && !runtime::shares_our_pids(session.as_fd(), *pid) {
-            let hint = "do it on the host, or where the broker runs: this is another pid namespace (or the kernel is \
-                        older than Linux 6.5 and does not say)";
-            return Err(failure("not permitted", "a container's root", hint));
-        }
-        Ok(())
-    }
-
-    /// Which sessions an asker may look into and revoke: all who may change things, else its own user's; of
-    /// these, as ss(8) of the kernel, the ones in its own network namespace.
-    pub(crate) fn is_shown(&self, asker: SessionId) -> impl Fn(&Self, SessionId) -> bool + use<> {
-        let all = self.may_change(asker).is_ok();
-        let is_own = move |server: &Self, id| {
-            let [own, peer] = [asker, id].map(|id| server.sessions.get(&id).map(|session| &session.peer));
-            let (own, peer) = (own?, peer?);
-            let user = own.identity.user()?;
-            let is_near = server.config.private || peer.shares_netns(own);
-            Some(is_near && peer.identity.user() == Some(user))
-        };
-        move |server, id| all || is_own(server, id) == Some(true)
-    }
-
-    /// Whether an asker gets figures of this moment. What looks at everybody's programs is made once a second for others,
-    /// however many ask, and for what must be quick.
-    pub(crate) fn gets_exact_figures(&self, asker: SessionId) -> bool {
-        self.config.private || self.may_change(asker).is_ok()
     }
 
     /// Tells this broker's life from another's.
@@ -139,21 +88,24 @@ impl Server {
     }
 
     fn stats(&self, now: bool) -> Stats {
-        let stats =
-            if now { self.ledger.report(self.arenas()) } else { self.ledger.report_lately(self.arenas()) };
+        let stats = if now {
+            self.ledger.report(self.sessions.arenas())
+        } else {
+            self.ledger.report_lately(self.sessions.arenas())
+        };
         Stats { broker: self.life().to_owned(), ..stats }
     }
 
     /// What metrics are made of: counts since the broker began, whatever was reset.
     pub(crate) fn figures(&self) -> Figures {
         let views: HashMap<ArenaKey, (u32, &ArenaView)> =
-            self.arenas().map(|(key, user, view)| (key, (user, view))).collect();
+            self.sessions.arenas().map(|(key, user, view)| (key, (user, view))).collect();
         let mut looks = Looks::default();
         let open: Vec<[u64; 2]> =
             views.values().map(|(user, view)| stats::open(view, looks.of(*user))).collect();
         Figures {
             info: self.info(true),
-            stats: self.ledger.total(self.arenas()),
+            stats: self.ledger.total(self.sessions.arenas()),
             settings: Knob::ALL.into_iter().map(|knob| self.settings.report(knob)).collect(),
             open: open
                 .into_iter()
@@ -163,9 +115,10 @@ impl Server {
 
     /// A process that shares its arena with the one that made it is counted there.
     fn processes(&self, asker: SessionId) -> Processes {
-        let is_shown = self.is_shown(asker);
+        let is_shown = self.sessions.is_shown(asker);
         let mut seen = HashSet::new();
-        let mut programs: Vec<_> = self.programs().filter(|(id, ..)| is_shown(self, *id)).collect();
+        let mut programs: Vec<_> =
+            self.sessions.programs().filter(|(id, ..)| is_shown(&self.sessions, *id)).collect();
         programs.sort_by_key(|(id, ..)| *id);
         let processes = programs.into_iter().filter(|(_, _, program)| seen.insert(program.key));
         let mut looks = Looks::default();
@@ -187,14 +140,16 @@ impl Server {
         let uid: u32 = uid.parse().map_err(|_| wrong())?;
         let asking = self.sessions.get(&asker).map(|session| &session.peer.identity).ok_or_else(wrong)?;
         let policy = &self.config.policy;
-        let is_shown = self.is_shown(asker);
+        let is_shown = self.sessions.is_shown(asker);
         let known = self.sessions.iter().find(|(id, session)| {
-            let is_known = || is_shown(self, **id) || policy.permits(asking, &session.peer.identity);
+            let is_known =
+                || is_shown(&self.sessions, **id) || policy.permits(asking, &session.peer.identity);
             session.is_programs() && pid != 0 && session.peer.pid == pid && is_known()
         });
         let of_user = Identity::of_user(uid);
         let permitted = policy.permits(asking, known.map_or(&of_user, |(_, session)| &session.peer.identity));
-        let other_version = self.other_versions(|_, its| its == pid).first().map(|other| other.version);
+        let other_version =
+            self.sessions.other_versions(|_, its| its == pid).first().map(|other| other.version);
         Ok(json(&Check {
             active: self.settings.get(Knob::Active) != 0,
             session: (permitted || known.is_some()).then_some(known.is_some()),
@@ -209,22 +164,22 @@ impl Server {
         let device = self.exchange.device.as_ref();
         let on = |knob| self.settings.get(knob) != 0;
         Device {
-            name: "loopback-ism".to_owned(),
+            name: device.names()[0].to_owned(),
             gid: device.local_gid().to_string(),
             chid: device.chid().to_string(),
             active: on(Knob::Active),
             dmb_copy: on(Knob::DmbCopy),
             dmb_type: "virtual".to_owned(),
             xfer_bytes: if now {
-                self.ledger.moved(self.arenas())
+                self.ledger.moved(self.sessions.arenas())
             } else {
-                self.ledger.moved_lately(self.arenas())
+                self.ledger.moved_lately(self.sessions.arenas())
             },
             rmem: self.settings.get(Knob::Rmem),
             dmbs_cnt: device.dmb_count() as u64,
             max_dmbs: device.dmb_limit() as u64,
             link_groups: self.exchange.links.view().len() as u64,
-            sessions: self.programs().count() as u64,
+            sessions: self.sessions.programs().count() as u64,
         }
     }
 
@@ -239,8 +194,8 @@ impl Server {
             policy: self.config.policy.report(),
             privileged: self.is_privileged(),
             uptime: clock::since(self.began).as_secs(),
-            sessions: self.programs().count() as u64,
-            other_versions: self.laneless().count() as u64,
+            sessions: self.sessions.programs().count() as u64,
+            other_versions: self.sessions.laneless().count() as u64,
             waiting: self.exchange.waiting() as u64,
             ueids: self.system.report(),
             device: self.device(now),
@@ -287,13 +242,13 @@ impl Server {
     /// What was found, or why not: also who would have had to ask.
     fn found<T>(&self, asker: SessionId, found: Result<T, Failure>) -> Result<T, Failure> {
         found.map_err(|failure| match failure.what.as_str() {
-            "not permitted" => self.may_change(asker).err().unwrap_or(failure),
+            "not permitted" => self.sessions.may_change(asker).err().unwrap_or(failure),
             _ => failure,
         })
     }
 
     fn link_groups(&self, asker: SessionId) -> LinkGroups {
-        let is_shown = self.is_shown(asker);
+        let is_shown = self.sessions.is_shown(asker);
         let who = |id| match self.sessions.get(&id) {
             Some(session) => {
                 let comm = session.program().map_or(String::new(), |program| program.comm.clone());
@@ -302,8 +257,8 @@ impl Server {
             None => (0, String::new()),
         };
         let link_groups = self.exchange.links.view().into_iter();
-        let link_groups =
-            link_groups.filter(|view| is_shown(self, view.client) || is_shown(self, view.server));
+        let link_groups = link_groups
+            .filter(|view| is_shown(&self.sessions, view.client) || is_shown(&self.sessions, view.server));
         let link_groups = link_groups.map(|view| {
             let ((client_pid, client_comm), (server_pid, server_comm)) = (who(view.client), who(view.server));
             let max_conns = self.exchange.max_conns_per_lgr;
@@ -326,9 +281,10 @@ impl Server {
 
     fn revoke(&mut self, asker: SessionId, arg: &str) -> Reply {
         let (pid, fd) = pid_and_fd(arg)?;
-        let is_shown = self.is_shown(asker);
-        let others = self.laneless().filter(|(_, session, _)| session.peer.pid == pid);
-        let others: Vec<SessionId> = others.map(|(id, ..)| id).filter(|id| is_shown(self, *id)).collect();
+        let is_shown = self.sessions.is_shown(asker);
+        let others = self.sessions.laneless().filter(|(_, session, _)| session.peer.pid == pid);
+        let others: Vec<SessionId> =
+            others.map(|(id, ..)| id).filter(|id| is_shown(&self.sessions, *id)).collect();
         if !others.is_empty() {
             if fd.is_some() {
                 let hint = "its library is of another version, which only the whole process can be told; use: revoke PID";
@@ -337,7 +293,7 @@ impl Server {
             self.revoke_laneless(|id, _| others.contains(&id));
             return Ok(done(&format!("asked {arg} to go back to TCP")));
         }
-        let found = connections::parties(self, pid, fd, |id| is_shown(self, id));
+        let found = connections::parties(self, pid, fd, |id| is_shown(&self.sessions, id));
         let parties = self.found(asker, found)?;
         for party in parties {
             self.exchange.revoke(party);

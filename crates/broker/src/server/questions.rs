@@ -87,7 +87,7 @@ impl Questions {
 impl Server {
     /// A tool asks something, or can be told more.
     pub(super) fn take_question(&mut self, id: SessionId, asked: Asked) {
-        if self.gets_exact_figures(id) {
+        if self.sessions.gets_exact_figures(id) {
             return self.answer(id, asked);
         }
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -154,9 +154,9 @@ impl Server {
         let wanted = std::str::from_utf8(arg).unwrap_or_default().split_whitespace();
         let wanted: BTreeSet<u32> =
             wanted.filter_map(|pid| pid.parse().ok()).filter(|pid| *pid != 0).take(PROCESSES).collect();
-        let is_shown = self.is_shown(id);
+        let is_shown = self.sessions.is_shown(id);
         let of_programs = self.sessions.iter().filter(|(id, session)| {
-            session.is_programs() && wanted.contains(&session.peer.pid) && is_shown(self, **id)
+            session.is_programs() && wanted.contains(&session.peer.pid) && is_shown(&self.sessions, **id)
         });
         let processes: BTreeMap<u32, OwnedFd> = of_programs
             .filter_map(|(_, session)| Some((session.peer.pid, sockopt::peer_process(session.as_fd())?)))
@@ -176,8 +176,8 @@ impl Server {
     }
 
     fn begin_listing(&mut self, id: SessionId) {
-        let is_shown = self.is_shown(id);
-        let listing = Listing::new(self, |session| is_shown(self, session));
+        let is_shown = self.sessions.is_shown(id);
+        let listing = Listing::new(self, |session| is_shown(&self.sessions, session));
         if let Some(session) = self.sessions.get_mut(&id) {
             session.kind = Kind::Listing(listing);
             session.awaits_room = true;
@@ -190,8 +190,8 @@ impl Server {
         let Some(session) = self.sessions.get_mut(&id) else { return Sent::Over };
         let Kind::Listing(listing) = &mut session.kind else { return Sent::All };
         let mut listing = std::mem::take(listing);
-        let is_shown = self.is_shown(id);
-        let (text, is_last) = listing.next(self, |session| is_shown(self, session));
+        let is_shown = self.sessions.is_shown(id);
+        let (text, is_last) = listing.next(self, |session| is_shown(&self.sessions, session));
         let Some(session) = self.sessions.get_mut(&id) else { return Sent::Over };
         session.kind = Kind::Listing(listing);
         session.add(&text, is_last)

@@ -10,7 +10,7 @@ use crate::settings::{Knob, Origin, Setting};
 impl Server {
     /// Answers `policy reload`.
     pub(crate) fn reload_for(&mut self, asker: SessionId) -> Reply {
-        self.may_change(asker)?;
+        self.sessions.may_change(asker)?;
         match self.reload() {
             Ok(reloaded) => Ok(json(&reloaded)),
             Err(error) => {
