@@ -32,7 +32,7 @@ use shunpike_shm::once::Once;
 
 pub use socket::{Fds, configure};
 
-use socket::{Received, Sent};
+use socket::{Over, Sent};
 
 /// A broker that is not there is looked for again after this long, microseconds;
 const RETRY_US: u64 = 1_000_000;
@@ -496,14 +496,11 @@ impl Session {
 
     /// The next message, which is `None` in its turn where its type is not known.
     fn receive(&mut self) -> Option<(Option<FromBroker>, Fds)> {
-        match socket::receive(self.socket.as_ref()?.as_fd()) {
-            Received::Message(message, fds) => Some((message, fds)),
-            Received::Nothing => None,
-            Received::Over => {
-                self.close();
-                None
-            }
-        }
+        let received = socket::receive(self.socket.as_ref()?.as_fd());
+        received.unwrap_or_else(|Over| {
+            self.close();
+            None
+        })
     }
 
     /// The broker is gone: open lanes go on, new connections stay TCP until it is there again.

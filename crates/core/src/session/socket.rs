@@ -139,18 +139,11 @@ pub(super) fn is_refused() -> bool {
     REFUSED.load(Ordering::Relaxed)
 }
 
-/// What a look at the socket found.
-pub(super) enum Received {
-    /// The next message, which is `None` where its type is not known.
-    Message(Option<FromBroker>, Fds),
-    /// None yet.
-    Nothing,
-    /// The broker is gone, or says what is none.
-    Over,
-}
+/// The broker is gone, or says what is none.
+pub(super) struct Over;
 
-/// Takes the next message.
-pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
+/// Takes the next message, if there is one. It is `None` in its turn where its type is not known.
+pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Option<FromBroker>, Fds)>, Over> {
     let mut bytes = [0; MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -165,13 +158,13 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
         *slot = Some(fd);
     }
     match got.map(|got| got.bytes) {
-        Err(Errno::AGAIN | Errno::INTR) => Received::Nothing,
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
         Ok(n) if n > 0 => match bytes.get(..n).map(FromBroker::decode) {
-            Some(Ok(message)) => Received::Message(Some(message), fds),
-            Some(Err(SessionError::Type)) => Received::Message(None, fds),
-            _ => Received::Over,
+            Some(Ok(message)) => Ok(Some((Some(message), fds))),
+            Some(Err(SessionError::Type)) => Ok(Some((None, fds))),
+            _ => Err(Over),
         },
-        _ => Received::Over,
+        _ => Err(Over),
     }
 }
 
