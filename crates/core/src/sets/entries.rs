@@ -184,7 +184,7 @@ pub(super) fn as_made(reg: &Reg, _: u32) -> libc::epoll_event {
 }
 
 /// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)). On an error all is as before, but for
-/// an exclusive entry that the kernel does not take back: that one is lost until it does ([`put_back`]).
+/// an exclusive entry that the kernel does not take back: that one is lost until it does ([`put_back`](super::refusal::put_back)).
 pub(super) fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) -> Done {
     let Some(set) = reg.set.get() else { return Err(Errno::NOENT) };
     let (epfd, fd) = (set.epfd.load(Ordering::Relaxed), reg.fd.get());
