@@ -289,6 +289,7 @@ SERVER_SOURCE = b"selectors.DefaultSelector"
 def test_dbg_works_without_a_broker(world):
     path = world.directory / "report.tar.gz"
     env = world.env | {"SHUNPIKE_SOCKET": str(world.directory / "nobody.sock")}
+    env[b"SHUNPIKE_X"] = b"\xff"
     result = subprocess.run([world.binary, "dbg", "-o", path], env=env, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     with tarfile.open(path) as archive:

@@ -135,6 +135,8 @@ pub struct Server {
 struct Told {
     turned_away: Seldom,
     not_served: Seldom,
+    other_versions: Seldom,
+    taps: Seldom,
     wrongdoers: Seldom,
 }
 
@@ -194,6 +196,8 @@ impl Server {
             told: Told {
                 turned_away: Seldom::new(began),
                 not_served: Seldom::new(began),
+                other_versions: Seldom::new(began),
+                taps: Seldom::new(began),
                 wrongdoers: Seldom::new(began),
             },
             unmapped: policy::unmapped(),

@@ -74,6 +74,9 @@ impl Default for Sums {
     }
 }
 
+/// No program has counted further: more is not believed.
+const BELIEVED: u64 = 1 << 56;
+
 impl Sums {
     /// What an arena says now, of which so many blocks are looked at.
     pub fn of(arena: &ArenaView, looks: &mut usize) -> Self {
@@ -88,12 +91,15 @@ impl Sums {
                 *count = count.saturating_add(1);
             }
         }
+        sums.each(|count| count.min(BELIEVED));
         sums
     }
 
     fn of_header(header: &Header) -> Self {
         let pair = |pair: &[AtomicU64; 2]| [long(&pair[0]), long(&pair[1])];
-        let sum = |which: &dyn Fn(&Waits) -> &AtomicU64| header.waits.iter().map(|of| long(which(of))).sum();
+        let sum = |which: &dyn Fn(&Waits) -> &AtomicU64| {
+            header.waits.iter().fold(0u64, |sum, of| sum.saturating_add(long(which(of))))
+        };
         let counts = |counts: &[AtomicU32; REASONS]| std::array::from_fn(|i| word(&counts[i]).into());
         Self {
             handled: pair(&header.handled),
@@ -108,6 +114,11 @@ impl Sums {
             tx: Flow::of_totals(&header.tx),
             rx: Flow::of_totals(&header.rx),
         }
+    }
+
+    fn each(&mut self, f: impl Fn(u64) -> u64) {
+        let same = self.clone();
+        self.zip(&same, |count, _| f(count));
     }
 
     /// Applies `f` to each number of ours and the same one of `other`.
@@ -140,7 +151,12 @@ impl Sums {
     }
 
     fn add(&mut self, other: &Self) {
-        self.zip(other, u64::saturating_add);
+        self.zip(other, u64::wrapping_add);
+    }
+
+    /// What was added is taken away again: also beyond a bound, where what was added before it would be lost.
+    fn take_back(&mut self, other: &Self) {
+        self.zip(other, u64::wrapping_sub);
     }
 
     fn subtract(&mut self, other: &Self) {
@@ -158,9 +174,10 @@ impl Sums {
                 client: by_reason(0, reason.index()),
                 server: by_reason(1, reason.index()),
             })
-            .filter(|count| count.client + count.server > 0)
+            .filter(|count| count.client > 0 || count.server > 0)
             .collect();
-        let fell_back = |role: usize| self.fallback[role].iter().sum::<u64>();
+        let sum = |counts: &[u64]| counts.iter().fold(0u64, |sum, count| sum.saturating_add(*count));
+        let fell_back = |role: usize| sum(&self.fallback[role]);
         let role = |role: usize| RoleCounts {
             handled: self.handled[role],
             smc: self.upgraded[role],
@@ -168,9 +185,9 @@ impl Sums {
         };
         Stats {
             connections: ConnectionCounts {
-                handled: self.handled.iter().sum(),
-                smc: self.upgraded.iter().sum(),
-                fallback: fell_back(0) + fell_back(1),
+                handled: sum(&self.handled),
+                smc: sum(&self.upgraded),
+                fallback: fell_back(0).saturating_add(fell_back(1)),
                 client: role(0),
                 server: role(1),
                 reasons,
@@ -322,7 +339,7 @@ impl Ledger {
             && before == pid
         {
             // The same process again: from now on its arena speaks for itself.
-            self.past.subtract(&sums);
+            self.past.take_back(&sums);
         }
     }
 
@@ -497,6 +514,22 @@ mod tests {
         block.role.store(200, Ordering::Relaxed);
         let guard = block.tx.lock(NoHandlers);
         guard.held().bytes.store(guard.held(), u64::MAX, Ordering::Relaxed);
-        assert_eq!(Sums::of(&view, &mut BLOCKS.clone()).report().tx.bytes, u64::MAX);
+        assert_eq!(Sums::of(&view, &mut BLOCKS.clone()).report().tx.bytes, BELIEVED);
+    }
+
+    #[test]
+    fn what_one_program_says_is_taken_back_with_it() {
+        let (arena, key, view) = arena();
+        let (liars, liar, lies) = self::arena();
+        let mut ledger = Ledger::default();
+        ledger.begin(key, &view);
+        arena.header().handled[0].store(2000, Ordering::Relaxed);
+        ledger.end(key, &view, BLOCKS);
+        ledger.begin(liar, &lies);
+        liars.header().handled.iter().for_each(|count| count.store(u64::MAX, Ordering::Relaxed));
+        ledger.end(liar, &lies, BLOCKS);
+        assert_eq!(ledger.report(std::iter::empty()).connections.handled, 2 * BELIEVED + 2000);
+        ledger.begin(liar, &lies);
+        assert_eq!(ledger.report(std::iter::empty()).connections.handled, 2000);
     }
 }

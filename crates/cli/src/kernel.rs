@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A row of /proc/PID/net/tcp.
@@ -100,22 +100,42 @@ pub fn capabilities(pid: u32) -> Option<u64> {
     u64::from_str_radix(effective.trim(), 16).ok()
 }
 
+/// The most that is read of a process's mappings, bytes: how many it has, and how long their names are, is the process's choice.
+const MAPS: u64 = 1 << 20;
+
+/// A process's mappings, the first of them where they are many; none where we may not look.
+pub fn mappings(pid: u32) -> impl Iterator<Item = String> {
+    let file = File::open(format!("/proc/{pid}/maps")).ok();
+    let lines = file.map(|file| BufReader::new(file.take(MAPS)).split(b'\n'));
+    lines.into_iter().flatten().map_while(Result::ok).map(|line| String::from_utf8_lossy(&line).into_owned())
+}
+
+/// Whether one of a process's mappings is like this; `None` where we may not look, or not as far.
+fn is_mapped(pid: u32, is_it: impl Fn(&str) -> bool) -> Option<bool> {
+    let (mut read, mut seen) = (0, false);
+    for line in mappings(pid) {
+        if is_it(&line) {
+            return Some(true);
+        }
+        (read, seen) = (read + line.len() as u64 + 1, true);
+    }
+    (seen && read < MAPS).then_some(false)
+}
+
 /// Whether the library is loaded in a process; `None` where we may not look.
 pub fn has_library(pid: u32) -> Option<bool> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    Some(maps.lines().any(|line| line.contains("libshunpike")))
+    is_mapped(pid, |line| line.contains("libshunpike"))
 }
 
 /// Whether a process has a libc of its own, glibc or musl: then the preloaded library is the way in, and no other.
 pub fn has_libc(pid: u32) -> bool {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    maps.lines().any(|line| ["/libc.so", "/libc-2.", "/ld-musl-"].iter().any(|name| line.contains(name)))
+    is_mapped(pid, |line| ["/libc.so", "/libc-2.", "/ld-musl-"].iter().any(|name| line.contains(name)))
+        == Some(true)
 }
 
 /// Whether a process has an arena of Shunpike's; `None` where we may not look.
 pub fn has_arena(pid: u32) -> Option<bool> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    Some(maps.lines().any(|line| line.contains("/memfd:shunpike-arena")))
+    is_mapped(pid, |line| line.contains("/memfd:shunpike-arena"))
 }
 
 /// Whether Shunpike works in a process that no library can be loaded into, by `run --entry=syscall`. Its code has no name in the process; the

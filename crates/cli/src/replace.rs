@@ -1,44 +1,129 @@
 //! Files of the system that are written whole or not at all: whoever reads one meanwhile reads what was there before.
 
 use crate::error::Error;
-use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 /// What a new file is: anybody's to read.
 const MODE: u32 = 0o644;
 
+/// The most links that lead to a file, as the kernel's own bound (40) but fewer.
+const LINKS: usize = 8;
+
+/// A name in a directory that is held: what that directory is called may be another's by now.
+pub struct Place {
+    directory: OwnedFd,
+    name: OsString,
+}
+
+impl Place {
+    /// What `path` leads to. A link at its end is followed if it is ours or root's: who else has put one there would choose what is written to.
+    /// As the kernel has it in directories like /tmp (protected_symlinks of proc_sys_fs(5)); by us a link is read, not followed, which it
+    /// does not see. Whose it is, and where it leads, is asked of the same link.
+    ///
+    /// # Errors
+    /// No such directory; another user's link; too many of them.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let in_it = |directory: BorrowedFd<'_>, path: &Path| {
+            let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+            let parent =
+                path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let directory = rustix::fs::openat(directory, parent, flags | OFlags::DIRECTORY, Mode::empty())?;
+            io::Result::Ok(Self { directory, name })
+        };
+        let mut place = in_it(CWD, path)?;
+        for _ in 0..LINKS {
+            let there = match rustix::fs::openat(
+                &place.directory,
+                &place.name,
+                flags | OFlags::NOFOLLOW,
+                Mode::empty(),
+            ) {
+                Err(Errno::NOENT) => return Ok(place),
+                there => there?,
+            };
+            let found = rustix::fs::fstat(&there)?;
+            if FileType::from_raw_mode(found.st_mode) != FileType::Symlink {
+                return Ok(place);
+            }
+            if !is_trusted(found.st_uid) {
+                return Err(denied(&format!("it is a link of uid {}'s", found.st_uid)));
+            }
+            let target = rustix::fs::readlinkat(&there, "", Vec::new())?;
+            place = in_it(place.directory.as_fd(), Path::new(OsStr::from_bytes(target.as_bytes())))?;
+        }
+        Err(Errno::LOOP.into())
+    }
+
+    /// Opens what stands there, or makes it; no link is followed that came meanwhile.
+    pub fn open(&self, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.directory, &self.name, flags, mode)?)
+    }
+
+    /// What is there.
+    pub fn metadata(&self) -> io::Result<rustix::fs::Stat> {
+        Ok(rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// A name in the same directory, which no reader of that directory takes for one of its files.
+    fn beside(&self) -> OsString {
+        let mut name = OsString::from(".");
+        name.push(&self.name);
+        name.push(format!(".{}.new", std::process::id()));
+        name
+    }
+
+    fn write(&self, beside: &OsStr, content: &[u8]) -> io::Result<()> {
+        // Another user's may be open to that user: its mode is no wish of ours.
+        let kept = self.metadata().ok().filter(|there| is_trusted(there.st_uid));
+        let mode = kept.map_or(Mode::from_raw_mode(MODE), |there| Mode::from_raw_mode(there.st_mode));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.directory, beside, flags, Mode::from_raw_mode(MODE))?;
+        // The umask is the caller's, and this file everybody's.
+        rustix::fs::fchmod(&file, mode)?;
+        let mut file = File::from(file);
+        file.write_all(content)?;
+        file.sync_all()?;
+        rustix::fs::renameat(&self.directory, beside, &self.directory, &self.name)?;
+        // So that the new name is there after a power failure, too.
+        let directory =
+            rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(rustix::fs::fsync(directory)?)
+    }
+}
+
+/// Whether what such a user has made is what we would have.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+/// Why something of another user's is left alone.
+pub fn denied(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
 /// Makes `content` what `path` holds, with the mode that it has. Where it is a link, what that names is replaced. On an error
 /// everything is as it was.
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
-    let failed = |source| Error::Write { path: path.to_owned(), source };
-    refuse_others_link(path).map_err(failed)?;
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let directory = target.parent().unwrap_or(Path::new("/"));
-    make(directory).map_err(failed)?;
-    let beside = beside(&target);
-    let written = write(&beside, &target, content).and_then(|()| fs::rename(&beside, &target));
-    if written.is_err() {
-        // It may not even have come to be.
-        let _ = fs::remove_file(&beside);
-    }
-    // So that the new name is there after a power failure, too.
-    written.and_then(|()| File::open(directory)?.sync_all()).map_err(failed)
-}
-
-/// Errors: what lies there is a link of another user's, who would choose what is written to. As the kernel has it in directories like /tmp
-/// (protected_symlinks of proc_sys_fs(5)); by us a link is read, not followed, which it does not see.
-pub fn refuse_others_link(path: &Path) -> io::Result<()> {
-    let own = rustix::process::geteuid().as_raw();
-    match fs::symlink_metadata(path) {
-        Ok(there) if there.is_symlink() && there.uid() != own && there.uid() != 0 => Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("it is a link of uid {}'s", there.uid()),
-        )),
-        _ => Ok(()),
-    }
+    let replaced = || {
+        make(path.parent().unwrap_or(Path::new("/")))?;
+        let place = Place::of(path)?;
+        let beside = place.beside();
+        place.write(&beside, content).inspect_err(|_| {
+            // It may not even have come to be.
+            let _ = rustix::fs::unlinkat(&place.directory, &beside, AtFlags::empty());
+        })
+    };
+    replaced().map_err(|source| Error::Write { path: path.to_owned(), source })
 }
 
 /// Makes a directory, and those above it, which anybody may look into whatever the caller's umask is.
@@ -49,23 +134,6 @@ fn make(directory: &Path) -> io::Result<()> {
     directory.parent().map_or(Ok(()), make)?;
     fs::create_dir(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
-}
-
-/// A name in the same directory, which no reader of that directory takes for one of its files.
-fn beside(target: &Path) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(target.file_name().unwrap_or_default());
-    name.push(format!(".{}.new", std::process::id()));
-    target.with_file_name(name)
-}
-
-fn write(beside: &Path, target: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(beside)?;
-    let mode = fs::metadata(target).map_or(MODE, |there| there.permissions().mode() & 0o7777);
-    // The umask is the caller's, and this file everybody's.
-    file.set_permissions(fs::Permissions::from_mode(mode))?;
-    file.write_all(content)?;
-    file.sync_all()
 }
 
 /// Takes a file away. One that is not there is no error.
@@ -109,6 +177,33 @@ mod tests {
         std::os::unix::fs::lchown(&link, Some(1), None).expect("given away");
         assert!(replace(&link, b"after").is_err());
         assert_eq!(fs::read(&real).expect("readable"), b"before");
+    }
+
+    #[test]
+    fn a_mode_that_another_user_chose_is_not_kept() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("file");
+        fs::write(&path, "before").expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("mode");
+        std::os::unix::fs::chown(&path, Some(1), None).expect("given away");
+        replace(&path, b"after").expect("written");
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, MODE);
+    }
+
+    #[test]
+    fn a_link_that_comes_meanwhile_is_not_followed() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        fs::write(&real, "before").expect("written");
+        let place = Place::of(&link).expect("a place");
+        std::os::unix::fs::symlink(&real, &link).expect("link");
+        assert!(place.open(OFlags::WRONLY | OFlags::CREATE, Mode::RUSR).is_err());
+        place.write(&place.beside(), b"after").expect("written");
+        assert_eq!(fs::read(&real).expect("readable"), b"before");
+        assert_eq!(fs::read(&link).expect("readable"), b"after");
     }
 
     #[test]

@@ -130,10 +130,11 @@ fn for_children() -> Option<OsString> {
     }
 }
 
-/// Where it is kept which sites programs have: beside the private broker's socket, where that is our own.
+/// Where it is kept which sites programs have: beside the private broker's socket, where that directory is our own: not where it
+/// is still to be made, which anybody could do by then.
 fn sites_directory() -> Option<PathBuf> {
     let socket = socket::private();
-    socket::owned_by_us(&socket).then(|| socket.with_file_name("sites"))
+    socket::is_in_ours(&socket).then(|| socket.with_file_name("sites"))
 }
 
 fn sites() -> Option<Cache> {

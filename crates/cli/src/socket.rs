@@ -129,6 +129,11 @@ pub fn owned_by_us(path: &Path) -> bool {
     }
 }
 
+/// Whether the directory of `path` is there, and ours alone.
+pub fn is_in_ours(path: &Path) -> bool {
+    path.parent().is_some_and(is_ours)
+}
+
 /// Whether a directory is this user's, and nobody else's to write.
 fn is_ours(directory: &Path) -> bool {
     let is_alone = |meta: fs::Metadata| {

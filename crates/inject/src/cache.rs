@@ -6,43 +6,50 @@
 use crate::moved::{LONGEST, Moved};
 use crate::program::Identity;
 use crate::sites::Site;
+use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::hash::{DefaultHasher, Hasher as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
-use std::{fs, io, process};
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
+use std::process;
 
 /// Changes when another version would find other sites.
 const FORMAT: u64 = 1;
 
 /// A directory with a file for each program.
-pub struct Cache(PathBuf);
+pub struct Cache(OwnedFd);
 
 impl Cache {
-    /// Opens a directory, and makes it if it is not there.
+    /// Opens a directory, and makes it if it is not there, in one that is there.
     ///
     /// # Errors
-    /// It cannot be made, or others can write to it.
+    /// It cannot be made, or others can write to it or to the one that it is in. Neither may be a link. From here on nobody can put
+    /// another in its place: it is held, not named.
     pub fn open(directory: &Path) -> io::Result<Self> {
-        match fs::DirBuilder::new().mode(0o700).create(directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+        let name = directory.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let parent =
+            directory.parent().filter(|parent| parent.is_absolute()).ok_or(io::ErrorKind::InvalidInput)?;
+        let parent = ours(CWD, parent.as_os_str(), OFlags::DIRECTORY)?;
+        match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
+            Err(Errno::EXIST) | Ok(()) => {}
+            Err(errno) => return Err(errno.into()),
         }
-        let metadata = fs::symlink_metadata(directory)?;
-        let own = rustix::process::geteuid().as_raw();
-        if !metadata.is_dir() || metadata.uid() != own || metadata.mode() & 0o022 != 0 {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        Ok(Self(directory.to_owned()))
+        Ok(Self(ours(parent.as_fd(), name, OFlags::DIRECTORY)?))
     }
 
-    fn place(&self, identity: &Identity) -> PathBuf {
+    fn name(identity: &Identity) -> String {
         let Identity { file: (device, inode), size, changed: (seconds, rest) } = identity;
-        self.0.join(format!("{device:x}-{inode:x}-{size:x}-{seconds:x}-{rest:x}"))
+        format!("{device:x}-{inode:x}-{size:x}-{seconds:x}-{rest:x}")
     }
 
     /// What is known of a program.
     pub fn load(&self, identity: &Identity) -> Option<Vec<Site>> {
-        let bytes = fs::read(self.place(identity)).ok()?;
+        let file = ours(self.0.as_fd(), OsStr::new(&Self::name(identity)), OFlags::NONBLOCK).ok()?;
+        let mut bytes = Vec::new();
+        File::from(file).read_to_end(&mut bytes).ok()?;
         let (sum, mut rest) = bytes.split_first_chunk::<8>()?;
         if u64::from_le_bytes(*sum) != checksum(rest) {
             return None;
@@ -56,7 +63,7 @@ impl Cache {
 
     /// Keeps what was found. That it cannot be kept harms nobody.
     pub fn store(&self, identity: &Identity, sites: &[Site]) {
-        let place = self.place(identity);
+        let name = Self::name(identity);
         let mut bytes = Vec::with_capacity(sites.len() * 48);
         for site in sites {
             let Site { start, call, next, end, before, behind } = site;
@@ -67,12 +74,26 @@ impl Cache {
                 bytes.extend(part);
             }
         }
-        let beside = place.with_extension(process::id().to_string());
+        let beside = format!("{name}.{}", process::id());
         let whole = [&checksum(&bytes).to_le_bytes()[..], &bytes].concat();
-        if fs::write(&beside, whole).and_then(|()| fs::rename(&beside, &place)).is_err() {
-            let _ = fs::remove_file(&beside);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.0, &beside, flags, Mode::RUSR | Mode::WUSR);
+        let written = made.map_err(io::Error::from).and_then(|file| File::from(file).write_all(&whole));
+        if written.and_then(|()| Ok(rustix::fs::renameat(&self.0, &beside, &self.0, &name)?)).is_err() {
+            let _ = rustix::fs::unlinkat(&self.0, &beside, AtFlags::empty());
         }
     }
+}
+
+/// Opens what is ours, is no link, and nobody else can write to.
+fn ours(at: BorrowedFd<'_>, name: &OsStr, kind: OFlags) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::openat(at, name, kind | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let there = rustix::fs::fstat(&fd)?;
+    let own = rustix::process::geteuid().as_raw();
+    if there.st_uid != own || there.st_mode & 0o022 != 0 {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(fd)
 }
 
 /// The next site of a file.
@@ -98,19 +119,22 @@ fn checksum(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn what_is_kept_is_found_and_what_is_spoilt_is_not() {
         let directory = tempfile::tempdir().expect("a directory");
-        let cache = Cache::open(&directory.path().join("sites")).expect("a cache");
+        let sites = directory.path().join("sites");
+        let cache = Cache::open(&sites).expect("a cache");
         let identity = Identity { file: (1, 2), size: 3, changed: (4, 5) };
         let before = Moved { bytes: vec![1, 2, 3, 4, 5], distances: vec![1] };
-        let sites = vec![Site { start: 1, call: 6, next: 8, end: 6, before, behind: Moved::default() }; 2];
+        let found = vec![Site { start: 1, call: 6, next: 8, end: 6, before, behind: Moved::default() }; 2];
         assert_eq!(cache.load(&identity), None);
-        cache.store(&identity, &sites);
-        assert_eq!(cache.load(&identity), Some(sites));
+        cache.store(&identity, &found);
+        assert_eq!(cache.load(&identity), Some(found));
         assert_eq!(cache.load(&Identity { size: 4, ..identity }), None);
-        let place = cache.place(&identity);
+        let place = sites.join(Cache::name(&identity));
         let bytes = fs::read(&place).expect("a file");
         for length in 0..bytes.len() {
             fs::write(&place, &bytes[..length]).expect("a file");
@@ -120,9 +144,38 @@ mod tests {
 
     #[test]
     fn a_directory_that_others_write_to_is_none() {
-        use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().expect("a directory");
-        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).expect("our own");
-        assert!(Cache::open(directory.path()).is_err());
+        let (parent, sites) = (directory.path().join("parent"), directory.path().join("parent/sites"));
+        assert!(Cache::open(&sites).is_err(), "whoever makes the parent has it");
+        let open_to = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own");
+        };
+        fs::create_dir(&parent).expect("a directory");
+        open_to(&parent, 0o777);
+        assert!(Cache::open(&sites).is_err());
+        open_to(&parent, 0o755);
+        assert!(Cache::open(&sites).is_ok());
+        open_to(&sites, 0o777);
+        assert!(Cache::open(&sites).is_err());
+    }
+
+    #[test]
+    fn a_link_is_none_and_what_is_held_cannot_be_exchanged() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| directory.path().join(name);
+        fs::create_dir(path("parent")).expect("a directory");
+        std::os::unix::fs::symlink("parent", path("link")).expect("a link");
+        assert!(Cache::open(&path("link/sites")).is_err());
+        let cache = Cache::open(&path("parent/sites")).expect("a cache");
+        fs::rename(path("parent/sites"), path("parent/others")).expect("renamed");
+        let identity = Identity { file: (1, 2), size: 3, changed: (4, 5) };
+        let site =
+            Site { start: 1, call: 6, next: 8, end: 6, before: Moved::default(), behind: Moved::default() };
+        cache.store(&identity, &[site]);
+        assert!(path("parent/others").join(Cache::name(&identity)).exists());
+        let name = path("parent/others").join(Cache::name(&identity));
+        fs::rename(&name, path("elsewhere")).expect("renamed");
+        std::os::unix::fs::symlink(path("elsewhere"), &name).expect("a link");
+        assert_eq!(cache.load(&identity), None);
     }
 }

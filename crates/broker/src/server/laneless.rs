@@ -1,6 +1,7 @@
 //! Programs whose library speaks another version of the lanes' protocol.
 
 use super::{End, Server};
+use crate::clock;
 use crate::ends::{Party, SessionId};
 use crate::laneless::{Laneless, heard_as, nominated};
 use crate::session::{Kind, Session};
@@ -26,7 +27,19 @@ impl Server {
         let fds = vec![page_fd, self.knobs_for(&comm)];
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         let (pid, uid) = (session.peer.pid, session.peer.uid());
-        tracing::warn!(pid, uid, comm, control, version, ours = VERSION, "another version: it gets no lanes");
+        if let Some(times) = self.told.other_versions.happened(clock::now()) {
+            let ours = VERSION;
+            tracing::warn!(
+                pid,
+                uid,
+                comm,
+                control,
+                version,
+                ours,
+                times,
+                "another version: it gets no lanes"
+            );
+        }
         // One that we cannot talk to hears which version we speak, and that is all.
         session.closing = heard.is_none();
         session.kind = Kind::Laneless(Box::new(Laneless { comm, control, version, connections: None, page }));

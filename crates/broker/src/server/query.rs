@@ -75,7 +75,7 @@ impl Server {
             what::PROCESSES => Ok(json(&self.processes(asker))),
             what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
-            what::TAP => self.taps.begin(&mut self.sessions, asker),
+            what::TAP => self.taps.begin(&mut self.sessions, &mut self.told.taps, asker),
             what::EVENTS => journal::events(&self.journal, &self.sessions, self.life(), asker, arg),
             what::POLICY_RELOAD => self.reload_for(asker),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),

@@ -5,10 +5,12 @@
 
 use super::End;
 use super::sessions::Sessions;
+use crate::clock;
 use crate::datagram::MAX_FDS;
 use crate::ends::SessionId;
 use crate::exchange::{Exchange, Post};
 use crate::foreign::Shared;
+use crate::rate::Seldom;
 use crate::reply::{Reply, done, failure};
 use crate::runtime::{self, Confinement};
 use crate::session::Kind;
@@ -47,7 +49,7 @@ struct Spare {
 
 impl Taps {
     /// The asker becomes a tap, if there is room for one more.
-    pub(super) fn begin(&mut self, sessions: &mut Sessions, asker: SessionId) -> Reply {
+    pub(super) fn begin(&mut self, sessions: &mut Sessions, told: &mut Seldom, asker: SessionId) -> Reply {
         let uid = |id: &SessionId| sessions.get(id).and_then(|session| session.peer.identity.user());
         let Some(own) = uid(&asker) else {
             return Err(failure("not permitted", "tap", "your user has no name where the broker runs"));
@@ -58,7 +60,9 @@ impl Taps {
             let on = format!("{of_user} of yours, {} in all", self.0.len());
             return Err(failure("too many taps", &on, "end one first"));
         }
-        tracing::info!(session = asker.0, uid = own, "tap");
+        if let Some(times) = told.happened(clock::now()) {
+            tracing::info!(session = asker.0, uid = own, times, "tap");
+        }
         if let Some(session) = sessions.get_mut(&asker) {
             session.kind = Kind::Tap;
         }

@@ -114,11 +114,17 @@ fn system() -> String {
     let _ = writeln!(text, "CPUs {}", cpus.lines().filter(|line| line.starts_with("processor")).count());
     text += cpus.lines().find(|line| line.starts_with("model name")).unwrap_or_default();
     text += "\n";
-    for (variable, value) in std::env::vars().filter(|(name, _)| is_ours(name)) {
-        let _ = writeln!(text, "{variable}={value}");
+    for (variable, value) in std::env::vars_os() {
+        let variable = variable.to_string_lossy();
+        if is_ours(&variable) {
+            let _ = writeln!(text, "{variable}={}", value.to_string_lossy());
+        }
     }
     text
 }
+
+/// The most of a process's mappings that are told of: a program can have any number that bear our name.
+const MAPPINGS: usize = 64;
 
 /// What may matter of a process, as far as we may look.
 fn process(pid: u32) -> String {
@@ -143,7 +149,7 @@ fn process(pid: u32) -> String {
             let _ = writeln!(text, "{}", line(&format!("{variable}={value}")));
         }
     }
-    for line in of("maps").lines().filter(|line| line.contains("shunpike")) {
+    for line in kernel::mappings(pid).filter(|line| line.contains("shunpike")).take(MAPPINGS) {
         let _ = writeln!(text, "{line}");
     }
     text + &of("limits")

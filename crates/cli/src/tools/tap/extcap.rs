@@ -1,12 +1,11 @@
 //! Wireshark's and tshark's own way to a tap: the program asks, in several calls, what there is, and then captures.
 
 use super::filter::Wanted;
-use super::{Kind, Options, run};
+use super::{Kind, Options, capture, run};
 use crate::args::Extcap;
 use crate::error::Error;
 use crate::filter::Filter;
 use crate::tools::table;
-use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 /// The one interface.
@@ -41,10 +40,7 @@ pub fn answer(args: &Extcap, named: Option<PathBuf>) -> Result<(), Error> {
         return Ok(());
     }
     let fifo = args.fifo.as_ref().ok_or(Error::ExtcapFifo)?;
-    let to = OpenOptions::new()
-        .write(true)
-        .open(fifo)
-        .map_err(|source| Error::Write { path: fifo.clone(), source })?;
+    let to = capture(fifo).map_err(|source| Error::Write { path: fifo.clone(), source })?;
     let named = named.filter(|path| !path.as_os_str().is_empty());
-    run(&Options { filter, buffer: args.buffer, count: None }, Kind::Capture, to.into(), named)
+    run(&Options { filter, buffer: args.buffer, count: None }, Kind::Capture, to, named)
 }

@@ -12,7 +12,7 @@ use super::pids::Pids;
 use crate::args::Tap;
 use crate::error::Error;
 use crate::filter::Filter;
-use crate::replace::refuse_others_link;
+use crate::replace::{Place, denied};
 use crate::signals;
 use crate::socket;
 use filter::{Subject, Wanted};
@@ -21,14 +21,13 @@ use packet::Packet;
 use rings::{News, Process, Rings, Seen, now};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::time::Timespec;
 use shunpike_broker::{TapSession, query, report, what};
 use shunpike_shm::tap;
 use std::collections::HashMap;
-use std::fs::{OpenOptions, Permissions};
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use streams::{Ends, Streams, ends};
@@ -76,21 +75,32 @@ pub fn tap(args: &Tap, named: Option<PathBuf>) -> Result<(), Error> {
     run(&options, kind, to, named)
 }
 
-/// The file of a capture. What is in it is nobody else's business: whoever has made a file of that name before does not get it.
-fn capture(path: &Path) -> io::Result<OwnedFd> {
-    const MODE: u32 = 0o600;
-    refuse_others_link(path)?;
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(path)?;
-    let there = file.metadata()?;
-    if there.is_file() {
-        if there.uid() != rustix::process::geteuid().as_raw() {
-            let why = format!("it is there, and uid {}'s", there.uid());
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-        }
-        file.set_permissions(Permissions::from_mode(MODE))?;
-        file.set_len(0)?;
+/// The file of a capture, or a FIFO. What is in it is nobody else's business: whoever has made one of that name before does not get it.
+/// Errors: another user's.
+pub(super) fn capture(path: &Path) -> io::Result<OwnedFd> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    let place = Place::of(path)?;
+    // Before it is opened: that would wait for a FIFO's reader.
+    if let Ok(there) = place.metadata() {
+        refuse_others(&there)?;
     }
-    Ok(file.into())
+    let file = place.open(OFlags::WRONLY | OFlags::CREATE, mode)?;
+    let there = rustix::fs::fstat(&file)?;
+    refuse_others(&there)?;
+    if FileType::from_raw_mode(there.st_mode) == FileType::RegularFile {
+        rustix::fs::fchmod(&file, mode)?;
+        rustix::fs::ftruncate(&file, 0)?;
+    }
+    Ok(file)
+}
+
+/// Errors: it is another user's, and not one of root's devices, as /dev/null.
+fn refuse_others(there: &rustix::fs::Stat) -> io::Result<()> {
+    let is_device = FileType::from_raw_mode(there.st_mode) == FileType::CharacterDevice;
+    if there.st_uid == rustix::process::geteuid().as_raw() || is_device && there.st_uid == 0 {
+        return Ok(());
+    }
+    Err(denied(&format!("it is there, and uid {}'s", there.st_uid)))
 }
 
 fn standard_output() -> Result<OwnedFd, Error> {
@@ -435,8 +445,8 @@ impl Whose {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-    use std::os::unix::fs::{chown, lchown, symlink};
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 
     #[test]
     fn a_capture_goes_into_nobody_elses_file() {
@@ -458,6 +468,11 @@ mod tests {
             chown(&file, Some(1), None).expect("given away");
             assert!(capture(&file).is_err(), "another's file");
             assert_eq!(fs::read(&file).expect("readable"), b"before");
+            let fifo = dir.path().join("fifo");
+            rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+                .expect("a FIFO");
+            chown(&fifo, Some(1), None).expect("given away");
+            assert!(capture(&fifo).is_err(), "another's FIFO");
         }
     }
 
