@@ -24,7 +24,7 @@ CASES = {
     "waits": ["thousands", "masks", "timers", "flood", "filled"],
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
-    "interrupted": ["calls"],
+    "interrupted": ["calls", "once"],
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 /* Each call that looks at a connection or moves its bytes, interrupted again and again by a handler that does the same: what the
  * call holds, the handler must never have to wait for.
- *   interrupted server|client calls PORT */
+ *   interrupted server|client calls|once PORT      once: the handler is installed for one time, and installs itself again */
 #include "bed.h"
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -50,9 +50,19 @@ static void handler(int signal) {
     calls[handled++ % CALLS].make();
 }
 
-static void calls_client(int connection) {
-    struct sigaction action = {.sa_handler = handler};
+static const struct itimerval next = {{0, 0}, {0, EVERY_US}};
+
+static void once_handler(int signal) {
+    struct sigaction action = {.sa_handler = once_handler, .sa_flags = SA_RESETHAND};
+    sigaction(signal, &action, NULL);
+    handler(signal);
+    /* Not before: who comes while nothing is installed ends the program. */
+    setitimer(ITIMER_REAL, &next, NULL);
+}
+
+static void interrupted(int connection, struct sigaction action) {
     struct itimerval every = {{0, EVERY_US}, {0, EVERY_US}}, off = {{0, 0}, {0, 0}};
+    if (action.sa_flags & SA_RESETHAND) every = next;
     fd = connection;
     epfd = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN};
@@ -70,6 +80,14 @@ static void calls_client(int connection) {
     while (recv(fd, rest, sizeof rest, 0) > 0) {}
 }
 
+static void calls_client(int connection) {
+    interrupted(connection, (struct sigaction){.sa_handler = handler});
+}
+
+static void once_client(int connection) {
+    interrupted(connection, (struct sigaction){.sa_handler = once_handler, .sa_flags = SA_RESETHAND});
+}
+
 /* Gives back a tenth of what comes, so that neither end ever waits for the other. */
 static void calls_server(int connection) {
     static char some[65536];
@@ -78,6 +96,6 @@ static void calls_server(int connection) {
 }
 
 int main(int argc, char **argv) {
-    static const struct bed_case cases[] = {{"calls", calls_server, calls_client}, {NULL, NULL, NULL}};
+    static const struct bed_case cases[] = {{"calls", calls_server, calls_client}, {"once", calls_server, once_client}, {NULL, NULL, NULL}};
     return run_case(argc, argv, cases);
 }

@@ -67,14 +67,11 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
     );
     let is_inside =
         place != At::Call && (is_ours(address) || state::is_on_own_stack(stack) && !is_blobs(address));
-    // A one-time handler is gone from the kernel already: it cannot be put back. A program with a filter of its own expects no calls of
-    // ours, and has no lanes.
-    if is_inside
-        && !is_fault
-        && flags & libc::SA_RESETHAND == 0
-        && !process::confined()
-        && state::frame().is_some()
-    {
+    // A program with a filter of its own expects no calls of ours, and has no lanes.
+    if is_inside && !is_fault && !process::confined() && state::frame().is_some() {
+        if flags & libc::SA_RESETHAND != 0 {
+            put_back(signal);
+        }
         // SAFETY: the kernel's own arguments.
         unsafe { keep(thread, signal, info, context) };
         if let At::Look(again) = place {
@@ -106,6 +103,21 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
         // SAFETY: the kernel's context of this delivery, and the entry that makes the call.
         Some(frame) => unsafe { as_programs(frame, context, call) },
         None => call(),
+    }
+}
+
+/// A one-time handler is gone from the kernel when it is called, but its mask and its flags are there still (kernel/signal.c,
+/// get_signal): it is put back, to be called later.
+fn put_back(signal: c_int) {
+    let (mut action, mut was) = (DEFAULT, DEFAULT);
+    if kernels(signal, core::ptr::null(), &raw mut action) != 0 || action.handler != libc::SIG_DFL {
+        return;
+    }
+    action.handler = trampoline as *const () as usize;
+    kernels(signal, &raw const action, &raw mut was);
+    if was.handler != libc::SIG_DFL {
+        // Another thread has installed one just now.
+        kernels(signal, &raw const was, core::ptr::null_mut());
     }
 }
 

@@ -46,8 +46,10 @@ extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *m
         signal,
         libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
     );
-    // A one-time handler is gone from the kernel already: it cannot be put back.
-    if thread.critical.load(Ordering::Relaxed) != 0 && !fault && flags & libc::SA_RESETHAND == 0 {
+    if thread.critical.load(Ordering::Relaxed) != 0 && !fault {
+        if flags & libc::SA_RESETHAND != 0 {
+            put_back(signal);
+        }
         // SAFETY: the kernel's own arguments.
         unsafe { keep(thread, signal, info, context.cast()) };
         return;
@@ -140,6 +142,27 @@ unsafe fn keep(thread: &tls::Thread, signal: c_int, info: *mut siginfo_t, contex
     unsafe { libc::sigaddset(&raw mut (*context).uc_sigmask, signal) };
     sys::requeue_signal(signal, info.cast());
     thread.kept.fetch_or(bit, Ordering::Relaxed);
+}
+
+/// A one-time handler is gone from the kernel when it is called, but its mask and its flags are there still (kernel/signal.c,
+/// get_signal): it is put back, to be called later.
+fn put_back(signal: c_int) {
+    // SAFETY: our own actions.
+    unsafe {
+        let mut action: Action = core::mem::zeroed();
+        if covered::sigaction(signal, core::ptr::null(), &mut action) != 0
+            || action.sa_sigaction != libc::SIG_DFL
+        {
+            return;
+        }
+        action.sa_sigaction = trampoline as *const () as usize;
+        let mut was: Action = core::mem::zeroed();
+        covered::sigaction(signal, &action, &mut was);
+        if was.sa_sigaction != libc::SIG_DFL {
+            // Another thread has installed one just now.
+            covered::sigaction(signal, &was, core::ptr::null_mut());
+        }
+    }
 }
 
 /// At the end of a critical section: lets through what was kept back.
