@@ -21,6 +21,8 @@ const LINKS: usize = 8;
 pub struct Place {
     directory: OwnedFd,
     name: OsString,
+    /// A link of proc(5), as /dev/stdout leads to: it is what this process has open, whatever its text says.
+    is_procs: bool,
 }
 
 impl Place {
@@ -37,7 +39,7 @@ impl Place {
             let parent =
                 path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let directory = rustix::fs::openat(directory, parent, flags | OFlags::DIRECTORY, Mode::empty())?;
-            io::Result::Ok(Self { directory, name })
+            io::Result::Ok(Self { directory, name, is_procs: false })
         };
         let mut place = in_it(CWD, path)?;
         for _ in 0..LINKS {
@@ -57,6 +59,10 @@ impl Place {
             if !is_trusted(found.st_uid) {
                 return Err(denied(&format!("it is a link of uid {}'s", found.st_uid)));
             }
+            if rustix::fs::fstatfs(&place.directory)?.f_type == rustix::fs::PROC_SUPER_MAGIC {
+                place.is_procs = true;
+                return Ok(place);
+            }
             let target = rustix::fs::readlinkat(&there, "", Vec::new())?;
             place = in_it(place.directory.as_fd(), Path::new(OsStr::from_bytes(target.as_bytes())))?;
         }
@@ -65,13 +71,14 @@ impl Place {
 
     /// Opens what stands there, or makes it; no link is followed that came meanwhile.
     pub fn open(&self, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(&self.directory, &self.name, flags, mode)?)
+        let follow = if self.is_procs { OFlags::empty() } else { OFlags::NOFOLLOW };
+        Ok(rustix::fs::openat(&self.directory, &self.name, flags | follow | OFlags::CLOEXEC, mode)?)
     }
 
     /// What is there.
     pub fn metadata(&self) -> io::Result<rustix::fs::Stat> {
-        Ok(rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW)?)
+        let follow = if self.is_procs { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        Ok(rustix::fs::statat(&self.directory, &self.name, follow)?)
     }
 
     /// A name in the same directory, which no reader of that directory takes for one of its files.

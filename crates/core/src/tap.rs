@@ -199,12 +199,9 @@ mod tests {
     }
 
     fn next(reader: &mut Reader, bytes: &mut Vec<u8>) -> Segment {
-        loop {
-            match reader.next(bytes) {
-                Ok(Next::Segment(segment)) => return segment,
-                Ok(Next::Void) => {}
-                other => panic!("{other:?}"),
-            }
+        match reader.next(bytes) {
+            Ok(Next::Segment(segment)) => segment,
+            other => panic!("{other:?}"),
         }
     }
 

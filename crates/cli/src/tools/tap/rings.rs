@@ -143,11 +143,6 @@ impl Rings {
         Ok(())
     }
 
-    /// Rings that the broker can give to processes to come.
-    fn spare(&self) -> usize {
-        self.rings.iter().filter(|known| !known.is_given).count()
-    }
-
     fn gone(&self, error: io::Error) -> Error {
         Error::NoBroker { tried: vec![Tried::new(self.socket.clone(), error)] }
     }
@@ -166,7 +161,9 @@ impl Rings {
                     let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
                     let pid = self.pids.own(pid);
                     tell(News::Began { ring, process: Process { pid, uid, comm } });
-                    if self.rings.len() == MOST && self.spare() == 0 {
+                    if self.rings.len() < MOST {
+                        self.offer()?;
+                    } else if self.rings.iter().all(|known| known.is_given) {
                         tell(News::Crowd);
                     }
                 }
@@ -178,10 +175,6 @@ impl Rings {
                 }
                 _ => {}
             }
-        }
-        // Also for those that have gone since there were as many as can be.
-        while self.rings.len() < MOST && self.spare() < SPARE {
-            self.offer()?;
         }
         for known in &mut self.rings {
             let says = known.reader.state();
@@ -311,7 +304,6 @@ impl Tapped {
                     self.told = self.lost.0;
                     to.push(Seen { ring: self.number, segment, bytes: std::mem::take(&mut bytes), dropped });
                 }
-                Next::Void => {}
                 Next::Empty => break,
                 Next::Unfinished => return Ok(Progress::Unfinished),
             }
