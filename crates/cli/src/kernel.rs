@@ -100,8 +100,9 @@ pub fn capabilities(pid: u32) -> Option<u64> {
     u64::from_str_radix(effective.trim(), 16).ok()
 }
 
-/// The most that is read of a process's mappings, bytes: how many it has, and how long their names are, is the process's choice.
-const MAPS: u64 = 1 << 20;
+/// The most that is read of a process's mappings, bytes. How long their names are is the process's choice; as many as the kernel allows
+/// (vm.max_map_count: 65530) with names of ordinary length are fewer.
+const MAPS: u64 = 8 << 20;
 
 /// A process's mappings, the first of them where they are many; none where we may not look.
 pub fn mappings(pid: u32) -> impl Iterator<Item = String> {

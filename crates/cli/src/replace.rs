@@ -14,7 +14,7 @@ use std::path::Path;
 /// What a new file is: anybody's to read.
 const MODE: u32 = 0o644;
 
-/// The most links that lead to a file, as the kernel's own bound (40) but fewer.
+/// Most links that are followed to a file. The kernel's bound is 40.
 const LINKS: usize = 8;
 
 /// A name in a directory that is held: what that directory is called may be another's by now.
@@ -73,6 +73,11 @@ impl Place {
     pub fn open(&self, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let follow = if self.is_procs { OFlags::empty() } else { OFlags::NOFOLLOW };
         Ok(rustix::fs::openat(&self.directory, &self.name, flags | follow | OFlags::CLOEXEC, mode)?)
+    }
+
+    /// Whether it is something that this process has open, by its name in proc(5).
+    pub fn is_open_already(&self) -> bool {
+        self.is_procs
     }
 
     /// What is there.

@@ -62,7 +62,7 @@ impl Presence {
             }
             (None, None) => Self {
                 is_so: None,
-                text: "whether libshunpike.so is loaded in it cannot be seen: it is another user's".into(),
+                text: "whether libshunpike.so is loaded in it cannot be seen: it is another user's, or has too many mappings".into(),
                 advice: "",
             },
         }

@@ -82,11 +82,11 @@ pub(super) fn capture(path: &Path) -> io::Result<OwnedFd> {
     let place = Place::of(path)?;
     // Before it is opened: that would wait for a FIFO's reader.
     if let Ok(there) = place.metadata() {
-        refuse_others(&there)?;
+        refuse_others(&place, &there)?;
     }
     let file = place.open(OFlags::WRONLY | OFlags::CREATE, mode)?;
     let there = rustix::fs::fstat(&file)?;
-    refuse_others(&there)?;
+    refuse_others(&place, &there)?;
     if FileType::from_raw_mode(there.st_mode) == FileType::RegularFile {
         rustix::fs::fchmod(&file, mode)?;
         rustix::fs::ftruncate(&file, 0)?;
@@ -94,10 +94,13 @@ pub(super) fn capture(path: &Path) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Errors: it is another user's, and not one of root's devices, as /dev/null.
-fn refuse_others(there: &rustix::fs::Stat) -> io::Result<()> {
-    let is_device = FileType::from_raw_mode(there.st_mode) == FileType::CharacterDevice;
-    if there.st_uid == rustix::process::geteuid().as_raw() || is_device && there.st_uid == 0 {
+/// Errors: it is another user's. Not so one of root's devices, as /dev/null, nor the pipe or terminal that the caller was given, which
+/// under sudo is the user's.
+fn refuse_others(place: &Place, there: &rustix::fs::Stat) -> io::Result<()> {
+    let kind = FileType::from_raw_mode(there.st_mode);
+    let is_given = place.is_open_already() && kind != FileType::RegularFile;
+    let is_device = kind == FileType::CharacterDevice && there.st_uid == 0;
+    if there.st_uid == rustix::process::geteuid().as_raw() || is_given || is_device {
         return Ok(());
     }
     Err(denied(&format!("it is there, and uid {}'s", there.st_uid)))
@@ -445,6 +448,7 @@ impl Whose {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::AsRawFd;
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 
@@ -473,6 +477,10 @@ mod tests {
                 .expect("a FIFO");
             chown(&fifo, Some(1), None).expect("given away");
             assert!(capture(&fifo).is_err(), "another's FIFO");
+            let (_reads, given) = rustix::pipe::pipe().expect("a pipe");
+            rustix::fs::fchown(&given, Some(rustix::fs::Uid::from_raw(1)), None).expect("given away");
+            capture(Path::new(&format!("/proc/self/fd/{}", given.as_raw_fd())))
+                .expect("the caller's own pipe");
         }
     }
 
