@@ -540,6 +540,9 @@ impl Model {
                 for conn in 0..CONNS {
                     let half = self.end_mut(side, conn);
                     half.also = half.also.filter(|&who| who != BRANCH);
+                    if half.with == BRANCH {
+                        half.with = 0;
+                    }
                 }
             }
             Call::Finish(end) => {

@@ -279,8 +279,12 @@ impl Team {
     pub fn kill_branch(&mut self) -> Result<(), Trouble> {
         let Some((mut branch, parent)) = self.branch.take() else { return Ok(()) };
         branch.kill();
-        for also in &mut self.also {
+        for (holder, also) in self.holders.iter_mut().zip(&mut self.also) {
             *also = also.filter(|&who| who != BRANCH);
+            // Of those that it had closed.
+            if *holder == BRANCH {
+                *holder = 0;
+            }
         }
         self.actors[parent].ask(&Order::Reap)?;
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::{Model, may_wait};
 use crate::calls::Said;
-use crate::op::{Call, Child, Meddle, Op, Opt, Side, is_by_ring, reads};
+use crate::op::{Call, Child, Meddle, Op, Opt, SendBy, Side, is_by_ring, reads};
 
 impl Model {
     /// Whether `second` can be made between two instructions of `first`: neither waits, and each makes sense before the other one.
@@ -23,6 +23,8 @@ impl Model {
                         | Call::Twin
                         | Call::Turn
                         | Call::Exec
+                        // Three messages: others may see one of them.
+                        | Call::Send(SendBy::Many, _)
                 )
         };
         let moves = |call| matches!(call, Call::Dup | Call::DupOver(_) | Call::Pass);
