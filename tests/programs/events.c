@@ -35,19 +35,6 @@ static void say_nothing(const char *when, int set) {
     say_next(when, set, 5);
 }
 
-/* Of a stream's end the kernel tells twice (tcp_fin, then tcp_data_ready), to who asks in between as two events. Both are past once a read
- * has had the socket's lock. A lane's end is told of once: there nothing is passed over. */
-static void pass_over_a_second_end(int fd, int set, int rounds) {
-    uint64_t info[17]; /* as far as tcpi_bytes_received (include/uapi/linux/tcp.h) */
-    socklen_t size = sizeof info;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &size)) die("TCP_INFO");
-    if (info[16] < 100u * rounds) return;
-    struct epoll_event event;
-    char byte;
-    expect(recv(fd, &byte, 1, MSG_PEEK) == 0, "the end");
-    expect(epoll_wait(set, &event, 1, 0) >= 0, "epoll_wait");
-}
-
 /* Message by message, through the lane's beginning and its end, and the end of what the peer writes: mio's write_shutdown. */
 static void dialogue(int fd, int rounds) {
     fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -65,7 +52,6 @@ static void dialogue(int fd, int rounds) {
     send_all(fd, data, 100);
     data[0] = 0;
     say_next("closed", set, 10000);
-    pass_over_a_second_end(fd, set, rounds);
     say("read %s", outcome(recv(fd, data, sizeof data, 0)));
     say_nothing("ended", set);
     close(set);
