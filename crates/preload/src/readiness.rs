@@ -275,8 +275,9 @@ pub unsafe fn wait(
     let Entry::Set(set) = table::look(epfd) else { return covered() };
     // The counter is not looked at where nothing hangs on it.
     let now = || if matches!(timeout, None | Some(0)) { 0 } else { clock::ticks() };
-    let begin = now();
+    let mut left = timeout;
     if let Some(kernels) = epoll::kernels(set) {
+        let begin = now();
         let told = covered();
         kernels.returned();
         if kernels.is_all(told, n) {
@@ -291,8 +292,8 @@ pub unsafe fn wait(
         if let Some(n) = kernels.end(out) {
             return n as c_int;
         }
+        left = timeout.map(|ns| ns.saturating_sub(clock::to_ns(now().saturating_sub(begin))));
     }
-    let left = timeout.map(|ns| ns.saturating_sub(clock::to_ns(now().saturating_sub(begin))));
     // SAFETY: the caller's.
     unsafe { wait_for_lanes(set, epfd, (events, n), left, mask) }.unwrap_or_else(covered)
 }

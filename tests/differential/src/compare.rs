@@ -113,8 +113,7 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
         is_meddled |= meddles(op.call);
         let (Some(tcp), Some(lane)) = (&tcp[at], &lane[at]) else { continue };
         let own = op.side as usize;
-        may_tell_again[own] |=
-            matches!(op.call, Call::Dup | Call::DupOver(_) | Call::Twin | Call::Turn | Call::Swap);
+        may_tell_again[own] |= matches!(op.call, Call::Dup | Call::DupOver(_));
         lingers[own] |= matches!(op.call, Call::Set(Opt::LingerFor(1..)));
         if closes_lanes(op.call) {
             may_tell_again = [true; 2];
@@ -195,6 +194,10 @@ fn closes_lanes(call: Call) -> bool {
             | Call::Pass
             | Call::Hand
             | Call::Share
+            // ... the number under which it stands in a set is closed, and another one is open.
+            | Call::Twin
+            | Call::Turn
+            | Call::Swap
             | Call::Exec
             | Call::Fork(Child::Execs | Child::Spawns)
     )

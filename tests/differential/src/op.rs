@@ -174,6 +174,11 @@ impl LookBy {
         matches!(self, Self::AllPoll | Self::AllSelect | Self::AllEpoll)
     }
 
+    /// Whether it is several calls, between which others may be seen.
+    pub fn is_of_several(self) -> bool {
+        matches!(self, Self::Flags | Self::SendNothing | Self::Kinds | Self::Empty | Self::Faults)
+    }
+
     pub fn is_of_set(self) -> bool {
         matches!(self, Self::Epoll | Self::Set | Self::Nested)
     }

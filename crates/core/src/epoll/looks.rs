@@ -2,7 +2,6 @@
 
 use core::sync::atomic::Ordering;
 
-use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
 use crate::mutex::Guard;
@@ -10,7 +9,7 @@ use crate::ready::{self, Level};
 use crate::set::{List, Set};
 use crate::sets::list::{SOME, next, push};
 use crate::sets::regs::{Reg, reg};
-use crate::sets::{EDGE, ONESHOT};
+use crate::sets::{EDGE, ONESHOT, is_left};
 use crate::table::Conn;
 use crate::tx::unheard;
 use crate::{link, prefetch, state, sys, told, wait};
@@ -80,11 +79,6 @@ pub(crate) fn scan(
         }
     }
     n
-}
-
-/// Whether another process that has the connection took it back to TCP.
-pub(crate) fn is_left(conn: Conn) -> bool {
-    state::modes(conn.block) == (mode::PLAIN, mode::PLAIN) && link::of(conn.block).is_none()
 }
 
 /// The next three on the list, each as far as the one before has made it known.

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering;
 use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 
-use self::looks::{Armed, arm, hot, is_left, look, scan};
+use self::looks::{Armed, arm, hot, look, scan};
 use crate::host::host;
 use crate::set::Set;
 use crate::sets::ctl::move_to;
@@ -17,7 +17,7 @@ use crate::sets::entries::{end_lingering_of, has_had_room, restore_left};
 use crate::sets::list::{news, next, push};
 use crate::sets::refusal::{PUT_BACK_NS, has_lost, put_back};
 use crate::sets::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
-use crate::sets::{EDGE, WAIT, has_lanes, is_inherited, own, ring};
+use crate::sets::{EDGE, WAIT, has_lanes, is_inherited, is_left, own, ring};
 use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
@@ -101,12 +101,15 @@ pub fn wait(
     set.waits.fetch_add(WAIT, Ordering::Relaxed);
     let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
     let signals = call::restarts_before().0;
+    // Whoever is late has yet to let signals in that the mask does not keep back: one that is pending ends the call.
+    let mut owes_mask = timeout != Some(0) && !mask.is_null();
     // Once a look has found nothing, the next one is at the news of all link groups.
     let mut again = false;
     loop {
-        let left = match (timeout, call::remaining(deadline)) {
-            (Some(0), _) | (_, Err(_)) => Some(0),
-            (_, Ok(left)) => left,
+        let left = match call::remaining(deadline) {
+            _ if timeout == Some(0) => Some(0),
+            Err(_) => Some(u64::from(owes_mask)),
+            Ok(left) => left,
         };
         if has_lost(set) {
             put_back(&CONTROL.lock(), set);
@@ -123,8 +126,12 @@ pub fn wait(
                 return Err(Errno::INTR);
             }
             // The look and the spin were part of the program's time.
-            let left = if lanes && !complete { call::remaining(deadline).unwrap_or(Some(0)) } else { left };
-            n = sleep(set, epfd, out, left, mask)?;
+            let late = Some(u64::from(owes_mask));
+            let left = if lanes && !complete { call::remaining(deadline).unwrap_or(late) } else { left };
+            if let Some(told) = sleep(set, epfd, out, left, mask)? {
+                n = told;
+                owes_mask = false;
+            }
         }
         // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
         if n > 0 || complete && (lanes || !has_lanes(set)) {
@@ -387,14 +394,14 @@ fn is_in_want(reg: &Reg, conn: Conn) -> bool {
     reg.seen.get() != reg.seen.get().with_room(conn.block)
 }
 
-/// Arms everything, declares the sleep, looks once more, and waits in the kernel.
+/// Arms everything, declares the sleep, looks once more, and waits in the kernel. `None`: there were news before.
 fn sleep(
     set: &'static Set,
     epfd: i32,
     out: &mut [libc::epoll_event],
     left: Option<u64>,
     mask: *const libc::sigset_t,
-) -> Result<usize, Errno> {
+) -> Result<Option<usize>, Errno> {
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
     let (mut bound, mut asleep) = (None, None);
     let before = set.now();
@@ -435,7 +442,7 @@ fn sleep(
             }
         }
         if news {
-            return Ok(0);
+            return Ok(None);
         }
         list.sleepers += 1;
         drop(list);
@@ -443,7 +450,7 @@ fn sleep(
             link::all().for_each(|link| link.declare_sleep(cq as u8));
             if link::all().any(|link| link.has_news(cq as u8)) {
                 set.list.lock().sleepers -= 1;
-                return Ok(0);
+                return Ok(None);
             }
         }
         asleep = Some(wait::Asleep::begin(Sleep::Set, epfd));
@@ -463,7 +470,7 @@ fn sleep(
         list.kernel_at = clock::ticks();
     }
     let n = result?;
-    Ok(if n == 0 { 0 } else { n + of_lanes(set, out, n, before) })
+    Ok(Some(if n == 0 { 0 } else { n + of_lanes(set, out, n, before) }))
 }
 
 /// Sleeps as `kernel`, but also until the broker says something, which is attended to.

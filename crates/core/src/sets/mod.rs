@@ -20,13 +20,15 @@ pub(crate) mod regs;
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use shunpike_shm::arena::mode;
 use shunpike_wire::Reason;
 
 use crate::set::{List, Set};
 use crate::table::{self, Conn, Entry};
 use crate::tls::thread;
-use crate::{above, process};
+use crate::{above, link, process, state};
 
+use self::entries::restore_left;
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 
 pub use self::ctl::{bars, closing, ctl, forget, watches};
@@ -134,8 +136,17 @@ pub fn watch(set: &'static Set) {
     while set.managed.load(Ordering::SeqCst) > 0 {
         let Some((index, conn, fd)) = managed_after(set, after) else { return };
         above::revoke_for_good(conn, fd, Reason::NestedSets);
+        // No lane of it ends any more.
+        if is_left(conn) {
+            restore_left(set, conn);
+        }
         after = index;
     }
+}
+
+/// Whether another process that has the connection took it back to TCP.
+pub(crate) fn is_left(conn: Conn) -> bool {
+    state::modes(conn.block) == (mode::PLAIN, mode::PLAIN) && link::of(conn.block).is_none()
 }
 
 /// What is known of the waits for the sets that a connection is in.

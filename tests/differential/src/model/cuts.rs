@@ -10,6 +10,7 @@ impl Model {
         let is_short = |call: Call| {
             !call.is_of_both()
                 && !call.is_of_driver()
+                && !matches!(call, Call::Look(by) if by.is_of_several())
                 && !matches!(
                     call,
                     Call::Wait(_)
