@@ -210,7 +210,10 @@ class World:
             left = survivors()
             problems.append(f"processes left: {left}")
             reap(left)
-        left = sorted(self.foreign_files() - self.before) + [str(path) for path in (*self.tmp.iterdir(), *self.runtime.iterdir())]
+        # Tests that run beside this one make some, too, and remove them.
+        foreign = lambda: sorted(self.foreign_files() - self.before)
+        attempt(until, lambda: not foreign(), lambda: f"files left: {foreign()}", 30)
+        left = [str(path) for path in (*self.tmp.iterdir(), *self.runtime.iterdir())]
         if left:
             problems.append(f"files left: {left}")
         shutil.rmtree(self.directory, ignore_errors=True)
