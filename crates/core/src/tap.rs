@@ -199,9 +199,12 @@ mod tests {
     }
 
     fn next(reader: &mut Reader, bytes: &mut Vec<u8>) -> Segment {
-        match reader.next(bytes) {
-            Ok(Next::Segment(segment)) => segment,
-            other => panic!("{other:?}"),
+        loop {
+            match reader.next(bytes) {
+                Ok(Next::Segment(segment)) => return segment,
+                Ok(Next::Void) => {}
+                other => panic!("{other:?}"),
+            }
         }
     }
 

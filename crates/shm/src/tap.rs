@@ -272,9 +272,24 @@ mod tests {
             let next = reader.next(&mut bytes);
             assert_eq!(next, Ok(Next::Segment(segment(round as u64, text.len()))));
             assert_eq!(bytes, text);
-            assert_eq!(reader.next(&mut bytes), Ok(Next::Empty), "what was not sent is passed over");
+            assert_eq!(reader.next(&mut bytes), Ok(Next::Void));
+            assert_eq!(reader.next(&mut bytes), Ok(Next::Empty));
         }
         assert_eq!(reader.lost(), (0, 0));
+    }
+
+    /// A writer that marks records as not sent as fast as they are read must not keep the reader within one call.
+    #[test]
+    fn a_call_takes_one_record_whatever_it_is_marked_as() {
+        let (ring, mut reader) = pair();
+        let unsent = (0..1000).filter(|seq| put(&ring, &segment(*seq, 0), b"", false)).count();
+        let head = reader.head();
+        let mut bytes = Vec::new();
+        for _ in 0..unsent {
+            assert!(reader.is_before(head));
+            assert_eq!(reader.next(&mut bytes), Ok(Next::Void));
+        }
+        assert!(reader.is_at(head) && !reader.is_before(head));
     }
 
     #[test]
@@ -301,6 +316,7 @@ mod tests {
         assert_eq!(reader.next(&mut bytes), Ok(Next::Unfinished));
         ring.seal(place, false);
         // Its header was never written: a void record of no bytes, and then no seal where the next one would be.
+        assert_eq!(reader.next(&mut bytes), Ok(Next::Void));
         assert_eq!(reader.next(&mut bytes), Ok(Next::Unfinished));
     }
 
@@ -376,6 +392,7 @@ mod tests {
                         assert!(bytes.len() == segment.len as usize && bytes.len() <= MOST, "round {round}");
                         read += 1;
                     }
+                    Ok(Next::Void) => {}
                     Ok(_) => break,
                     Err(Nonsense) => {
                         refused += 1;

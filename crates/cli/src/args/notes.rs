@@ -142,6 +142,8 @@ FILTER: port N, host ADDRESS (either with src or dst before it), pid N, tcp, ip,
 
 Nobody waits for a tap: what finds no room in the ring of its process (--buffer) is lost, and counted in the capture and at the end.
 
+All rings of --buffer bytes together take at most 512 MiB. Those of further processes have 256 KiB, and there are at most 512 rings: both is said when it comes to it.
+
 Whose processes: your own, and for root all. One that is not dumpable (prctl(2)) is root's only.
 
 Examples:

@@ -18,6 +18,8 @@ pub struct Nonsense;
 pub enum Next {
     /// A record; its bytes are in the buffer.
     Segment(Segment),
+    /// One that was not sent after all.
+    Void,
     /// Nothing.
     Empty,
     /// A record that is being written, or was by one who has died.
@@ -85,39 +87,40 @@ impl Reader {
         left != 0 && left <= self.ring.size
     }
 
-    /// The next record; its bytes replace those in `bytes`. What was not sent after all is passed over.
+    /// Whether all before `head` is read.
+    pub fn is_at(&self, head: u64) -> bool {
+        head == self.at
+    }
+
+    /// The next record; its bytes replace those in `bytes`. One at a time, whatever the writer adds meanwhile.
     pub fn next(&mut self, bytes: &mut Vec<u8>) -> Result<Next, Nonsense> {
-        loop {
-            let ready = self.head().wrapping_sub(self.at);
-            if ready == 0 {
-                return Ok(Next::Empty);
-            }
-            if ready > self.ring.size || !ready.is_multiple_of(UNIT) || ready < room_for(0) {
-                return Err(Nonsense);
-            }
-            // Acquire pairs with the Release in `seal`.
-            let found = self.ring.seal_at(self.at).load(Ordering::Acquire);
-            if found == 0 {
-                return Ok(Next::Unfinished);
-            }
-            let sent = found == seal(self.at, DONE);
-            if !sent && found != seal(self.at, VOID) {
-                return Err(Nonsense);
-            }
-            let mut header = [0; RECORD];
-            self.copy(0, &mut header);
-            let segment = Segment::decode(&header);
-            let payload = segment.len as usize;
-            if payload > MOST || room_for(payload) > ready {
-                return Err(Nonsense);
-            }
-            bytes.resize(payload, 0);
-            self.copy(RECORD, bytes);
-            self.let_go(room_for(payload));
-            if sent {
-                return Ok(Next::Segment(segment));
-            }
+        let ready = self.head().wrapping_sub(self.at);
+        if ready == 0 {
+            return Ok(Next::Empty);
         }
+        if ready > self.ring.size || !ready.is_multiple_of(UNIT) || ready < room_for(0) {
+            return Err(Nonsense);
+        }
+        // Acquire pairs with the Release in `seal`.
+        let found = self.ring.seal_at(self.at).load(Ordering::Acquire);
+        if found == 0 {
+            return Ok(Next::Unfinished);
+        }
+        let sent = found == seal(self.at, DONE);
+        if !sent && found != seal(self.at, VOID) {
+            return Err(Nonsense);
+        }
+        let mut header = [0; RECORD];
+        self.copy(0, &mut header);
+        let segment = Segment::decode(&header);
+        let payload = segment.len as usize;
+        if payload > MOST || room_for(payload) > ready {
+            return Err(Nonsense);
+        }
+        bytes.resize(payload, 0);
+        self.copy(RECORD, bytes);
+        self.let_go(room_for(payload));
+        Ok(if sent { Next::Segment(segment) } else { Next::Void })
     }
 
     fn copy(&self, from: usize, to: &mut [u8]) {

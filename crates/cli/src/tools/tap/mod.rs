@@ -187,6 +187,7 @@ impl Tapping {
         let told_to_end = loop {
             let heard = rings.hear(|news| self.tell(news));
             self.take(&mut rings)?;
+            let heard = heard.and_then(|()| rings.offer_more(|news| self.tell(news)));
             self.account(&rings, false);
             let written =
                 self.output.flush(Some(stop.as_fd())).map_err(|errno| Error::Output(errno.into()))?;
@@ -212,6 +213,12 @@ impl Tapping {
     /// Shows what is in the rings.
     fn take(&mut self, rings: &mut Rings) -> Result<(), Error> {
         let (seen, news) = rings.read();
+        self.show(seen)?;
+        news.into_iter().for_each(|news| self.tell(news));
+        Ok(())
+    }
+
+    fn show(&mut self, seen: Vec<Seen>) -> Result<(), Error> {
         if self.filter.has(&Wanted::is_of_processes) {
             // Of both directions before the first is shown: an answer tells whose its question was, too.
             for seen in &seen {
@@ -219,14 +226,20 @@ impl Tapping {
                 self.whose.learn(ends(&seen.segment), sender);
             }
         }
-        seen.into_iter().try_for_each(|seen| self.see(seen))?;
-        news.into_iter().for_each(|news| self.tell(news));
-        Ok(())
+        seen.into_iter().try_for_each(|seen| self.see(seen))
     }
 
     /// What was sent before is still shown, as far as whoever reads takes it.
     fn finish(&mut self, rings: &mut Rings) -> Result<(), Error> {
+        // Where the broker is gone, it has told all that it will.
+        let _ = rings.hear(|news| self.tell(news));
         self.take(rings)?;
+        let (rest, has_more) = rings.rest();
+        self.show(rest)?;
+        if has_more {
+            note("a process was tapped of which the broker has not told: what it sent is not shown");
+            self.failed = true;
+        }
         self.account(rings, true);
         self.output.flush(None).map_err(|errno| Error::Output(errno.into()))?;
         self.sum_up(rings)
@@ -293,6 +306,10 @@ impl Tapping {
                 }
                 self.processes.remove(&ring);
             }
+            News::Small => note(
+                "rings of --buffer for more processes would take too much memory: those of others have 256 KiB; a smaller \
+                 --buffer is for more",
+            ),
             News::Crowd => {
                 note("no more processes are tapped: as many are as can be at a time");
                 self.failed = true;

@@ -10,7 +10,7 @@ use crate::tools::pids::Pids;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::time::{ClockId, clock_gettime};
 use shunpike_broker::TapSession;
-use shunpike_shm::tap::{Next, Nonsense, Reader, Segment, state};
+use shunpike_shm::tap::{Next, Nonsense, Reader, Segment, len, state};
 use shunpike_wire::session::FromBroker;
 use std::io;
 use std::path::PathBuf;
@@ -19,6 +19,8 @@ use std::path::PathBuf;
 const SPARE: usize = 4;
 /// Most processes.
 const MOST: usize = 512;
+/// Memory of all rings of the size that was asked for, bytes. The others, of which there may be [`MOST`], are as small as can be.
+const LARGE: usize = 512 << 20;
 /// How long a process may take to finish a record before others are shown without it, nanoseconds.
 const PATIENCE: u64 = 200_000_000;
 /// Most memory of what waits to be put in order, bytes. Beyond, the rings keep what is in them, and what waits is shown as it is.
@@ -74,10 +76,13 @@ pub enum News {
     Over { ring: u32, unfinished: bool, lost: u64 },
     /// More processes than can be tapped at a time.
     Crowd,
+    /// Rings of the size that was asked for have no more room in memory: others are small.
+    Small,
 }
 
 struct Tapped {
     number: u32,
+    class: u8,
     reader: Reader,
     is_given: bool,
     is_over: bool,
@@ -110,6 +115,8 @@ pub struct Rings {
     class: u8,
     rings: Vec<Tapped>,
     made: u32,
+    /// Whether it was said that there are as many as can be, and that rings are small.
+    told: (bool, bool),
     waiting: Vec<Seen>,
     /// Records and bytes lost by rings that are over.
     past: (u64, u64),
@@ -125,6 +132,7 @@ impl Rings {
             class,
             rings: Vec::new(),
             made: 0,
+            told: (false, false),
             waiting: Vec::new(),
             past: (0, 0),
         };
@@ -133,13 +141,32 @@ impl Rings {
     }
 
     fn offer(&mut self) -> Result<(), Error> {
-        let (memory, reader) = Reader::create(self.class).map_err(Error::TapMemory)?;
+        let large = self.rings.iter().filter(|known| known.class == self.class).count() + 1;
+        let class = if large * len(self.class) <= LARGE { self.class } else { 0 };
+        let (memory, reader) = Reader::create(class).map_err(Error::TapMemory)?;
         let number = self.made;
-        self.made += 1;
-        self.session
-            .hand_over(number, self.class, memory.as_fd())
-            .map_err(|error| self.gone(error.into()))?;
-        self.rings.push(Tapped::new(number, reader));
+        self.made = self.made.wrapping_add(1);
+        self.session.hand_over(number, class, memory.as_fd()).map_err(|error| self.gone(error.into()))?;
+        self.rings.push(Tapped::new(number, class, reader));
+        Ok(())
+    }
+
+    /// Offers rings for processes that are still to come, also in place of those that are over. Errors: the broker is gone, or no memory.
+    pub fn offer_more(&mut self, mut tell: impl FnMut(News)) -> Result<(), Error> {
+        let spare = |rings: &[Tapped]| rings.iter().filter(|known| !known.is_given).count();
+        while self.rings.len() < MOST && spare(&self.rings) < SPARE {
+            self.offer()?;
+        }
+        let is_crowded = spare(&self.rings) == 0;
+        if is_crowded && !self.told.0 {
+            tell(News::Crowd);
+        }
+        self.told.0 = is_crowded;
+        let has_small = self.rings.iter().any(|known| known.is_given && known.class < self.class);
+        if has_small && !self.told.1 {
+            tell(News::Small);
+        }
+        self.told.1 |= has_small;
         Ok(())
     }
 
@@ -149,7 +176,9 @@ impl Rings {
 
     /// What the broker and the processes have said. Errors: the broker is gone.
     pub fn hear(&mut self, mut tell: impl FnMut(News)) -> Result<(), Error> {
-        while let Some(message) = self.session.hear().map_err(|error| self.gone(error.into()))? {
+        // Not without end: processes that come and go must not keep us from what is in the rings.
+        for _ in 0..MOST {
+            let Some(message) = self.session.hear().map_err(|error| self.gone(error.into()))? else { break };
             match message {
                 FromBroker::Tapped { ring, pid, uid, comm } => {
                     let Some(known) = self.rings.iter_mut().find(|known| known.number == ring) else {
@@ -161,11 +190,6 @@ impl Rings {
                     let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
                     let pid = self.pids.own(pid);
                     tell(News::Began { ring, process: Process { pid, uid, comm } });
-                    if self.rings.len() < MOST {
-                        self.offer()?;
-                    } else if self.rings.iter().all(|known| known.is_given) {
-                        tell(News::Crowd);
-                    }
                 }
                 FromBroker::TapOver { ring } => {
                     let known = self.rings.iter_mut().find(|known| known.number == ring);
@@ -194,6 +218,13 @@ impl Rings {
         let (ready, mut news) = read(&mut self.rings, &mut self.waiting);
         self.let_go(&mut news);
         (ready, news)
+    }
+
+    /// At the end: what waits still, in order. Whether there is more, of processes of which the broker has not told yet.
+    pub fn rest(&mut self) -> (Vec<Seen>, bool) {
+        let mut rest = std::mem::take(&mut self.waiting);
+        rest.sort_by_key(|seen| seen.segment.time);
+        (rest, self.rings.iter().any(|known| !known.is_given && known.reader.head() != 0))
     }
 
     /// Rings of processes that have ended, and are read, or will never be.
@@ -272,9 +303,10 @@ impl AsFd for Rings {
 }
 
 impl Tapped {
-    fn new(number: u32, reader: Reader) -> Self {
+    fn new(number: u32, class: u8, reader: Reader) -> Self {
         Self {
             number,
+            class,
             reader,
             is_given: false,
             is_over: false,
@@ -289,8 +321,15 @@ impl Tapped {
 
     /// Reads up to `head`. Without `room`, nothing.
     fn read_to(&mut self, head: u64, to: &mut Vec<Seen>, room: bool) -> Result<Progress, Nonsense> {
+        if !self.is_given {
+            // Whose it is, is told by the broker; its process may be faster than that. Shown before, it would be nobody's.
+            return Ok(if head == 0 { Progress::All } else { Progress::Unfinished });
+        }
         if !room {
             return Ok(Progress::NoRoom);
+        }
+        if !self.reader.is_before(head) && !self.reader.is_at(head) {
+            return Err(Nonsense);
         }
         let mut bytes = Vec::new();
         while self.reader.is_before(head) {
@@ -304,6 +343,7 @@ impl Tapped {
                     self.told = self.lost.0;
                     to.push(Seen { ring: self.number, segment, bytes: std::mem::take(&mut bytes), dropped });
                 }
+                Next::Void => {}
                 Next::Empty => break,
                 Next::Unfinished => return Ok(Progress::Unfinished),
             }
@@ -316,15 +356,21 @@ impl Tapped {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::OwnedFd;
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+    use rustix::net::{accept, bind, listen, socket_with};
     use shunpike_shm::region::Region;
-    use shunpike_shm::tap::{MAX_CLASS, MOST, RECORD, Ring, len};
+    use shunpike_shm::tap::{HEADER, MAX_CLASS, MOST, RECORD, Ring};
+    use shunpike_wire::session::{MAX, ToBroker};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     /// A process's end of a ring, and the tap's.
     fn ring(number: u32, class: u8) -> (Ring, Tapped) {
         let (memory, reader) = Reader::create(class).expect("memfd");
         let region = Region::map(memory.as_fd(), len(class)).expect("mapped");
         // SAFETY: just mapped with this size, and never unmapped.
-        (unsafe { Ring::at(region.base() as usize, class) }, Tapped::new(number, reader))
+        let ring = unsafe { Ring::at(region.base() as usize, class) };
+        (ring, Tapped { is_given: true, ..Tapped::new(number, class, reader) })
     }
 
     /// Fills the ring with segments of this size, of now.
@@ -376,5 +422,126 @@ mod tests {
             }
             assert_eq!((seen, waiting.len()), (sent, 0), "of segments of {payload} bytes");
         }
+    }
+
+    #[test]
+    fn a_head_beyond_the_ring_is_told() {
+        let (ring, known) = ring(0, 0);
+        let place = ring.reserve(0).expect("room");
+        let mut rings = [known];
+        // SAFETY: the first record stands at the ring's beginning; the head is the first word before that.
+        let head = unsafe { &*ring.stretches(place, 0, 1)[0].0.sub(HEADER).cast::<AtomicU64>() };
+        head.store(1 << 40, Ordering::Relaxed);
+        let (_, news) = read(&mut rings, &mut Vec::new());
+        assert!(matches!(news[..], [News::Nonsense { ring: 0 }]) && rings[0].is_broken);
+    }
+
+    #[test]
+    fn what_is_nobodys_yet_waits_until_it_is_told_whose_it_is() {
+        let (early, known) = ring(0, 0);
+        let (other, other_known) = ring(1, 0);
+        let mut rings = [Tapped { is_given: false, ..known }, other_known];
+        let mut waiting = Vec::new();
+        let sent = fill(&early, 16);
+        fill(&other, 16);
+        // What the other has sent later waits with it, for a time.
+        assert_eq!(read(&mut rings, &mut waiting).0.len(), 0);
+        rings[0].is_given = true;
+        let (seen, _) = read(&mut rings, &mut waiting);
+        assert_eq!(seen.iter().filter(|seen| seen.ring == 0).count(), sent);
+        assert!(seen.is_sorted_by_key(|seen| seen.segment.time) && waiting.is_empty());
+    }
+
+    /// A broker that gives each ring to a process as soon as it has it, as long as `gives` says so.
+    struct Broker {
+        tap: OwnedFd,
+        /// The rings that it has, and their size classes.
+        rings: Vec<(u32, u8)>,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Broker {
+        /// One, and a tap with rings of this class.
+        fn with(class: u8) -> (Self, Rings) {
+            let directory = tempfile::tempdir().expect("temporary directory");
+            let path = directory.path().join("socket");
+            let kind = SocketFlags::CLOEXEC;
+            let listener =
+                socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, kind, None).expect("socket");
+            bind(&listener, &SocketAddrUnix::new(&path).expect("address")).expect("bound");
+            listen(&listener, 1).expect("listens");
+            let answer = std::thread::spawn(move || {
+                let tap = accept(&listener).expect("a tap");
+                rustix::net::recv(&tap, &mut [0; 64], RecvFlags::empty()).expect("its question");
+                for text in [&b"{}"[..], b""] {
+                    rustix::net::send(&tap, text, SendFlags::NOSIGNAL).expect("sent");
+                }
+                tap
+            });
+            let session = TapSession::begin(&path).expect("a session");
+            let tap = answer.join().expect("no panic");
+            let rings = Rings::new(session, Pids::of(&path), path, class).expect("rings");
+            (Self { tap, rings: Vec::new(), _directory: directory }, rings)
+        }
+
+        fn says(&self, message: &FromBroker) {
+            let mut bytes = [0; MAX];
+            let n = message.encode(&mut bytes).expect("fits");
+            rustix::net::send(&self.tap, &bytes[..n], SendFlags::NOSIGNAL).expect("sent");
+        }
+
+        /// Gives all rings that it has to processes. How many.
+        fn gives(&mut self) -> usize {
+            let mut bytes = [0; MAX];
+            let before = self.rings.len();
+            // The descriptors are let go.
+            while let Ok((n, _)) = rustix::net::recv(&self.tap, &mut bytes[..], RecvFlags::DONTWAIT) {
+                let Ok(ToBroker::Ring { ring, class }) = ToBroker::decode(&bytes[..n]) else {
+                    panic!("a ring")
+                };
+                self.rings.push((ring, class));
+                self.says(&FromBroker::Tapped { ring, pid: 1, uid: 1, comm: [0; 16] });
+            }
+            self.rings.len() - before
+        }
+    }
+
+    #[test]
+    fn who_has_had_all_rings_for_a_moment_does_not_blind_the_tap() {
+        let (mut broker, mut rings) = Broker::with(0);
+        let mut crowded = 0;
+        let mut tell = |news| crowded += usize::from(matches!(news, News::Crowd));
+        let mut turn = |rings: &mut Rings| {
+            rings.hear(&mut tell).expect("a broker");
+            rings.read();
+            rings.offer_more(&mut tell).expect("a broker");
+        };
+        while broker.gives() > 0 {
+            turn(&mut rings);
+        }
+        turn(&mut rings);
+        assert_eq!(broker.rings.len(), super::MOST);
+        for (ring, _) in std::mem::take(&mut broker.rings) {
+            broker.says(&FromBroker::TapOver { ring });
+            turn(&mut rings);
+        }
+        turn(&mut rings);
+        assert_eq!(broker.gives(), SPARE, "for processes to come");
+        assert_eq!(crowded, 1, "told once");
+    }
+
+    #[test]
+    fn rings_have_a_bound_together_and_more_processes_have_small_ones() {
+        let (mut broker, mut rings) = Broker::with(MAX_CLASS);
+        let mut small = 0;
+        let mut tell = |news| small += usize::from(matches!(news, News::Small));
+        while broker.gives() > 0 && broker.rings.len() < 40 {
+            rings.hear(&mut tell).expect("a broker");
+            rings.offer_more(&mut tell).expect("a broker");
+        }
+        let large = broker.rings.iter().filter(|(_, class)| *class == MAX_CLASS).count();
+        assert!((LARGE - len(MAX_CLASS)..=LARGE).contains(&(large * len(MAX_CLASS))), "{large} large ones");
+        assert!(broker.rings.iter().all(|(_, class)| [0, MAX_CLASS].contains(class)));
+        assert_eq!((broker.rings.len(), small), (40, 1));
     }
 }
