@@ -69,6 +69,52 @@ impl Place {
         Err(Errno::LOOP.into())
     }
 
+    /// What `path` names, where directories on the way may be another user's, as root's HOME is under some sudo. A link is followed
+    /// only if it is ours or root's, in a directory that is: whose else it is would choose where we read and write. With `makes`, what
+    /// lacks is made, for us alone.
+    ///
+    /// # Errors
+    /// No such directory; another user's link; too many of them.
+    pub fn on_trusted_way(path: &Path, makes: bool) -> io::Result<Self> {
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = |at: BorrowedFd<'_>, word: &OsStr| rustix::fs::openat(at, word, flags, Mode::empty());
+        let words =
+            |path: &Path| path.components().rev().map(|word| word.as_os_str().to_owned()).collect::<Vec<_>>();
+        let mut directory = open(CWD, OsStr::new("."))?;
+        let (mut ahead, mut links) = (words(path.parent().unwrap_or(Path::new("."))), 0);
+        while let Some(word) = ahead.pop() {
+            let there = match open(directory.as_fd(), &word) {
+                Err(Errno::NOENT) if makes => {
+                    match rustix::fs::mkdirat(&directory, &word, Mode::RWXU) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(errno.into()),
+                    }
+                    open(directory.as_fd(), &word)?
+                }
+                there => there?,
+            };
+            let found = rustix::fs::fstat(&there)?;
+            match FileType::from_raw_mode(found.st_mode) {
+                FileType::Directory => directory = there,
+                FileType::Symlink if links == LINKS => return Err(Errno::LOOP.into()),
+                FileType::Symlink => {
+                    for owner in [found.st_uid, rustix::fs::fstat(&directory)?.st_uid] {
+                        if !is_trusted(owner) {
+                            let word = Path::new(&word).display();
+                            return Err(denied(&format!("{word} is a link, and uid {owner}'s to change")));
+                        }
+                    }
+                    links += 1;
+                    let target = rustix::fs::readlinkat(&there, "", Vec::new())?;
+                    ahead.extend(words(Path::new(OsStr::from_bytes(target.as_bytes()))));
+                }
+                _ => return Err(Errno::NOTDIR.into()),
+            }
+        }
+        Ok(Self { directory, name, is_procs: false })
+    }
+
     /// Opens what stands there, or makes it; no link is followed that came meanwhile.
     pub fn open(&self, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let follow = if self.is_procs { OFlags::empty() } else { OFlags::NOFOLLOW };
@@ -94,12 +140,22 @@ impl Place {
         name
     }
 
-    fn write(&self, beside: &OsStr, content: &[u8]) -> io::Result<()> {
-        // Another user's may be open to that user: its mode is no wish of ours.
-        let kept = self.metadata().ok().filter(|there| is_trusted(there.st_uid));
-        let mode = kept.map_or(Mode::from_raw_mode(MODE), |there| Mode::from_raw_mode(there.st_mode));
+    /// Makes `content` what is there. On an error everything is as it was. A file that is new, or another user's by now, gets `mode`.
+    pub fn replace(&self, content: &[u8], mode: u32) -> io::Result<()> {
+        let beside = self.beside();
+        self.write(&beside, content, mode).inspect_err(|_| {
+            // It may not even have come to be.
+            let _ = rustix::fs::unlinkat(&self.directory, &beside, AtFlags::empty());
+        })
+    }
+
+    fn write(&self, beside: &OsStr, content: &[u8], mode: u32) -> io::Result<()> {
+        // Another user's may be open to that user: its mode is no wish of ours. Nor is a link's.
+        let is_file = |there: &rustix::fs::Stat| FileType::from_raw_mode(there.st_mode) != FileType::Symlink;
+        let kept = self.metadata().ok().filter(|there| is_trusted(there.st_uid) && is_file(there));
+        let mode = kept.map_or(Mode::from_raw_mode(mode), |there| Mode::from_raw_mode(there.st_mode));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, beside, flags, Mode::from_raw_mode(MODE))?;
+        let file = rustix::fs::openat(&self.directory, beside, flags, Mode::RUSR | Mode::WUSR)?;
         // The umask is the caller's, and this file everybody's.
         rustix::fs::fchmod(&file, mode)?;
         let mut file = File::from(file);
@@ -128,18 +184,13 @@ pub fn denied(why: &str) -> io::Error {
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
     let replaced = || {
         make(path.parent().unwrap_or(Path::new("/")))?;
-        let place = Place::of(path)?;
-        let beside = place.beside();
-        place.write(&beside, content).inspect_err(|_| {
-            // It may not even have come to be.
-            let _ = rustix::fs::unlinkat(&place.directory, &beside, AtFlags::empty());
-        })
+        Place::of(path)?.replace(content, MODE)
     };
     replaced().map_err(|source| Error::Write { path: path.to_owned(), source })
 }
 
 /// Makes a directory, and those above it, which anybody may look into whatever the caller's umask is.
-fn make(directory: &Path) -> io::Result<()> {
+pub fn make(directory: &Path) -> io::Result<()> {
     if directory.as_os_str().is_empty() || directory.is_dir() {
         return Ok(());
     }
@@ -213,7 +264,7 @@ mod tests {
         let place = Place::of(&link).expect("a place");
         std::os::unix::fs::symlink(&real, &link).expect("link");
         assert!(place.open(OFlags::WRONLY | OFlags::CREATE, Mode::RUSR).is_err());
-        place.write(&place.beside(), b"after").expect("written");
+        place.replace(b"after", MODE).expect("written");
         assert_eq!(fs::read(&real).expect("readable"), b"before");
         assert_eq!(fs::read(&link).expect("readable"), b"after");
     }

@@ -1,13 +1,13 @@
 //! What `stats reset` remembers: the counts of that moment, in a file of the caller's own. Nobody else's counts change.
 
 use crate::error::Error;
-use crate::program::open_regular;
+use crate::replace::Place;
+use rustix::fs::{FileType, Mode, OFlags};
 use shunpike_broker::report::{ConnectionCounts, RoleCounts, Stats, Traffic};
 use std::env;
-use std::fs::{self, OpenOptions};
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Where the caller's counts at a broker's socket are kept.
@@ -28,22 +28,25 @@ pub fn remember(socket: &Path, stats: &Stats) -> Result<(), Error> {
             hint: "set one, or reset the broker's own counts with 'shunpike stats reset --all'".into(),
         }));
     };
-    let failed = |source| Error::Write { path: path.clone(), source };
     let text = serde_json::to_string(stats).expect("a report is text and numbers");
-    fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(failed)?;
-    // Written beside and renamed: a reader finds the old counts or the new ones.
-    let new = path.with_extension(format!("{}.new", std::process::id()));
-    let mut written =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).map_err(failed)?;
-    let done = written.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, &path));
-    done.inspect_err(|_| drop(fs::remove_file(&new))).map_err(failed)
+    write(&path, text.as_bytes()).map_err(|source| Error::Write { path, source })
 }
 
-/// What `remember` wrote. The directory may be another user's, as root's HOME is after `su`: anything may lie there.
+/// The directory may be another user's, as root's HOME is under some sudo: no link of that user's is followed.
+fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    Place::on_trusted_way(path, true)?.replace(content, 0o600)
+}
+
+/// What `remember` wrote. The directory may be another user's: anything may lie there.
 fn read(path: &Path) -> io::Result<String> {
     const MOST: u64 = 1 << 20;
     let mut text = String::new();
-    open_regular(path)?.take(MOST).read_to_string(&mut text)?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = Place::on_trusted_way(path, false)?.open(flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    File::from(file).take(MOST).read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -102,6 +105,54 @@ pub fn subtract(stats: &mut Stats, before: &Stats) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+
+    #[test]
+    fn what_is_remembered_is_found_by_links_of_ones_own_too() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join(".local/state/shunpike/stats.json");
+        write(&path, b"one").expect("written");
+        write(&path, b"two").expect("written");
+        assert_eq!(read(&path).expect("readable"), "two");
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(path.parent().expect("one")).expect("readable").count(), 1);
+        symlink(".local/state/../state", dir.path().join("link")).expect("a link");
+        assert_eq!(read(&dir.path().join("link/shunpike/stats.json")).expect("readable"), "two");
+    }
+
+    #[test]
+    fn another_users_links_lead_nowhere() {
+        // Only root can give them away.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (home, roots) = (dir.path().join("home"), dir.path().join("roots"));
+        for made in [&home, &roots] {
+            fs::create_dir(made).expect("a directory");
+        }
+        let theirs = |path: &Path| lchown(path, Some(61_001), None).expect("given away");
+        theirs(&home);
+        let path = home.join(".local/state/shunpike/stats.json");
+        // One of theirs, and one that was root's, in a directory of theirs, into which they have moved it.
+        for is_their_link in [true, false] {
+            symlink(&roots, home.join(".local")).expect("a link");
+            if is_their_link {
+                theirs(&home.join(".local"));
+            }
+            assert!(write(&path, b"text").is_err() && read(&path).is_err());
+            assert_eq!(fs::read_dir(&roots).expect("readable").count(), 0, "nothing is made there");
+            fs::remove_file(home.join(".local")).expect("removed");
+        }
+        fs::create_dir_all(path.parent().expect("one")).expect("directories");
+        fs::write(roots.join("file"), "before").expect("written");
+        symlink(roots.join("file"), &path).expect("a link");
+        assert!(read(&path).is_err());
+        write(&path, b"text").expect("in its place");
+        assert_eq!(fs::read_to_string(roots.join("file")).expect("readable"), "before");
+        assert_eq!(read(&path).expect("readable"), "text");
+    }
 
     #[test]
     fn what_is_no_file_is_not_waited_for() {
