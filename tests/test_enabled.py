@@ -401,3 +401,24 @@ def test_everything_is_taken_away_before_the_library_is(world, system):
     assert (system / "etc/ld.so.preload").read_text() == "/a.so\n"
     assert [path for path in (system / "etc/systemd/system").rglob("*") if path.is_file()] == [own]
     assert asked(world, system, "disable", "--everything").returncode == 0
+
+
+def test_several_at_once_take_turns(world, system):
+    """Each reads what is there and replaces it; a drop-in's directory is made by one and removed by another."""
+    write(system, "cache.service", UNIT)
+    preload = write(system, "ld.so.preload", "/a.so\n", place="etc")
+    # One that is slow: without turns, its directory is removed before it has a file in it.
+    slowly = ["strace", "-o", "/dev/null", "-e", "trace=openat", "-e", "inject=openat:delay_enter=20000"]
+    start = lambda *argv: subprocess.Popen([*argv, "--root", system], env=world.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for _ in range(5):
+        slow = start(*slowly, BINARY, "enable", "cache")
+        while slow.poll() is None:
+            for proc in [start(BINARY, word, what) for what in ("cache", "--all") for word in ("enable", "disable")]:
+                _, said = proc.communicate(timeout=60)
+                assert proc.returncode == 0, said
+            assert preload.read_text() in ("/a.so\n", f"/a.so\n{LIBRARY}\n")
+        assert slow.returncode == 0, slow.stderr.read()
+    assert asked(world, system, "disable", "--everything").returncode == 0
+    assert preload.read_text() == "/a.so\n"
+    left = sorted(path.name for path in (system / "etc").rglob("*") if path.is_file())
+    assert left == ["enabled", "ld.so.preload"]

@@ -1,6 +1,7 @@
 //! `shunpike enable` and `disable`: switched on once, for a service or for all programs of a machine.
 
 mod preload;
+mod turn;
 mod unit;
 
 use crate::args::{Disable, Enable};
@@ -11,6 +12,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use turn::Turn;
 
 /// `enable`.
 pub fn enable(args: &Enable) -> Result<(), Error> {
@@ -29,12 +31,14 @@ pub fn enable(args: &Enable) -> Result<(), Error> {
     // All are looked at before the first is changed.
     let units: Vec<unit::Unit> =
         args.units.iter().map(|name| unit::Unit::find(&args.root, name)).collect::<Result<_, _>>()?;
+    let turn = Turn::take(&args.root)?;
     for unit in &units {
         for doubt in unit.doubts(&args.root) {
             eprintln!("shunpike: {}", plain(&doubt));
         }
         print(&unit.enable(&args.root, &library)?)?;
     }
+    drop(turn);
     unit::reload(&args.root)
 }
 
@@ -51,9 +55,13 @@ pub fn disable(args: &Disable) -> Result<(), Error> {
     if names.is_empty() {
         return Ok(());
     }
+    // Where there is nothing to take away, nothing is written, as the system may not let us.
+    let is_there = names.iter().any(|name| unit::is_enabled(&args.root, name));
+    let turn = is_there.then(|| Turn::take(&args.root)).transpose()?;
     for name in &names {
         print(&unit::disable(&args.root, name)?)?;
     }
+    drop(turn);
     unit::reload(&args.root)
 }
 

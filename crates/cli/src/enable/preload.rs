@@ -3,6 +3,7 @@
 //! The loader reads that file as each program starts. So it is replaced as a whole, and not before the library was seen to load.
 
 use super::below;
+use super::turn::Turn;
 use crate::error::{Error, Unsafe};
 use crate::replace;
 use shunpike_wire::enabled::{self, Program};
@@ -30,16 +31,15 @@ on program *
 /// Puts `library` into every program that starts below `root`; what to tell of it.
 pub fn enable(root: &Path, library: &Path) -> Result<String, Error> {
     let (preload, list) = (below(root, Path::new(PRELOAD)), list(root));
-    let before = read(&preload)?;
+    read(&preload)?;
     check_list(&list)?;
     check_owners(root, library)?;
     check_loads(root, library)?;
+    let _turn = Turn::take(root)?;
     if !list.exists() {
         replace::replace(&list, NEW_LIST.as_bytes())?;
     }
-    if let Some(after) = with(&before, library.as_os_str().as_bytes()) {
-        replace::replace(&preload, &after)?;
-    }
+    change(&preload, |before| with(before, library.as_os_str().as_bytes()))?;
     Ok(format!(
         "{} has {}: programs that start from now on are under Shunpike, where {} has them on",
         preload.display(),
@@ -51,17 +51,26 @@ pub fn enable(root: &Path, library: &Path) -> Result<String, Error> {
 /// Takes it out again.
 pub fn disable(root: &Path) -> Result<String, Error> {
     let preload = below(root, Path::new(PRELOAD));
-    let Some(after) = without(&read(&preload)?) else {
+    // Where there is nothing to change, none is waited for, and nothing is written.
+    let is_there = without(&read(&preload)?).is_some();
+    let _turn = is_there.then(|| Turn::take(root)).transpose()?;
+    if !is_there || !change(&preload, without)? {
         return Ok(format!("{} has no library of Shunpike's", preload.display()));
-    };
-    if after.trim_ascii().is_empty() {
-        replace::remove(&preload)?;
-    } else {
-        replace::replace(&preload, &after)?;
     }
     let list = list(root);
     let stays = if list.exists() { format!("; {} stays", list.display()) } else { String::new() };
     Ok(format!("{} has no library of Shunpike's any more{stays}", preload.display()))
+}
+
+/// Makes of the file's content another one, `None` for none; no file where that is empty. Whether it did. By who has the turn.
+fn change(path: &Path, to: impl Fn(&[u8]) -> Option<Vec<u8>>) -> Result<bool, Error> {
+    let Some(after) = to(&read(path)?) else { return Ok(false) };
+    if after.trim_ascii().is_empty() {
+        replace::remove(path)?;
+    } else {
+        replace::replace(path, &after)?;
+    }
+    Ok(true)
 }
 
 fn list(root: &Path) -> PathBuf {

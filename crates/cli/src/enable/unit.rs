@@ -253,6 +253,11 @@ pub fn enabled(root: &Path) -> Vec<String> {
     names
 }
 
+/// Whether there is a drop-in of that name, whoever wrote it.
+pub fn is_enabled(root: &Path, name: &str) -> bool {
+    fs::symlink_metadata(drop_in(root, name)).is_ok()
+}
+
 /// Takes our drop-in away; what to tell of it.
 pub fn disable(root: &Path, name: &str) -> Result<String, Error> {
     let file = drop_in(root, name);
