@@ -297,13 +297,19 @@ pub fn mask_signals(how: i32, signals: u64) {
     let _ = unsafe { call(libc::SYS_rt_sigprocmask, how as usize, at, 0, 8, 0, 0) };
 }
 
-/// rt_tgsigqueueinfo(2) to the calling thread: the same signal once more, siginfo and all.
+/// rt_tgsigqueueinfo(2) to the calling thread: the same signal once more, siginfo and all. Where the user has as many queued as may be
+/// (RLIMIT_SIGPENDING), it comes without that: as one of kill(2), which the kernel marks as pending then, also a real-time one.
 pub fn requeue_signal(signal: i32, info: *mut u8) {
     let tid = rustix::thread::gettid().as_raw_nonzero().get() as usize;
     // SAFETY: info is the kernel's own of a delivery just under way.
-    let _ = unsafe {
+    let queue = || unsafe {
         call(libc::SYS_rt_tgsigqueueinfo, pid() as usize, tid, signal as usize, info as usize, 0, 0)
     };
+    if queue() == Err(Errno::AGAIN) {
+        // SAFETY: as above; it stands on our stack, and nobody but the kernel reads it from here on.
+        unsafe { (&raw mut (*info.cast::<libc::siginfo_t>()).si_code).write(libc::SI_USER) };
+        let _ = queue();
+    }
 }
 
 static PID: AtomicU32 = AtomicU32::new(0);
@@ -490,4 +496,36 @@ pub fn membarrier_register() -> Res {
 pub fn timespec(ns: Option<u64>) -> libc::timespec {
     let ns = ns.unwrap_or(0);
     libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_finds_no_room_in_the_queue_still_comes() {
+        let limit = |to: Option<&[u64; 2]>, was: Option<&mut [u64; 2]>| {
+            let to = to.map_or(0, |to| to.as_ptr() as usize);
+            let was = was.map_or(0, |was| was.as_mut_ptr() as usize);
+            // SAFETY: null, or limits that live through the call.
+            unsafe { call(libc::SYS_prlimit64, 0, libc::RLIMIT_SIGPENDING as usize, to, was, 0, 0) }
+        };
+        // A standard one, and a real-time one with a value.
+        for signal in [libc::SIGUSR2, 40] {
+            let bit = 1u64 << (signal - 1);
+            mask_signals(libc::SIG_BLOCK, bit);
+            // SAFETY: all-zero is a siginfo.
+            let mut info: libc::siginfo_t = unsafe { core::mem::zeroed() };
+            (info.si_signo, info.si_code) = (signal, libc::SI_QUEUE);
+            let mut was = [0; 2];
+            limit(None, Some(&mut was)).expect("the limit");
+            limit(Some(&[0, was[1]]), None).expect("none");
+            requeue_signal(signal, (&raw mut info).cast());
+            limit(Some(&was), None).expect("as it was");
+            let (set, no_time) = (&raw const bit as usize, [0u64; 2]);
+            // SAFETY: a set and a time that live through the call.
+            let came = unsafe { call(libc::SYS_rt_sigtimedwait, set, 0, no_time.as_ptr() as usize, 8, 0, 0) };
+            assert_eq!(came, Ok(signal as usize));
+        }
+    }
 }
