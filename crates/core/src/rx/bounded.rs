@@ -12,10 +12,6 @@ use crate::bufs::Bufs;
 use crate::table::Conn;
 use crate::{clock, closing, peek, state, sys};
 
-/// A sender that took its bytes back sends them at once: one that has sent none for so long is none of ours, or was stopped
-/// in between, microseconds.
-pub(super) const DEBT_US: u64 = 10_000_000;
-
 /// Its sender is in the middle of that. A program that was told of these bytes need not find none for so long, microseconds.
 const PAYING_US: u64 = 5_000;
 
@@ -65,13 +61,8 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
     };
     if queued == 0 {
         if !is_over {
-            // poll() may have told of these bytes: the program waits for nothing else meanwhile.
-            let since = clock::ticks().wrapping_sub(own.paid_at.load(Ordering::Relaxed));
-            return if debt && since > clock::from_us(DEBT_US) {
-                violated(conn, fd, half)
-            } else {
-                Step::Empty
-            };
+            // Who owes it may be stopped: as on TCP that is no end.
+            return Step::Empty;
         }
         return match (debt, sys::peer_may_send(fd)) {
             // Our own SHUT_RD. What is owed comes yet,
@@ -101,7 +92,6 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
                 return Step::Data(n + cross(conn, fd, half, &dmb, bufs, n, flags));
             }
             if debt {
-                own.paid_at.store(clock::ticks(), Ordering::Relaxed);
                 return peek::repeat(half, &dmb, bufs, owed_at(half, seen), n, flags)
                     .map_or_else(Step::Failed, |()| Step::Data(n));
             }

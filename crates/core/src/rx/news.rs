@@ -6,7 +6,6 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, RxHalf, mode};
 use shunpike_shm::lane::{Cursor, Side};
 
-use super::bounded::DEBT_US;
 use super::{NEWS, asking};
 use crate::blocking::Blocking;
 use crate::blocking::tcp_check_us;
@@ -227,14 +226,11 @@ impl Wait {
         let remaining = self.blocking.remaining()?;
         let restarts = call::restarts_before();
         let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
-        let debt = DEBT_US * 1000 + 1;
-        let in_debt = conn.block.rx.mode.load(Ordering::Relaxed) == mode::DEBT;
-        let most = if in_debt { Some(debt) } else { shown };
         let asked = {
             let _critical = critical();
             asking::bound(&conn.block.rx)
         };
-        let nap = most.into_iter().chain(asked).chain(tx::unheard(conn, fd)).chain(remaining).min();
+        let nap = shown.into_iter().chain(asked).chain(tx::unheard(conn, fd)).chain(remaining).min();
         match wait::sleep(conn.block, fd, NEWS | owed, nap) {
             Woken::Timeout if remaining.is_none_or(|left| nap.is_some_and(|nap| nap < left)) => {
                 Ok(Woken::Look)

@@ -11,7 +11,7 @@ use crate::bufs::Bufs;
 use crate::copy_rate::{self, Way};
 use crate::table::Conn;
 use crate::zerocopy::borrowing::{self, Failure};
-use crate::{clock, cork, peek, prefetch, seen, state, wait, window};
+use crate::{cork, peek, prefetch, seen, state, wait, window};
 
 /// Rings writers once a good part of the ring is free, so that they do not wake for a few bytes.
 #[inline(always)]
@@ -205,7 +205,6 @@ pub(super) fn taken(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: C
         bounded::await_payment(fd);
     }
     half.debt_end.store(half, own.start.load(Ordering::Relaxed) + owed, Ordering::Relaxed);
-    own.paid_at.store(clock::ticks(), Ordering::Relaxed);
     seen::void(conn.block);
     half.mode.store(half, mode::DEBT, Ordering::Release);
     conn.block.life.unsettle();

@@ -7,13 +7,14 @@ use shunpike_shm::arena::{TxHalf, mode};
 use shunpike_shm::lane::Side;
 use shunpike_wire::Reason;
 
-use super::take_back;
+use super::end;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::{clock, closing, process, send_lock, sets, state};
 
-/// Before a sleep of ours: where bytes of ours are unread so, for how long that is borne yet, nanoseconds. After the grace they are
-/// taken back and go by TCP, which wakes whoever waits there. A busy reader gets its bytes that way, too.
+/// Before a sleep of ours: where bytes of ours are unread so, for how long that is borne yet, nanoseconds. After the grace the
+/// lane ends: they go by TCP, which wakes whoever waits there, a busy reader's too. What TCP does not take at once stays where it is: the
+/// kernel would send it whatever the program does, and we only within its calls.
 pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
     if conn.block.tx.mode.load(Ordering::Relaxed) != mode::LANE {
         return None;
@@ -21,7 +22,7 @@ pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
     match look(conn, fd) {
         Unheard::Not => None,
         Unheard::For(ns) => Some(ns),
-        Unheard::TakenBack => {
+        Unheard::Ended => {
             state::note(conn.block, Reason::GraceExceeded);
             // Both directions, else neither would ever come on a lane again.
             closing::stop(conn);
@@ -56,7 +57,7 @@ pub(crate) fn is_waited_for(conn: Conn, fd: i32) -> bool {
 enum Unheard {
     Not,
     For(u64),
-    TakenBack,
+    Ended,
 }
 
 fn look(conn: Conn, fd: i32) -> Unheard {
@@ -85,6 +86,6 @@ fn look(conn: Conn, fd: i32) -> Unheard {
         return Unheard::For(clock::to_ns(left).max(1));
     }
     half.unheard_since.store(0, Ordering::Relaxed);
-    take_back(conn, fd, half, &dmb);
-    Unheard::TakenBack
+    end(conn, fd, half, &dmb);
+    Unheard::Ended
 }

@@ -29,6 +29,38 @@ fn what_a_reader_leaves_unread_goes_by_tcp_after_the_grace() {
     assert_eq!(pair.server.recv_all(), (b"to who waits by TCP".to_vec(), Some(NOTHING)));
 }
 
+/// The kernel would send it meanwhile, whatever the sender does; we only within its calls, and it makes none any more.
+#[test]
+fn what_tcp_does_not_take_at_once_is_left_where_it_can_be_read() {
+    let pair = Pair::open();
+    let all = bytes(251 * 100_000);
+    let (mut sent, mut read) = (0, 0);
+    // A stream that is read, so that the ring grows, and then is not.
+    for _ in 0..400 {
+        sent += pair.client.send(&all[sent % 251..][..1 << 16]).expect("room");
+        let got = pair.server.recv(1 << 16).expect("bytes");
+        read += got.len();
+    }
+    while let Ok(n) = pair.client.send(&all[sent % 251..][..1 << 16]) {
+        sent += n;
+    }
+    let left = sent - read;
+    assert!(left > 1 << 20, "{left} bytes are more than TCP takes at once");
+    later(&pair, 0);
+    later(&pair, 11_000);
+    assert_eq!(pair.client.reason(), Some(Reason::GraceExceeded));
+    pair.pass(Duration::from_secs(30));
+    let mut rest = Vec::new();
+    while rest.len() < left {
+        let some = pair.server.recv(1 << 20).expect("bytes");
+        rest.extend(some);
+    }
+    assert!(rest == all[read % 251..][..left]);
+    assert_eq!(pair.server.recv(1), Err(NOTHING));
+    pair.client.send(b"more").expect("room");
+    assert_eq!(pair.server.recv(10), Ok(b"more".to_vec()));
+}
+
 #[test]
 fn a_full_ring_is_borne_for_the_grace() {
     let pair = Pair::open();

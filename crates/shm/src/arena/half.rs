@@ -156,8 +156,6 @@ pub struct RxOwn {
     pub group: AtomicU32,
     /// TCP byte at which the lane begins.
     pub start: AtomicU64,
-    /// Ticks at which the sender was last paid of its debt, or fell into it.
-    pub paid_at: AtomicU64,
     /// Of a lane with loans: how far the sender had come when it was last found to have gone on, and the offset from which on it is told of
     /// what was consumed.
     pub tell: [AtomicU64; 2],
@@ -425,7 +423,7 @@ impl RxHalf {
         let own = &self.own;
         clear_short([&self.lender, &own.copier, &own.paces.ring, &own.paces.lent]);
         clear([&self.debt_end.0, &self.asked_at.0, &self.answered, &self.answered_at]);
-        clear([&own.loans, &own.peeked, &own.start, &own.paid_at, &own.tell[0], &own.tell[1]]);
+        clear([&own.loans, &own.peeked, &own.start, &own.tell[0], &own.tell[1]]);
         own.copy.store(0, Ordering::Relaxed);
     }
 }
