@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 
 use libc::c_int;
 
-use super::{Said, close, message, vector};
+use super::{Said, close, errno, message, vector};
 use crate::op::Child;
 
 /// The descriptor under another number, and the first one closed.
@@ -68,8 +68,11 @@ pub fn take(from: RawFd) -> RawFd {
     let mut header = message(&mut parts, &mut control);
     // SAFETY: as above; the kernel has filled the header's own buffer.
     unsafe {
-        if libc::recvmsg(from, &raw mut header, 0) <= 0 {
-            return -1;
+        // A program's signals come when they like.
+        while libc::recvmsg(from, &raw mut header, 0) < 0 {
+            if errno() != libc::EINTR {
+                return -1;
+            }
         }
         let one = libc::CMSG_FIRSTHDR(&raw const header);
         if one.is_null() { -1 } else { libc::CMSG_DATA(one).cast::<c_int>().read_unaligned() }
