@@ -119,12 +119,13 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
             block.life.settle();
         }
     }
-    // What was in the ring stands on TCP: a set that somebody waits for is told of it there as often as the program has asked.
-    if block.rx.mode.load(Ordering::Acquire) == mode::DEBT
-        && plain(&block.tx)
-        && sets::bars_managed(conn, fd).is_some()
-    {
-        sets::restore(conn, || ());
+    if !both_plain() && sets::bars_managed(conn, fd).is_some() {
+        if block.rx.mode.load(Ordering::Acquire) == mode::DEBT && plain(&block.tx) {
+            // What was in the ring stands on TCP: the kernel tells of it as often as the program has asked.
+            sets::restore(conn, || ());
+        } else {
+            sets::stand(conn);
+        }
     }
     // Left: it was revoked for good with bytes unread.
     let is_over = || {

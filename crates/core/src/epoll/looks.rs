@@ -8,6 +8,7 @@ use crate::mutex::Guard;
 use crate::ready::{self, Level};
 use crate::set::{List, Set};
 use crate::sets::list::{SOME, next, push};
+use crate::sets::refusal::PUT_BACK_NS;
 use crate::sets::regs::{Reg, reg};
 use crate::sets::{EDGE, ONESHOT, is_left};
 use crate::table::Conn;
@@ -134,21 +135,23 @@ pub(crate) struct Armed {
 
 /// Declares that publishers of this connection must post, and looks once more.
 pub(crate) fn arm(set: &Set, reg: &Reg, conn: Conn, level: &Level) -> Armed {
-    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else {
-        return Armed { news: true, shown: None };
-    };
+    let cq = set.cq.load(Ordering::Acquire).checked_sub(1);
     let block = conn.block;
     if reg.events.get() & told::IN != 0
+        && let Some(cq) = cq
         && let Some(dmb) = state::rx_dmb(&block.rx)
     {
         wait::arm(&block.rx, dmb.words(), Side::Readers, cq as u8);
     }
     if ready::waits_for_writers(block, reg.events.get(), &reg.seen.get())
+        && let Some(cq) = cq
         && let Some(dmb) = state::tx_dmb(&block.tx)
     {
         wait::arm(&block.tx, dmb.words(), Side::Writers, cq as u8);
     }
-    let shown = ready::sleeps_at_most(conn, reg.events.get());
+    // Without a doorbell nobody can say so.
+    let looked_at = cq.is_none().then_some(PUT_BACK_NS);
+    let shown = ready::sleeps_at_most(conn, reg.events.get()).into_iter().chain(looked_at).min();
     let news = level.modes != state::modes(block) || ready::changed(conn, reg.events.get(), &reg.seen.get());
     Armed { news, shown }
 }

@@ -15,8 +15,9 @@ use crate::set::Set;
 use crate::sets::ctl::move_to;
 use crate::sets::entries::{end_lingering_of, has_had_room, restore_left};
 use crate::sets::list::{news, next, push};
-use crate::sets::refusal::{PUT_BACK_NS, has_lost, put_back};
+use crate::sets::refusal::{PUT_BACK_NS, bar_of, has_lost, put_back};
 use crate::sets::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
+use crate::sets::standing::stand_all;
 use crate::sets::{EDGE, WAIT, has_lanes, is_inherited, is_left, own, ring};
 use crate::spin::spin;
 use crate::table::Conn;
@@ -139,6 +140,10 @@ pub fn wait(
             return Ok(n);
         }
         again = true;
+        if lanes && bar_of(set).is_some() {
+            // The kernel told of nothing.
+            stand_all(set);
+        }
     }
 }
 
@@ -250,6 +255,8 @@ fn kernel_by(
     control: Option<&Control>,
 ) -> Result<usize, Errno> {
     let mut n = 0;
+    // Each of ours may stand, and be told of in each call, but only once before all that the program has there.
+    let mut ours_left = set.managed.load(Ordering::Relaxed) as usize + 1;
     while n < out.len() {
         let room = &mut out[n..];
         let (most, direct) = (room.len(), room.len() > batch.len());
@@ -270,9 +277,10 @@ fn kernel_by(
         n += kept;
         // Tags of ours took the place of what the kernel may have for the program. Not where it had something: a
         // second call would report what is level-triggered a second time.
-        if got < most && !has_more || n > 0 {
+        if got < most && !has_more || n > 0 || got > ours_left {
             break;
         }
+        ours_left -= got;
         (timeout, mask) = (Some(0), core::ptr::null());
     }
     if n == out.len() {
@@ -319,9 +327,15 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
     let (index, turn) = index_and_turn(word);
     let _control = control.is_none().then(|| CONTROL.lock());
     let mut list = set.list.lock();
-    let Some(reg) = reg(index).filter(|reg| reg.turn.get() == turn && reg.is_in(set)) else {
+    let Some(reg) = reg(index).filter(|reg| reg.is_in(set)) else { return Told::Ours };
+    if reg.turn.get() != turn {
+        // Void, or what another process has the kernel tell of the set that it shares with us.
+        if reg.managed.get() {
+            reg.dirty.set(true);
+            push(&mut list, index);
+        }
         return Told::Ours;
-    };
+    }
     let is_news = is_news(reg, events) && is_asked_for(reg, events) && !is_of_debt(reg, events);
     if reg.managed.get() {
         reg.dirty.set(true);
@@ -331,6 +345,11 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
     }
     if reg.lingers.get() {
         return if is_news && end_lingering_of(reg, index) { Told::Again } else { Told::Ours };
+    }
+    if reg.lost.get() {
+        let events = events & (reg.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32);
+        let event = libc::epoll_event { events, u64: reg.data.get() };
+        return if events != 0 { Told::Event(event) } else { Told::Ours };
     }
     // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
     let fires = !reg.disarmed.replace(true);

@@ -36,9 +36,9 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     let offset = half.cursor.load(Ordering::Relaxed);
     let (dmb, prod, unread) = ring::unread_still(half, &dmb)?;
     let n = size.min(unread as usize);
-    // Behind the last byte of a lane that is over TCP may have more for this call.
-    let is_short_of_end = n < size && prod.has(Cursor::END | Cursor::STOP);
-    if n == 0 || is_short_of_end || half.own().peeked.load(Ordering::Relaxed) > offset {
+    // The last byte of a lane ends it, and behind it TCP may have more for this call.
+    let is_last = n as u64 == unread && prod.has(Cursor::END | Cursor::STOP);
+    if n == 0 || is_last || half.own().peeked.load(Ordering::Relaxed) > offset {
         return None;
     }
     let short = if n <= short::MOST { words.accompanied(offset, n) } else { None };

@@ -111,6 +111,10 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
             }
             if lent || known != 0 {
                 wake_lender(conn.block, half, &dmb, offset, prod);
+            } else if n as u64 == unread && prod.has(Cursor::END | Cursor::STOP) {
+                // The last byte of the lane: TCP answers from here on, to who asks the kernel as well.
+                wake_writers(conn.block, &dmb);
+                finish(conn, half);
             }
             Step::Data(n)
         }

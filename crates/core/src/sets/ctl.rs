@@ -10,6 +10,7 @@ use super::entries::{as_asked, as_made, on_lane, restore, take_over, tell_kernel
 use super::list::{pop, push};
 use super::refusal::{bar_of, has_lost, put_back};
 use super::regs::{CONTROL, Control, Reg, allocate, bell_tag, find, glimpse, indices, reg, remove, tag};
+use super::standing::{has_left, wished};
 use super::{EDGE, EXCLUSIVE, ONESHOT, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
 use crate::set::List;
 use crate::set::Set;
@@ -42,7 +43,7 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     own(set);
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn
-        && let Some(reason) = bar_of(set).filter(|_| on_lane(conn))
+        && let Some(reason) = bar_of(set).filter(|_| on_lane(conn) && !has_left(conn))
     {
         above::revoke_for_good(conn, fd, reason);
     }
@@ -62,6 +63,7 @@ fn change(
         && let Some(known) = managed(glimpse(set, fd))
         && let Some(done) = change_managed(set, known, op, fd, event)
     {
+        wished(set, known.1, known.0, fd);
         return Some(done);
     }
     let mut control = CONTROL.lock();
@@ -72,6 +74,8 @@ fn change(
     if let Some(known) = managed(known)
         && let Some(done) = change_managed(set, known, op, fd, event)
     {
+        drop(control);
+        wished(set, known.1, known.0, fd);
         return Some(done);
     }
     let result = match (op, event) {
@@ -117,7 +121,7 @@ fn change(
             None => sys::epoll_ctl(epfd, op, fd, Some(&mut event)),
         },
         (libc::EPOLL_CTL_DEL, _) => {
-            let is_lost = known.is_some_and(|(_, reg)| reg.lost.get());
+            let is_lost = known.is_some_and(|(_, reg)| reg.lost.get() && reg.events.get() & EXCLUSIVE != 0);
             let done = if is_lost { Ok(()) } else { sys::epoll_ctl(epfd, op, fd, None) };
             if let (Ok(_), Some((index, _))) = (&done, known) {
                 remove(&mut control, index, fd);
@@ -308,7 +312,8 @@ pub(crate) fn move_to(set: &'static Set, to: u8) {
     let from = set.cq.load(Ordering::Relaxed);
     // Another thread of the set may have been faster.
     let is_there = from == u32::from(to) + 1;
-    if from == 0 || is_there || wait::add_doorbell(epfd, to, bell_tag()).is_err() {
+    let is_hushed = set.watched.load(Ordering::Relaxed);
+    if from == 0 || is_there || is_hushed || wait::add_doorbell(epfd, to, bell_tag()).is_err() {
         return process::leave_cq(to);
     }
     set.cq.store(u32::from(to) + 1, Ordering::Release);

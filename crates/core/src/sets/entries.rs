@@ -8,10 +8,11 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::lifecycle::Phase;
 
 use super::list::push;
-use super::refusal::{found, give_back_exclusive, refuse};
+use super::refusal::{found, give_back_asked, lose, refuse};
 use super::regs::{
     CONTROL, Changing, Control, Reg, bell_tag, indices, kin, kin_of, reg, remove, tag, unmanage,
 };
+use super::standing::hush;
 use super::{EDGE, EXCLUSIVE, ONESHOT, is_inherited, ring};
 use crate::set::Set;
 use crate::table::{self, Conn, Entry};
@@ -47,7 +48,8 @@ pub fn manage(conn: Conn, fd: i32) {
 /// Under CONTROL, and the kernel first: until our silent entry stands there, it tells of the connection itself, so that a
 /// change of the registration is the kernel's to hear of, and waits for CONTROL. `is_new`: the program asks for it just now.
 ///
-/// Where the kernel refuses an entry the set is marked ([`refuse`]), and the registration stays as the program made it.
+/// Where the kernel refuses an entry the set is marked ([`refuse`]), and the registration stays as the program made it. But where its lane
+/// may have bytes already the kernel would not tell of them: it is answered from here until the lane is over, and the set looked at.
 pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set.get() else { return };
@@ -61,9 +63,13 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
         let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
         if !matches!(added, Ok(()) | Err(Errno::EXIST)) {
             process::leave_cq(cq);
-            return refuse(set, reg, index, is_new || known.is_some());
+            if !may_have_bytes(reg) {
+                return refuse(set, reg, index, is_new || known.is_some());
+            }
+            set.refused.store(true, Ordering::SeqCst);
+        } else {
+            set.cq.store(u32::from(cq) + 1, Ordering::Release);
         }
-        set.cq.store(u32::from(cq) + 1, Ordering::Release);
     }
     if !reg.managed.get()
         && let Err(errno) = tell_kernel(reg, index, silent)
@@ -73,7 +79,13 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
             let fd = reg.fd.get();
             return remove(control, index, fd);
         }
-        return refuse(set, reg, index, is_new || known.is_some());
+        // Else the kernel tells for itself.
+        let is_ours = is_new || reg.lost.get();
+        if !is_ours || !may_have_bytes(reg) {
+            return refuse(set, reg, index, is_new || known.is_some());
+        }
+        set.refused.store(true, Ordering::SeqCst);
+        lose(set, reg);
     }
     // Also one that is ours still: the connection may have left the link, and the list there, under which it became so.
     let first = reg.conn.get().and_then(|conn| link::registrations(conn.block));
@@ -103,6 +115,14 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);
+    if set.watched.load(Ordering::SeqCst) {
+        hush(set);
+    }
+}
+
+/// Whether the lane towards us may have bytes.
+fn may_have_bytes(reg: &Reg) -> bool {
+    reg.conn.get().is_some_and(|conn| conn.block.rx.mode.load(Ordering::Acquire) != mode::PLAIN)
 }
 
 /// Before an edge-triggered registration becomes ours: what TCP shows, and whether the program has been told of it. Who waits by
@@ -192,13 +212,14 @@ pub(super) fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::ep
     reg.next_turn();
     reg.lingers.set(false);
     reg.known.set(None);
+    reg.stands.set(0);
     let mut event = what(reg, index);
     if reg.events.get() & EXCLUSIVE != 0 {
         if !reg.lost.get() {
             sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None)?;
         }
         let added = sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(&mut event));
-        return added.inspect(|()| found(reg)).inspect_err(|_| give_back_exclusive(set, reg, index));
+        return added.inspect(|()| found(reg)).inspect_err(|_| lose(set, reg));
     }
     let told = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, Some(&mut event));
     if told.is_err() {
@@ -207,6 +228,8 @@ pub(super) fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::ep
         reg.lingers.set(lingers);
         reg.known.set(known);
         reg.tagged.set(tagged);
+    } else {
+        found(reg);
     }
     told
 }
@@ -238,7 +261,7 @@ fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
         let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
         remove(control, index, fd);
     } else {
-        let _ = tell_kernel(reg, index, as_asked);
+        give_back_asked(reg, index);
     }
 }
 

@@ -10,13 +10,14 @@
 //!
 //! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `entries`: what stands in the
 //! kernel for them; `list`: the active
-//! list; `refusal`: sets that the kernel gives no entry. How it is looked at and waited for is [`epoll`](crate::epoll)'s.
+//! list; `refusal`: sets that the kernel gives no entry; `standing`: how bytes are told of that a lane leaves behind in sets without lanes. How it is looked at and waited for is [`epoll`](crate::epoll)'s.
 
 pub(crate) mod ctl;
 pub(crate) mod entries;
 pub(crate) mod list;
 pub(crate) mod refusal;
 pub(crate) mod regs;
+pub(crate) mod standing;
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -30,12 +31,14 @@ use crate::{above, link, process, state};
 
 use self::entries::restore_left;
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
+use self::standing::hush;
 
 pub use self::ctl::{bars, closing, ctl, forget, watches};
 pub use self::entries::{end_lingering, manage, restore};
 pub(crate) use self::list::enlist;
 pub use self::list::{shown, starved, touch};
 pub use self::refusal::bars_managed;
+pub use self::standing::stand;
 
 /// A wait through the hooks, in `Set::waits`.
 pub(crate) const WAIT: u64 = 1 << 32;
@@ -134,7 +137,7 @@ pub fn watch(set: &'static Set) {
     end_lingering(set);
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
-        let Some((index, conn, fd)) = managed_after(set, after) else { return };
+        let Some((index, conn, fd)) = managed_after(set, after) else { break };
         above::revoke_for_good(conn, fd, Reason::NestedSets);
         // No lane of it ends any more.
         if is_left(conn) {
@@ -142,6 +145,8 @@ pub fn watch(set: &'static Set) {
         }
         after = index;
     }
+    let _control = CONTROL.lock();
+    hush(set);
 }
 
 /// Whether another process that has the connection took it back to TCP.

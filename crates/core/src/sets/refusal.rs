@@ -6,17 +6,20 @@ use rustix::io::Errno;
 use shunpike_wire::Reason;
 
 use super::entries::{as_asked, tell_kernel};
+use super::list::push;
 use super::regs::{CONTROL, Control, Reg, kin_of, reg};
+use super::standing::standing;
 use super::{EXCLUSIVE, each_of, ring};
 use crate::set::Set;
 use crate::sys;
 use crate::table::Conn;
 
-/// An exclusive entry that was refused is offered again to the kernel so often by who waits for its set, nanoseconds.
+/// An entry that was refused is offered again to the kernel so often by who waits for its set, and a set without a doorbell is looked at,
+/// nanoseconds.
 pub(crate) const PUT_BACK_NS: u64 = 10_000_000;
 
 /// Why connections in `set` must not be on lanes.
-pub(super) fn bar_of(set: &Set) -> Option<Reason> {
+pub(crate) fn bar_of(set: &Set) -> Option<Reason> {
     // SeqCst: pairs with `watch`, which looks for lanes in the set after it has said that it is watched.
     if set.watched.load(Ordering::SeqCst) {
         return Some(Reason::NestedSets);
@@ -42,8 +45,10 @@ pub fn bars_managed(conn: Conn, fd: i32) -> Option<Reason> {
 #[cold]
 pub(super) fn refuse(set: &'static Set, reg: &Reg, index: u32, is_silent: bool) {
     set.refused.store(true, Ordering::SeqCst);
-    if is_silent && !reg.lingers.get() && reg.events.get() & EXCLUSIVE == 0 {
-        let _ = tell_kernel(reg, index, as_asked);
+    if reg.lost.get() {
+        give_back_refused(set, reg, index);
+    } else if is_silent && !reg.lingers.get() && reg.events.get() & EXCLUSIVE == 0 {
+        give_back_asked(reg, index);
     }
 }
 
@@ -53,13 +58,28 @@ pub(crate) fn has_lost(set: &Set) -> bool {
     set.lost.load(Ordering::Relaxed) != 0
 }
 
-/// An exclusive entry, which was taken out to be changed, could not be put in again: as the program made it, at once or as soon as the
-/// kernel takes it. Under CONTROL.
+/// The kernel has refused an entry. One that is exclusive, which was taken out to be changed, it has no more. Under CONTROL.
 #[cold]
-pub(super) fn give_back_exclusive(set: &'static Set, reg: &Reg, index: u32) {
+pub(super) fn lose(set: &Set, reg: &Reg) {
     if !reg.lost.replace(true) {
         set.lost.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// The program's own entry stands in the kernel again, or is offered until it does. Under CONTROL.
+pub(super) fn give_back_asked(reg: &Reg, index: u32) {
+    let is_refused = |errno| !matches!(errno, Errno::NOENT | Errno::BADF);
+    if tell_kernel(reg, index, as_asked).is_err_and(is_refused)
+        && let Some(set) = reg.set.get()
+    {
+        give_back_refused(set, reg, index);
+    }
+}
+
+/// The program's own entry, which the kernel has refused: at once, or as soon as the kernel takes it. Under CONTROL.
+#[cold]
+fn give_back_refused(set: &'static Set, reg: &Reg, index: u32) {
+    lose(set, reg);
     offer(set, reg, index);
     if reg.lost.get() {
         // Who sleeps does so without a bound.
@@ -67,25 +87,34 @@ pub(super) fn give_back_exclusive(set: &'static Set, reg: &Reg, index: u32) {
     }
 }
 
-/// Offers the kernel what it has refused. Under CONTROL.
+/// Offers the kernel what it has refused. What it tells us nothing of meanwhile is looked at. Under CONTROL.
 #[cold]
 pub(crate) fn put_back(control: &Control, set: &'static Set) {
     for index in 1..=control.used {
-        if let Some(reg) = reg(index).filter(|reg| reg.lost.get() && reg.is_in(set)) {
-            offer(set, reg, index);
+        let Some(reg) = reg(index).filter(|reg| reg.lost.get() && reg.is_in(set)) else { continue };
+        offer(set, reg, index);
+        let mut list = set.list.lock();
+        if reg.managed.get() {
+            reg.dirty.set(true);
+            push(&mut list, index);
         }
     }
 }
 
 fn offer(set: &'static Set, reg: &Reg, index: u32) {
     let (epfd, fd) = (set.epfd.load(Ordering::Relaxed), reg.fd.get());
-    let mut event = as_asked(reg, index);
-    // EXIST: made by a call that no hook saw.
+    let before = reg.turn.get();
+    reg.next_turn();
+    let mut event = if reg.managed.get() { standing(reg, index) } else { as_asked(reg, index) };
+    let op = if reg.events.get() & EXCLUSIVE != 0 { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
+    // EXIST: made by a call that no hook saw. NOENT: taken out by one.
     if matches!(
-        sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(&mut event)),
-        Ok(()) | Err(Errno::EXIST | Errno::BADF)
+        sys::epoll_ctl(epfd, op, fd, Some(&mut event)),
+        Ok(()) | Err(Errno::EXIST | Errno::NOENT | Errno::BADF)
     ) {
         found(reg);
+    } else {
+        reg.turn.set(before);
     }
 }
 

@@ -41,8 +41,10 @@ pub(crate) struct Reg {
     pub(crate) turn: Cell<u32>,
     /// The kernel has our silent entry for a connection that is on TCP again: what it tells of next, it tells the program (`entries::restore`).
     pub(crate) lingers: Cell<bool>,
-    /// An exclusive entry that the kernel has no more, and has refused to take back (`refusal`).
+    /// An entry that the kernel has refused (`refusal`): an exclusive one it has no more, another is as it was.
     pub(crate) lost: Cell<bool>,
+    /// What our entry asks for in a set that has no lanes (`standing`); else 0.
+    pub(crate) stands: Cell<u32>,
     /// Changed under CONTROL and the list's lock: who holds the latter and finds it set has a registration that stays managed,
     /// and of which the kernel tells only us.
     pub(crate) managed: Flag,
@@ -143,6 +145,7 @@ impl Reg {
         self.next_turn();
         self.lingers.set(false);
         self.lost.set(false);
+        self.stands.set(0);
         self.known.set(None);
         self.managed.set(false);
         self.wish(event.events, event.u64, false);

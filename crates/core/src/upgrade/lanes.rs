@@ -137,7 +137,8 @@ pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     sets::manage(conn, fd);
     if let Some(reason) = sets::bars_managed(conn, fd) {
         // A set that it has come into since the grant.
-        return above::revoke(conn, fd, reason);
+        above::revoke(conn, fd, reason);
+        return sets::stand(conn);
     }
     begin(conn, fd);
 }

@@ -45,6 +45,12 @@ impl Epoll {
         told
     }
 
+    /// The one that a wait tells of which has room for no more.
+    pub fn first(&self, ns: u64) -> Option<(i32, i32)> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 1];
+        (self.waited(&mut events, ns) == 1).then(|| (events[0].u64 as i32, events[0].events as i32))
+    }
+
     fn waited(&self, events: &mut [libc::epoll_event], ns: u64) -> usize {
         let mut real = |ns| sys::epoll_for(self.fd, events, Some(ns), core::ptr::null()).expect("a set");
         let Entry::Set(set) = table::look(self.fd) else { return real(ns) };

@@ -19,6 +19,7 @@ mod nested;
 mod opening;
 mod options;
 mod place;
+mod refused;
 mod revoke;
 mod room;
 mod waits;

@@ -4,6 +4,20 @@ use crate::epoll::Epoll;
 use crate::{Pair, as_tcp};
 use std::time::Duration;
 
+/// What both sets tell of, with reads of so many bytes between.
+fn told_between(pair: &Pair, inner: &Epoll, outer: &Epoll, reads: &[usize]) -> Vec<usize> {
+    let mut seen = Vec::new();
+    for &n in reads {
+        seen.push(outer.wait(0).len());
+        seen.push(outer.wait(0).len());
+        seen.push(inner.wait(0).len());
+        seen.push(outer.wait(0).len());
+        seen.push(pair.server.recv(n).map_or(0, |bytes| bytes.len()));
+    }
+    seen.extend([outer.wait(0).len(), inner.wait(0).len(), outer.wait(0).len()]);
+    seen
+}
+
 /// Whether the outer set tells of the inner one, that of the server, and there is something to read; and then of nothing.
 fn told(pair: &Pair, inner: &Epoll, outer: &Epoll) -> Vec<usize> {
     let mut seen = Vec::new();
@@ -77,5 +91,79 @@ fn what_a_read_leaves_is_told_of_again_where_the_peer_waits() {
             assert_eq!(waits.join().expect("it ends in peace"), libc::POLLIN);
             seen
         })
+    });
+}
+
+#[test]
+fn what_a_read_leaves_is_told_of_again_where_the_peer_is_silent() {
+    for reads in [[2, 2, 1], [2, 2, 100], [1, 1, 3]] {
+        as_tcp(|pair| {
+            let (inner, outer) = (Epoll::new(), Epoll::new());
+            inner.add(pair.server.fd, libc::EPOLLIN).expect("a set");
+            pair.client.send(b"bytes").expect("room");
+            assert_eq!(inner.wait(0).len(), 1);
+            outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+            let mut seen = told_between(pair, &inner, &outer, &reads);
+            pair.client.send(b"more").expect("room");
+            seen.extend([outer.wait(300_000_000).len(), inner.wait(0).len()]);
+            seen.extend(told_between(pair, &inner, &outer, &[2, 2]));
+            seen
+        });
+    }
+}
+
+#[test]
+fn what_a_read_leaves_is_told_of_again_of_a_connection_that_comes_later() {
+    as_tcp(|pair| {
+        let (inner, outer) = (Epoll::new(), Epoll::new());
+        outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+        pair.client.send(b"bytes").expect("room");
+        inner.add(pair.server.fd, libc::EPOLLIN).expect("a set");
+        told_between(pair, &inner, &outer, &[2, 2, 1])
+    });
+}
+
+#[test]
+fn a_registration_in_a_set_that_is_waited_for_is_changed_while_bytes_are_unread() {
+    as_tcp(|pair| {
+        let (inner, outer, fd) = (Epoll::new(), Epoll::new(), pair.server.fd);
+        inner.add(fd, libc::EPOLLIN).expect("a set");
+        pair.client.send(b"bytes").expect("room");
+        outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+        let mut seen = vec![outer.wait(0).len()];
+        for (op, events) in [
+            (libc::EPOLL_CTL_DEL, 0),
+            (libc::EPOLL_CTL_ADD, libc::EPOLLIN),
+            (libc::EPOLL_CTL_MOD, libc::EPOLLPRI),
+            (libc::EPOLL_CTL_MOD, libc::EPOLLIN | libc::EPOLLONESHOT),
+            (libc::EPOLL_CTL_MOD, libc::EPOLLIN | libc::EPOLLONESHOT),
+            (libc::EPOLL_CTL_MOD, libc::EPOLLIN | libc::EPOLLET),
+            (libc::EPOLL_CTL_MOD, libc::EPOLLOUT),
+            (libc::EPOLL_CTL_MOD, libc::EPOLLIN),
+        ] {
+            inner.ctl(op, fd, events).expect("it is there");
+            seen.extend([outer.wait(0).len(), inner.wait(0).len(), outer.wait(0).len(), inner.wait(0).len()]);
+        }
+        seen.extend(told_between(pair, &inner, &outer, &[3, 2]));
+        seen
+    });
+}
+
+/// Who waits for one event at a time hears of both connections.
+#[test]
+fn what_stands_in_a_set_leaves_room_for_others() {
+    as_tcp(|pair| {
+        let (inner, outer, fd) = (Epoll::new(), Epoll::new(), pair.server.fd);
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(&reader);
+        inner.add(fd, libc::EPOLLIN).expect("a set");
+        pair.client.send(b"bytes").expect("room");
+        outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+        inner.add(pipe, libc::EPOLLIN).expect("a set");
+        std::io::Write::write_all(&mut &writer, b"a").expect("room");
+        let mut seen = [inner.first(0), inner.first(0)].map(|told| told.map(|told| told.0 == fd));
+        seen.sort_unstable();
+        inner.ctl(libc::EPOLL_CTL_DEL, fd, 0).expect("it is there");
+        (seen, inner.first(0).map(|told| told.0 == pipe))
     });
 }
