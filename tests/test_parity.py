@@ -18,7 +18,8 @@ pytestmark = pytest.mark.parity
 CASES = {
     "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups"],
     "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal"],
-    "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice"],
+    "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice",
+                  "leftover"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw"],
     "waits": ["thousands", "masks", "timers", "flood", "filled"],

@@ -519,6 +519,39 @@ static void twice_client(int fd) {
     tell();
 }
 
+/* -- a set that comes into another one while bytes are unread in it, and the peer is silent: what each read leaves is told of again -- */
+static void leftover_server(int fd) {
+    for (int i = 0; i < 2; i++) {
+        await();
+        send_all(fd, data, 100);
+        tell();
+    }
+    await();
+}
+
+static void leftover_client(int fd) {
+    int inner = set_with(fd, EPOLLIN);
+    tell(), await();
+    say_wait("inner", inner);
+    int outer = set_with(inner, EPOLLIN), edge = set_with(inner, EPOLLIN | EPOLLET);
+    struct pollfd all = {inner, POLLIN, 0};
+    say_wait("outer, by edges", edge);
+    for (int left = 100; left >= 0; left -= 25) {
+        say("%d left: poll %d", left, poll(&all, 1, 0));
+        say_wait("outer", outer), say_wait("outer again", outer), say_wait("inner", inner), say_wait("inner again", inner);
+        if (left) recv_all(fd, data, 25);
+    }
+    tell();
+    struct epoll_event event;
+    say("woken: %d", epoll_wait(outer, &event, 1, 10000));
+    await();
+    for (int left = 100; left >= 0; left -= 50) {
+        say_wait("outer", outer), say_wait("inner", inner);
+        if (left) recv_all(fd, data, 50);
+    }
+    tell();
+}
+
 static const struct bed_case cases[] = {
     {"states", states_server, states_client},          {"edges", edges_server, edges_client},
     {"room", room_server, room_client},                {"mixed", mixed_server, mixed_client},
@@ -526,6 +559,7 @@ static const struct bed_case cases[] = {
     {"ended", asked_server, ended_client},             {"killed", killed_server, killed_client},
     {"elapsing", elapsing_server, elapsing_client},    {"shared", shared_server, shared_client},
     {"twice", twice_server, twice_client},             {"space", space_server, space_client},
+    {"leftover", leftover_server, leftover_client},
     {NULL, NULL, NULL},
 };
 

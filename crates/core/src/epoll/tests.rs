@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 
-use shunpike_shm::arena::{Arena, Block};
+use shunpike_shm::arena::{Arena, Block, mode};
 use shunpike_shm::pages::CQS;
 use shunpike_wire::Reason;
 
@@ -17,6 +17,7 @@ use crate::sets::regs::{CONTROL, find, tag};
 use crate::sets::{EDGE, EXCLUSIVE, SETS_AT, bars, ctl, has_lanes, manage};
 use crate::sys::refusing::refuse;
 use crate::table::{self, Conn, Entry};
+use crate::tls::critical;
 use crate::{link, process, session, sys};
 
 const ALL: u32 = EDGE | (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
@@ -256,4 +257,54 @@ fn an_exclusive_entry_is_put_in_as_soon_as_the_kernel_takes_it() {
     });
     assert!(!has_lost(watched.set) && watched.told().is_none());
     assert_ne!(delete(), Ok(()));
+}
+
+/// The kernel would not tell of what the lane has, so that it is looked at meanwhile.
+#[test]
+fn an_exclusive_entry_of_a_lane_that_may_have_bytes_is_answered_from_here() {
+    let watched = Watched::on_tcp(10, libc::EPOLLIN as u32 | EXCLUSIVE);
+    let (conn, fd) = (Conn::new(watched.block), watched.socket.as_raw_fd());
+    let comes = |mode| {
+        let guard = watched.block.rx.lock(critical());
+        guard.held().mode.store(guard.held(), mode, Ordering::Release);
+    };
+    watched.set.cq.store(1, Ordering::Relaxed);
+    comes(mode::LANE);
+    without_new_entries(|| manage(conn, fd));
+    assert!(has_lanes(watched.set) && has_lost(watched.set));
+    assert_eq!(bars_managed(conn, fd), Some(Reason::EpollSets));
+    let is_in_kernel = || sys::poll_now(watched.epoll.as_raw_fd(), libc::POLLIN) != 0;
+    assert!(!is_in_kernel());
+    assert_eq!(watched.told(), None);
+    assert!(has_lanes(watched.set) && !has_lost(watched.set), "it is in the set again, as ours");
+    comes(mode::PLAIN);
+    crate::sets::restore(conn, || ());
+    assert!(!has_lanes(watched.set));
+    std::io::Write::write_all(&mut &watched.peer, b"a").expect("sent");
+    while !is_in_kernel() {
+        std::thread::yield_now();
+    }
+    assert_eq!(watched.told(), Some(libc::EPOLLIN as u32), "as the program's");
+}
+
+/// Who waits for a set in which the doorbell was refused is told by the kernel, and looks now and then, until the lane is over.
+#[test]
+fn a_lane_that_may_have_bytes_is_answered_from_here_without_a_doorbell() {
+    let watched = Watched::on_tcp(11, libc::EPOLLIN as u32);
+    let (conn, fd) = (Conn::new(watched.block), watched.socket.as_raw_fd());
+    let comes = |mode| {
+        let guard = watched.block.rx.lock(critical());
+        guard.held().mode.store(guard.held(), mode, Ordering::Release);
+    };
+    let is_told = || sys::poll_now(watched.epoll.as_raw_fd(), libc::POLLIN) != 0;
+    comes(mode::LANE);
+    assert!(!is_told());
+    without_new_entries(|| manage(conn, fd));
+    assert!(has_lanes(watched.set) && watched.set.cq.load(Ordering::Relaxed) == 0);
+    assert!(is_told(), "who sleeps there wakes");
+    assert_eq!(watched.told(), None);
+    assert!(!is_told());
+    comes(mode::PLAIN);
+    crate::sets::restore(conn, || ());
+    assert!(!has_lanes(watched.set) && !is_told());
 }

@@ -2,6 +2,8 @@
 
 use crate::epoll::Epoll;
 use crate::{Pair, as_tcp};
+use shunpike_core::conn;
+use shunpike_wire::Reason;
 use std::thread;
 use std::time::Duration;
 
@@ -12,6 +14,8 @@ const LONG: u64 = 2_000_000_000;
 enum Refused {
     /// The doorbell.
     Bell,
+    /// The connection's own entry, as it is put in again.
+    Entries,
     /// What is changed.
     Changes,
 }
@@ -26,16 +30,16 @@ fn refuse(refused: Refused, fd: i32) {
     let is = |k: u32, jt: u8, jf: u8| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, k);
     let give = |what: u32| statement(libc::BPF_RET | libc::BPF_K, 0, 0, what);
     let op = if refused == Refused::Changes { MOD } else { ADD };
-    // Places of the call's number and of the arguments in seccomp_data; those of the doorbell are not `fd`'s.
+    // Places of the call's number and of the arguments in seccomp_data. The doorbell is another descriptor.
     let (of_op, of_fd) = (24, 32);
-    let is_fds = if refused == Refused::Bell { is(fd as u32, 1, 0) } else { is(fd as u32, 0, 1) };
+    let is_refused = if refused == Refused::Bell { is(fd as u32, 1, 0) } else { is(fd as u32, 0, 1) };
     let mut filter = [
         load(0),
         is(libc::SYS_epoll_ctl as u32, 0, 5),
         load(of_op),
         is(op, 0, 3),
         load(of_fd),
-        is_fds,
+        is_refused,
         give(libc::SECCOMP_RET_ERRNO | libc::ENOSPC as u32),
         give(libc::SECCOMP_RET_ALLOW),
     ];
@@ -103,6 +107,56 @@ fn who_sleeps_where_the_doorbell_is_refused_is_told() {
 fn who_sleeps_where_a_change_is_refused_is_told() {
     for events in KINDS {
         as_tcp(|pair| told(pair, Refused::Changes, events, false));
+    }
+}
+
+/// Both threads that sleep there, as none reads.
+#[test]
+fn all_who_sleep_where_the_doorbell_is_refused_are_told() {
+    as_tcp(|pair| {
+        let (set, fd) = (Epoll::new(), pair.server.fd);
+        pair.client.send(b"bytes").expect("room");
+        let seen = thread::scope(|scope| {
+            let sleeps = [(); 2].map(|()| scope.spawn(|| set.wait(LONG).len()));
+            thread::sleep(Duration::from_millis(30));
+            let adds = || {
+                refuse(Refused::Bell, fd);
+                set.add(fd, libc::EPOLLIN).expect("an entry");
+            };
+            scope.spawn(adds).join().expect("added");
+            sleeps.map(|sleeps| sleeps.join().expect("it ends in peace"))
+        });
+        (seen, set.wait(0).len())
+    });
+}
+
+/// A lane ends, and the kernel does not take the program's own entry back from who ends it.
+#[test]
+fn who_sleeps_where_an_entry_is_not_given_back_is_told() {
+    for events in [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLONESHOT, EXCLUSIVE] {
+        as_tcp(|pair| {
+            let (set, server) = (Epoll::new(), &pair.server);
+            let fd = server.fd;
+            set.add(fd, events).expect("an entry");
+            let mut seen = Vec::new();
+            thread::scope(|scope| {
+                let sleeps = scope.spawn(|| set.wait(LONG).len());
+                thread::sleep(Duration::from_millis(30));
+                let ends = || {
+                    refuse(if events == EXCLUSIVE { Refused::Entries } else { Refused::Changes }, fd);
+                    if let Some(conn) = server.known() {
+                        conn::revoke_for_good(conn, fd, Reason::UrgentData);
+                    }
+                };
+                scope.spawn(ends).join().expect("ended");
+                thread::sleep(Duration::from_millis(30));
+                pair.client.send(b"bytes").expect("room");
+                seen.push(sleeps.join().expect("it ends in peace"));
+            });
+            seen.push(pair.server.recv(100).map_or(0, |bytes| bytes.len()));
+            seen.push(set.wait(0).len());
+            seen
+        });
     }
 }
 
