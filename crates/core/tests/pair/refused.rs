@@ -52,10 +52,13 @@ fn refuse(refused: Refused, fd: i32) {
     }
 }
 
+fn bits(told: Vec<(i32, i32)>) -> Vec<i32> {
+    told.into_iter().map(|(_, bits)| bits).collect()
+}
+
 /// What a set tells that a thread sleeps in while another adds a connection with unread bytes, and what it tells after that.
 fn told(pair: &Pair, refused: Refused, events: i32, before: bool) -> Vec<Vec<i32>> {
     let (set, fd) = (Epoll::new(), pair.server.fd);
-    let bits = |told: Vec<(i32, i32)>| told.into_iter().map(|(_, bits)| bits).collect::<Vec<_>>();
     pair.client.send(b"bytes").expect("room");
     let adds = || {
         // Its own entry is in by then, where only later ones are refused.
@@ -140,7 +143,7 @@ fn who_sleeps_where_an_entry_is_not_given_back_is_told() {
             set.add(fd, events).expect("an entry");
             let mut seen = Vec::new();
             thread::scope(|scope| {
-                let sleeps = scope.spawn(|| set.wait(LONG).len());
+                let sleeps = scope.spawn(|| bits(set.wait(LONG)));
                 thread::sleep(Duration::from_millis(30));
                 let ends = || {
                     refuse(if events == EXCLUSIVE { Refused::Entries } else { Refused::Changes }, fd);
@@ -153,8 +156,9 @@ fn who_sleeps_where_an_entry_is_not_given_back_is_told() {
                 pair.client.send(b"bytes").expect("room");
                 seen.push(sleeps.join().expect("it ends in peace"));
             });
-            seen.push(pair.server.recv(100).map_or(0, |bytes| bytes.len()));
-            seen.push(set.wait(0).len());
+            seen.push(bits(set.wait(0)));
+            assert_eq!(pair.server.recv(100).as_deref(), Ok(&b"bytes"[..]));
+            seen.push(bits(set.wait(0)));
             seen
         });
     }
