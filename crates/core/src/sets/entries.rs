@@ -12,7 +12,7 @@ use super::refusal::{found, give_back_asked, lose, refuse};
 use super::regs::{
     CONTROL, Changing, Control, Reg, bell_tag, indices, kin, kin_of, reg, remove, tag, unmanage,
 };
-use super::standing::hush;
+use super::standing::{standing, tell_nothing};
 use super::{EDGE, EXCLUSIVE, ONESHOT, is_inherited, ring};
 use crate::set::Set;
 use crate::table::{self, Conn, Entry};
@@ -53,6 +53,8 @@ pub fn manage(conn: Conn, fd: i32) {
 pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
     let Some(reg) = reg(index) else { return };
     let Some(set) = reg.set.get() else { return };
+    // Who waits for the set is told of it: not for what is ours alone.
+    let is_watched = set.watched.load(Ordering::SeqCst);
     // Before the doorbell, which is news of the set.
     let mut known = if reg.managed.get() { None } else { known(set, reg, is_new) };
     if let Some((_, is_told)) = &mut known {
@@ -60,7 +62,11 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
     }
     if set.cq.load(Ordering::Relaxed) == 0 {
         let cq = process::take_cq();
-        let added = wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag());
+        let added = if is_watched {
+            tell_nothing(set, cq, libc::EPOLL_CTL_ADD)
+        } else {
+            wait::add_doorbell(set.epfd.load(Ordering::Relaxed), cq, bell_tag())
+        };
         if !matches!(added, Ok(()) | Err(Errno::EXIST)) {
             process::leave_cq(cq);
             if !may_have_bytes(reg) {
@@ -72,7 +78,7 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
         }
     }
     if !reg.managed.get()
-        && let Err(errno) = tell_kernel(reg, index, silent)
+        && let Err(errno) = tell_kernel(reg, index, if is_watched { standing } else { silent })
     {
         if matches!(errno, Errno::NOENT | Errno::BADF) {
             // Closed behind our back, the kernel has it no more.
@@ -115,9 +121,6 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);
-    if set.watched.load(Ordering::SeqCst) {
-        hush(set);
-    }
 }
 
 /// Whether the lane towards us may have bytes.

@@ -6,6 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
+use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Cursor;
 
@@ -136,11 +137,14 @@ pub(super) fn update(reg: &Reg, index: u32, is_wished: bool) {
 
 /// The doorbell tells nothing in a set that somebody waits for, who would be told of the set for nothing. Under CONTROL.
 pub(super) fn hush(set: &Set) {
-    if let Some(cq) = set.cq.load(Ordering::Relaxed).checked_sub(1)
-        && let Some(bell) = process::doorbell(cq as u8)
-    {
-        let mut nothing = libc::epoll_event { events: 0, u64: bell_tag() };
-        let _ =
-            sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), libc::EPOLL_CTL_MOD, bell, Some(&mut nothing));
+    if let Some(cq) = set.cq.load(Ordering::Relaxed).checked_sub(1) {
+        let _ = tell_nothing(set, cq as u8, libc::EPOLL_CTL_MOD);
     }
+}
+
+/// Has the doorbell so in the set, by `op`.
+pub(super) fn tell_nothing(set: &Set, cq: u8, op: i32) -> Result<(), Errno> {
+    let bell = process::doorbell(cq).ok_or(Errno::BADF)?;
+    let mut nothing = libc::epoll_event { events: 0, u64: bell_tag() };
+    sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), op, bell, Some(&mut nothing))
 }

@@ -167,3 +167,46 @@ fn what_stands_in_a_set_leaves_room_for_others() {
         (seen, inner.first(0).map(|told| told.0 == pipe))
     });
 }
+
+#[test]
+fn a_quiet_set_that_comes_to_be_waited_for_tells_nothing() {
+    as_tcp(|pair| {
+        let (inner, outer) = (Epoll::new(), Epoll::new());
+        inner.add(pair.server.fd, libc::EPOLLIN).expect("a set");
+        pair.client.send(b"bytes").expect("room");
+        let mut seen = vec![inner.wait(0).len()];
+        assert_eq!(pair.server.recv(100).as_deref(), Ok(&b"bytes"[..]));
+        outer.add(inner.fd, libc::EPOLLIN).expect("a set");
+        seen.extend([outer.wait(0).len(), inner.wait(0).len(), outer.wait(0).len()]);
+        // The peer's part of it.
+        pair.client.send(b"more").expect("room");
+        seen.extend([
+            outer.wait(300_000_000).len(),
+            inner.wait(0).len(),
+            pair.server.recv(100).map_or(0, |got| got.len()),
+        ]);
+        seen.extend([outer.wait(0).len(), inner.wait(0).len()]);
+        seen
+    });
+}
+
+#[test]
+fn who_sleeps_in_either_set_is_told_of_a_connection_that_comes_with_bytes_unread() {
+    const LONG: u64 = 2_000_000_000;
+    for events in [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET, libc::EPOLLIN | libc::EPOLLONESHOT] {
+        for sleeps_in_outer in [false, true] {
+            as_tcp(|pair| {
+                let (inner, outer) = (Epoll::new(), Epoll::new());
+                outer.add(inner.fd, libc::EPOLLIN | libc::EPOLLET).expect("a set");
+                pair.client.send(b"bytes").expect("room");
+                std::thread::scope(|scope| {
+                    let set = if sleeps_in_outer { &outer } else { &inner };
+                    let sleeps = scope.spawn(|| set.wait(LONG).len());
+                    std::thread::sleep(Duration::from_millis(30));
+                    inner.add(pair.server.fd, events).expect("a set");
+                    sleeps.join().expect("it ends in peace")
+                })
+            });
+        }
+    }
+}
