@@ -77,7 +77,7 @@ impl Kernels {
     /// at the beginning of it. `None`: wait on, for what is left of the time.
     #[inline(never)]
     pub fn end(&self, out: &mut [libc::epoll_event]) -> Option<usize> {
-        let (n, _) = sort_out(self.set, out, None);
+        let n = sort_out(self.set, out, None).kept;
         if n == 0 {
             return (out.is_empty() && !has_lanes(self.set)).then_some(0);
         }
@@ -255,8 +255,8 @@ fn kernel_by(
     control: Option<&Control>,
 ) -> Result<usize, Errno> {
     let mut n = 0;
-    // Each of ours may stand, and be told of in each call, but only once before all that the program has there.
-    let mut ours_left = set.managed.load(Ordering::Relaxed) as usize + 1;
+    // Those of ours that stand are told of in each call, by turns with what the program has there.
+    let mut stood = 0;
     while n < out.len() {
         let room = &mut out[n..];
         let (most, direct) = (room.len(), room.len() > batch.len());
@@ -270,17 +270,18 @@ fn kernel_by(
         if got < most {
             set.told_all.store(began, Ordering::Relaxed);
         }
-        let (kept, has_more) = sort_out(set, &mut into[..got], control);
+        let Sorted { kept, has_more, stands } = sort_out(set, &mut into[..got], control);
+        stood += stands;
         if !direct {
             room[..kept].copy_from_slice(&batch[..kept]);
         }
         n += kept;
         // Tags of ours took the place of what the kernel may have for the program. Not where it had something: a
         // second call would report what is level-triggered a second time.
-        if got < most && !has_more || n > 0 || got > ours_left {
+        let has_all = got < most || stood > set.managed.load(Ordering::Relaxed);
+        if has_all && !has_more || n > 0 {
             break;
         }
-        ours_left -= got;
         (timeout, mask) = (Some(0), core::ptr::null());
     }
     if n == out.len() {
@@ -297,12 +298,24 @@ enum Told {
     Again,
     /// Nothing, or a connection that is to be looked at.
     Ours,
+    /// Such a one, of which the kernel may tell again next time: once for each before all else that it has by then.
+    Stands,
 }
 
-/// Of what the kernel has told, keeps at the beginning what is for the program, and says how much that is, and whether the kernel has
-/// something again. Ours is looked at.
-fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option<&Control>) -> (usize, bool) {
-    let (mut n, mut has_more) = (0, false);
+/// What the kernel has told.
+#[derive(Default)]
+struct Sorted {
+    /// How much is for the program.
+    kept: usize,
+    /// The kernel has something again.
+    has_more: bool,
+    /// How much of it is told of in each call.
+    stands: u32,
+}
+
+/// Of what the kernel has told, keeps at the beginning what is for the program. Ours is looked at.
+fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option<&Control>) -> Sorted {
+    let mut sorted = Sorted::default();
     for at in 0..events.len() {
         let event = events[at];
         let told = match untag(event.u64) {
@@ -312,14 +325,15 @@ fn sort_out(set: &'static Set, events: &mut [libc::epoll_event], control: Option
         };
         match told {
             Told::Event(event) => {
-                events[n] = event;
-                n += 1;
+                events[sorted.kept] = event;
+                sorted.kept += 1;
             }
-            Told::Again => has_more = true,
+            Told::Again => sorted.has_more = true,
             Told::Ours => {}
+            Told::Stands => sorted.stands += 1,
         }
     }
-    (n, has_more)
+    sorted
 }
 
 /// The kernel reports the TCP socket of a registration that has our tag.
@@ -334,14 +348,16 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
             reg.dirty.set(true);
             push(&mut list, index);
         }
-        return Told::Ours;
+        let may_stand = reg.managed.get() || reg.conn.get().is_some_and(|conn| holders::shared(conn.block));
+        return if may_stand { Told::Stands } else { Told::Ours };
     }
     let is_news = is_news(reg, events) && is_asked_for(reg, events) && !is_of_debt(reg, events);
     if reg.managed.get() {
         reg.dirty.set(true);
         reg.edge.set(reg.edge.get() || is_news);
         push(&mut list, index);
-        return Told::Ours;
+        let is_level = reg.stands.get() != 0 && reg.stands.get() & EDGE == 0;
+        return if is_level { Told::Stands } else { Told::Ours };
     }
     if reg.lingers.get() {
         return if is_news && end_lingering_of(reg, index) { Told::Again } else { Told::Ours };
