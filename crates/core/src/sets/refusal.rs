@@ -92,8 +92,9 @@ fn give_back_refused(set: &'static Set, reg: &Reg, index: u32) {
 pub(crate) fn put_back(control: &Control, set: &'static Set) {
     for index in 1..=control.used {
         let Some(reg) = reg(index).filter(|reg| reg.lost.get() && reg.is_in(set)) else { continue };
-        offer(set, reg, index);
+        // What a managed one asks for is the list's.
         let mut list = set.list.lock();
+        offer(set, reg, index);
         if reg.managed.get() {
             reg.dirty.set(true);
             push(&mut list, index);
