@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::op::{Call, Child, LookBy, Meddle, Op, Opt, RecvBy, SendBy};
+use crate::op::{Call, Child, LookBy, Meddle, Op, Opt, RecvBy, SendBy, WaitBy};
 use crate::stage::{Outcome, Run};
 use crate::team::Trouble;
 
@@ -199,7 +199,10 @@ fn closes_lanes(call: Call) -> bool {
             | Call::Turn
             | Call::Swap
             | Call::Exec
-            | Call::Fork(Child::Execs | Child::Spawns)
+            | Call::Fork(Child::Execs | Child::Spawns | Child::LooksAtSet)
+            // ... somebody waits for the set itself.
+            | Call::Look(LookBy::Set | LookBy::Nested)
+            | Call::Wait(WaitBy::Set)
     )
 }
 
