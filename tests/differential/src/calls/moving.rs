@@ -65,17 +65,22 @@ pub fn take(from: RawFd) -> RawFd {
     let mut bytes = [0u8; 2];
     let mut parts = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
     let mut control = [0u64; 4];
-    let mut header = message(&mut parts, &mut control);
-    // SAFETY: as above; the kernel has filled the header's own buffer.
-    unsafe {
-        // A program's signals come when they like.
-        while libc::recvmsg(from, &raw mut header, 0) < 0 {
-            if errno() != libc::EINTR {
-                return -1;
-            }
+    loop {
+        let mut header = message(&mut parts, &mut control);
+        // SAFETY: as above; the kernel has filled the header's own buffer.
+        let (n, one) = unsafe {
+            let n = libc::recvmsg(from, &raw mut header, 0);
+            (n, libc::CMSG_FIRSTHDR(&raw const header))
+        };
+        match n {
+            // A program's signals come when they like,
+            -1 if errno() == libc::EINTR => {}
+            ..=0 => return -1,
+            // and a word may still be there for a call that was over before it came.
+            _ if one.is_null() => {}
+            // SAFETY: a descriptor, as `give` sends it.
+            _ => return unsafe { libc::CMSG_DATA(one).cast::<c_int>().read_unaligned() },
         }
-        let one = libc::CMSG_FIRSTHDR(&raw const header);
-        if one.is_null() { -1 } else { libc::CMSG_DATA(one).cast::<c_int>().read_unaligned() }
     }
 }
 
