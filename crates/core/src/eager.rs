@@ -66,22 +66,24 @@ pub(crate) fn put_off(session: &mut Session, conn: Conn, fd: i32) {
 
 /// Before connect().
 pub fn connecting(fd: i32, to: SocketAddr) {
-    let mut session = session::lock();
-    session.ready();
-    expect(&mut session, fd, Role::Client, to);
+    session::with(|session| {
+        session.ready();
+        expect(session, fd, Role::Client, to);
+    });
 }
 
 /// After a connect() that failed at once.
 pub fn not_connected(fd: i32) {
-    session::lock().send(&ToBroker::Withdraw { conn: expectation(fd) });
+    session::with(|session| session.send(&ToBroker::Withdraw { conn: expectation(fd) }));
 }
 
 /// After listen().
 pub fn listening(fd: i32) {
     note_backlog(fd);
-    let mut session = session::lock();
-    session.ready();
-    expect_peers_at(&mut session, fd);
+    session::with(|session| {
+        session.ready();
+        expect_peers_at(session, fd);
+    });
 }
 
 fn note_backlog(fd: i32) {
@@ -97,7 +99,7 @@ fn note_backlog(fd: i32) {
 pub fn accepting(fd: i32) {
     note_backlog(fd);
     if session::is_closed() {
-        session::lock().ready();
+        session::with(Session::ready);
     }
 }
 
@@ -107,7 +109,7 @@ pub fn closing(fd: i32) {
         let _ = slot.compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed);
     }
     if !session::is_closed() {
-        session::lock().send(&ToBroker::Withdraw { conn: expectation(fd) });
+        session::with(|session| session.send(&ToBroker::Withdraw { conn: expectation(fd) }));
     }
 }
 

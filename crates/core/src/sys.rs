@@ -290,11 +290,13 @@ pub fn is_process(pid: u32) -> bool {
     sent != Err(Errno::SRCH)
 }
 
-/// rt_sigprocmask(2) of the calling thread; `how` is SIG_BLOCK or SIG_UNBLOCK.
-pub fn mask_signals(how: i32, signals: u64) {
-    let at = &raw const signals as usize;
-    // SAFETY: the set lives through the call.
-    let _ = unsafe { call(libc::SYS_rt_sigprocmask, how as usize, at, 0, 8, 0, 0) };
+/// rt_sigprocmask(2) of the calling thread; the mask that it was.
+pub fn mask_signals(how: i32, signals: u64) -> u64 {
+    let mut before = 0u64;
+    let (at, to) = (&raw const signals as usize, &raw mut before as usize);
+    // SAFETY: both sets live through the call.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, how as usize, at, to, 8, 0, 0) };
+    before
 }
 
 /// rt_tgsigqueueinfo(2) to the calling thread: the same signal once more, siginfo and all. Where the user has as many queued as may be
