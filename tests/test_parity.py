@@ -22,9 +22,9 @@ CASES = {
                   "leftover"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw"],
-    "waits": ["thousands", "masks", "timers", "flood", "filled"],
+    "waits": ["thousands", "masks", "timers", "flood", "filled", "few"],
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
-    "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent"],
+    "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown"],
     "interrupted": ["calls", "once"],
     "stacks": ["thread", "handler"],
 }  # fmt: skip

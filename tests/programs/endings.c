@@ -158,6 +158,9 @@ static void timeouts_server(int fd) {
     send_all(fd, data, 100);
     tell();
     await();
+    usleep(300000); /* longer than the time would be if it were cut to 64 bits */
+    send_all(fd, data, 10);
+    await();
     uint64_t hash;
     say("all: %d", drain(fd, &hash) > 100000);
 }
@@ -173,6 +176,12 @@ static void timeouts_client(int fd) {
     await();
     say("recv: %s", outcome(recv(fd, data, 60, MSG_WAITALL)));
     say("cut by the time: %s", outcome(recv(fd, data, 60, MSG_WAITALL)));
+    /* As nanoseconds more than 64 bits hold. */
+    limit = (struct timeval){18446744074, 0};
+    say("long: %s", outcome(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit)));
+    tell();
+    say("recv: %s", outcome(recv(fd, data, 10, 0)));
+    limit = (struct timeval){0, 150000};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     ssize_t sent;

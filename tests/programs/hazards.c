@@ -2,6 +2,7 @@
  * descriptor, share a stream among threads, send urgent bytes.
  *   hazards server|client CASE PORT */
 #include "bed.h"
+#include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <sys/ioctl.h>
@@ -46,6 +47,46 @@ static void cancel_client(int fd) {
         say("cancelled: %d", result == PTHREAD_CANCELED);
     }
     is_alive_client(fd);
+}
+
+/* -- handlers in a wait that no hook of libc's sigaction() knows: libc's own, and one that was installed past it -- */
+static void *changes_group(void *argument) {
+    usleep(50000); /* most likely the other thread is in recv(); the result is the same if not */
+    expect(setgid(getgid()) == 0, "each thread gets the group that it has");
+    tell();
+    return argument;
+}
+
+static void ignore(int signal) {
+    (void)signal;
+}
+
+static void unknown_client(int fd) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, changes_group, NULL);
+    say("setgid: %s", outcome(recv(fd, data, 1, 0)));
+    pthread_join(thread, NULL);
+    void *libc = dlopen("libc.so.6", RTLD_LAZY);
+    int (*past)(int, const struct sigaction *, struct sigaction *) = libc ? dlsym(libc, "sigaction") : NULL;
+    expect(past != NULL, "there is libc's sigaction");
+    for (int restarts = 1; restarts >= 0; restarts--) {
+        struct sigaction action = {.sa_handler = ignore, .sa_flags = restarts ? SA_RESTART : 0};
+        struct itimerval timer = {{0, 0}, {0, 50000}};
+        past(SIGALRM, &action, NULL);
+        setitimer(ITIMER_REAL, &timer, NULL);
+        if (restarts) tell();
+        say("past the hooks, restarts %d: %s", restarts, outcome(recv(fd, data, 1, 0)));
+    }
+    is_alive_client(fd);
+}
+
+static void unknown_server(int fd) {
+    for (int i = 0; i < 2; i++) {
+        await();
+        usleep(150000);
+        send_all(fd, "!", 1);
+    }
+    warm_up_server(fd);
 }
 
 /* -- siglongjmp out of a wait -- */
@@ -242,7 +283,8 @@ static const struct bed_case cases[] = {
     {"cancel", warm_up_server, cancel_client},     {"jump", warm_up_server, jump_client},
     {"handler", handler_server, handler_client},   {"closeall", closeall_server, closeall_client},
     {"frames", frames_server, frames_client},      {"readers", readers_server, readers_client},
-    {"urgent", urgent_server, urgent_client},      {NULL, NULL, NULL},
+    {"urgent", urgent_server, urgent_client},      {"unknown", unknown_server, unknown_client},
+    {NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv) {

@@ -256,11 +256,49 @@ static void flood_server(int fd) {
     await();
 }
 
+/* -- as many entries as a process may have descriptors, and a process that may open none -- */
+static void few_client(int fd) {
+    enum { MOST = 64 };
+    static struct pollfd entries[MOST];
+    struct rlimit limit;
+    struct timespec cpu;
+    char byte;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) die("getrlimit");
+    for (int i = 0; i < MOST; i++) entries[i].fd = -1;
+    entries[5] = (struct pollfd){fd, POLLIN, 0};
+    limit.rlim_cur = MOST;
+    if (setrlimit(RLIMIT_NOFILE, &limit)) die("setrlimit");
+    tell();
+    say("poll: %s", outcome(poll(entries, MOST, 10000)));
+    recv_all(fd, &byte, 1);
+    limit.rlim_cur = 1;
+    if (setrlimit(RLIMIT_NOFILE, &limit)) die("setrlimit");
+    tell();
+    say("poll: %s", outcome(poll(entries + 5, 1, 10000)));
+    recv_all(fd, &byte, 1);
+    tell();
+    recv_all(fd, &byte, 1);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+    int64_t before = cpu.tv_sec * 1000000000LL + cpu.tv_nsec;
+    tell();
+    recv_all(fd, &byte, 1);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+    say("it slept: %d", cpu.tv_sec * 1000000000LL + cpu.tv_nsec - before < 150000000);
+}
+
+static void few_server(int fd) {
+    for (int i = 0; i < 4; i++) {
+        await();
+        usleep(i < 3 ? 100000 : 500000);
+        send_all(fd, "!", 1);
+    }
+}
+
 int main(int argc, char **argv) {
     static const struct bed_case cases[] = {
         {"thousands", thousands_server, thousands_client}, {"masks", masks_server, masks_client},
         {"timers", timers_server, timers_client},          {"flood", flood_server, flood_client},
-        {"filled", filled_server, filled_client},
+        {"filled", filled_server, filled_client},          {"few", few_server, few_client},
         {NULL, NULL, NULL},
     };
     return run_case(argc, argv, cases);

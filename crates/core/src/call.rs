@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use shunpike_shm::arena::Block;
 
 use crate::clock::now;
+use crate::host::host;
 use crate::sys;
 use crate::table::{self, Conn};
 use crate::tls::thread;
@@ -53,7 +54,7 @@ pub fn must_block(block: &Block, fd: i32) -> Result<(), Errno> {
 /// SO_RCVTIMEO or SO_SNDTIMEO, nanoseconds.
 pub fn timeout_option(fd: i32, name: i32) -> Option<u64> {
     let time: libc::timeval = sys::option(fd, libc::SOL_SOCKET, name).ok()?;
-    let ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
+    let ns = (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_usec as u64 * 1000);
     (ns != 0).then_some(ns)
 }
 
@@ -76,10 +77,11 @@ pub fn restarts_before() -> (u32, u32) {
 }
 
 /// After a sleep that a signal ended: on with it if every handler that ran has SA_RESTART and the socket has
-/// no timeout (signal(7)). Errors: EINTR.
+/// no timeout (signal(7)). One that nobody told us of is libc's own (setgid() in another thread), or was installed past us. Errors: EINTR.
 pub fn interrupted((handled, interrupts): (u32, u32), timed: bool) -> Result<(), Errno> {
     let thread = thread();
-    let restart = thread.handled.load(Ordering::Relaxed) != handled
-        && thread.interrupts.load(Ordering::Relaxed) == interrupts;
-    if restart && !timed { Ok(()) } else { Err(Errno::INTR) }
+    let is_known = thread.handled.load(Ordering::Relaxed) != handled;
+    let restarts = thread.interrupts.load(Ordering::Relaxed) == interrupts
+        && (is_known || !(host().may_be_interrupted)());
+    if restarts && !timed { Ok(()) } else { Err(Errno::INTR) }
 }

@@ -20,6 +20,8 @@ pub struct Host {
     /// Puts [`user::answered`](crate::user::answered) before the program's handlers of SIGSEGV and SIGBUS. Once, before the first copy
     /// that follows [`user::start`](crate::user::start).
     pub answer_faults: fn(),
+    /// Whether there is a handler without SA_RESTART that the program has installed past the entry, which may have run.
+    pub may_be_interrupted: fn() -> bool,
     /// The calling thread has something to give back: [`wait::thread_ends`](crate::wait::thread_ends) is to be called at its end.
     pub owes: fn(),
     /// The CPU that the calling thread runs on; any number where that cannot be said.
@@ -38,6 +40,7 @@ static BARE: Host = Host {
     epoll: sys::epoll_for,
     deliver: || {},
     answer_faults: || {},
+    may_be_interrupted: || false,
     owes: || {},
     cpu: sys::cpu,
     auxiliary: |_| 0,

@@ -150,9 +150,12 @@ fn poll_with(
         };
         kernel[fds.len() + 1] = session;
         let asleep = lanes.then(|| wait::Asleep::begin(Sleep::Poll, -1));
-        // The kernel refuses more entries than a process may have descriptors.
         let ours = if session.fd >= 0 { 2 } else { usize::from(sleeper >= 0) };
-        let polled = (host().poll)(&mut kernel[..fds.len() + ours], shortest, mask);
+        let mut polled = (host().poll)(&mut kernel[..fds.len() + ours], shortest, mask);
+        if ours > 0 && polled == Err(Errno::INVAL) {
+            // The kernel refuses more entries than a process may have descriptors, and takes the program's own.
+            polled = (host().poll)(&mut kernel[..fds.len()], Some(wait::brief(shortest)), mask);
+        }
         if let Some(asleep) = asleep {
             asleep.end_on(cq);
         }

@@ -15,6 +15,7 @@ use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::{Side, Wait, Words};
 
 use crate::host::host;
+use crate::sys::Res;
 use crate::tls::{Thread, critical, thread};
 use crate::trace::{self, Sleep};
 use crate::{call, clock, descriptors, holders, link, process, session, spin, state, sys};
@@ -318,14 +319,13 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         libc::pollfd { fd, events, revents: 0 },
         libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 },
     ];
-    let mut slept = (host().poll)(&mut fds, shortest, core::ptr::null());
-    let mut beyond = false;
+    let (mut slept, mut beyond) = poll_within_limit(&mut fds, shortest);
     if slept.is_ok() && fds[0].revents == libc::POLLERR && fds[1].revents == 0 {
         // What stands in the error queue is the program's to take away, and would end each sleep at once.
         fds[0].fd = -1;
         let nap = shortest.map_or(UNREAD_NS, |ns| ns.min(UNREAD_NS));
+        slept = poll_within_limit(&mut fds, Some(nap)).0;
         beyond = shortest != Some(nap);
-        slept = (host().poll)(&mut fds, Some(nap), core::ptr::null());
     }
     let is_long = clock::ticks() - asleep.since > clock::from_us(Nap::MOST_NS / 1000);
     thread().sleeps_long.store(is_long, Ordering::Relaxed);
@@ -342,6 +342,26 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         Err(Errno::INTR) => Woken::Interrupted,
         Err(_) => Woken::Look,
     }
+}
+
+/// A sleep over descriptors of which the first is the program's. The kernel refuses more of them than a process may open, which the program
+/// may have made as few as none: then less is watched, for a moment. Says, too, whether that is shorter than `timeout`.
+fn poll_within_limit(fds: &mut [libc::pollfd; 2], timeout: Option<u64>) -> (Res, bool) {
+    let mut slept = (host().poll)(fds, timeout, core::ptr::null());
+    let brief = brief(timeout);
+    let mut is_brief = false;
+    for watched in [1, 0] {
+        if slept == Err(Errno::INVAL) {
+            is_brief = timeout != Some(brief);
+            slept = (host().poll)(&mut fds[..watched], Some(brief), core::ptr::null());
+        }
+    }
+    (slept, is_brief)
+}
+
+/// How long a sleep lasts that no doorbell can end.
+pub fn brief(timeout: Option<u64>) -> u64 {
+    timeout.map_or(UNRUNG_NS, |ns| ns.min(UNRUNG_NS))
 }
 
 /// Takes the doorbell's edge out of a private epoll instance.

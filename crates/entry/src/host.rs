@@ -17,6 +17,8 @@ pub static HOST: Host = Host {
     // At the entry's end, or before it waits.
     deliver: || {},
     answer_faults: signals::guard,
+    // It sees each that a program without a libc installs.
+    may_be_interrupted: || false,
     // A thread's end is seen by its call.
     owes: || {},
     cpu,

@@ -19,6 +19,7 @@ pub static HOST: Host = Host {
     epoll,
     deliver: signals::deliver,
     answer_faults: signals::guard,
+    may_be_interrupted: signals::may_be_interrupted,
     owes: thread::mark,
     cpu,
     auxiliary,

@@ -171,6 +171,21 @@ pub fn deliver() {
     sys::mask_signals(libc::SIG_UNBLOCK, kept);
 }
 
+/// Whether the program has installed a handler without SA_RESTART past our hooks. What libc keeps for itself it does not tell of.
+pub fn may_be_interrupted() -> bool {
+    (1..SIGNALS as c_int).any(|signal| {
+        // SAFETY: our own action; all-zero is one.
+        let (known, action) = unsafe {
+            let mut action: Action = core::mem::zeroed();
+            (covered::sigaction(signal, core::ptr::null(), &mut action) == 0, action)
+        };
+        let ours = trampoline as *const () as usize;
+        known
+            && ![libc::SIG_DFL, libc::SIG_IGN, ours].contains(&action.sa_sigaction)
+            && action.sa_flags & libc::SA_RESTART == 0
+    })
+}
+
 /// sigaction for all of the family.
 ///
 /// # Safety

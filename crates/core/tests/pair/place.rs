@@ -22,6 +22,7 @@ static HOST: Host = Host {
     epoll: sys::epoll_for,
     deliver: || {},
     answer_faults: || {},
+    may_be_interrupted: || false,
     owes: || LEAVING.with(|_| {}),
     cpu: sys::cpu,
     auxiliary: |_| 0,
