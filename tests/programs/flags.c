@@ -40,6 +40,13 @@ static void peek_client(int fd) {
 
 /* -- MSG_WAITALL: over several sends, cut short by the end of the stream -- */
 static void waitall_server(int fd) {
+    for (int part = 0; part < 2; part++) {
+        await();
+        send_all(fd, seeded(40 + part, 500), 500);
+        usleep(50000); /* long enough for a look that does not wait to end */
+        if (part == 0) tell();
+    }
+    await();
     for (int part = 0; part < 3; part++) {
         send_all(fd, seeded(2 + part, 1000), 1000);
         usleep(20000); /* only spreads the parts: no result depends on it */
@@ -54,12 +61,20 @@ static void waitall_server(int fd) {
 
 static void waitall_client(int fd) {
     static unsigned char got[4000];
+    tell();
+    say_hash("look at a part", got, recv(fd, got, 500, MSG_PEEK | MSG_WAITALL));
+    await();
+    tell();
+    say_hash("look at all of two", got, recv(fd, got, 1000, MSG_PEEK | MSG_WAITALL));
+    say_hash("and read it", got, recv(fd, got, 1000, MSG_WAITALL));
+    tell();
     say_hash("all of three sends", got, recv(fd, got, 3000, MSG_WAITALL));
     say("nothing there: %s", outcome(recv(fd, got, 100, MSG_WAITALL | MSG_DONTWAIT)));
     tell();
     await();
     say_hash("dontwait overrides", got, recv(fd, got, 4000, MSG_WAITALL | MSG_DONTWAIT | MSG_PEEK));
     tell();
+    say_hash("look cut by the end", got, recv(fd, got, 4000, MSG_WAITALL | MSG_PEEK));
     say_hash("cut by the end", got, recv(fd, got, 4000, MSG_WAITALL));
     say("at the end: %s", outcome(recv(fd, got, 4000, MSG_WAITALL)));
     tell();
@@ -137,12 +152,29 @@ static void lengths_client(int fd) {
 
 /* -- sendfile, splice in and out -- */
 #define FILE_BYTES 900001
+#define DIRECT_BYTES 65536
+
+/* A file that is read into memory at multiples of a block's size only. */
+static void direct(int fd) {
+    char path[] = "/tmp/bed-direct-XXXXXX";
+    int file = mkstemp(path), read_past = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    if (file < 0 || write(file, data, DIRECT_BYTES) != DIRECT_BYTES || fsync(file)) die("a file");
+    /* Where the file system has none of that, a plain one. */
+    if (read_past < 0) read_past = dup(file);
+    off_t at = 0;
+    say("a byte: %s", outcome(send(fd, "!", 1, MSG_NOSIGNAL)));
+    say("sendfile: %s", outcome(sendfile(fd, read_past, &at, DIRECT_BYTES)));
+    say("up to %ld", (long)at);
+    close(read_past), close(file), unlink(path);
+}
+
 static void files_server(int fd) {
     int file = memfd_create("bed", MFD_CLOEXEC), pipes[2];
     if (pipe(pipes) || write(file, seeded(6, FILE_BYTES), FILE_BYTES) != FILE_BYTES) die("preparation");
     off_t at = 1;
     while (at < FILE_BYTES)
         if (sendfile(fd, file, &at, FILE_BYTES - at) <= 0) die("sendfile");
+    direct(fd);
     lseek(file, 0, SEEK_SET);
     for (ssize_t left = FILE_BYTES; left > 0;) {
         ssize_t moved = splice(file, NULL, pipes[1], NULL, 50000 < left ? 50000 : left, 0);
@@ -161,6 +193,8 @@ static void files_server(int fd) {
 static void files_client(int fd) {
     recv_all(fd, data, FILE_BYTES - 1);
     say_hash("sendfile", data, FILE_BYTES - 1);
+    recv_all(fd, data, 1 + DIRECT_BYTES);
+    say_hash("direct", data, 1 + DIRECT_BYTES);
     int pipes[2];
     if (pipe(pipes)) die("pipe");
     size_t have = 0;

@@ -81,6 +81,11 @@ impl<'a> Bufs<'a> {
         n
     }
 
+    /// How many bytes one such call takes at most.
+    pub fn one_call(&self) -> usize {
+        self.stretches(usize::MAX).take(KERNEL_IOV).map(|(_, len)| len).sum()
+    }
+
     /// Room for `for_kernel`.
     pub fn kernel_iov() -> [libc::iovec; KERNEL_IOV] {
         [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; KERNEL_IOV]

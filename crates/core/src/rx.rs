@@ -72,7 +72,10 @@ fn attempt(
         }
     }
     let mut bufs = Bufs::new(iov);
-    let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let peeks = flags & libc::MSG_PEEK != 0;
+    let whole = flags & libc::MSG_WAITALL != 0 && !peeks;
+    // A look is begun anew until it shows all that is asked for.
+    let looks_on = flags & libc::MSG_WAITALL != 0 && peeks;
     let mut wait = Wait::new(flags);
     loop {
         if conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
@@ -88,6 +91,14 @@ fn attempt(
                 seen::ask(conn.block, fd, flags);
             }
             if conn.block.rx.enter() {
+                if looks_on && beside {
+                    let is_over = sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
+                    let once = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
+                    match inside(conn, fd, || kernel(fd, &bufs, once), |_| 0) {
+                        Ok(n) if n < bufs.left() && !is_over && wait.for_more(conn, fd).is_ok() => continue,
+                        result => return Outcome::Ours(result),
+                    }
+                }
                 if !(whole && beside) {
                     let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
                     return plain(conn, fd, &bufs, flags, real);
@@ -107,7 +118,13 @@ fn attempt(
                 continue;
             }
         }
+        let is_over = looks_on && sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
         match step(conn, fd, &bufs, flags) {
+            Step::Data(n) if looks_on && n < bufs.left() && !is_over => {
+                if wait.for_more(conn, fd).and_then(|()| call::still_at(conn, fd)).is_err() {
+                    return Outcome::Ours(Ok(n));
+                }
+            }
             Step::Data(n) => {
                 bufs.advance(n);
                 wait.napped = false;
@@ -153,17 +170,38 @@ fn plain(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -
             inside(conn, fd, || (), |()| 0);
             return Outcome::Ours(Ok(bufs.done()));
         }
-        let got = inside(conn, fd, || kernel(fd, bufs, flags), |got| got.unwrap_or(0));
-        return Outcome::Ours(Ok(bufs.done() + got.unwrap_or(0)));
+        let got = inside(conn, fd, || rest(fd, bufs, flags), |&got| if peeks { 0 } else { got });
+        return Outcome::Ours(Ok(bufs.done() + got));
     }
     Outcome::Libc(inside(conn, fd, real, |&n| if peeks { 0 } else { usize::try_from(n).unwrap_or(0) }))
 }
 
-/// A call of ours into the kernel for what is left.
+/// A call of ours into the kernel for what is left, as much of it as one takes.
 fn kernel(fd: i32, bufs: &Bufs<'_>, flags: i32) -> Result<usize, Errno> {
     let mut iov = Bufs::kernel_iov();
     let used = bufs.for_kernel(&mut iov, usize::MAX);
     sys::recv(fd, &mut iov[..used], flags)
+}
+
+/// ... for all of it. An error is the next call's, where it can be.
+fn rest(fd: i32, bufs: &Bufs<'_>, flags: i32) -> usize {
+    let mut left = *bufs;
+    while left.left() > 0 {
+        let one_call = left.one_call();
+        match kernel(fd, &left, flags) {
+            Ok(n) => {
+                left.advance(n);
+                if n < one_call
+                    || flags & libc::MSG_PEEK != 0
+                    || gives_no_byte(fd, flags & libc::MSG_DONTWAIT == 0)
+                {
+                    break;
+                }
+            }
+            Err(_) => break,
+        }
+    }
+    left.done() - bufs.done()
 }
 
 /// Makes `call`, counts what it brought, and leaves what `enter` entered.

@@ -273,6 +273,12 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             end(conn, fd, half, &dmb);
             return Step::Again;
         }
+        Err(_) if matches!(source, Source::File { .. }) => {
+            // Not one to be read into memory like ours (O_DIRECT), or at all: the kernel's sendfile says.
+            state::note(conn.block, Reason::Splice);
+            end(conn, fd, half, &dmb);
+            return Step::Again;
+        }
         Err(errno) => return Step::Failed(errno),
     };
     if n == 0 {

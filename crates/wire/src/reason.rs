@@ -136,7 +136,7 @@ reasons! {
     TcpRepair          = 0x0a03_0004, "tcp_repair", "TCP_REPAIR";
     IoUring            = 0x0a03_0005, "io_uring", "the program uses io_uring, whose reads and writes no hook sees";
     Stdio              = 0x0a03_0006, "stdio", "a stdio stream is open on the connection";
-    Splice             = 0x0a03_0007, "splice", "splice or tee on the connection";
+    Splice             = 0x0a03_0007, "splice", "splice or tee on the connection, or sendfile of what cannot be read into a ring (O_DIRECT)";
     EpollSets          = 0x0a03_0008, "epoll_sets", "the process has more registrations in epoll sets than can be kept, or than the kernel has room for";
     Confined           = 0x0a03_0009, "confined", "a system call filter (seccomp) that the program has installed, or that refuses what a proof takes";
     WaitsUnseen        = 0x0a03_000a, "waits_unseen", "nothing seen yet of how the program waits for the connection";

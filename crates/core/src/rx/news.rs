@@ -220,6 +220,22 @@ impl Wait {
         }
     }
 
+    /// Waits for bytes beside those that are there and stay there, which nobody rings for: in short sleeps, as programs seldom look so.
+    /// Errors: EAGAIN when the call does not block or its time is over, EINTR by whatever signal.
+    pub(super) fn for_more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
+        let block = conn.block;
+        tx::attend(conn, fd);
+        if !self.blocking.may_wait(block) {
+            return Err(Errno::AGAIN);
+        }
+        self.blocking.ask(conn, fd)?;
+        let remaining = self.blocking.remaining()?;
+        match wait::sleep(block, fd, libc::POLLRDHUP, Some(wait::brief(remaining))) {
+            Woken::Interrupted => Err(Errno::INTR),
+            _ => Ok(()),
+        }
+    }
+
     /// Sleeps until the doorbell or TCP, or for `shown` nanoseconds: until more is shown though nobody says so. Errors: EAGAIN when the
     /// program's time is over, EINTR.
     fn sleep(&mut self, conn: Conn, fd: i32, shown: Option<u64>) -> Result<Woken, Errno> {
