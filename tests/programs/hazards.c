@@ -279,11 +279,49 @@ static void urgent_client(int fd) {
     is_alive_client(fd);
 }
 
+/* -- handlers by the old names: each returns what was there before, whoever set it -- */
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static volatile int first_runs, second_runs;
+static void first_handler(int signal) { (void)signal, first_runs++; }
+static void second_handler(int signal) { (void)signal, second_runs++; }
+
+static const char *named(void (*handler)(int)) {
+    if (handler == first_handler) return "first";
+    if (handler == second_handler) return "second";
+    if (handler == SIG_HOLD) return "held";
+    return handler == SIG_ERR ? strerrorname_np(errno) : handler == SIG_IGN ? "ignored" : "default";
+}
+
+static void runs(void) {
+    raise(SIGUSR1);
+    say("%d %d", first_runs, second_runs);
+}
+
+static void dispositions_client(int fd) {
+    signal(SIGUSR1, first_handler);
+    void (*before)(int) = sigset(SIGUSR1, second_handler);
+    say("sigset: %s", named(before));
+    runs();
+    signal(SIGUSR1, before);
+    runs();
+    say("hold: %s", named(sigset(SIGUSR1, SIG_HOLD)));
+    runs();
+    say("again: %s", named(sigset(SIGUSR1, SIG_HOLD)));
+    say("let in: %s, %d %d", named(sigset(SIGUSR1, second_handler)), first_runs, second_runs);
+    say("sigignore: %d", sigignore(SIGUSR1));
+    runs();
+    say("ssignal: %s", named(ssignal(SIGUSR1, first_handler)));
+    runs();
+    say("bad: %s", named(sigset(SIGKILL, first_handler)));
+    warm_up_client(fd);
+}
+
 static const struct bed_case cases[] = {
     {"cancel", warm_up_server, cancel_client},     {"jump", warm_up_server, jump_client},
     {"handler", handler_server, handler_client},   {"closeall", closeall_server, closeall_client},
     {"frames", frames_server, frames_client},      {"readers", readers_server, readers_client},
     {"urgent", urgent_server, urgent_client},      {"unknown", unknown_server, unknown_client},
+    {"dispositions", warm_up_server, dispositions_client},
     {NULL, NULL, NULL},
 };
 

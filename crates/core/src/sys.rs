@@ -290,12 +290,12 @@ pub fn is_process(pid: u32) -> bool {
     sent != Err(Errno::SRCH)
 }
 
-/// rt_sigprocmask(2) of the calling thread; the mask that it was.
+/// rt_sigprocmask(2) of the calling thread; `how` is SIG_BLOCK or SIG_UNBLOCK. Returns what was blocked before.
 pub fn mask_signals(how: i32, signals: u64) -> u64 {
     let mut before = 0u64;
-    let (at, to) = (&raw const signals as usize, &raw mut before as usize);
-    // SAFETY: both sets live through the call.
-    let _ = unsafe { call(libc::SYS_rt_sigprocmask, how as usize, at, to, 8, 0, 0) };
+    let (at, before_at) = (&raw const signals as usize, &raw mut before as usize);
+    // SAFETY: the sets live through the call.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, how as usize, at, before_at, 8, 0, 0) };
     before
 }
 

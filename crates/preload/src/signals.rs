@@ -202,6 +202,11 @@ unsafe fn install(signal: c_int, new: *const Action, old: *mut Action) -> c_int 
     let wish = unsafe { new.as_ref() };
     let mut ours = wish.copied();
     if let Some(action) = ours.as_mut().filter(|_| !foreign) {
+        if action.sa_sigaction == trampoline as *const () as usize {
+            // A function of libc's own has shown it to the program, in place of the handler behind it.
+            action.sa_sigaction = known.0;
+            action.sa_flags = action.sa_flags & !libc::SA_SIGINFO | known.1 as c_int & libc::SA_SIGINFO;
+        }
         let handled = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
         let fault = FAULTS.contains(&signal);
         if handled || fault {
@@ -253,6 +258,26 @@ unsafe fn simple(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandl
     if unsafe { install(signal, &new, &mut old) } != 0 { libc::SIG_ERR } else { old.sa_sigaction }
 }
 
+/// sigset(3): with a handler the signal is let in, and SIG_HOLD keeps it back. Returns the disposition before, SIG_HOLD where it was kept
+/// back.
+///
+/// # Safety
+/// As sigset(3).
+unsafe fn set(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    const SIG_HOLD: sighandler_t = 2;
+    // SAFETY: all-zero actions are valid.
+    let (mut new, mut old): (Action, Action) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
+    new.sa_sigaction = handler;
+    let wish = if handler == SIG_HOLD { core::ptr::null() } else { &raw const new };
+    // SAFETY: our own actions.
+    if unsafe { install(signal, wish, &mut old) } != 0 {
+        return libc::SIG_ERR;
+    }
+    let how = if handler == SIG_HOLD { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
+    let was_held = sys::mask_signals(how, 1 << (signal - 1)) & 1 << (signal - 1) != 0;
+    if was_held { SIG_HOLD } else { old.sa_sigaction }
+}
+
 hooks! {
     /// sigaction(2)
     fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
@@ -273,6 +298,20 @@ hooks! {
     /// signal(3) of System V, the name that -D_XOPEN_SOURCE makes of it
     fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
         simple(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
+    }
+    /// signal(3), its name of 4.3BSD
+    fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        simple(signal, handler, libc::SA_RESTART)
+    }
+    /// ssignal(3)
+    fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        simple(signal, handler, libc::SA_RESTART)
+    }
+    /// sigset(3)
+    fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t { set(signal, handler) }
+    /// sigignore(3)
+    fn sigignore(signal: c_int) -> c_int {
+        if simple(signal, libc::SIG_IGN, 0) == libc::SIG_ERR { -1 } else { 0 }
     }
     /// siginterrupt(3)
     fn siginterrupt(signal: c_int, interrupt: c_int) -> c_int {
