@@ -16,15 +16,15 @@ from procs import finish_together, free_port
 pytestmark = pytest.mark.parity
 
 CASES = {
-    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups"],
+    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused"],
     "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal"],
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice",
                   "leftover"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
-                  "stdio", "raw"],
+                  "stdio", "raw", "output", "file", "input", "reopened", "shell", "clones"],
     "waits": ["thousands", "masks", "timers", "flood", "filled", "few"],
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
-    "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown"],
+    "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
     "stacks": ["thread", "handler"],
 }  # fmt: skip

@@ -272,11 +272,38 @@ static void dups_client(int fd) {
     await();
 }
 
+/* -- calls that the kernel refuses end nothing, and what is dissolved keeps its options -- */
+static void refused_server(int fd) {
+    char byte;
+    send_all(fd, seeded(8, 1000), 1000);
+    tell();
+    await();
+    send_all(fd, data, 10);
+    tell();
+    say("end: %s", outcome(recv(fd, &byte, 1, 0)));
+}
+
+static void refused_client(int fd) {
+    static unsigned char got[1000];
+    struct linger linger = {-1, -1};
+    struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+    await();
+    say("dup3: %s", outcome(dup3(tell_fd, fd, 0x12345)));
+    recv_all(fd, got, sizeof got);
+    say_hash("all the same", got, sizeof got);
+    tell();
+    await();
+    say("dissolved: %s", outcome(connect(fd, &nowhere, sizeof nowhere)));
+    say("linger: %s", outcome(getsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, &(socklen_t){sizeof linger})));
+    say("%d %d", linger.l_onoff, linger.l_linger);
+}
+
 static const struct bed_case cases[] = {
     {"peek", peek_server, peek_client},       {"waitall", waitall_server, waitall_client},
     {"dontwait", dontwait_server, dontwait_client}, {"lengths", lengths_server, lengths_client},
     {"files", files_server, files_client},    {"vectors", vectors_server, vectors_client},
-    {"dups", dups_server, dups_client},       {NULL, NULL, NULL},
+    {"dups", dups_server, dups_client},       {"refused", refused_server, refused_client},
+    {NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv) {

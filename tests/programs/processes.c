@@ -2,6 +2,7 @@
  *   processes server|client CASE PORT
  * In each case the server's end is the one that moves about; the client checks every byte. */
 #include "bed.h"
+#include <sched.h>
 #include <spawn.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -274,6 +275,131 @@ static void raw_server(int fd) {
     say("close: %ld", syscall(SYS_close, fd));
 }
 
+/* -- numbers that streams have: what libc writes and reads inside itself is of the same stream as the rest -- */
+static void writes_both_ways(int number, FILE *stream) {
+    fputs("A\n", stream);
+    fflush(stream);
+    send_all(number, "B\n", 2);
+    fputs("C\n", stream);
+    fflush(stream);
+    send_all(number, "D\n", 2);
+}
+
+static void output_server(int fd) {
+    int saved = dup(1);
+    fflush(stdout);
+    dup2(fd, 1);
+    writes_both_ways(1, stdout);
+    dup2(saved, 1);
+    tell();
+    sees_the_end(fd);
+}
+
+static void file_server(int fd) {
+    FILE *file = fopen("/dev/null", "w");
+    expect(file && dup2(fd, fileno(file)) == fileno(file), "another file's number");
+    writes_both_ways(fileno(file), file);
+    tell();
+    sees_the_end(fd);
+}
+
+static void input_server(int fd) {
+    char line[16] = "";
+    dup2(fd, 0);
+    tell();
+    say("line: %s", fgets(line, sizeof line, stdin) ? strtok(line, "\n") : "nothing");
+    tell();
+    sees_the_end(fd);
+}
+
+static void input_client(int fd) {
+    await();
+    send_all(fd, "hello\n", 6);
+    await(); /* looks at no connection before the line was read */
+}
+
+/* -- a stream that becomes a file, at the number of a connection that lives on at another one -- */
+static void reopened_server(int fd) {
+    char text[16] = "";
+    int kept = fcntl(fd, F_DUPFD_CLOEXEC, 500);
+    dup2(fd, 0);
+    close(fd);
+    await();
+    expect(freopen("/proc/self/comm", "r", stdin) != NULL, "it is reopened");
+    say("read: %s %.9s", outcome(read(0, text, 9)), text);
+    say("kept: %s %.5s", outcome(recv(kept, text, 5, MSG_WAITALL)), text);
+    tell();
+    sees_the_end(kept);
+}
+
+static void reopened_client(int fd) {
+    send_all(fd, "hello", 5);
+    tell();
+    await();
+}
+
+/* -- shells that libc starts write to what they inherit -- */
+static void shell_server(int fd) {
+    char command[64];
+    snprintf(command, sizeof command, "echo A >&%d", fd);
+    say("system: %d", system(command));
+    send_all(fd, "B\n", 2);
+    snprintf(command, sizeof command, "echo C >&%d", fd);
+    say("pclose: %d", pclose(popen(command, "w")));
+    send_all(fd, "D\n", 2);
+    tell();
+    sees_the_end(fd);
+}
+
+static void letters_client(int fd) {
+    await();
+    recv_all(fd, data, 8);
+    for (int i = 0; i < 4; i++) say("%c", data[2 * i]);
+}
+
+/* -- children by clone(): of a child of a child, each parent closes with bytes unread -- */
+static int clones_fd;
+
+static void leaves_it_to(pid_t child) {
+    if (child < 0) die("clone");
+    close(clones_fd);
+    say("child: %d", ended_with(child));
+}
+
+static int first_clone(void *seen) {
+    pid_t child = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+    expect(*(int *)seen == 7, "the argument comes");
+    if (child) {
+        leaves_it_to(child);
+        return 0;
+    }
+    uint64_t how[8] = {[4] = SIGCHLD};
+    child = syscall(SYS_clone3, how, sizeof how);
+    if (child) {
+        leaves_it_to(child);
+        _exit(0);
+    }
+    answers(clones_fd, 50);
+    sees_the_end(clones_fd);
+    _exit(0);
+}
+
+static void clones_server(int fd) {
+    static char stack[1 << 17] __attribute__((aligned(16)));
+    int seven = 7;
+    clones_fd = fd;
+    await();
+    usleep(20000); /* the first request most likely stands there */
+    fflush(stdout);
+    leaves_it_to(clone(first_clone, stack + sizeof stack, SIGCHLD, &seven));
+}
+
+static void clones_client(int fd) {
+    tell();
+    asks(fd, 5, 50);
+    say("asked");
+}
+
 static const struct bed_case cases[] = {
     {"child", child_server, asks_client},         {"parent", parent_server, asks_client},
     {"turns", turns_server, asks_client},         {"split", split_server, split_client},
@@ -281,6 +407,9 @@ static const struct bed_case cases[] = {
     {"exec-foreign", exec_foreign_server, echo_client}, {"spawn", spawn_server, echo_client},
     {"system", system_server, asks_client},       {"passed", passed_server, asks_client},
     {"stdio", stdio_server, stdio_client},        {"raw", raw_server, stdio_client},
+    {"output", output_server, letters_client},    {"file", file_server, letters_client},
+    {"input", input_server, input_client},        {"reopened", reopened_server, reopened_client},
+    {"shell", shell_server, letters_client},      {"clones", clones_server, clones_client},
     {NULL, NULL, NULL},
 };
 

@@ -19,7 +19,9 @@ mod given;
 mod handover;
 
 pub use given::spawned;
-pub use handover::{before_exec, before_spawn, hand_over, hand_over_from_child, let_go_of_all, ring_set_up};
+pub use handover::{
+    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, let_go_of_all, ring_set_up,
+};
 
 /// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
 const REOPEN_US: u64 = 10_000;
@@ -235,6 +237,17 @@ fn reset_at_close(fd: i32) {
 /// close(): before libc's own.
 #[inline]
 pub fn close(fd: i32) {
+    end(fd, true);
+}
+
+/// connect(AF_UNSPEC) has ended the connection, and `fd` is a socket as before its connect(), with the options that it has.
+pub fn dissolved(fd: i32) {
+    end(fd, false);
+}
+
+/// `open`: it is the connection's still.
+#[inline]
+fn end(fd: i32, open: bool) {
     session::pump_if_news();
     if let Some(conn) = table::conn(fd) {
         eager::leaving(conn, fd);
@@ -250,7 +263,7 @@ pub fn close(fd: i32) {
     // Before the block can be another connection's: sets look at what their registrations name.
     sets::forget(fd);
     match entry {
-        Entry::Conn(conn) => drop_end(conn, fd, true),
+        Entry::Conn(conn) => drop_end(conn, fd, open),
         Entry::Set(set) => sets::close(set, fd),
         Entry::Socket if process::eager() => eager::closing(fd),
         _ => {}

@@ -107,7 +107,7 @@ fn is_of_our_session(pid: u32) -> bool {
 }
 
 /// The number that was last given to a process or thread.
-fn last_made() -> Option<u32> {
+pub fn last_made() -> Option<u32> {
     let file = rustix::fs::open(c"/proc/loadavg", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut bytes = [0; 128];
     let read = rustix::io::read(&file, &mut bytes[..]).ok()?;

@@ -41,6 +41,7 @@ mod readiness;
 mod signals;
 mod start;
 mod state;
+mod streams;
 #[path = "../../preload/src/syscall.rs"]
 mod syscall;
 mod this_libc;

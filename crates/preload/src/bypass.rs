@@ -96,6 +96,9 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
         libc::SYS_setsockopt | libc::SYS_getsockopt => {
             before_option(fd as c_int, second as c_int, third as c_int)
         }
+        number if exec::clones(number, [fd, second, third, fourth, fifth, 0]) => {
+            return Some(exec::clone_call as *mut c_void);
+        }
         number if syscall::waits(number) => return Some(syscall::wait_call as *mut c_void),
         // libuv closes so, whatever it closes.
         libc::SYS_close => {

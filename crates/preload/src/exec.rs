@@ -1,13 +1,13 @@
 //! exec, spawn and fork: what another program gets, it gets as plain TCP. system() and popen() start their
-//! children inside libc; those inherit connections and never touch them. None is told to load a library that is gone
-//! ([`removed`]).
+//! children inside libc; what those inherit they may use. None is told to load a library that is gone ([`removed`]).
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_long, c_void};
 
+use libc::FILE;
 use shunpike_core::wire::Reason;
-use shunpike_core::{conn, life, process, table, tls};
+use shunpike_core::{conn, life, process, table, tls, user};
 
-use crate::real::Arguments;
+use crate::real::{Arguments, by_number};
 use crate::{children, removed, start, vforked};
 
 /// Hands over what survives an exec.
@@ -59,9 +59,16 @@ pub fn before_exec_with_fourth([directory, path, _, environment, flags, _]: Argu
     });
 }
 
-fn before_shell(_: Arguments) {
+/// A shell that `start` begins inside libc: it, and what it begins, may use all that it inherits.
+fn shell<T>(start: impl FnOnce() -> T) -> T {
     removed::before_exec(core::ptr::with_exposed_provenance(removed::environ()));
+    let child = process::enabled().then(conn::before_shell);
     children::before_spawn(c"/bin/sh".as_ptr() as usize, removed::environ());
+    let result = start();
+    if child.is_some() {
+        conn::spawned(child);
+    }
+    result
 }
 
 /// Before vfork(): the child runs on our memory, thread state included, until it execs.
@@ -99,16 +106,73 @@ stubs! { before_exec_with_fourth:
     execveat,
 }
 
-stubs! { before_shell:
-    system, popen,
-}
-
 /// In both processes after a fork: the parent notes who the child is.
 fn forked(pid: c_int) -> c_int {
     if pid != 0 && process::enabled() {
         process::after_fork(u32::try_from(pid).ok());
     }
     pid
+}
+
+/// Flags of clone() whose child is no fork: it shares memory, descriptors or its parent's time, or has thread-local variables of its own.
+const OTHERS: usize =
+    (libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_VFORK | libc::CLONE_SETTLS) as u32 as usize;
+
+fn is_fork(flags: usize) -> bool {
+    flags & OTHERS == 0 && process::enabled() && !vforked::foreign_process()
+}
+
+/// What a child of clone(2) runs.
+#[derive(Clone, Copy)]
+struct Begin {
+    run: extern "C-unwind" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+}
+
+/// In that child, before what it is to run.
+extern "C-unwind" fn begin(child: *mut c_void) -> c_int {
+    life::after_fork_in_child();
+    // SAFETY: its copy of what the caller of clone() has on the stack, where nothing else of the child is.
+    let Begin { run, argument } = unsafe { *child.cast::<Begin>() };
+    run(argument)
+}
+
+/// Whether it is the clone(2) or clone3(2) of a child that is a fork, and comes back from the call as its parent does.
+pub fn clones(number: c_long, [first, second, ..]: Arguments) -> bool {
+    /// `struct clone_args` (linux/sched.h), as far as it always was.
+    const WORDS: usize = 8;
+    const STACK: usize = 5;
+    match number {
+        libc::SYS_fork => is_fork(0),
+        libc::SYS_clone => second == 0 && is_fork(first),
+        libc::SYS_clone3 if second >= WORDS * size_of::<u64>() => {
+            // SAFETY: the program's, which need not be there.
+            let words = unsafe { user::fetch(first as *const [usize; WORDS]) };
+            words.is_some_and(|words| words[STACK] == 0 && is_fork(words[0]))
+        }
+        _ => false,
+    }
+}
+
+/// syscall(2) of that.
+pub extern "C" fn clone_call(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    life::before_fork();
+    // SAFETY: the program's arguments, handed on unchanged.
+    let pid = unsafe { by_number(number, [a, b, c, d, e, f]) };
+    if pid == 0 {
+        life::after_fork_in_child()
+    } else {
+        life::after_fork_in_parent()
+    }
+    c_long::from(forked(pid as c_int))
 }
 
 /// posix_spawn() by `spawn`, to which the child's number matters: what the child inherits is its until it has let go of it.
@@ -151,6 +215,20 @@ hooks! {
         if pid == 0 { life::after_fork_in_child(); } else { life::after_fork_in_parent(); }
         forked(pid)
     }
+    /// clone(2); what the program has not given is what happened to be there
+    fn clone(
+        run: Option<extern "C-unwind" fn(*mut c_void) -> c_int>, stack: *mut c_void, flags: c_int, argument: *mut c_void,
+        parent: *mut c_void, tls: *mut c_void, child: *mut c_void,
+    ) -> c_int {
+        let Some(run) = run.filter(|_| !stack.is_null() && is_fork(flags as u32 as usize)) else {
+            return covered::clone(run, stack, flags, argument, parent, tls, child);
+        };
+        let mut begins = Begin { run, argument };
+        life::before_fork();
+        let pid = covered::clone(Some(begin), stack, flags, (&raw mut begins).cast(), parent, tls, child);
+        life::after_fork_in_parent();
+        forked(pid)
+    }
     /// posix_spawn(3)
     fn posix_spawn(
         pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
@@ -176,6 +254,17 @@ hooks! {
             conn::hand_over(conn, fd, Reason::HandedOver);
         }
         covered::posix_spawn_file_actions_adddup2(actions, fd, new)
+    }
+    /// system(3)
+    fn system(command: *const c_char) -> c_int {
+        behind::system.address();
+        // Null asks whether there is a shell.
+        if command.is_null() { covered::system(command) } else { shell(|| covered::system(command)) }
+    }
+    /// popen(3)
+    fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
+        behind::popen.address();
+        shell(|| covered::popen(command, mode))
     }
     /// _Exit(3)
     fn _Exit(status: c_int) -> ! {

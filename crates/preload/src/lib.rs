@@ -38,6 +38,7 @@ mod readiness;
 mod removed;
 mod signals;
 mod start;
+mod streams;
 mod syscall;
 mod this_libc;
 mod thread;

@@ -1,8 +1,8 @@
 //! Lifecycle: sockets made, connected, accepted, named again, and closed; options that matter to a lane.
 
-use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use libc::{FILE, sockaddr, socklen_t};
+use libc::{sockaddr, socklen_t};
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::wire::Reason;
@@ -11,6 +11,7 @@ use shunpike_core::{
 };
 
 use crate::errno::{errno, set_errno};
+use crate::streams::duplicated;
 use crate::vforked::foreign_process;
 
 /// UFFDIO_REGISTER of include/uapi/linux/userfaultfd.h.
@@ -303,7 +304,7 @@ hooks! {
                 }
                 // Dissolved: the socket may be connected anew.
                 Entry::Conn(_) if family == libc::AF_UNSPEC => {
-                    conn::replaced(fd);
+                    conn::dissolved(fd);
                     table::set(fd, Entry::Socket);
                 }
                 _ => {}
@@ -373,7 +374,7 @@ hooks! {
             return covered::dup(fd);
         }
         let new = covered::dup(fd);
-        if new >= 0 { conn::duplicated(fd, new); }
+        if new >= 0 { duplicated(fd, new); }
         new
     }
     /// dup2(2)
@@ -382,6 +383,8 @@ hooks! {
     fn __dup2(fd: c_int, new: c_int) -> c_int { duplicate_to(fd, new, || covered::__dup2(fd, new)) }
     /// dup3(2)
     fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+        // Refused before anything is closed.
+        if flags & !libc::O_CLOEXEC != 0 { return covered::dup3(fd, new, flags); }
         duplicate_to(fd, new, || covered::dup3(fd, new, flags))
     }
     /// fcntl(2); the third argument travels in a register whether given or not
@@ -447,23 +450,6 @@ hooks! {
         }
         covered::getsockopt(fd, level, name, value, len)
     }
-    /// fclose(3), which closes inside libc
-    fn fclose(stream: *mut FILE) -> c_int {
-        let errno = errno();
-        let fd = libc::fileno(stream);
-        // A stream without a descriptor is no error.
-        set_errno(errno);
-        if !table::is_none(fd) {
-            plain(fd, Reason::Stdio);
-            let_go(fd);
-        }
-        covered::fclose(stream)
-    }
-    /// fdopen(3)
-    fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        plain(fd, Reason::Stdio);
-        covered::fdopen(fd, mode)
-    }
 }
 
 fn duplicate_to(fd: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
@@ -484,7 +470,7 @@ fn duplicate_to(fd: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
     }
     let rc = real();
     if rc >= 0 && ours && !same {
-        conn::duplicated(fd, rc);
+        duplicated(fd, rc);
     }
     rc
 }
@@ -502,7 +488,7 @@ fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_int {
             }
         }
         libc::F_DUPFD if foreign_process() => conn::hand_over_from_child(fd),
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if !foreign_process() => conn::duplicated(fd, rc),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if !foreign_process() => duplicated(fd, rc),
         _ => {}
     }
     rc

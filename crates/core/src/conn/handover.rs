@@ -9,7 +9,7 @@ use shunpike_wire::Reason;
 use super::{drop_end, given};
 use crate::table::{self, Conn, Entry};
 use crate::zerocopy::lending;
-use crate::{above, closing, eager, keepalive, process, rings, sets, state, sys, tx, upgrade};
+use crate::{above, closing, eager, keepalive, proc, process, rings, sets, state, sys, tx, upgrade};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -72,6 +72,13 @@ pub fn before_exec() {
 /// Before posix_spawn(): those that the child inherits are. [`given::spawned`] follows.
 pub fn before_spawn() {
     survive(given::child_to_be());
+}
+
+/// Before system() or popen(): as before a spawn of a child whose number nobody tells. Returns the number of which [`given::spawned`] is
+/// to be told: the child's is that, or comes after it.
+pub fn before_shell() -> u32 {
+    before_spawn();
+    proc::last_made().map_or(u32::MAX, |last| last + 1)
 }
 
 fn survive(child: u32) {
