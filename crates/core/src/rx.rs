@@ -95,9 +95,11 @@ fn attempt(
                     let is_over = sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
                     let once = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
                     match inside(conn, fd, || kernel(fd, &bufs, once), |_| 0) {
-                        Ok(n) if n < bufs.left() && !is_over && wait.for_more(conn, fd).is_ok() => continue,
+                        Ok(n @ 1..) if n < bufs.left() && !is_over && wait.for_more(conn, fd).is_ok() => {}
+                        Err(Errno::AGAIN) if wait.may_wait(conn.block) => {}
                         result => return Outcome::Ours(result),
                     }
+                    continue;
                 }
                 if !(whole && beside) {
                     let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
@@ -120,7 +122,7 @@ fn attempt(
         }
         let is_over = looks_on && sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
         match step(conn, fd, &bufs, flags) {
-            Step::Data(n) if looks_on && n < bufs.left() && !is_over => {
+            Step::Data(n @ 1..) if looks_on && n < bufs.left() && !is_over => {
                 if wait.for_more(conn, fd).and_then(|()| call::still_at(conn, fd)).is_err() {
                     return Outcome::Ours(Ok(n));
                 }
