@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parity
 
 CASES = {
     "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused"],
-    "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal"],
+    "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal", "messages"],
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice",
                   "leftover"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",

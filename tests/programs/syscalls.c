@@ -17,6 +17,7 @@ static unsigned long argument(long number, int at) {
     if (number == SYS_io_submit && at == 1) return 0;
     /* And messages, for descriptors that another program gets. */
     static struct msghdr empty;
+    if (number == SYS_clone3 && at == 1) return 0;
     if (number == SYS_sendmsg && at == 1) return (unsigned long)&empty;
     if (number == SYS_sendmmsg && at == 2) return 0;
     return rng_next(&seed);

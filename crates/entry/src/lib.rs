@@ -30,6 +30,8 @@ mod host;
 #[path = "../../preload/src/indirect.rs"]
 #[allow(dead_code, reason = "preload's")]
 mod indirect;
+#[path = "../../preload/src/kept.rs"]
+mod kept;
 #[path = "../../preload/src/lifecycle.rs"]
 mod lifecycle;
 #[path = "../../preload/src/memory.rs"]

@@ -17,7 +17,8 @@ use crate::this_libc::is_musl;
 
 use crate::answers::answer;
 use crate::cancel::cancellation_point;
-use crate::errno::set_errno;
+use crate::errno::{errno, set_errno};
+use crate::kept;
 use crate::readiness::nanoseconds;
 use shunpike_core::call;
 use shunpike_core::rx;
@@ -119,9 +120,9 @@ fn read_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl F
     if passthrough::begin(conn, half, flags) {
         let n = real();
         passthrough::end(conn, half, fd, n, 0);
-        return Outcome::Libc(n);
+        return or_kept(conn, Outcome::Libc(n));
     }
-    receive(conn, fd, iov, flags, real)
+    or_kept(conn, receive(conn, fd, iov, flags, real))
 }
 
 /// A call of libc's on one buffer. Types, as closures are not sure to be part of whom they are given to, and each return after a
@@ -189,7 +190,7 @@ fn read_one<Real: OnOne<*mut c_void>>(fd: c_int, buf: *mut c_void, len: size_t, 
         // SAFETY: as above.
         let n = unsafe { Real::call(fd, buf, len, flags) };
         passthrough::end(conn, half, fd, n, 0);
-        return n;
+        return if n == 0 && len > 0 { end(conn) } else { n };
     }
     // SAFETY: the program's buffer.
     match unsafe { rx::fast::receive(conn, fd, buf.cast(), len, flags) } {
@@ -204,9 +205,26 @@ fn read_slowly(conn: Conn, fd: c_int, room: [iovec; 1], flags: c_int, real: impl
         // SAFETY: the program's buffer.
         unsafe { zerocopy::read_bare(conn, fd, room[0], flags, real) }
     } else {
-        receive(conn, fd, &room, flags, real)
+        or_kept(conn, receive(conn, fd, &room, flags, real))
     };
     answer(outcome, false)
+}
+
+/// What a read of TCP's returns that has found the end.
+#[cold]
+fn end(conn: Conn) -> isize {
+    answer(or_kept(conn, Outcome::Libc(0)), false)
+}
+
+/// ... or an error that is to be told before it.
+fn or_kept(conn: Conn, outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Libc(0) | Outcome::Ours(Ok(0)) => match kept::take(conn) {
+            Some(errno) => Outcome::Ours(Err(Errno::from_raw_os_error(errno))),
+            None => outcome,
+        },
+        _ => outcome,
+    }
 }
 
 /// A read that also asks who has sent.
@@ -381,8 +399,9 @@ hooks! {
             return covered::recvmmsg(fd, vec, count, flags, timeout);
         };
         // The kernel has told of an error before it looks for bytes (do_recvmmsg, net/socket.c).
+        let kept = || ours(fd).and_then(kept::take);
         if flags & libc::MSG_ERRQUEUE == 0
-            && let Ok(error @ 1..) = sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR)
+            && let Some(error @ 1..) = sys::option(fd, libc::SOL_SOCKET, libc::SO_ERROR).ok().filter(|&error| error > 0).or_else(kept)
         {
             set_errno(error);
             return -1;
@@ -397,6 +416,12 @@ hooks! {
                 if done == 0 {
                     if n >= 0 { set_errno(libc::EFAULT); }
                     return -1;
+                }
+                if n < 0
+                    && !matches!(errno(), libc::EAGAIN | libc::EINTR | libc::EFAULT)
+                    && let Some(conn) = ours(fd)
+                {
+                    kept::keep(conn, errno());
                 }
                 break;
             }

@@ -143,7 +143,6 @@ pub fn clones(number: c_long, [first, second, ..]: Arguments) -> bool {
     const WORDS: usize = 8;
     const STACK: usize = 5;
     match number {
-        libc::SYS_fork => is_fork(0),
         libc::SYS_clone => second == 0 && is_fork(first),
         libc::SYS_clone3 if second >= WORDS * size_of::<u64>() => {
             // SAFETY: the program's, which need not be there.
@@ -172,7 +171,8 @@ pub extern "C" fn clone_call(
     } else {
         life::after_fork_in_parent()
     }
-    c_long::from(forked(pid as c_int))
+    forked(pid as c_int);
+    pid
 }
 
 /// posix_spawn() by `spawn`, to which the child's number matters: what the child inherits is its until it has let go of it.

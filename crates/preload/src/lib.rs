@@ -32,6 +32,7 @@ mod host;
 mod identity;
 mod imports;
 mod indirect;
+mod kept;
 mod lifecycle;
 mod memory;
 mod readiness;
