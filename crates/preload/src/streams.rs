@@ -35,10 +35,12 @@ unsafe fn number(stream: *mut FILE) -> c_int {
 
 /// `stream` was opened, unless it is null.
 unsafe fn opened(stream: *mut FILE) -> *mut FILE {
+    if stream.is_null() {
+        return stream;
+    }
     // SAFETY: just opened.
-    if !stream.is_null()
-        && let Some((word, bit)) = word(unsafe { number(stream) })
-    {
+    let fd = unsafe { number(stream) };
+    if let Some((word, bit)) = word(fd) {
         word.fetch_or(bit, Ordering::Relaxed);
     }
     stream
