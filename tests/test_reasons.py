@@ -126,7 +126,8 @@ CAUSES = {
     "Splice": {"preload/data.rs": ("splice, tee", "splice or tee")},
     "Stdio": {
         "preload/bypass.rs": ("dprintf and its kin", "stdio"),
-        "preload/streams.rs": ("fdopen, fclose, a duplicate at a stream's number", "stdio"),
+        "preload/stdio.rs": ("fdopen, fclose", "stdio"),
+        "preload/streams.rs": ("a duplicate at a stream's number", "stdio"),
     },
     "TcpRepair": {"core/surface/options.rs": ("TCP_REPAIR", "TCP_REPAIR")},
     "UrgentData": {

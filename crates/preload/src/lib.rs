@@ -39,6 +39,7 @@ mod readiness;
 mod removed;
 mod signals;
 mod start;
+mod stdio;
 mod streams;
 mod syscall;
 mod this_libc;
