@@ -152,7 +152,8 @@ def test_one_end_alone(world, made, mode, kind, how, client):
 
 
 @pytest.mark.parametrize("mode", ["both", "earned"])
-@pytest.mark.parametrize("program,case", [(program, case) for program, cases in CASES.items() for case in cases])
+# What goes past a libc's hooks is a second libc's, which no static program has.
+@pytest.mark.parametrize("program,case", [(program, case) for program, cases in CASES.items() for case in cases if case != "unknown"])
 def test_case(world, static_bed, mode, program, case):
     """The C test-bed prints the same on lanes as on TCP."""
     wanted = on_tcp(static_bed, program, case)

@@ -123,7 +123,7 @@ CAUSES = {
         "core/upgrade/nomination.rs": ("a forked child has it, too", "several processes"),
     },
     "SharedInSet": {"core/sets/ctl.rs": ("close() of a registered dup", "closed while it has another one")},
-    "Splice": {"preload/data.rs": ("splice, tee", "splice or tee")},
+    "Splice": {"preload/data.rs": ("splice, tee", "splice or tee"), "core/tx.rs": ("sendfile", "O_DIRECT")},
     "Stdio": {
         "preload/bypass.rs": ("dprintf and its kin", "stdio"),
         "preload/stdio.rs": ("fdopen, fclose", "stdio"),

@@ -279,7 +279,8 @@ static void urgent_client(int fd) {
     is_alive_client(fd);
 }
 
-/* -- handlers by the old names: each returns what was there before, whoever set it -- */
+#ifdef __GLIBC__
+/* -- handlers by the old names: each returns what was there before, whoever set it; musl has no ssignal -- */
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 static volatile int first_runs, second_runs;
 static void first_handler(int signal) { (void)signal, first_runs++; }
@@ -315,13 +316,16 @@ static void dispositions_client(int fd) {
     say("bad: %s", named(sigset(SIGKILL, first_handler)));
     warm_up_client(fd);
 }
+#endif
 
 static const struct bed_case cases[] = {
     {"cancel", warm_up_server, cancel_client},     {"jump", warm_up_server, jump_client},
     {"handler", handler_server, handler_client},   {"closeall", closeall_server, closeall_client},
     {"frames", frames_server, frames_client},      {"readers", readers_server, readers_client},
     {"urgent", urgent_server, urgent_client},      {"unknown", unknown_server, unknown_client},
+#ifdef __GLIBC__
     {"dispositions", warm_up_server, dispositions_client},
+#endif
     {NULL, NULL, NULL},
 };
 

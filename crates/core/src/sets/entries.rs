@@ -78,7 +78,7 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
         }
     }
     if !reg.managed.get()
-        && let Err(errno) = tell_kernel(reg, index, if is_watched { standing } else { silent })
+        && let Err(errno) = tell_kernel(reg, index, if is_watched { stands } else { silent })
     {
         if matches!(errno, Errno::NOENT | Errno::BADF) {
             // Closed behind our back, the kernel has it no more.
@@ -185,6 +185,13 @@ fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
     libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn.get()) }
 }
 
+/// ... where somebody waits for its set.
+fn stands(reg: &Reg, index: u32) -> libc::epoll_event {
+    let event = standing(reg, index);
+    reg.stands.set(event.events);
+    event
+}
+
 /// ... for one on TCP.
 ///
 /// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
@@ -231,6 +238,7 @@ pub(super) fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::ep
         reg.lingers.set(lingers);
         reg.known.set(known);
         reg.tagged.set(tagged);
+        reg.stands.set(0);
     } else {
         found(reg);
     }
