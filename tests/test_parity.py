@@ -26,7 +26,6 @@ CASES = {
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
-    "stacks": ["thread", "handler"],
 }  # fmt: skip
 
 

@@ -47,20 +47,6 @@ pub unsafe fn run_in_child(
     result
 }
 
-/// Has this thread run `run(argument)` on another stack.
-///
-/// # Safety
-/// `stack` is the upper end of a stack, a multiple of 16, which nobody else uses meanwhile, and large enough. `run` does what its caller may.
-pub unsafe fn run_on_stack(stack: *mut u8, run: unsafe extern "C" fn(*mut u8), argument: *mut u8) {
-    // SAFETY: the caller's word. x20 is the callee's to preserve.
-    unsafe {
-        asm!(
-            "mov x20, sp", "mov sp, {stack}", "blr {run}", "mov sp, x20",
-            stack = in(reg) stack, run = in(reg) run, in("x0") argument, out("x20") _, clobber_abi("C"),
-        );
-    }
-}
-
 /// A read-modify-write is no full fence: a later load may be done before its store is seen (Arm ARM, B2.3).
 pub const RMW_IS_FENCE: bool = false;
 

@@ -48,20 +48,6 @@ pub unsafe fn run_in_child(
     result
 }
 
-/// Has this thread run `run(argument)` on another stack.
-///
-/// # Safety
-/// `stack` is the upper end of a stack, a multiple of 16, which nobody else uses meanwhile, and large enough. `run` does what its caller may.
-pub unsafe fn run_on_stack(stack: *mut u8, run: unsafe extern "C" fn(*mut u8), argument: *mut u8) {
-    // SAFETY: the caller's word. r12 is the callee's to preserve.
-    unsafe {
-        asm!(
-            "mov r12, rsp", "mov rsp, {stack}", "call {run}", "mov rsp, r12",
-            stack = in(reg) stack, run = in(reg) run, in("rdi") argument, out("r12") _, clobber_abi("C"),
-        );
-    }
-}
-
 /// A read-modify-write is a full fence: every locked instruction is one (Intel SDM, volume 3, 9.2.2).
 pub const RMW_IS_FENCE: bool = true;
 

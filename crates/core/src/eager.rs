@@ -66,24 +66,22 @@ pub(crate) fn put_off(session: &mut Session, conn: Conn, fd: i32) {
 
 /// Before connect().
 pub fn connecting(fd: i32, to: SocketAddr) {
-    session::with(|session| {
-        session.ready();
-        expect(session, fd, Role::Client, to);
-    });
+    let mut session = session::lock();
+    session.ready();
+    expect(&mut session, fd, Role::Client, to);
 }
 
 /// After a connect() that failed at once.
 pub fn not_connected(fd: i32) {
-    session::with(|session| session.send(&ToBroker::Withdraw { conn: expectation(fd) }));
+    session::lock().send(&ToBroker::Withdraw { conn: expectation(fd) });
 }
 
 /// After listen().
 pub fn listening(fd: i32) {
     note_backlog(fd);
-    session::with(|session| {
-        session.ready();
-        expect_peers_at(session, fd);
-    });
+    let mut session = session::lock();
+    session.ready();
+    expect_peers_at(&mut session, fd);
 }
 
 fn note_backlog(fd: i32) {
@@ -99,7 +97,7 @@ fn note_backlog(fd: i32) {
 pub fn accepting(fd: i32) {
     note_backlog(fd);
     if session::is_closed() {
-        session::with(Session::ready);
+        session::lock().ready();
     }
 }
 
@@ -109,7 +107,7 @@ pub fn closing(fd: i32) {
         let _ = slot.compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed);
     }
     if !session::is_closed() {
-        session::with(|session| session.send(&ToBroker::Withdraw { conn: expectation(fd) }));
+        session::lock().send(&ToBroker::Withdraw { conn: expectation(fd) });
     }
 }
 

@@ -3,7 +3,6 @@
 //! There is no thread to read it. The broker bumps a counter in a shared page with each message; hooked
 //! calls compare it (one load) and read the socket when it moved.
 
-mod apart;
 mod laneless;
 mod socket;
 #[cfg(test)]
@@ -144,16 +143,6 @@ pub fn lock() -> Guard<'static, Session> {
     SESSION.lock()
 }
 
-/// Has `what` done with the session locked, on a stack that suffices for it. As `lock`.
-pub fn with<R>(what: impl FnOnce(&mut Session) -> R) -> R {
-    apart::run(&mut lock(), what)
-}
-
-/// ... or not at all, while another thread has it.
-pub fn try_with<R>(what: impl FnOnce(&mut Session) -> R) -> Option<R> {
-    try_lock().map(|mut session| apart::run(&mut session, what))
-}
-
 /// Reads what the broker has sent, if it has sent something.
 #[inline(always)]
 pub fn pump_if_news() {
@@ -208,7 +197,9 @@ fn note_look() {
 /// Reads the session's socket.
 #[cold]
 pub fn pump() {
-    try_with(Session::read);
+    if let Some(mut session) = try_lock() {
+        session.read();
+    }
 }
 
 /// This process is about to become user `uid`. If that is another one, what reaches a private broker then is the session that it has
@@ -220,8 +211,12 @@ pub fn before_becoming(uid: u32) {
         // The kernel lets nobody look at its memory from then on (ptrace(2), the dumpable attribute).
         tell(|above| (above.changes_user)());
     }
-    if other && socket::is_private() && process::with_arena(|_| ()).is_some() {
-        try_with(Session::ready);
+    if other
+        && socket::is_private()
+        && process::with_arena(|_| ()).is_some()
+        && let Some(mut session) = try_lock()
+    {
+        session.ready();
     }
 }
 

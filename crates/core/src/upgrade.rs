@@ -336,7 +336,7 @@ pub fn decline(conn: Conn, fd: i32, reason: Reason) {
         nominate(conn, fd);
     }
     if conn.block.life.is(Phase::Shaking) {
-        session::with(|session| step(session, id, Input::Refused(reason)));
+        step(&mut crate::session::lock(), id, Input::Refused(reason));
     }
 }
 
@@ -414,10 +414,7 @@ fn adopt(conn: Conn) {
 
 /// What waited for a thread to come out of the kernel, what waits too long, and what a process that is gone waited for.
 pub fn retry(conn: Conn, fd: i32) {
-    session::try_with(|session| retry_in(session, conn, fd));
-}
-
-fn retry_in(session: &mut Session, conn: Conn, fd: i32) {
+    let Some(mut session) = crate::session::try_lock() else { return };
     let block = conn.block;
     match block.life.phase() {
         Phase::Nominated | Phase::Shaking if state::is_inherited(block) => adopt(conn),
@@ -426,10 +423,10 @@ fn retry_in(session: &mut Session, conn: Conn, fd: i32) {
             let Some(Some(shake)) = session.handshakes.find(id) else { return };
             let (deadline, waiting) = (shake.deadline, shake.registered);
             if clock::ticks() > deadline {
-                return step(session, id, Input::Timeout);
+                return step(&mut session, id, Input::Timeout);
             }
             if let Some(named) = waiting {
-                registered(session, id, named);
+                registered(&mut session, id, named);
             }
         }
         // What another process has opened may not be mapped here.

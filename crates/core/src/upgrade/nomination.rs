@@ -36,7 +36,9 @@ pub fn nominate(conn: Conn, fd: i32) {
     if clock::ticks() < block.retry_at.load(Ordering::Relaxed) {
         return;
     }
-    session::try_with(|session| nominate_in(session, conn, fd));
+    if let Some(mut session) = crate::session::try_lock() {
+        nominate_in(&mut session, conn, fd);
+    }
 }
 
 /// For how long nobody will ask for a lane for this connection, nanoseconds.
@@ -224,13 +226,10 @@ pub(crate) fn made(conn: Conn, fd: i32, announced: bool) {
     if announced {
         eager::note_announced(conn.block);
     }
-    session::with(|session| nominate_now_or_later(session, conn, fd));
-}
-
-fn nominate_now_or_later(session: &mut Session, conn: Conn, fd: i32) {
-    nominate_in(session, conn, fd);
+    let mut session = session::lock();
+    nominate_in(&mut session, conn, fd);
     if eager::is_possible(conn.block) && conn.block.life.is(Phase::Watched) {
-        eager::put_off(session, conn, fd);
+        eager::put_off(&mut session, conn, fd);
     }
 }
 
@@ -241,6 +240,9 @@ pub(crate) fn catch_up(session: &mut Session) {
         if !conn.current() || table::conn(fd) != Some(conn) {
             continue;
         }
-        nominate_now_or_later(session, conn, fd);
+        nominate_in(session, conn, fd);
+        if eager::is_possible(conn.block) && conn.block.life.is(Phase::Watched) {
+            eager::put_off(session, conn, fd);
+        }
     }
 }
