@@ -5,7 +5,9 @@
  * sender S sends, by TCP or by the lane, and then sleeps itself, through the hooks, until all is read.
  *   evidence     a lane opens only where a wait through the hooks was seen since the last one was taken back; a wait of its own is never seen
  *   grace        S's sleep has a bound while bytes are unread in the ring and no reader has declared itself; then it takes them back:
- *                they go out by TCP, the lane is over, and the evidence is void (lane.pml's TAKEN says why none is lost or comes twice)
+ *                they go out by TCP, the lane is over, and the evidence is void (lane.pml's TAKEN says why none is lost or comes twice).
+ *                Not here: where TCP does not take them all at once, the lane ends with them unread, and a raw wait is woken by what comes
+ *                behind them on TCP (COMPLIANCE.md)
  *   supposition  (SUPPOSED) a lane may open without evidence, where calls block and never had to wait; never again after a take-back
  * A raw wait that began while bytes were in the ring, or before they came there, is the same to R: nothing wakes it.
  *

@@ -255,8 +255,9 @@ fn kernel_by(
     control: Option<&Control>,
 ) -> Result<usize, Errno> {
     let mut n = 0;
-    // Those of ours that stand are told of in each call, by turns with what the program has there.
-    let mut stood = 0;
+    // Those of ours that stand are told of in each call, by turns with what the program has there. So may be one that nobody can change any
+    // more: its number is closed, and another process has the connection.
+    let (mut stood, mut ours) = (0, 0);
     while n < out.len() {
         let room = &mut out[n..];
         let (most, direct) = (room.len(), room.len() > batch.len());
@@ -272,14 +273,16 @@ fn kernel_by(
         }
         let Sorted { kept, has_more, stands } = sort_out(set, &mut into[..got], control);
         stood += stands;
+        ours += got - kept;
         if !direct {
             room[..kept].copy_from_slice(&batch[..kept]);
         }
         n += kept;
         // Tags of ours took the place of what the kernel may have for the program. Not where it had something: a
         // second call would report what is level-triggered a second time.
-        let has_all = got < most || stood > set.managed.load(Ordering::Relaxed);
-        if has_all && !has_more || n > 0 {
+        let managed = set.managed.load(Ordering::Relaxed);
+        let has_all = got < most || stood > managed;
+        if has_all && !has_more || n > 0 || ours > managed as usize + BATCH {
             break;
         }
         (timeout, mask) = (Some(0), core::ptr::null());

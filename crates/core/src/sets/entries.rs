@@ -78,7 +78,7 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
         }
     }
     if !reg.managed.get()
-        && let Err(errno) = tell_kernel(reg, index, if is_watched { stands } else { silent })
+        && let Err(errno) = tell_kernel(reg, index, if is_watched { standing } else { silent })
     {
         if matches!(errno, Errno::NOENT | Errno::BADF) {
             // Closed behind our back, the kernel has it no more.
@@ -185,13 +185,6 @@ fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
     libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn.get()) }
 }
 
-/// ... where somebody waits for its set.
-fn stands(reg: &Reg, index: u32) -> libc::epoll_event {
-    let event = standing(reg, index);
-    reg.stands.set(event.events);
-    event
-}
-
 /// ... for one on TCP.
 ///
 /// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
@@ -218,7 +211,7 @@ pub(super) fn as_made(reg: &Reg, _: u32) -> libc::epoll_event {
 pub(super) fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::epoll_event) -> Done {
     let Some(set) = reg.set.get() else { return Err(Errno::NOENT) };
     let (epfd, fd) = (set.epfd.load(Ordering::Relaxed), reg.fd.get());
-    let before = (reg.turn.get(), reg.lingers.get(), reg.known.get(), reg.tagged.get());
+    let before = (reg.turn.get(), reg.lingers.get(), reg.known.get(), reg.tagged.get(), reg.stands.get());
     reg.next_turn();
     reg.lingers.set(false);
     reg.known.set(None);
@@ -233,12 +226,12 @@ pub(super) fn tell_kernel(reg: &Reg, index: u32, what: fn(&Reg, u32) -> libc::ep
     }
     let told = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, Some(&mut event));
     if told.is_err() {
-        let (turn, lingers, known, tagged) = before;
+        let (turn, lingers, known, tagged, stands) = before;
         reg.turn.set(turn);
         reg.lingers.set(lingers);
         reg.known.set(known);
         reg.tagged.set(tagged);
-        reg.stands.set(0);
+        reg.stands.set(stands);
     } else {
         found(reg);
     }

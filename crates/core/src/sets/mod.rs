@@ -9,8 +9,8 @@
 //! connection costs its peer no post at all (models/cq.pml).
 //!
 //! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `entries`: what stands in the
-//! kernel for them; `list`: the active
-//! list; `refusal`: sets that the kernel gives no entry; `standing`: how bytes are told of that a lane leaves behind in sets without lanes. How it is looked at and waited for is [`epoll`](crate::epoll)'s.
+//! kernel for them; `list`: the active list; `refusal`: sets that the kernel gives no entry; `standing`: how those that have no lanes are told
+//! of what a lane leaves behind. How a set is looked at and waited for is [`epoll`](crate::epoll)'s.
 
 pub(crate) mod ctl;
 pub(crate) mod entries;

@@ -104,7 +104,7 @@ pub(crate) fn put_back(control: &Control, set: &'static Set) {
 
 fn offer(set: &'static Set, reg: &Reg, index: u32) {
     let (epfd, fd) = (set.epfd.load(Ordering::Relaxed), reg.fd.get());
-    let before = reg.turn.get();
+    let (turn, stands) = (reg.turn.get(), reg.stands.get());
     reg.next_turn();
     let mut event = if reg.managed.get() { standing(reg, index) } else { as_asked(reg, index) };
     let op = if reg.events.get() & EXCLUSIVE != 0 { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
@@ -115,7 +115,8 @@ fn offer(set: &'static Set, reg: &Reg, index: u32) {
     ) {
         found(reg);
     } else {
-        reg.turn.set(before);
+        reg.turn.set(turn);
+        reg.stands.set(stands);
     }
 }
 

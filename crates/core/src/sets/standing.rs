@@ -18,9 +18,16 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::{process, state, sys, told};
 
-/// What stands in the kernel for a registration in such a set.
+/// What stands in the kernel for a registration in such a set. Noted here, by whomever it is told: who takes it for one that tells once
+/// would ask the kernel for the next one for ever. Whoever is refused it takes the note back.
 pub(super) fn standing(reg: &Reg, index: u32) -> libc::epoll_event {
-    let events = if reg.parked.get() {
+    let events = asks_for(reg);
+    reg.stands.set(events);
+    libc::epoll_event { events, u64: tag(index, reg.turn.get()) }
+}
+
+fn asks_for(reg: &Reg) -> u32 {
+    if reg.parked.get() {
         EDGE
     } else if is_level(reg) && reg.conn.get().is_none_or(has_paid) {
         reg.events.get() & OF_TCP | if tells(reg) { told::OUT & OF_TCP } else { 0 }
@@ -28,8 +35,7 @@ pub(super) fn standing(reg: &Reg, index: u32) -> libc::epoll_event {
         OF_TCP | EDGE
     } else {
         OF_TCP & !told::OUT | EDGE
-    };
-    libc::epoll_event { events, u64: tag(index, reg.turn.get()) }
+    }
 }
 
 /// What TCP shows that our entry may ask for.
@@ -120,18 +126,17 @@ pub(super) fn update(reg: &Reg, index: u32, is_wished: bool) {
     let tells = tells(reg);
     // An edge that it has been told of is none.
     let is_told = !is_level(reg) && !tells && reg.stands.get() == 0;
-    let before = reg.turn.get();
-    if reg.lost.get() || !is_wished && (is_told || reg.stands.get() == standing(reg, index).events) {
+    if reg.lost.get() || !is_wished && (is_told || reg.stands.get() == asks_for(reg)) {
         return;
     }
+    let (turn, stands) = (reg.turn.get(), reg.stands.get());
     reg.next_turn();
     let mut event = standing(reg, index);
     // Ours is never exclusive: it can be changed.
     let (epfd, fd) = (set.epfd.load(Ordering::Relaxed), reg.fd.get());
-    if sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, Some(&mut event)).is_ok() {
-        reg.stands.set(event.events);
-    } else {
-        reg.turn.set(before);
+    if sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, Some(&mut event)).is_err() {
+        reg.turn.set(turn);
+        reg.stands.set(stands);
     }
 }
 
