@@ -100,12 +100,12 @@ pub fn ask_back(conn: Conn) {
             return;
         };
         let generation = half.generation.load(Ordering::Relaxed);
-        // Should this process end before the next step: who shares the connection waits from now on (`rx::asking`).
+        // Should this process end before the next step: who shares the connection waits from now on (`rx::ask_back`).
         half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
         let asked = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::END);
         let empty = dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed);
         let taken = dmb.words().cons().has(Cursor::TAKEN);
-        // Or was asked before.
+        // A lane that its sender had ended before is read to its end, which the sender does not take back.
         if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty || taken {
             half.mode.store(half, mode::PLAIN, Ordering::Release);
             rx_closed(conn, half);

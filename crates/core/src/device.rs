@@ -264,10 +264,5 @@ pub fn sndbuf(ring: u32) -> usize {
     .map_or(0, |at| Dmb::address_of(at as usize, ring))
 }
 
-/// See [`ClientDevice::move_data`].
-pub fn move_data(dmb: &Dmb, sndbuf: &Dmb, offset: u64, n: usize) {
-    Own::move_data(dmb, sndbuf, offset, n);
-}
-
 #[cfg(test)]
 pub(crate) mod tests;

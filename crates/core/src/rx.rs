@@ -1,6 +1,6 @@
 //! Receiving: kernel TCP, then bounded by the start word, then the ring, and back (models/lane.pml, Rd).
 
-mod asking;
+mod ask_back;
 mod bounded;
 pub mod fast;
 mod news;

@@ -10,12 +10,12 @@ use crate::{sys, user};
 pub enum Source<'a> {
     /// The program's buffers.
     Memory(Bufs<'a>),
-    /// A file, read straight into the ring: sendfile(2). Offset, or the file's own; bytes left; bytes done.
+    /// A file, read straight into the ring: sendfile(2).
     File {
         /// Descriptor of the file.
         fd: i32,
-        /// Where to read, or at the file's own position.
-        offset: Option<i64>,
+        /// Where to read.
+        offset: i64,
         /// Bytes asked for and not yet sent.
         left: usize,
         /// Bytes sent.
@@ -44,9 +44,7 @@ impl Source<'_> {
             Source::File { offset, left, done, .. } => {
                 *left -= n.min(*left);
                 *done += n;
-                if let Some(offset) = offset {
-                    *offset += n as i64;
-                }
+                *offset += n as i64;
             }
         }
     }

@@ -72,14 +72,9 @@ pub fn send(fd: i32, iov: &[libc::iovec], flags: i32) -> Res {
 }
 
 /// pread(2)/read(2) of a file into memory that we own: sendfile's source.
-pub fn read_file(fd: i32, to: *mut u8, len: usize, offset: Option<i64>) -> Res {
+pub fn read_file(fd: i32, to: *mut u8, len: usize, offset: i64) -> Res {
     // SAFETY: the caller owns `len` bytes at `to`.
-    unsafe {
-        match offset {
-            Some(at) => call(libc::SYS_pread64, fd as usize, to as usize, len, at as usize, 0, 0),
-            None => call(libc::SYS_read, fd as usize, to as usize, len, 0, 0, 0),
-        }
-    }
+    unsafe { call(libc::SYS_pread64, fd as usize, to as usize, len, offset as usize, 0, 0) }
 }
 
 /// Where a file stands.

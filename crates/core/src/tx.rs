@@ -1,5 +1,6 @@
 //! Sending: kernel TCP, then the ring, and back (models/lane.pml, A).
 
+mod ending;
 pub mod fast;
 mod room;
 pub(crate) mod unheard;
@@ -8,14 +9,17 @@ use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Held, TxGuard, TxHalf, TxHeld, mode};
+use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_shm::lock::Section;
 use shunpike_wire::Reason;
 
+pub use ending::{asked_to_leave, attend, conclude, end, outside_tcp, owes, revoke, take_back_last};
 pub use room::{has_room, looks_again, overflow};
 pub use unheard::unheard;
 
+use ending::{leave_plain, pay};
 use room::Wait;
 
 use crate::blocking::tcp_check_us;
@@ -28,16 +32,14 @@ use crate::wait;
 use crate::window::writable_at;
 use crate::zerocopy::lending;
 use crate::{
-    above, call, clock, closing, cork, hope, memory, passthrough, prefetch, process, reset, send_lock,
-    session, state, stores, sys, tap, user, window, zerocopy,
+    above, call, clock, cork, hope, memory, passthrough, prefetch, process, reset, send_lock, session, state,
+    stores, sys, tap, user, window, zerocopy,
 };
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
 const CHUNK: usize = 32 * 1024;
 /// Bytes of a large write after which a reader that naps is woken before the write is over.
 const WAKE_BYTES: usize = 256 * 1024;
-/// Most bytes that are taken back at a stream's end: TCP takes so many at once.
-const LAST_MOST: u64 = 64 * 1024;
 
 /// What one attempt gave.
 enum Step {
@@ -147,9 +149,9 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
                 (asked, sys::send(fd, &iov[..used], flags))
             }
             Source::File { fd: file, offset, left, .. } => {
-                let mut at = offset.and_then(|at| u64::try_from(at).ok());
+                let mut at = *offset as u64;
                 let [to, from] = [fd, *file].map(sys::borrowed);
-                (*left, rustix::fs::sendfile(to, from, at.as_mut(), *left))
+                (*left, rustix::fs::sendfile(to, from, Some(&mut at), *left))
             }
         };
         match sent {
@@ -164,7 +166,7 @@ fn rest(fd: i32, source: &mut Source<'_>, flags: i32) {
     }
 }
 
-/// The same where it owed: it may have died between a send and its count.
+/// A holder that died may have done so between a send of what is owed and its count.
 fn recount(conn: Conn, fd: i32, guard: &TxGuard<'_, impl Section>) {
     if guard.inherited()
         && let Ok(counts) = sys::counts(fd, state::opener(conn.block))
@@ -295,7 +297,7 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     let published = if tap::is_on() && from.is_null() {
         tap::publish(conn.block, &dmb, at, n)
     } else {
-        words.publish(at, n as u64)
+        Own::publish(words, at, n as u64)
     };
     match published {
         Ok(next) => {
@@ -350,7 +352,7 @@ fn put(half: TxHeld<'_>, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) 
             let staged = unsafe { Dmb::at(stage, dmb.mapped()) };
             let staged = staged.with_window(dmb.window()).unwrap_or(staged);
             let n = source.fill(&staged, offset, n, user::Stores::Cached)?;
-            crate::device::move_data(dmb, &staged, offset, n);
+            Own::move_data(dmb, &staged, offset, n);
             Ok(n)
         }
     }
@@ -376,260 +378,4 @@ fn peer_is_gone(half: &TxHalf, fd: i32) -> bool {
 fn is_to_be_checked(half: &TxHalf, fd: i32) -> bool {
     let since = clock::ticks().wrapping_sub(half.checked.load(Ordering::Relaxed));
     since >= clock::from_us(tcp_check_us(fd))
-}
-
-/// What of the bytes that are unread goes by TCP as a lane ends.
-#[derive(Copy, Clone)]
-enum Unread {
-    /// All, as far as TCP takes it at once: a rest would wait for this program's next call.
-    AtOnce,
-    /// All where that is at most so many bytes, else nothing. The caller waits until TCP has taken it.
-    AtMost(u64),
-}
-
-/// Ends the lane, and the connection goes on by TCP. What is unread goes by TCP, too: before the receiver reads it, it may hand its socket
-/// to a program that knows of no ring.
-pub fn end(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) {
-    end_with(conn, fd, half, dmb, Unread::AtOnce);
-}
-
-fn end_with(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, what: Unread) {
-    if !lending::recall(conn, fd, half) {
-        return;
-    }
-    let unread = dmb.unread(half.cursor.load(Ordering::Relaxed));
-    let widened = if let Unread::AtOnce = what { Widened::to_take(fd, unread) } else { None };
-    if goes_back(fd, unread, what) {
-        take_back(conn, fd, half, dmb);
-    } else {
-        // END even behind STOP: a receiver that asks later hears that nobody would answer (models/lane.pml, STOP_NO_END).
-        match dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::END, 0) {
-            Ok(prod) if prod.has(Cursor::LEAVE) => take_back(conn, fd, half, dmb),
-            _ => {
-                wait::notify(conn.block, dmb.words(), Side::Readers);
-                leave_plain(conn, fd, half);
-            }
-        }
-    }
-    if let Some(before) = widened {
-        before.restore(fd);
-    }
-}
-
-/// Whether it goes by TCP.
-fn goes_back(fd: i32, unread: u64, what: Unread) -> bool {
-    let fits = match what {
-        Unread::AtOnce => unread > 0 && unread <= sys::tcp_takes(fd),
-        Unread::AtMost(most) => (1..=most).contains(&unread),
-    };
-    // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
-    fits && sys::tcp_shows(fd, libc::POLLRDHUP) == 0
-}
-
-/// A send buffer that was made larger for the moment, and how it was: its size as the program would set it, and which buffers it did set
-/// (SO_BUF_LOCK; none where the kernel is older than Linux 5.14).
-struct Widened(i32, Option<i32>);
-
-impl Widened {
-    /// Has TCP take `bytes` at once. Nothing where it does so already, or the kernel might not let the buffer become so large.
-    fn to_take(fd: i32, bytes: u64) -> Option<Self> {
-        /// net.core.wmem_max as it is by default: what is set beyond is cut down to it.
-        const MOST: u64 = 212_992;
-        let takes = if bytes == 0 { 0 } else { sys::tcp_takes(fd) };
-        if bytes <= takes {
-            return None;
-        }
-        let option = |name| sys::option::<i32>(fd, libc::SOL_SOCKET, name).ok();
-        // The kernel doubles what is set (socket(7)).
-        let has = option(libc::SO_SNDBUF)? / 2;
-        let wanted = has as u64 + bytes - takes;
-        if wanted > MOST {
-            return None;
-        }
-        let before = Self(has, option(libc::SO_BUF_LOCK));
-        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &(wanted as i32)).ok()?;
-        Some(before)
-    }
-
-    fn restore(self, fd: i32) {
-        let Self(has, is_set) = self;
-        let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &has);
-        if let Some(is_set) = is_set {
-            let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_BUF_LOCK, &is_set);
-        }
-    }
-}
-
-/// Whether the receiver wants no more by this lane: it went back to TCP, or hands its socket to a foreign program and
-/// wants its unread bytes by TCP. A sender that has nothing to send must do its part, too: no lane opens anew before.
-pub fn asked_to_leave(half: &TxHalf) -> bool {
-    half.mode.load(Ordering::Acquire) == mode::LANE
-        && state::tx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::STOP | Cursor::LEAVE))
-}
-
-/// Ends the lane, if there is one, and pays what is owed as far as TCP takes it now.
-pub fn revoke(conn: Conn, fd: i32) {
-    revoke_with(conn, fd, Unread::AtOnce);
-}
-
-fn revoke_with(conn: Conn, fd: i32, what: Unread) {
-    let critical = critical();
-    let guard = send_lock::lock(conn.block, &critical);
-    let half = guard.held();
-    let Some(dmb) = state::tx_dmb(&half) else { return };
-    match half.mode.load(Ordering::Relaxed) {
-        mode::LANE => end_with(conn, fd, half, &dmb, what),
-        mode::DEBT => {
-            recount(conn, fd, &guard);
-            pay(conn, fd, half, &dmb);
-        }
-        _ => {}
-    }
-}
-
-/// What a thread must not sleep over, whatever it waits for: a receiver that wants no more by its lane, and gets by
-/// TCP what it has not read where it left.
-#[inline]
-pub fn attend(conn: Conn, fd: i32) {
-    let asked = {
-        let _critical = critical();
-        asked_to_leave(&conn.block.tx)
-    };
-    if asked || owes(&conn.block.tx) {
-        revoke(conn, fd);
-    }
-}
-
-/// Whether bytes of a closed lane still wait for room in TCP.
-pub fn owes(half: &TxHalf) -> bool {
-    half.mode.load(Ordering::Acquire) == mode::DEBT
-}
-
-/// Ends the lane before the stream's end, or before the descriptor is somebody else's: nothing may be owed after
-/// it. Waits for TCP's room no longer than the grace.
-pub fn conclude(conn: Conn, fd: i32) {
-    revoke_with(conn, fd, Unread::AtMost(last_most(conn)));
-    if !owes(&conn.block.tx) {
-        return;
-    }
-    let widened = Widened::to_take(fd, outside_tcp(conn));
-    pay_all(conn, fd);
-    if let Some(before) = widened {
-        before.restore(fd);
-    }
-}
-
-/// Pays what is owed, and waits for TCP's room no longer than the grace.
-fn pay_all(conn: Conn, fd: i32) {
-    let deadline =
-        call::deadline(Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000));
-    loop {
-        revoke(conn, fd);
-        let Ok(left) = call::remaining(deadline) else { return };
-        if !owes(&conn.block.tx) {
-            return;
-        }
-        let _ =
-            sys::poll(&mut [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }], left, core::ptr::null());
-    }
-}
-
-/// What the server has not read when a client's stream ends goes by TCP, if it is little: it may accept connections for others, who read
-/// TCP only. Of a server's last bytes the client is the reader, as a rule, and connections that end with an answer are common.
-fn last_most(conn: Conn) -> u64 {
-    if state::opener(conn.block) { LAST_MOST } else { 0 }
-}
-
-/// At exit: the same, of a lane that the kernel ends.
-pub fn take_back_last(conn: Conn, fd: i32) {
-    let half = &conn.block.tx;
-    if half.mode.load(Ordering::Relaxed) != mode::LANE {
-        return;
-    }
-    let guard = send_lock::lock(conn.block, critical());
-    let half = guard.held();
-    let Some(dmb) = state::tx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
-        return;
-    };
-    let unread = dmb.unread(half.cursor.load(Ordering::Relaxed));
-    if goes_back(fd, unread, Unread::AtMost(last_most(conn))) {
-        take_back(conn, fd, half, &dmb);
-    }
-}
-
-/// What the receiver has not read is ours again and goes out by TCP before any other byte.
-fn take_back(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) {
-    if !lending::recall(conn, fd, half) {
-        return;
-    }
-    let end = half.cursor.load(Ordering::Relaxed);
-    // A receiver that lies about what it has read can make us resend at most the ring.
-    let from = dmb
-        .words()
-        .take_back(half.generation.load(Ordering::Relaxed))
-        .map_or(end, |(from, _)| from.clamp(dmb.oldest(end), end));
-    half.recount(end - from);
-    half.other.store(half, from, Ordering::Relaxed);
-    half.mode.store(half, mode::DEBT, Ordering::Release);
-    pay(conn, fd, half, dmb);
-    // Last: it would run in our place, find the debt and nothing of it, and on a busy machine take us for one that never pays.
-    wait::notify(conn.block, dmb.words(), Side::Readers);
-}
-
-/// Bytes of the program that TCP has not had and the receiver has not read.
-pub fn outside_tcp(conn: Conn) -> u64 {
-    let guard = send_lock::lock(conn.block, critical());
-    let half = guard.held();
-    let end = half.cursor.load(Ordering::Relaxed);
-    match half.mode.load(Ordering::Relaxed) {
-        mode::LANE => state::tx_dmb(&half).map_or(0, |dmb| dmb.unread(end)),
-        mode::DEBT => end.saturating_sub(paid_up_to(half)),
-        _ => 0,
-    }
-}
-
-/// Where the first byte is that is owed still. No byte went by TCP from the lane's beginning to the take-back: what did since was paid.
-fn paid_up_to(half: TxHeld<'_>) -> u64 {
-    let paid = half.tcp_bytes.load(Ordering::Relaxed) - half.own().start.load(Ordering::Relaxed);
-    half.other.load(Ordering::Relaxed) + paid
-}
-
-/// Sends what is owed, as far as TCP takes it now; says whether nothing is owed any more.
-fn pay(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb) -> bool {
-    const EMPTY: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
-    let end = half.cursor.load(Ordering::Relaxed);
-    loop {
-        let at = paid_up_to(half);
-        if at >= end {
-            break;
-        }
-        // All parts at once: Nagle's algorithm may hold a later one back. Each of the two rings has two at most.
-        let (mut iov, mut used, mut to) = ([EMPTY; 4], 0, at);
-        while to < end && used < iov.len() {
-            let (base, room) = dmb.span(to);
-            let part = room.min((end - to) as usize);
-            iov[used] = libc::iovec { iov_base: base.cast(), iov_len: part };
-            (used, to) = (used + 1, to + part as u64);
-        }
-        match sys::send(fd, &iov[..used], libc::MSG_DONTWAIT) {
-            Ok(n) => {
-                half.tcp_bytes.fetch_add(n as u64, Ordering::Relaxed);
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return false,
-            // The connection is broken: the program's next call hears of it from TCP.
-            Err(_) => break,
-        }
-    }
-    // They were shown already.
-    cork::push(fd);
-    leave_plain(conn, fd, half);
-    true
-}
-
-/// Plain TCP again.
-fn leave_plain(conn: Conn, fd: i32, half: TxHeld<'_>) {
-    lending::recall(conn, fd, half);
-    half.mode.store(half, mode::PLAIN, Ordering::Release);
-    closing::tx_closed(conn, half);
 }

@@ -219,7 +219,7 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
                 libcs(data::pwritev2(fd, b as *const _, c as c_int, d as i64, f as c_int))
             }
             libc::SYS_tee | libc::SYS_vmsplice if !is_none => {
-                lifecycle::plain(fd, Reason::BypassedHooks);
+                lifecycle::hand_over(fd, Reason::BypassedHooks);
                 Answer::Make
             }
             libc::SYS_socket => libcs(lifecycle::socket(fd, b as c_int, c as c_int) as isize),

@@ -22,6 +22,9 @@ mod cancel;
 #[allow(dead_code, reason = "libc's names search and spawn; calls do not")]
 mod children;
 mod compilers;
+#[path = "../../preload/src/control.rs"]
+#[allow(dead_code, reason = "preload's")]
+mod control;
 #[path = "../../preload/src/data.rs"]
 mod data;
 mod errno;

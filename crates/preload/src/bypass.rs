@@ -9,13 +9,13 @@ use shunpike_core::zerocopy::lending;
 use shunpike_core::{conn, life, limits, process};
 
 use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
-use crate::lifecycle::{let_go, plain};
+use crate::lifecycle::{hand_over, let_go};
 use crate::memory;
 use crate::real::{Arguments, by_number};
-use crate::{children, data, exec, removed, syscall};
+use crate::{children, control, exec, removed, syscall};
 
 fn before_dprintf([fd, ..]: Arguments) {
-    plain(fd as c_int, Reason::Stdio);
+    hand_over(fd as c_int, Reason::Stdio);
 }
 
 stubs! { before_dprintf:
@@ -73,11 +73,11 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
         // Sent by a connection they are no descriptors, but bytes: below.
         // SAFETY: the program's message, which need not be there.
         libc::SYS_sendmsg if table::is_none(fd as c_int) => unsafe {
-            data::hand_over_rights(second as *const msghdr);
+            control::hand_over_rights(second as *const msghdr);
         },
         // SAFETY: as above.
         libc::SYS_sendmmsg if table::is_none(fd as c_int) => unsafe {
-            data::hand_over_rights_of_all(second as *const mmsghdr, third as c_uint);
+            control::hand_over_rights_of_all(second as *const mmsghdr, third as c_uint);
         },
         libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => confine(),
         libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
@@ -105,7 +105,7 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
             let_go(fd as c_int);
         }
         number if ON_DESCRIPTORS.contains(&number) && !table::is_none(fd as c_int) => {
-            plain(fd as c_int, Reason::BypassedHooks);
+            hand_over(fd as c_int, Reason::BypassedHooks);
         }
         _ => {}
     }
@@ -178,17 +178,17 @@ hooks! {
     }
     /// vdprintf(3); the va_list travels as a pointer
     fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
-        plain(fd, Reason::Stdio);
+        hand_over(fd, Reason::Stdio);
         covered::vdprintf(fd, format, arguments)
     }
     /// vdprintf(3), fortified
     fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
-        plain(fd, Reason::Stdio);
+        hand_over(fd, Reason::Stdio);
         covered::__vdprintf_chk(fd, flag, format, arguments)
     }
     /// login_tty(3)
     fn login_tty(fd: c_int) -> c_int {
-        plain(fd, Reason::HandedOver);
+        hand_over(fd, Reason::HandedOver);
         covered::login_tty(fd)
     }
     /// aio_read(3)
@@ -227,7 +227,7 @@ hooks! {
 unsafe fn asynchronous(job: *const aiocb) {
     // SAFETY: null, or the program's.
     if let Some(job) = unsafe { job.as_ref() } {
-        plain(job.aio_fildes, Reason::BypassedHooks);
+        hand_over(job.aio_fildes, Reason::BypassedHooks);
     }
 }
 

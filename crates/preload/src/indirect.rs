@@ -9,7 +9,7 @@ use shunpike_core::table::{self, Entry};
 use shunpike_core::wire::Reason;
 use shunpike_core::{life, options, sets, sys, user};
 
-use crate::lifecycle::plain;
+use crate::lifecycle::hand_over;
 use crate::real::Arguments;
 
 /// unshare(2). With CLONE_FILES a thread has descriptors of its own from now on: no table of ours says whose a number is.
@@ -46,7 +46,7 @@ pub fn before_submit([_, count, jobs, ..]: Arguments) {
         match table::look(job.descriptor as c_int) {
             // It can only be polled: a wait that we do not see.
             Entry::Set(set) => sets::watch(set),
-            _ => plain(job.descriptor as c_int, Reason::BypassedHooks),
+            _ => hand_over(job.descriptor as c_int, Reason::BypassedHooks),
         }
     }
 }
@@ -77,7 +77,7 @@ pub fn before_bpf(command: usize, attributes: usize) {
     let Some(fd) = (unsafe { user::fetch(update.value as *const c_int) }) else { return };
     let is_known = matches!(table::look(fd), Entry::Conn(_));
     if is_known && sys::map_kind(update.map as c_int).is_some_and(|kind| OF_SOCKETS.contains(&kind)) {
-        plain(fd, Reason::HandedOver);
+        hand_over(fd, Reason::HandedOver);
     }
 }
 
@@ -85,7 +85,7 @@ pub fn before_bpf(command: usize, attributes: usize) {
 /// call succeeds or not.
 pub fn before_option(fd: c_int, level: c_int, name: c_int) {
     match (surface::of_option(level, name), table::look(fd)) {
-        (Does::Tcp(_) | Does::Back(..), Entry::Conn(_)) => plain(fd, Reason::OptionUnsupported),
+        (Does::Tcp(_) | Does::Back(..), Entry::Conn(_)) => hand_over(fd, Reason::OptionUnsupported),
         (Does::Tcp(_), Entry::Socket) => options::ask_the_kernel(),
         _ => {}
     }

@@ -25,6 +25,7 @@ mod answers;
 mod bypass;
 mod cancel;
 mod children;
+mod control;
 mod data;
 mod errno;
 mod exec;

@@ -115,7 +115,7 @@ unsafe fn ioctl_elsewhere(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         // SAFETY: the program's, which need not be there.
         && let Some(socket) = unsafe { user::fetch(arg as *const c_int) }
     {
-        plain(socket, Reason::HandedOver);
+        hand_over(socket, Reason::HandedOver);
     }
     // SAFETY: the program's own call.
     let rc = unsafe { covered::ioctl(fd, request, arg) };
@@ -126,7 +126,7 @@ unsafe fn ioctl_elsewhere(fd: c_int, request: c_ulong, arg: usize) -> c_int {
 }
 
 /// Takes `fd` off its lane, unread bytes and all, for code that no hook sees: stdio reads and writes inside libc.
-pub fn plain(fd: c_int, reason: Reason) {
+pub fn hand_over(fd: c_int, reason: Reason) {
     if !table::is_none(fd)
         && let Some(conn) = table::conn(fd)
     {
@@ -239,7 +239,7 @@ unsafe fn set_option(fd: c_int, level: c_int, name: c_int, value: *const c_void,
     }
     let does = surface::of_option(level, name);
     match (does, name) {
-        (Does::Back(reason, _), _) => plain(fd, reason),
+        (Does::Back(reason, _), _) => hand_over(fd, reason),
         (_, libc::TCP_DEFER_ACCEPT) if level == libc::IPPROTO_TCP && process::eager() => eager::deferring(fd),
         _ => {}
     }

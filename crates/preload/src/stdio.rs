@@ -6,7 +6,7 @@ use shunpike_core::table;
 use shunpike_core::wire::Reason;
 
 use crate::errno::{errno, set_errno};
-use crate::lifecycle::{let_go, plain};
+use crate::lifecycle::{hand_over, let_go};
 use crate::streams;
 
 /// The number of a stream, -1 where it has none, which is no error.
@@ -35,7 +35,7 @@ unsafe fn closing(stream: *mut FILE) {
     let fd = unsafe { number(stream) };
     streams::closed(fd);
     if !table::is_none(fd) {
-        plain(fd, Reason::Stdio);
+        hand_over(fd, Reason::Stdio);
         let_go(fd);
     }
 }
@@ -47,7 +47,7 @@ hooks! {
     fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE { opened(covered::fopen64(path, mode)) }
     /// fdopen(3)
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        plain(fd, Reason::Stdio);
+        hand_over(fd, Reason::Stdio);
         opened(covered::fdopen(fd, mode))
     }
     /// freopen(3), which closes inside libc, also where it fails

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::{Block, RxHalf, mode};
 use shunpike_shm::lane::{Cursor, Side};
 
-use super::{NEWS, asking};
+use super::{NEWS, ask_back};
 use crate::blocking::Blocking;
 use crate::blocking::tcp_check_us;
 use crate::spin::spin;
@@ -244,7 +244,7 @@ impl Wait {
         let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
         let asked = {
             let _critical = critical();
-            asking::bound(&conn.block.rx)
+            ask_back::bound(&conn.block.rx)
         };
         let nap = shown.into_iter().chain(asked).chain(tx::unheard(conn, fd)).chain(remaining).min();
         match wait::sleep(conn.block, fd, NEWS | owed, nap) {

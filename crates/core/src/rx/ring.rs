@@ -6,7 +6,7 @@ use shunpike_shm::arena::{Block, Held, RxHeld, mode};
 use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 
-use super::{Step, asking, bounded, finish, violated};
+use super::{Step, ask_back, bounded, finish, violated};
 use crate::bufs::Bufs;
 use crate::copy_rate::{self, Way};
 use crate::table::Conn;
@@ -56,7 +56,7 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
     let Some((dmb, prod, unread)) = unread(half, &dmb) else { return violated(conn, fd, half) };
     if unread == 0 {
         if prod.has(Cursor::LEAVE) {
-            return asking::step(conn, half, &dmb, prod, at, fd);
+            return ask_back::step(conn, half, &dmb, prod, at, fd);
         }
         if prod.has(Cursor::END | Cursor::STOP) {
             finish(conn, half);
@@ -88,7 +88,7 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
         Ok(delivered) => n = delivered,
         Err(Failure::Errno(errno)) => return Step::Failed(errno),
         Err(Failure::Violated) => return violated(conn, fd, half),
-        Err(Failure::Unreadable) => return asking::begin(conn, half, &dmb, prod, fd),
+        Err(Failure::Unreadable) => return ask_back::begin(conn, half, &dmb, prod, fd),
     }
     if flags & libc::MSG_PEEK != 0 {
         // Looked at again: what the sender took back meanwhile is not to be seen here.

@@ -4,7 +4,7 @@
 //! MSG_PEEK, a piece of the loan is fetched into the copy that `peek` keeps, and read from there. Each call to the kernel
 //! reads the sender's witness first, so that no other process is taken for it, and asks after it whether the loan still stood.
 //!
-//! The process is the one that the broker named. What cannot be read its sender is asked to take back (`rx::asking`), whatever the
+//! The process is the one that the broker named. What cannot be read its sender is asked to take back (`rx::ask_back`), whatever the
 //! reason: while TCP stands it may still have it. Where it is gone, the connection is reset, after all bytes before.
 
 use core::sync::atomic::Ordering;
