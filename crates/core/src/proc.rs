@@ -174,6 +174,11 @@ mod tests {
         drop((with.stdin.take(), without.stdin.take()));
         with.wait().and_then(|_| without.wait()).expect("they end");
         assert_eq!(holds_socket(with.id(), wanted), Some(false), "gone");
-        assert!(none_since_holds(with.id(), wanted));
+        // Others may have inherited it, of tests that run beside this one; on a busy machine it does not know.
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        while !none_since_holds(with.id(), wanted) {
+            assert!(std::time::Instant::now() < until, "nobody has it");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }

@@ -10,8 +10,10 @@ use rustix::net::{
 };
 use shunpike_wire::session::{CONTROL, Expected, MAX, MAX_UEIDS, VERSION, Welcome};
 
+use super::lanes::grant;
 use super::*;
 use crate::table::Entry;
+use shunpike_shm::lane::{Dmb, ring_size};
 
 /// Messages cross: the broker may have said something of a match that we have left, and nominated the connection anew since. One that
 /// took it for news of the next match would nominate it a third time, in the middle of that.

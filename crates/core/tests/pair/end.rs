@@ -120,7 +120,7 @@ impl End {
         let at = Cell::new(0);
         // SAFETY: the offset is ours.
         let real = |_| unsafe { libc::sendfile(self.fd, file, at.as_ptr(), count) };
-        let source = Source::File { fd: file, offset: Some(0), left: count, done: 0 };
+        let source = Source::File { fd: file, offset: 0, left: count, done: 0 };
         match self.known() {
             Some(conn) => answer(tx::send(conn, self.fd, source, 0, real)),
             None => libcs(real(0)),
