@@ -81,6 +81,8 @@ impl Model {
             Call::Fork(child) => matches!(child, Child::Exits | Child::Closes | Child::Execs | Child::Spawns),
             Call::Set(Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_) | Opt::NonblockIoctl(_))
             | Call::Nonblock(_) => false,
+            // The thread that makes the second call ends with it, and so do its signals.
+            Call::Set(Opt::OwnerThread) => false,
             _ => true,
         };
         let both = |what: fn(Call) -> bool| what(first.call) && what(second.call);
