@@ -2,7 +2,7 @@
 
 use super::{Model, may_wait};
 use crate::calls::Said;
-use crate::op::{Call, Child, Meddle, Op, Opt, SendBy, Side, is_by_ring, reads};
+use crate::op::{Call, Child, LookBy, Meddle, Op, Opt, SendBy, Side, is_by_ring, reads};
 
 impl Model {
     /// Whether `second` can be made between two instructions of `first`: neither waits, and each makes sense before the other one.
@@ -92,6 +92,8 @@ impl Model {
             && !is_fork(second.call)
             && (!is_fork(first.call) || matches!(second.call, Call::Send(..) | Call::Signal(_)))
             && !both(|call| matches!(call, Call::Register(_)))
+            // Each changes the descriptor's flag, and puts it back.
+            && !both(|call| matches!(call, Call::Look(LookBy::CloseOnExec)))
             // A mark in the stream, or bytes that peeks pass over, would show who came first.
             && !((reads(first.call) || reads(second.call)) && (own.peek_off || peer.urgent))
     }
