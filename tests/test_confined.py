@@ -124,3 +124,16 @@ def test_costs_little_more_than_tcp(world, bed, reason, way, setting):
     assert broker.stats().smc == 0, "stayed on TCP"
     under.end()
     plain.end()
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+@pytest.mark.parametrize("how", ["filter", "probe", "unshare"])
+def test_beside_threads_that_talk(world, bed, mode, how):
+    """Connections of other threads are let go in the midst of their calls, which go on; a call that the kernel refuses lets go of none."""
+    accel = Accel(world, mode, ["--eager"] if mode != "tcp" else [])
+    for _ in range(5):
+        port = free_port()
+        server = accel.server("server", [bed / "filtered", "server", port]).wait_listening(port)
+        client = accel.client("client", [bed / "filtered", "client", how, port])
+        assert finish_together(client, server)[0] == "done\n"
+    accel.verify(lanes=4)

@@ -19,7 +19,7 @@ CASES = {
     "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused"],
     "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal", "messages"],
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice",
-                  "leftover"],
+                  "leftover", "finished"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw", "output", "file", "input", "reopened", "shell", "clones"],
     "waits": ["thousands", "masks", "timers", "flood", "filled", "few"],

@@ -10,7 +10,7 @@ import pytest
 
 from bridge import ACCEPT, CONFIRM, PROPOSAL, Proxy
 from harness import EAGER_MODES, Accel, fifos
-from procs import free_port, until
+from procs import finish_together, free_port, until
 from test_parity import on_tcp, run_case
 
 GONE = ["execs", "killed", "exits", "generations", "many", "vfork", "spawn", "system", "stays"]
@@ -192,3 +192,17 @@ def test_a_child_that_could_not_be_spawned(world, bed):
     until(lambda: pair.client.out == "spawned\n", pair.client.describe)
     pair.has("SMCD")
     pair.end()
+
+
+@pytest.mark.parametrize("mode", ["tcp", "earned", "both"])
+@pytest.mark.parametrize("how", ["duplicate", "moved", "forked", "child", "sent"])
+def test_names_before_a_connect(world, bed, mode, how):
+    """Who reads by another name than the one that was connected reads TCP alone: there must be no lane. One that was only moved has one name."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "named", "server", port]).wait_listening(port)
+    client = accel.client("client", [bed / "named", "client", how, port])
+    assert finish_together(client, server)[0] == "read: 1000, 0\n"
+    if how == "moved":
+        accel.verify()
+    elif mode != "tcp":
+        assert accel.broker.stats().smc == 0

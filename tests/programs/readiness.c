@@ -552,6 +552,33 @@ static void leftover_client(int fd) {
     tell();
 }
 
+/* -- a peer that has ended its stream, of which bytes are unread: who waits for neither sleeps -- */
+static void finished_server(int fd) {
+    send_all(fd, data, 100);
+    shutdown(fd, SHUT_WR);
+    tell(), await();
+}
+
+static void finished_client(int fd) {
+    struct pollfd one = {fd, 0, 0};
+    fd_set none;
+    struct timeval time = {0, 400000};
+    await();
+    double before = cpu_seconds();
+    say("poll: %d", poll(&one, 1, 400));
+    say("asleep: %d", cpu_seconds() - before < 0.1);
+    before = cpu_seconds();
+    FD_ZERO(&none);
+    FD_SET(fd, &none);
+    say("select: %d", select(fd + 1, NULL, NULL, &none, &time));
+    say("asleep: %d", cpu_seconds() - before < 0.1);
+    one.events = POLLRDHUP;
+    say("for the end: %d", poll(&one, 1, 400));
+    recv_all(fd, data, 100);
+    say("end: %s", outcome(recv(fd, data, 1, 0)));
+    tell();
+}
+
 static const struct bed_case cases[] = {
     {"states", states_server, states_client},          {"edges", edges_server, edges_client},
     {"room", room_server, room_client},                {"mixed", mixed_server, mixed_client},
@@ -559,7 +586,7 @@ static const struct bed_case cases[] = {
     {"ended", asked_server, ended_client},             {"killed", killed_server, killed_client},
     {"elapsing", elapsing_server, elapsing_client},    {"shared", shared_server, shared_client},
     {"twice", twice_server, twice_client},             {"space", space_server, space_client},
-    {"leftover", leftover_server, leftover_client},
+    {"leftover", leftover_server, leftover_client},    {"finished", finished_server, finished_client},
     {NULL, NULL, NULL},
 };
 

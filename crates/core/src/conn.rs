@@ -17,11 +17,13 @@ use crate::{
 
 mod given;
 mod handover;
+mod named;
 
 pub use given::spawned;
 pub use handover::{
     before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, let_go_of_all, ring_set_up,
 };
+pub use named::{give_socket, give_sockets, has_other_names};
 
 /// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
 const REOPEN_US: u64 = 10_000;
@@ -403,9 +405,16 @@ pub fn duplicated(old: i32, new: i32) {
         Entry::None if table::is_none(new) => return,
         _ => {}
     }
+    let (_, is_given) = table::socket_names(old);
     let entry = if matches!(entry, Entry::Internal) { Entry::None } else { entry };
     let before = table::set(new, entry);
     stale(new, before);
+    if matches!(entry, Entry::Socket) {
+        for name in [old, new] {
+            table::name_socket(name, is_given);
+            table::name_socket(name, false);
+        }
+    }
 }
 
 /// dup2 over `fd`, accept or socket returning `fd`: whatever we knew of it is over.

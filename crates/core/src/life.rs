@@ -76,6 +76,7 @@ pub fn before_fork() {
     session::hold_across_fork();
     sets::hold_across_fork();
     process::share_with_child();
+    conn::give_sockets();
     // From here on nothing is lent, as the connections are shared.
     lending::before_fork();
     process::hold_across_fork();

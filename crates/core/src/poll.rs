@@ -68,13 +68,14 @@ fn poll_with(
 ) -> Result<usize, Errno> {
     let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
     // TCP's part of a lane is asked now and then, and after a sleep that watched it.
-    let mut slept = false;
+    let (mut slept, mut looked) = (false, false);
     loop {
         let mut n = 0;
         let mut others = false;
         let mut lanes = false;
         for (one, slot) in fds.iter_mut().zip(kernel.iter_mut()) {
             one.revents = 0;
+            let has_ended = looked && has_ended(slot);
             *slot = libc::pollfd { fd: one.fd, events: one.events, revents: 0 };
             match table::look(one.fd) {
                 Entry::Conn(conn) if state::on_lane(conn) => {
@@ -90,7 +91,7 @@ fn poll_with(
                     if one.revents & (libc::POLLIN | libc::POLLOUT) != 0 {
                         shown(conn, one.revents);
                     }
-                    slot.fd = -1;
+                    (slot.fd, slot.events) = (-1, if has_ended { libc::POLLRDHUP } else { 0 });
                     lanes = true;
                 }
                 Entry::Set(set) => {
@@ -101,6 +102,7 @@ fn poll_with(
             }
             n += usize::from(one.revents != 0);
         }
+        looked = true;
         // A pending signal that the mask lets in ends the call where nothing is ready, and no other one.
         let lets_in = if n == 0 { mask } else { core::ptr::null() };
         let at_once = timeout == Some(0);
@@ -246,6 +248,18 @@ fn any_changed(fds: &[libc::pollfd]) -> bool {
     })
 }
 
+/// What `prepare` asks for of each lane's TCP socket, beside what it waits for there: it is told anyway, and marks the slot.
+const OF_A_LANE: i16 = libc::POLLHUP;
+
+/// Whether TCP has told in this call that the peer has ended its stream, which it goes on telling.
+fn has_ended(slot: &libc::pollfd) -> bool {
+    if slot.fd < 0 {
+        return slot.events & libc::POLLRDHUP != 0;
+    }
+    slot.events & OF_A_LANE != 0
+        && (slot.revents & libc::POLLRDHUP != 0 || slot.events & libc::POLLRDHUP == 0)
+}
+
 /// Arms every lane of the call for queue `cq`, and puts its TCP socket among what the kernel watches. Returns
 /// whether there was one, and how long the sleep may be at most.
 fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, Option<u64>) {
@@ -253,17 +267,25 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
     let mut armed = false;
     let mut bound: Option<u64> = None;
     for (one, slot) in fds.iter().zip(kernel.iter_mut()) {
-        let Entry::Conn(conn) = table::look(one.fd) else { continue };
+        // Perhaps only since the look, by another thread, there is no lane: all that it waits for is the kernel's now.
+        let Entry::Conn(conn) = table::look(one.fd) else {
+            (slot.fd, slot.events) = (one.fd, one.events);
+            continue;
+        };
         if !state::on_lane(conn) {
-            // Perhaps only since the look, by another thread: all that it waits for is the kernel's now.
-            slot.fd = one.fd;
+            (slot.fd, slot.events) = (one.fd, one.events);
             continue;
         }
         armed = true;
         let block = conn.block;
         // Whatever it waits for: POLLERR is always told.
         block.notices.sleep(cq);
-        let mut events = libc::POLLRDHUP;
+        // Who waits for neither bytes nor the peer's end would not sleep any more once that has come.
+        let wants_end = one.events & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) != 0;
+        let mut events = OF_A_LANE;
+        if wants_end || !has_ended(slot) {
+            events |= libc::POLLRDHUP;
+        }
         if one.events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
             events |= libc::POLLIN;
             if let Some(dmb) = state::rx_dmb(&block.rx) {

@@ -55,6 +55,9 @@ const CONN: u64 = 2;
 const SET: u64 = 3;
 const INTERNAL: u64 = 4;
 const ADDRESS: u64 = ((1 << 48) - 1) & !KIND;
+// Of a SOCKET.
+const DUPLICATED: u64 = 8;
+const GIVEN: u64 = 16;
 
 static ENTRIES: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 static REGS: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
@@ -145,6 +148,21 @@ pub fn set(fd: i32, entry: Entry) -> Entry {
         HIGH.fetch_max(fd as usize + 1, Ordering::Relaxed);
     }
     unpack(slot.swap(pack(entry), Ordering::AcqRel))
+}
+
+/// Marks a socket that is not connected: it has another name in this process, or (`given`) in another one.
+pub fn name_socket(fd: i32, given: bool) {
+    if let Some(slot) = slot(fd) {
+        let marked = |word| (word & KIND == SOCKET).then_some(word | if given { GIVEN } else { DUPLICATED });
+        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, marked);
+    }
+}
+
+/// Those marks: whether it was duplicated, and whether it was given away.
+pub fn socket_names(fd: i32) -> (bool, bool) {
+    let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Relaxed));
+    let is = |mark| word & KIND == SOCKET && word & mark != 0;
+    (is(DUPLICATED), is(GIVEN))
 }
 
 /// Takes away the entry of `fd`, if there is one.

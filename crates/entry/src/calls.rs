@@ -328,14 +328,14 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
                 Answer::Make
             }
             libc::SYS_seccomp => {
-                if a <= libc::SECCOMP_SET_MODE_FILTER as usize {
+                if indirect::is_filter(a, b, c) {
                     life::confine();
                 }
                 Answer::Blob
             }
             libc::SYS_prctl => {
                 match fd {
-                    libc::PR_SET_SECCOMP => life::confine(),
+                    libc::PR_SET_SECCOMP if indirect::is_filter_by_prctl(b, c) => life::confine(),
                     libc::PR_SET_PTRACER => children::refuse(),
                     libc::PR_SET_DUMPABLE if b == 0 => lending::close(),
                     _ => {}

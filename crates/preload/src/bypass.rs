@@ -8,7 +8,9 @@ use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
 use shunpike_core::{conn, life, limits, process};
 
-use crate::indirect::{before_bpf, before_option, before_submit, before_unshare};
+use crate::indirect::{
+    before_bpf, before_option, before_submit, before_unshare, is_filter, is_filter_by_prctl,
+};
 use crate::lifecycle::{hand_over, let_go};
 use crate::memory;
 use crate::real::{Arguments, by_number};
@@ -52,9 +54,9 @@ fn confine() {
     life::confine();
 }
 
-fn before_prctl([option, value, ..]: Arguments) {
+fn before_prctl([option, value, third, ..]: Arguments) {
     match option as c_int {
-        libc::PR_SET_SECCOMP => confine(),
+        libc::PR_SET_SECCOMP if is_filter_by_prctl(value, third) => confine(),
         libc::PR_SET_PTRACER => children::refuse(),
         // Nobody may look at its memory from then on.
         libc::PR_SET_DUMPABLE if value == 0 && process::enabled() => lending::close(),
@@ -79,8 +81,8 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
         libc::SYS_sendmmsg if table::is_none(fd as c_int) => unsafe {
             control::hand_over_rights_of_all(second as *const mmsghdr, third as c_uint);
         },
-        libc::SYS_seccomp if fd <= libc::SECCOMP_SET_MODE_FILTER as usize => confine(),
-        libc::SYS_prctl => before_prctl([fd, second, 0, 0, 0, 0]),
+        libc::SYS_seccomp if is_filter(fd, second, third) => confine(),
+        libc::SYS_prctl => before_prctl([fd, second, third, 0, 0, 0]),
         libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),
         number @ (libc::SYS_mmap
         | libc::SYS_munmap

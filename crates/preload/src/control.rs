@@ -91,6 +91,7 @@ pub unsafe fn hand_over_rights(msg: *const msghdr) {
                 match table::look(fd) {
                     Entry::Conn(conn) => conn::hand_over(conn, fd, Reason::HandedOver),
                     Entry::Set(set) => sets::watch(set),
+                    Entry::Socket => conn::give_socket(fd),
                     _ => {}
                 }
             }

@@ -23,6 +23,24 @@ stubs! { before_unshare:
     unshare,
 }
 
+/// Whether seccomp(2) with these arguments can install a filter. Others are refused: libraries ask so which flags the kernel knows.
+pub fn is_filter(operation: usize, flags: usize, filter: usize) -> bool {
+    match operation as u32 {
+        libc::SECCOMP_SET_MODE_STRICT => flags == 0 && filter == 0,
+        libc::SECCOMP_SET_MODE_FILTER => filter != 0,
+        _ => false,
+    }
+}
+
+/// The same of prctl(PR_SET_SECCOMP).
+pub fn is_filter_by_prctl(mode: usize, filter: usize) -> bool {
+    match mode as u32 {
+        libc::SECCOMP_MODE_STRICT => true,
+        libc::SECCOMP_MODE_FILTER => filter != 0,
+        _ => false,
+    }
+}
+
 /// More jobs than this no context of Linux AIO takes, unless the operator raises fs.aio-max-nr.
 const MOST_JOBS: usize = 1 << 16;
 

@@ -288,7 +288,7 @@ hooks! {
     }
     /// connect(2)
     fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
-        let before = table::look(fd);
+        let (before, is_named) = (table::look(fd), conn::has_other_names(fd));
         let announced = process::eager() && announce(fd, to, len);
         if matches!(before, Entry::Socket) { conn::prepare(); }
         let rc = covered::connect(fd, to, len);
@@ -301,6 +301,9 @@ hooks! {
                     if (family == libc::AF_INET || family == libc::AF_INET6) && is_tcp(fd) =>
                 {
                     conn::watch(fd, false, under_way, announced);
+                    if is_named {
+                        hand_over(fd, Reason::HandedOver);
+                    }
                 }
                 // Dissolved: the socket may be connected anew.
                 Entry::Conn(_) if family == libc::AF_UNSPEC => {

@@ -6,7 +6,9 @@ use shunpike_shm::lifecycle::Event;
 use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
+use super::named::give_socket;
 use super::{drop_end, given};
+use crate::host::is_alone;
 use crate::table::{self, Conn, Entry};
 use crate::zerocopy::lending;
 use crate::{above, closing, eager, keepalive, proc, process, rings, sets, state, sys, tx, upgrade};
@@ -55,6 +57,7 @@ pub fn hand_over_from_child(fd: i32) {
     if let Some(conn) = table::conn(fd).filter(|conn| is_socket_of(conn.block, fd)) {
         hand_over(conn, fd, Reason::HandedOver);
     }
+    give_socket(fd);
 }
 
 /// Whether `fd` is the connection's socket in a process that our table of descriptors may not be true of.
@@ -97,6 +100,9 @@ fn survive(child: u32) {
         {
             hand_over_to(conn, fd, child);
         }
+        if matches!(entry, Entry::Socket) && survives(fd) {
+            give_socket(fd);
+        }
     }
     // What the kernel has in the sets is the programs' own from now on.
     if sys::pid() == process::pid() {
@@ -110,12 +116,13 @@ fn survive(child: u32) {
     }
 }
 
-/// Takes every connection off its lane and out of the table. One whose sender had ended its lane stays until it is read.
+/// Takes every connection off its lane, and out of the table where no other thread may be within a call on it. One whose sender had
+/// ended its lane stays until it is read.
 pub fn let_go_of_all(reason: Reason) {
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
         hand_over(conn, fd, reason);
-        if state::modes(conn.block) == (mode::PLAIN, mode::PLAIN) {
+        if is_alone() && state::modes(conn.block) == (mode::PLAIN, mode::PLAIN) {
             table::take(fd);
             drop_end(conn, fd, false);
         }

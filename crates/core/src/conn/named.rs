@@ -1,0 +1,33 @@
+//! Sockets that are not connected, and have several names: duplicates, and those in other processes. Who reads by another name than the one
+//! that connect() is given reads TCP alone, so such a connection has no lane.
+
+use crate::sys;
+use crate::table::{self, Entry};
+
+/// Another process gets the socket that is at `fd`, if one is.
+pub fn give_socket(fd: i32) {
+    table::name_socket(fd, true);
+}
+
+/// A child of fork() gets all of them.
+pub fn give_sockets() {
+    for (fd, entry) in table::all() {
+        if matches!(entry, Entry::Socket) {
+            give_socket(fd);
+        }
+    }
+}
+
+/// Whether the socket at `fd`, which is about to be connected, has another name. One that we did not see made may have.
+pub fn has_other_names(fd: i32) -> bool {
+    let (is_duplicated, is_given) = table::socket_names(fd);
+    is_given || table::is_none(fd) || is_duplicated && is_elsewhere(fd)
+}
+
+/// Whether it is at another number, too. The one that it was made with may be closed by now.
+#[cold]
+fn is_elsewhere(fd: i32) -> bool {
+    let cookie = sys::cookie(fd);
+    let is_it = |other| other != fd && table::socket_names(other).0 && sys::cookie(other) == cookie;
+    table::all().any(|(other, _)| is_it(other))
+}
