@@ -245,3 +245,13 @@ def test_what_ss_and_explain_say(world, made):
         assert "entry syscall" in accel.broker.tool("explain", str(dialogue.server.pid))
         assert "entry libc" in accel.broker.tool("explain", str(dialogue.client.pid))
         dialogue.end()
+
+
+@pytest.mark.parametrize("under", [False, True], ids=["tcp", "syscall"])
+@pytest.mark.parametrize("program,says", [("ends", "all handled\n"), ("selects", "read only: 1\nbad: -1, Bad address\n")], ids=["ends", "selects"])
+def test_of_a_thread_s_end_and_select_by_number(world, tmp_path, program, says, under):
+    """Signals of the process that come as a thread ends by exit(2) are another thread's; a time in memory that cannot be written is none."""
+    compile_program(SOURCES / f"{program}.c", tmp_path / program, "-static")
+    accel = Accel(world, "both" if under else "tcp", ["--eager"] if under else [])
+    for _ in range(4 if program == "ends" else 1):
+        assert accel.client("client", [tmp_path / program]).finish(60) == says

@@ -203,6 +203,8 @@ def test_names_before_a_connect(world, bed, mode, how):
     client = accel.client("client", [bed / "named", "client", how, port])
     assert finish_together(client, server)[0] == "read: 1000, 0\n"
     if how == "moved":
-        accel.verify()
+        # A stream one way need not come to a lane by itself.
+        if mode == "both":
+            accel.verify()
     elif mode != "tcp":
         assert accel.broker.stats().smc == 0

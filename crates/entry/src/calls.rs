@@ -319,6 +319,7 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             }
             libc::SYS_exit => {
                 if !foreign_process() {
+                    signals::pass_on();
                     thread_ends();
                 }
                 Answer::Blob

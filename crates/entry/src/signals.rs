@@ -61,10 +61,12 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
     let [address, stack] =
         [libc::REG_RIP, libc::REG_RSP].map(|register| registers[register as usize] as usize);
     let place = gate::at(address);
-    let is_fault = matches!(
-        signal,
-        libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
-    );
+    // SAFETY: the kernel's own siginfo. What was sent is no fault, whatever its number.
+    let is_fault = unsafe { (*info).si_code } > 0
+        && matches!(
+            signal,
+            libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
+        );
     let is_inside =
         place != At::Call && (is_ours(address) || state::is_on_own_stack(stack) && !is_blobs(address));
     // A program with a filter of its own expects no calls of ours, and has no lanes.
@@ -173,6 +175,25 @@ unsafe fn keep(thread: &tls::Thread, signal: c_int, info: *mut siginfo_t, contex
     sys::requeue_signal(signal, info.cast());
     thread.kept.fetch_or(bit, Ordering::Relaxed);
     state::set_kept_back(1);
+}
+
+/// The calling thread is about to end: what was kept back for it goes to the process, where another thread takes it; what comes from here on
+/// does so by itself.
+pub fn pass_on() {
+    sys::mask_signals(libc::SIG_BLOCK, !0);
+    let kept = tls::thread().kept.swap(0, Ordering::Relaxed);
+    for signal in (1..=64usize).filter(|signal| kept >> (signal - 1) & 1 != 0) {
+        let (bit, now) = (1u64 << (signal - 1), [0u64; 2]);
+        // SAFETY: all-zero is valid.
+        let mut info: siginfo_t = unsafe { core::mem::zeroed() };
+        let [bit, info, now] = [&raw const bit as usize, &raw mut info as usize, &raw const now as usize];
+        // SAFETY: memory of this function. The thread's own come before the process's (kernel/signal.c, dequeue_signal).
+        let came = unsafe { arch::syscall(libc::SYS_rt_sigtimedwait, bit, info, now, MASK, 0, 0) };
+        if came > 0 {
+            // SAFETY: as above.
+            unsafe { arch::syscall(libc::SYS_rt_sigqueueinfo, sys::pid() as usize, signal, info, 0, 0, 0) };
+        }
+    }
 }
 
 /// The default action for a signal of `FAULTS`: a fault happens again, and what was sent is sent again.

@@ -92,7 +92,18 @@ unsafe fn answer(call: &Call) -> c_long {
                 }
                 told
             }
-            libc::SYS_select => select_by(selected, e as *mut timeval, |_| own()),
+            libc::SYS_select if e == 0 => select_by(selected, core::ptr::null_mut(), |_| own()),
+            // Unlike libc's function, the call minds neither a bad address nor a time that cannot be written.
+            libc::SYS_select => match user::fetch(e as *const timeval) {
+                Some(mut time) => {
+                    let told = select_by(selected, &raw mut time, |_| own());
+                    if kernels.get().is_none() {
+                        let _ = user::store(e as *mut timeval, time);
+                    }
+                    told
+                }
+                None => own(),
+            },
             libc::SYS_pselect6 if b | c | d != 0 => {
                 let masked = match f {
                     0 => Some(Masked { mask: core::ptr::null(), size: 0 }),
