@@ -229,6 +229,9 @@ shunpike_inject_data:
     .set .Lcounts, 2b
     .set .Lalone, 3b
 
+# Blocks that are pending for threads that could not be made, as threads that have ended left them.
+.Lsurplus:
+    .quad 0
 .Lchild:
     .quad 1 << 16               # SIGCHLD
 .Lno_time:
@@ -507,6 +510,9 @@ shunpike_inject_handler:
     xor eax, eax
     cmp qword ptr [rdi + VFORKS], 0
     jne 1f
+    xchg rax, [rdi + SURPLUS]
+    lock add [rip + .Lsurplus], rax
+    xor eax, eax
     cmp qword ptr [rip + .Lalone], 0
     jne 1f
     push -1
@@ -587,6 +593,13 @@ shunpike_inject_handler:
     cmp qword ptr [rdi + SURPLUS], 0
     je 1f
     dec qword ptr [rdi + SURPLUS]
+    jmp 8f
+1:  mov rax, [rip + .Lsurplus]
+    test rax, rax
+    jz 1f
+    lea rcx, [rax - 1]
+    lock cmpxchg [rip + .Lsurplus], rcx
+    jne 1b
     jmp 8f
 1:  push rsi
     lea rdx, [rip + .Lfree]
