@@ -501,7 +501,11 @@ shunpike_inject_handler:
 .Lprctl:
     cmp dword ptr [rsi + F_RDI], 22         # PR_SET_SECCOMP
     jne .Lmakes
+    jmp .Lfilter
 .Lseccomp:
+    cmp dword ptr [rsi + F_RDI], 1          # others than SECCOMP_SET_MODE_* ask only
+    ja .Lmakes
+.Lfilter:
     mov qword ptr [rip + .Lalone], 1
     xor eax, eax
     ret
