@@ -16,7 +16,7 @@ pytestmark = pytest.mark.operators
 
 # Code -> file -> (cause, what the code's words must have for it).
 CAUSES = {
-    "AttachRefused": {"core/upgrade.rs": ("the broker gives no DMB, or one of no known size", "refused to attach")},
+    "AttachRefused": {"core/upgrade/dmbs.rs": ("the broker gives no DMB, or one of no known size", "refused to attach")},
     "AwaitingPeer": {"core/upgrade/nomination.rs": ("our end is nominated", "the other end has not")},
     "BrokerForeign": {"core/session.rs": ("another user serves there", "neither this user nor root")},
     "BrokerGone": {"core/upgrade.rs": ("the session has ended", "went away")},
@@ -42,7 +42,7 @@ CAUSES = {
     "HandedOver": {
         "core/conn/handover.rs": ("exec, posix_spawn, a dup in a vfork child", "inherited (exec, posix_spawn)"),
         "preload/bypass.rs": ("login_tty: as a child's standard descriptors", "another program has got it"),
-        "preload/data.rs": ("SCM_RIGHTS", "sent (SCM_RIGHTS)"),
+        "preload/control.rs": ("SCM_RIGHTS", "sent (SCM_RIGHTS)"),
         "preload/exec.rs": ("posix_spawn's file actions", "inherited (exec, posix_spawn)"),
         "preload/indirect.rs": ("a sockmap has got it", "another program has got it"),
         "preload/lifecycle.rs": ("an ioctl gives it to the kernel's KCM", "another program has got it"),
@@ -60,17 +60,18 @@ CAUSES = {
         "core/upgrade/nomination.rs": ("it has one", "UV_USE_IO_URING=0"),
     },
     "Ktls": {"core/surface/options.rs": ("TCP_ULP", "kernel TLS")},
-    "LentDenied": {"core/rx/asking.rs": ("process_vm_readv is refused", "does not let the receiver read")},
+    "LentDenied": {"core/rx/ask_back.rs": ("process_vm_readv is refused", "does not let the receiver read")},
     "LentUnreadable": {
         "core/conn.rs": ("asked, not set", "gone before they were read"),
-        "core/rx/asking.rs": ("the sender ended with bytes lent", "gone before they were read"),
+        "core/rx/ask_back.rs": ("the sender ended with bytes lent", "gone before they were read"),
         "core/zerocopy/lending.rs": ("memory that is not there any more", "gone before they were read"),
     },
     "LinkLimit": {"core/upgrade.rs": ("the table of link groups is full", "as many other processes")},
     "Memory": {"core/upgrade/nomination.rs": ("the arena has no block left", "one more connection of the process")},
     "MemoryRefused": {
         "core/tx.rs": ("no send buffer for the copy mode", "refused memory"),
-        "core/upgrade.rs": ("a DMB or link page cannot be mapped", "refused memory"),
+        "core/upgrade.rs": ("a link page cannot be mapped", "refused memory"),
+        "core/upgrade/dmbs.rs": ("a DMB cannot be mapped", "refused memory"),
     },
     "NestedSets": {
         "core/sets/refusal.rs": ("a set in a set", "waited for itself"),
@@ -114,6 +115,7 @@ CAUSES = {
         "core/upgrade.rs": ("the program has shut down reading since the nomination", "has shut down its reading"),
         "core/upgrade/nomination.rs": ("the same, before it", "has shut down its reading"),
     },
+    "OtherNames": {"preload/lifecycle.rs": ("connect of a socket that has another name", "another name")},
     "PrivateDescriptors": {"preload/indirect.rs": ("unshare(CLONE_FILES) in a thread", "descriptors of their own")},
     "Revoked": {"core/upgrade.rs": ("`shunpike revoke`", "by the operator")},
     "SetUnseen": {"core/sets/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},

@@ -83,6 +83,9 @@ pub fn advice(reason: Reason) -> &'static str {
             "Switch io_uring off in the program where lanes are worth more (Node: UV_USE_IO_URING=0; MariaDB: \
              innodb_use_native_aio=0): all its connections stay TCP."
         }
+        OtherNames => {
+            "Close the other name, or make it after the connection: who reads by it would read TCP beside the lane."
+        }
         ReadingShut => "Nothing: TCP shows such a reader the stream's end, whatever comes.",
         PrivateDescriptors => {
             "Nothing: one number is several files in such a process, so its connections stay TCP."

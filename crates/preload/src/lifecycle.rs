@@ -302,7 +302,7 @@ hooks! {
                 {
                     conn::watch(fd, false, under_way, announced);
                     if is_named {
-                        hand_over(fd, Reason::HandedOver);
+                        hand_over(fd, Reason::OtherNames);
                     }
                 }
                 // Dissolved: the socket may be connected anew.

@@ -142,6 +142,7 @@ reasons! {
     WaitsUnseen        = 0x0a03_000a, "waits_unseen", "nothing seen yet of how the program waits for the connection";
     PrivateDescriptors = 0x0a03_000c, "private_descriptors", "threads of the process have descriptors of their own (unshare)";
     ReadingShut        = 0x0a03_000d, "reading_shut", "the program has shut down its reading (SHUT_RD of shutdown)";
+    OtherNames         = 0x0a03_000e, "other_names", "the socket had another name when it was connected: a duplicate, or one in another process";
 
     NestedSets         = 0x0a03_0010, "nested_sets", "an epoll set that it is in is waited for itself (by poll, or in another set, or by Linux AIO), or was sent to another program";
     SharedInSet        = 0x0a03_0011, "shared_in_set", "a descriptor of it that is in an epoll set was closed while it has another one";
