@@ -195,7 +195,11 @@ pub fn make(directory: &Path) -> io::Result<()> {
         return Ok(());
     }
     directory.parent().map_or(Ok(()), make)?;
-    fs::create_dir(directory)?;
+    match fs::create_dir(directory) {
+        // Another process has made it just now.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => return Ok(()),
+        made => made?,
+    }
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
 }
 
