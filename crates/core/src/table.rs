@@ -158,6 +158,12 @@ pub fn name_socket(fd: i32, given: bool) {
     }
 }
 
+/// Whether `fd` is a socket that is not connected, without marks.
+#[inline(always)]
+pub fn is_unmarked_socket(fd: i32) -> bool {
+    slot(fd).is_some_and(|slot| slot.load(Ordering::Relaxed) == SOCKET)
+}
+
 /// Those marks: whether it was duplicated, and whether it was given away.
 pub fn socket_names(fd: i32) -> (bool, bool) {
     let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Relaxed));

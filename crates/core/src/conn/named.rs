@@ -19,7 +19,13 @@ pub fn give_sockets() {
 }
 
 /// Whether the socket at `fd`, which is about to be connected, has another name. One that we did not see made may have.
+#[inline(always)]
 pub fn has_other_names(fd: i32) -> bool {
+    !table::is_unmarked_socket(fd) && may_have_others(fd)
+}
+
+#[cold]
+fn may_have_others(fd: i32) -> bool {
     let (is_duplicated, is_given) = table::socket_names(fd);
     is_given || table::is_none(fd) || is_duplicated && is_elsewhere(fd)
 }
