@@ -91,7 +91,7 @@ core::arch::global_asm!(
     size = const size_of::<ThreadBlock>(),
 );
 
-/// Where the block lies behind the words that the injector keeps of a thread (crates/inject/src/blob.rs).
+/// Where the block lies behind the words that the injector keeps of a thread (crates/inject/src/blob.s).
 #[cfg(feature = "gs")]
 pub const BEHIND: usize = 128;
 

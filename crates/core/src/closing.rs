@@ -105,7 +105,7 @@ pub fn ask_back(conn: Conn) {
         let asked = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::END);
         let empty = dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed);
         let taken = dmb.words().cons().has(Cursor::TAKEN);
-        // A lane that its sender had ended before is read to its end, which the sender does not take back.
+        // Else the sender had ended its lane before, and takes nothing back: what is unread is read here.
         if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty || taken {
             half.mode.store(half, mode::PLAIN, Ordering::Release);
             rx_closed(conn, half);

@@ -412,7 +412,6 @@ pub fn duplicated(old: i32, new: i32) {
     if matches!(entry, Entry::Socket) {
         for name in [old, new] {
             table::name_socket(name, is_given);
-            table::name_socket(name, false);
         }
     }
 }

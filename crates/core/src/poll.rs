@@ -68,14 +68,14 @@ fn poll_with(
 ) -> Result<usize, Errno> {
     let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
     // TCP's part of a lane is asked now and then, and after a sleep that watched it.
-    let (mut slept, mut looked) = (false, false);
+    let mut slept = false;
     loop {
         let mut n = 0;
         let mut others = false;
         let mut lanes = false;
         for (one, slot) in fds.iter_mut().zip(kernel.iter_mut()) {
             one.revents = 0;
-            let has_ended = looked && has_ended(slot);
+            let has_ended = has_ended(slot);
             *slot = libc::pollfd { fd: one.fd, events: one.events, revents: 0 };
             match table::look(one.fd) {
                 Entry::Conn(conn) if state::on_lane(conn) => {
@@ -102,7 +102,6 @@ fn poll_with(
             }
             n += usize::from(one.revents != 0);
         }
-        looked = true;
         // A pending signal that the mask lets in ends the call where nothing is ready, and no other one.
         let lets_in = if n == 0 { mask } else { core::ptr::null() };
         let at_once = timeout == Some(0);
@@ -268,14 +267,10 @@ fn prepare(fds: &[libc::pollfd], kernel: &mut [libc::pollfd], cq: u8) -> (bool, 
     let mut bound: Option<u64> = None;
     for (one, slot) in fds.iter().zip(kernel.iter_mut()) {
         // Perhaps only since the look, by another thread, there is no lane: all that it waits for is the kernel's now.
-        let Entry::Conn(conn) = table::look(one.fd) else {
+        let Some(conn) = table::conn(one.fd).filter(|conn| state::on_lane(*conn)) else {
             (slot.fd, slot.events) = (one.fd, one.events);
             continue;
         };
-        if !state::on_lane(conn) {
-            (slot.fd, slot.events) = (one.fd, one.events);
-            continue;
-        }
         armed = true;
         let block = conn.block;
         // Whatever it waits for: POLLERR is always told.

@@ -1,4 +1,4 @@
-//! What the injector keeps of a thread and of an entry (crates/inject/src/blob.rs), as words by the GS base.
+//! What the injector keeps of a thread and of an entry (crates/inject/src/blob.s), as words by the GS base.
 
 use core::arch::asm;
 use core::mem::offset_of;

@@ -2,7 +2,7 @@
 //! that connect() is given reads TCP alone, so such a connection has no lane.
 
 use crate::sys;
-use crate::table::{self, Entry};
+use crate::table;
 
 /// Another process gets the socket that is at `fd`, if one is.
 pub fn give_socket(fd: i32) {
@@ -11,10 +11,8 @@ pub fn give_socket(fd: i32) {
 
 /// A child of fork() gets all of them.
 pub fn give_sockets() {
-    for (fd, entry) in table::all() {
-        if matches!(entry, Entry::Socket) {
-            give_socket(fd);
-        }
+    for (fd, _) in table::all() {
+        give_socket(fd);
     }
 }
 

@@ -446,7 +446,7 @@ pub const TCP: &[Row<Numbered>] = &[
     ),
     row(
         &[("TCP_INQ", 36)],
-        Same("data.rs tell_unread"),
+        Same("control.rs tell_unread"),
         "A control message with each read that says how much is still there.",
     ),
     row(&[("TCP_TX_DELAY", 37)], Tcp(UpTo(0)), "Each segment leaves so much later."),
