@@ -25,7 +25,8 @@ pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
 pub fn rx_closed(conn: Conn, half: RxHeld<'_>) {
     wake_own_side(half.half(), Side::Readers);
     let own = half.own();
-    retire(half, device::Owner::Ours, own.group.swap(0, Ordering::Relaxed));
+    let group = own.group.swap(0, Ordering::Relaxed);
+    device::retire_half(conn.block, half, device::Owner::Ours, group);
     let copy = own.copy.swap(0, Ordering::AcqRel);
     // A copy of peeked bytes that another process of the tree made is not mapped here.
     if copy != 0 && own.copier.load(Ordering::Relaxed) == process::pid() {
@@ -39,27 +40,12 @@ pub fn tx_closed(conn: Conn, half: TxHeld<'_>) {
     wake_own_side(half.half(), Side::Writers);
     window::closed(half);
     lending::over(conn.block, half);
-    retire(half, device::Owner::Peer, 0);
+    device::retire_half(conn.block, half, device::Owner::Peer, 0);
     let stage = half.own().stage.swap(0, Ordering::AcqRel);
     if stage != 0 {
         retire_buffer(stage);
     }
     conn.block.life.unsettle();
-}
-
-/// A direction has no DMB any more.
-fn retire(held: impl Held, owner: device::Owner, group: u32) {
-    let half = held.half();
-    let base = half.dmb.swap(held, 0, Ordering::AcqRel);
-    let token = DmbToken(half.token.swap(held, 0, Ordering::Relaxed));
-    if base != 0 {
-        let lane = device::Lane {
-            group,
-            forks: half.forks.load(Ordering::Relaxed),
-            ring: half.ring.load(Ordering::Relaxed),
-        };
-        device::retire_lane(Region::of(Dmb::start_of(base), Dmb::len_at(base)), token, owner, Some(lane));
-    }
 }
 
 fn retire_buffer(base: usize) {

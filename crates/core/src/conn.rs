@@ -17,11 +17,14 @@ use crate::{
 
 mod given;
 mod handover;
+mod orphans;
 
 pub use given::spawned;
 pub use handover::{
     before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, let_go_of_all, ring_set_up,
 };
+
+pub(crate) use orphans::look as look_for_orphans;
 
 /// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
 const REOPEN_US: u64 = 10_000;
@@ -145,6 +148,7 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     }
     keepalive::over(conn, fd);
     upgrade::forget(&mut session, block);
+    orphans::look(&mut session);
     reuse::sweep(&mut session);
     // The end that wanted it counts it. The other one cannot tell it from a close, whose FIN comes behind the end of the lane. One that was
     // reset does not go on.
@@ -285,6 +289,7 @@ fn close_lent(fd: i32) {
 
 /// One descriptor fewer. With the last one the connection ends; `open`: `fd` still is that socket.
 fn drop_end(conn: Conn, fd: i32, open: bool) {
+    orphans::note_activity();
     let block = conn.block;
     let same = |entry: &Entry| matches!(entry, Entry::Conn(other) if *other == conn);
     if block.dups.load(Ordering::Relaxed) != 0
@@ -298,6 +303,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     }
     if !holders::leave(block) {
         lending::forget(block);
+        orphans::left();
         return;
     }
     if eager::is_announced(block) {
@@ -376,6 +382,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
         closing::tx_closed(conn, half);
     }
     block.tx.keepalive.store(0, Ordering::Relaxed);
+    orphans::look(&mut session);
     reuse::sweep(&mut session);
     link::part(block);
 }
