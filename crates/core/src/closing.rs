@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Phase;
 
 use shunpike_shm::Region;
-use shunpike_shm::arena::{Held, RxHeld, TxHeld, mode};
+use shunpike_shm::arena::{Block, Held, RxHeld, TxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::{DmbToken, Reason};
 
@@ -27,12 +27,17 @@ pub fn rx_closed(conn: Conn, half: RxHeld<'_>) {
     let own = half.own();
     let group = own.group.swap(0, Ordering::Relaxed);
     device::retire_half(conn.block, half, device::Owner::Ours, group);
+    drop_copy(half);
+    conn.block.life.unsettle();
+}
+
+fn drop_copy(half: RxHeld<'_>) {
+    let own = half.own();
     let copy = own.copy.swap(0, Ordering::AcqRel);
     // A copy of peeked bytes that another process of the tree made is not mapped here.
     if copy != 0 && own.copier.load(Ordering::Relaxed) == process::pid() {
         retire_buffer(copy);
     }
-    conn.block.life.unsettle();
 }
 
 /// The same for the sending direction.
@@ -46,6 +51,26 @@ pub fn tx_closed(conn: Conn, half: TxHeld<'_>) {
         retire_buffer(stage);
     }
     conn.block.life.unsettle();
+}
+
+/// Both directions of a connection that this process left, and whose last holder has died: nobody reads or writes it any more.
+pub(crate) fn abandoned(block: &Block) {
+    {
+        let guard = block.rx.lock(critical());
+        let half = guard.held();
+        half.mode.store(half, mode::PLAIN, Ordering::Release);
+        device::retire_abandoned(block, half, device::Owner::Ours);
+        drop_copy(half);
+    }
+    let guard = block.tx.lock(critical());
+    let half = guard.held();
+    half.mode.store(half, mode::PLAIN, Ordering::Release);
+    let is_ours = device::retire_abandoned(block, half, device::Owner::Peer);
+    let stage = half.own().stage.swap(0, Ordering::AcqRel);
+    // Else it was made anew, with the mapping of the DMB.
+    if stage != 0 && is_ours {
+        retire_buffer(stage);
+    }
 }
 
 fn retire_buffer(base: usize) {

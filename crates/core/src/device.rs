@@ -101,18 +101,25 @@ pub fn retire(region: Region, token: DmbToken, owner: Owner) {
 pub fn retire_half(block: &Block, held: impl Held, owner: Owner, group: u32) {
     let half = held.half();
     let mut quarantine = RETIRED.lock();
-    let address = half.dmb.swap(held, 0, Ordering::AcqRel);
-    let token = half.token.swap(held, 0, Ordering::Relaxed);
+    let (address, token, shared) = quarantine.take_away(block, held);
     // Where others have it, too, it may be mapped elsewhere there, and it is theirs to tell the broker.
-    let (address, told) = quarantine.shared.take(block, token).unwrap_or((address, false));
+    let (address, told) = shared.unwrap_or((address, false));
     if address != 0 {
+        let told = told || token.0 == 0;
         let (forks, ring) = (half.forks.load(Ordering::Relaxed), half.ring.load(Ordering::Relaxed));
-        let region = Region::of(Dmb::start_of(address), Dmb::len_at(address));
-        let told = told || token == 0;
         let lane = Some(Lane { group, forks, ring }).filter(|_| !told);
-        let token = DmbToken(token);
-        quarantine.put(Retired { region, token, owner, told, stage: Stage::Fresh, lane, age: 0 });
+        quarantine.put(Retired::of(address, token, owner, told, lane));
     }
+}
+
+/// The same for a direction that others have had alone: what they have mapped is nothing of ours. Says whether it is as it was when we had
+/// it, too.
+pub(crate) fn retire_abandoned(block: &Block, held: impl Held, owner: Owner) -> bool {
+    let mut quarantine = RETIRED.lock();
+    let (address, token, shared) = quarantine.take_away(block, held);
+    let Some((own, told)) = shared else { return false };
+    quarantine.put(Retired::of(own, token, owner, told, None));
+    own == address
 }
 
 /// Before fork(), when the child is among the holders: what it shares with us.
@@ -140,15 +147,14 @@ pub(crate) fn give_up_shared(conn: Conn, is_over: bool) -> Option<Seat> {
     let mut quarantine = RETIRED.lock();
     let Quarantine { shared, items, count, .. } = &mut *quarantine;
     shared.give_up(conn, is_over, |which, Memory { address, token }, told| {
-        let region = Region::of(Dmb::start_of(address), Dmb::len_at(address));
-        let (token, owner) = (DmbToken(token), [Owner::Ours, Owner::Peer][which]);
-        put(items, count, Retired { region, token, owner, told, stage: Stage::Fresh, lane: None, age: 0 });
+        let owner = [Owner::Ours, Owner::Peer][which];
+        put(items, count, Retired::of(address, DmbToken(token), owner, told, None));
     })
 }
 
-/// The connection leaves its link group.
-pub(crate) fn parts(block: &Block) {
-    RETIRED.lock().shared.parted(block);
+/// The connection leaves this seat of a link group.
+pub(crate) fn parts(block: &Block, seat: (u32, u16)) {
+    RETIRED.lock().shared.parted(block, seat);
 }
 
 fn retire_lane(region: Region, token: DmbToken, owner: Owner, lane: Option<Lane>) {
@@ -162,6 +168,14 @@ pub fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
+impl Retired {
+    /// The mapping of the DMB at `address`.
+    fn of(address: usize, token: DmbToken, owner: Owner, told: bool, lane: Option<Lane>) -> Self {
+        let region = Region::of(Dmb::start_of(address), Dmb::len_at(address));
+        Self { region, token, owner, told, stage: Stage::Fresh, lane, age: 0 }
+    }
+}
+
 fn put(items: &mut [Option<Retired>], count: &mut usize, item: Retired) {
     if let Some(slot) = items.get_mut(*count) {
         *slot = Some(item);
@@ -172,6 +186,14 @@ fn put(items: &mut [Option<Retired>], count: &mut usize, item: Retired) {
 impl Quarantine {
     fn present(&mut self) -> impl Iterator<Item = &mut Retired> {
         self.items.iter_mut().take(self.count).flatten()
+    }
+
+    /// Takes a direction's DMB away: its address and token in the block, and what is shared of it.
+    fn take_away(&mut self, block: &Block, held: impl Held) -> (usize, DmbToken, Option<(usize, bool)>) {
+        let half = held.half();
+        let address = half.dmb.swap(held, 0, Ordering::AcqRel);
+        let token = half.token.swap(held, 0, Ordering::Relaxed);
+        (address, DmbToken(token), self.shared.take(block, token))
     }
 
     /// A full quarantine leaks address space rather than unmap under a reader.

@@ -255,11 +255,12 @@ pub fn join(link: &'static Link, block: &Block, slot: u16) {
 
 /// Takes a connection off its link. Under the session's lock.
 pub fn part(block: &Block) {
-    if of(block).is_none() {
-        return;
+    let number = block.link.swap(0, Ordering::Relaxed);
+    if number != 0 {
+        let slot = block.slot.load(Ordering::Relaxed);
+        device::parts(block, (number, slot));
+        leave(number, slot);
     }
-    device::parts(block);
-    leave(block.link.swap(0, Ordering::Relaxed), block.slot.load(Ordering::Relaxed));
 }
 
 /// News slot `slot` of the link with this number, which is not 0, is nobody's any more.

@@ -6,15 +6,13 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use shunpike_shm::lifecycle::{Event, Phase};
 
-use shunpike_shm::arena::{Block, mode};
+use shunpike_shm::arena::Block;
 use shunpike_wire::session::{ConnId, ToBroker};
 
 use super::sum_up;
 use crate::look::{LEFT, look_soon};
 use crate::session::{self, Session};
 use crate::table::Conn;
-use crate::tls::critical;
-use crate::zerocopy::lending;
 use crate::{clock, closing, device, holders, link, process, tap, upgrade};
 
 /// Not more often than this, microseconds: the kernel is asked about the others, and the whole list is looked at.
@@ -74,18 +72,7 @@ fn end(session: &mut Session, conn: Conn) -> bool {
         block.free();
         return false;
     }
-    {
-        let guard = block.rx.lock(critical());
-        let half = guard.held();
-        half.mode.store(half, mode::PLAIN, Ordering::Release);
-        closing::rx_closed(conn, half);
-    }
-    {
-        let guard = block.tx.lock(critical());
-        let half = guard.held();
-        half.mode.store(half, mode::PLAIN, Ordering::Release);
-        closing::tx_closed(conn, half);
-    }
+    closing::abandoned(block);
     upgrade::forget(session, block);
     link::part(block);
     tap::over(block);
@@ -95,7 +82,6 @@ fn end(session: &mut Session, conn: Conn) -> bool {
     {
         sum_up(block, header);
     }
-    lending::forget(block);
     block.life.on(Event::Close);
     block.free();
     true

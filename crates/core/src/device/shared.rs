@@ -184,10 +184,9 @@ impl Shares {
     }
 
     /// This process takes the connection off its link group itself.
-    pub(super) fn parted(&mut self, block: &Block) {
-        let now = Seat::of(block);
+    pub(super) fn parted(&mut self, block: &Block, seat: (u32, u16)) {
         self.change(block, |shared| {
-            if shared.seat.is_at(now) {
+            if (shared.seat.link, shared.seat.slot) == seat {
                 shared.seat.link = 0;
             }
         });
@@ -218,7 +217,9 @@ impl Shares {
             }
             let told = shared.told != 0;
             for (which, (memory, half)) in shared.memory.iter_mut().zip(block.halves()).enumerate() {
-                if *memory != NOWHERE && (all || half.token.load(Ordering::Acquire) != memory.token) {
+                let is_over = all || half.token.load(Ordering::Acquire) != memory.token;
+                // Not while its address is there: who is late could still find it.
+                if *memory != NOWHERE && is_over && half.dmb.load(Ordering::Acquire) != memory.address {
                     each(which, *memory, told);
                     *memory = NOWHERE;
                 }
