@@ -208,3 +208,24 @@ def test_names_before_a_connect(world, bed, mode, how):
             accel.verify()
     elif mode != "tcp":
         assert accel.broker.stats().smc == 0
+
+
+@pytest.mark.parametrize("how", ["killed", "exits", "closes"])
+def test_what_a_child_was_left_with_is_given_back(world, bed, how):
+    """A server closes connections whose last holder is a child, and goes on: neither it nor the broker keeps what belonged to them."""
+    world.env["BED_WARM_MS"] = "150"
+    accel, port, env = Accel(world, "both"), free_port(), fifos(world)
+    argv = lambda side: [bed / "left", side, how, port]
+    server = accel.server("server", argv("server"), env=env).wait_listening(port)
+    client = accel.client("client", argv("client"), env=env)
+    until(lambda: server.out, server.describe, seconds=60)
+    mapped_before, mapped_after, opened_before, opened_after = map(int, server.out.split())
+    assert 2 <= mapped_after <= mapped_before, server.out
+    assert opened_after <= opened_before, server.out
+    memory = lambda: [kind for kind in accel.broker.holdings()[1:] if kind == "/memfd"]
+    # Two programs with one connection, some sets of pages, and what is parked.
+    until(lambda: len(memory()) < 12, lambda: f"{accel.broker.holdings()}")
+    (world.directory / "sync" / "to-server").open("wb").write(b"!")
+    client.finish()
+    server.finish()
+    assert accel.broker.stats().lanes > 12

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Phase;
 
 use shunpike_shm::Region;
-use shunpike_shm::arena::{Held, RxHeld, TxHeld, mode};
+use shunpike_shm::arena::{Block, Held, RxHeld, TxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::{DmbToken, Reason};
 
@@ -25,13 +25,19 @@ pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
 pub fn rx_closed(conn: Conn, half: RxHeld<'_>) {
     wake_own_side(half.half(), Side::Readers);
     let own = half.own();
-    retire(half, device::Owner::Ours, own.group.swap(0, Ordering::Relaxed));
+    let group = own.group.swap(0, Ordering::Relaxed);
+    device::retire_half(conn.block, half, device::Owner::Ours, group);
+    drop_copy(half);
+    conn.block.life.unsettle();
+}
+
+fn drop_copy(half: RxHeld<'_>) {
+    let own = half.own();
     let copy = own.copy.swap(0, Ordering::AcqRel);
     // A copy of peeked bytes that another process of the tree made is not mapped here.
     if copy != 0 && own.copier.load(Ordering::Relaxed) == process::pid() {
         retire_buffer(copy);
     }
-    conn.block.life.unsettle();
 }
 
 /// The same for the sending direction.
@@ -39,7 +45,7 @@ pub fn tx_closed(conn: Conn, half: TxHeld<'_>) {
     wake_own_side(half.half(), Side::Writers);
     window::closed(half);
     lending::over(conn.block, half);
-    retire(half, device::Owner::Peer, 0);
+    device::retire_half(conn.block, half, device::Owner::Peer, 0);
     let stage = half.own().stage.swap(0, Ordering::AcqRel);
     if stage != 0 {
         retire_buffer(stage);
@@ -47,18 +53,23 @@ pub fn tx_closed(conn: Conn, half: TxHeld<'_>) {
     conn.block.life.unsettle();
 }
 
-/// A direction has no DMB any more.
-fn retire(held: impl Held, owner: device::Owner, group: u32) {
-    let half = held.half();
-    let base = half.dmb.swap(held, 0, Ordering::AcqRel);
-    let token = DmbToken(half.token.swap(held, 0, Ordering::Relaxed));
-    if base != 0 {
-        let lane = device::Lane {
-            group,
-            forks: half.forks.load(Ordering::Relaxed),
-            ring: half.ring.load(Ordering::Relaxed),
-        };
-        device::retire_lane(Region::of(Dmb::start_of(base), Dmb::len_at(base)), token, owner, Some(lane));
+/// Both directions of a connection that this process left, and whose last holder has died: nobody reads or writes it any more.
+pub(crate) fn abandoned(block: &Block) {
+    {
+        let guard = block.rx.lock(critical());
+        let half = guard.held();
+        half.mode.store(half, mode::PLAIN, Ordering::Release);
+        device::retire_abandoned(block, half, device::Owner::Ours);
+        drop_copy(half);
+    }
+    let guard = block.tx.lock(critical());
+    let half = guard.held();
+    half.mode.store(half, mode::PLAIN, Ordering::Release);
+    let is_ours = device::retire_abandoned(block, half, device::Owner::Peer);
+    let stage = half.own().stage.swap(0, Ordering::AcqRel);
+    // Else it was made anew, with the mapping of the DMB.
+    if stage != 0 && is_ours {
+        retire_buffer(stage);
     }
 }
 

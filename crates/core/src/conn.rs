@@ -18,12 +18,15 @@ use crate::{
 mod given;
 mod handover;
 mod named;
+mod orphans;
 
 pub use given::spawned;
 pub use handover::{
     before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, let_go_of_all, ring_set_up,
 };
 pub use named::{give_socket, give_sockets, has_other_names};
+
+pub(crate) use orphans::look as look_for_orphans;
 
 /// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
 const REOPEN_US: u64 = 10_000;
@@ -147,6 +150,7 @@ pub(crate) fn settle_slowly(conn: Conn, fd: i32) {
     }
     keepalive::over(conn, fd);
     upgrade::forget(&mut session, block);
+    orphans::look(&mut session);
     reuse::sweep(&mut session);
     // The end that wanted it counts it. The other one cannot tell it from a close, whose FIN comes behind the end of the lane. One that was
     // reset does not go on.
@@ -287,6 +291,7 @@ fn close_lent(fd: i32) {
 
 /// One descriptor fewer. With the last one the connection ends; `open`: `fd` still is that socket.
 fn drop_end(conn: Conn, fd: i32, open: bool) {
+    orphans::note_activity();
     let block = conn.block;
     let same = |entry: &Entry| matches!(entry, Entry::Conn(other) if *other == conn);
     if block.dups.load(Ordering::Relaxed) != 0
@@ -300,6 +305,7 @@ fn drop_end(conn: Conn, fd: i32, open: bool) {
     }
     if !holders::leave(block) {
         lending::forget(block);
+        orphans::left();
         return;
     }
     if eager::is_announced(block) {
@@ -378,6 +384,7 @@ fn end_lanes(conn: Conn, fd: i32, open: bool) {
         closing::tx_closed(conn, half);
     }
     block.tx.keepalive.store(0, Ordering::Relaxed);
+    orphans::look(&mut session);
     reuse::sweep(&mut session);
     link::part(block);
 }

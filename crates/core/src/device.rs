@@ -10,8 +10,14 @@ use shunpike_shm::lane::{Dmb, HEADER};
 use shunpike_wire::DmbToken;
 
 use crate::mutex::Mutex;
+use crate::table::{self, Conn, Entry};
 use crate::tls::{self, epochs};
 use crate::{holders, limits, look};
+
+mod shared;
+
+use shared::{Memory, Shares};
+pub(crate) use shared::{Seat, Shared};
 
 /// A lane's ring is written where it is (`tx`), and a receiver stops its sender by a word that both change (`closing`). For a device that
 /// cannot do both, these two are to be written again.
@@ -71,7 +77,7 @@ const MOST: usize = 4096;
 const PATIENCE: u8 = 16;
 
 static RETIRED: Mutex<Quarantine> =
-    Mutex::new(Quarantine { items: [None; MOST], count: 0, grace: Grace::new() });
+    Mutex::new(Quarantine { items: [None; MOST], count: 0, grace: Grace::new(), shared: Shares::new() });
 /// Forks of this process so far; changed with RETIRED held. What is mapped at a fork is mapped in the child, too.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
@@ -81,6 +87,8 @@ struct Quarantine {
     items: [Option<Retired>; MOST],
     count: usize,
     grace: Grace<{ epochs::MOST }>,
+    /// What is not let go of yet, and other processes have, too.
+    shared: Shares,
 }
 
 /// Lets memory go: unmapped after a grace period, and told to the broker at the next sweep. Its address has been taken
@@ -89,8 +97,67 @@ pub fn retire(region: Region, token: DmbToken, owner: Owner) {
     retire_lane(region, token, owner, None);
 }
 
-/// The same for memory that a lane was in, which may be used again. The broker is told after the grace period.
-pub fn retire_lane(region: Region, token: DmbToken, owner: Owner, lane: Option<Lane>) {
+/// A direction has no DMB any more. Its memory may be used again: the broker is told after the grace period.
+pub fn retire_half(block: &Block, held: impl Held, owner: Owner, group: u32) {
+    let half = held.half();
+    let mut quarantine = RETIRED.lock();
+    let (address, token, shared) = quarantine.take_away(block, held);
+    // Where others have it, too, it may be mapped elsewhere there, and it is theirs to tell the broker.
+    let (address, told) = shared.unwrap_or((address, false));
+    if address != 0 {
+        let told = told || token.0 == 0;
+        let (forks, ring) = (half.forks.load(Ordering::Relaxed), half.ring.load(Ordering::Relaxed));
+        let lane = Some(Lane { group, forks, ring }).filter(|_| !told);
+        quarantine.put(Retired::of(address, token, owner, told, lane));
+    }
+}
+
+/// The same for a direction that others have had alone: what they have mapped is nothing of ours. Says whether it is as it was when we had
+/// it, too.
+pub(crate) fn retire_abandoned(block: &Block, held: impl Held, owner: Owner) -> bool {
+    let mut quarantine = RETIRED.lock();
+    let (address, token, shared) = quarantine.take_away(block, held);
+    let Some((own, told)) = shared else { return false };
+    quarantine.put(Retired::of(own, token, owner, told, None));
+    own == address
+}
+
+/// Before fork(), when the child is among the holders: what it shares with us.
+pub fn note_shared() {
+    for (_, entry) in table::all() {
+        if let Entry::Conn(conn) = entry {
+            let own = holders::bit(conn.block).unwrap_or(u64::MAX);
+            RETIRED.lock().shared.note(conn, own);
+        }
+    }
+}
+
+/// Whether something is shared.
+pub(crate) fn has_shared() -> bool {
+    !RETIRED.lock().shared.is_empty()
+}
+
+/// What is shared of the connection at or behind `at`, which is behind it then.
+pub(crate) fn next_shared(at: &mut usize) -> Option<Shared> {
+    RETIRED.lock().shared.next(at)
+}
+
+/// Lets go of what the connection has no more, as other processes have ended it; of all, where it is over. Its seat is the caller's to leave.
+pub(crate) fn give_up_shared(conn: Conn, is_over: bool) -> Option<Seat> {
+    let mut quarantine = RETIRED.lock();
+    let Quarantine { shared, items, count, .. } = &mut *quarantine;
+    shared.give_up(conn, is_over, |which, Memory { address, token }, told| {
+        let owner = [Owner::Ours, Owner::Peer][which];
+        put(items, count, Retired::of(address, DmbToken(token), owner, told, None));
+    })
+}
+
+/// The connection leaves this seat of a link group.
+pub(crate) fn parts(block: &Block, seat: (u32, u16)) {
+    RETIRED.lock().shared.parted(block, seat);
+}
+
+fn retire_lane(region: Region, token: DmbToken, owner: Owner, lane: Option<Lane>) {
     let told = token.0 == 0 || owner == Owner::Local;
     let lane = lane.filter(|_| !told);
     RETIRED.lock().put(Retired { region, token, owner, told, stage: Stage::Fresh, lane, age: 0 });
@@ -101,17 +168,37 @@ pub fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
+impl Retired {
+    /// The mapping of the DMB at `address`.
+    fn of(address: usize, token: DmbToken, owner: Owner, told: bool, lane: Option<Lane>) -> Self {
+        let region = Region::of(Dmb::start_of(address), Dmb::len_at(address));
+        Self { region, token, owner, told, stage: Stage::Fresh, lane, age: 0 }
+    }
+}
+
+fn put(items: &mut [Option<Retired>], count: &mut usize, item: Retired) {
+    if let Some(slot) = items.get_mut(*count) {
+        *slot = Some(item);
+        *count += 1;
+    }
+}
+
 impl Quarantine {
     fn present(&mut self) -> impl Iterator<Item = &mut Retired> {
         self.items.iter_mut().take(self.count).flatten()
     }
 
+    /// Takes a direction's DMB away: its address and token in the block, and what is shared of it.
+    fn take_away(&mut self, block: &Block, held: impl Held) -> (usize, DmbToken, Option<(usize, bool)>) {
+        let half = held.half();
+        let address = half.dmb.swap(held, 0, Ordering::AcqRel);
+        let token = half.token.swap(held, 0, Ordering::Relaxed);
+        (address, DmbToken(token), self.shared.take(block, token))
+    }
+
     /// A full quarantine leaks address space rather than unmap under a reader.
     fn put(&mut self, item: Retired) {
-        if let Some(slot) = self.items.get_mut(self.count) {
-            *slot = Some(item);
-            self.count += 1;
-        }
+        put(&mut self.items, &mut self.count, item);
     }
 
     /// Ends the grace period that runs, if it can end, and the next one. `is_gone`: see [`Grace::is_over`].
@@ -206,7 +293,9 @@ pub fn let_go_after_fork() {
 
 /// In a forked child: its parent tells the broker.
 pub fn after_fork_in_child() {
-    RETIRED.lock().present().for_each(|item| (item.told, item.lane) = (true, None));
+    let mut quarantine = RETIRED.lock();
+    quarantine.present().for_each(|item| (item.told, item.lane) = (true, None));
+    quarantine.shared.are_parents();
 }
 
 /// More of a lane's memory is mapped, `ring` bytes of its ring, and what was before is let go. False where that is not to be had, or the
@@ -243,7 +332,9 @@ pub fn extend(block: &Block, held: impl Held, stage: Option<&AtomicUsize>, ring:
         return false;
     };
     // Release: who finds the address without the lock finds the mapping.
-    held.half().dmb.store(held, Dmb::moved(old, region.base() as usize, ring), Ordering::Release);
+    let moved = Dmb::moved(old, region.base() as usize, ring);
+    held.half().dmb.store(held, moved, Ordering::Release);
+    quarantine.shared.moved(block, held.half().token.load(Ordering::Relaxed), moved);
     quarantine.put(over(before));
     if let Some(stage) = stage {
         let buffer = stage.swap(copy, Ordering::Relaxed);

@@ -48,7 +48,7 @@ fn shared_slowly(block: &Block) -> bool {
 
 /// This process's bit of a block's holders; `None` among the crowd.
 #[inline]
-fn bit(block: &Block) -> Option<u64> {
+pub(crate) fn bit(block: &Block) -> Option<u64> {
     if process::index(block).is_some() { Some(1) } else { inherited_bit(block) }
 }
 
@@ -68,6 +68,15 @@ pub fn holds(block: &Block) -> bool {
 #[must_use]
 pub fn leave(block: &Block) -> bool {
     bit(block).is_some_and(|bit| block.leave(bit))
+}
+
+/// Nobody holds the block, which nobody has taken for another connection yet: this process does from now on, to end what it was. Says
+/// whether it could.
+pub(crate) fn take_over(block: &Block) -> bool {
+    // Acquire, as in `claim`: the last holder's writes come before ours.
+    bit(block).is_some_and(|own| {
+        block.holders.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    })
 }
 
 /// The connection with its state in our own arena, which is where the broker looks: one that was accepted

@@ -40,6 +40,7 @@ pub fn start(options: Options) {
     session::attach(&session::Above {
         catch_up: |session| {
             upgrade::catch_up(session);
+            conn::look_for_orphans(session);
             reuse::sweep(session);
         },
         heard: hope::heard,
@@ -77,6 +78,7 @@ pub fn before_fork() {
     sets::hold_across_fork();
     process::share_with_child();
     conn::give_sockets();
+    device::note_shared();
     // From here on nothing is lent, as the connections are shared.
     lending::before_fork();
     process::hold_across_fork();

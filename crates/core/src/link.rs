@@ -8,7 +8,7 @@ use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::pages::{CQS, CqNews, LinkPage, SLOTS};
 
 use crate::tls::thread;
-use crate::{clock, doorbell, process};
+use crate::{clock, device, doorbell, process};
 
 /// Link groups that a process can be part of at a time; connections beyond stay on TCP.
 pub const LINKS: usize = 512;
@@ -25,6 +25,8 @@ pub struct Link {
     /// First epoll registration of the connection in each news slot, under whichever of its descriptors.
     slots: [AtomicU32; SLOTS],
     conns: AtomicU32,
+    /// It has ended at the broker, and connections are on it.
+    over: AtomicBool,
 }
 
 static TABLE: [Link; LINKS] = [const { Link::new() }; LINKS];
@@ -41,6 +43,7 @@ impl Link {
             bells: [const { AtomicI32::new(-1) }; CQS],
             slots: [const { AtomicU32::new(0) }; SLOTS],
             conns: AtomicU32::new(0),
+            over: AtomicBool::new(false),
         }
     }
 
@@ -186,6 +189,7 @@ pub fn enter(session: u32, id: u32, side: u8, page: usize, bells: [i32; CQS]) ->
         to.store(bell, Ordering::Relaxed);
     }
     link.conns.store(0, Ordering::Relaxed);
+    link.over.store(false, Ordering::Relaxed);
     // Release pairs with the Acquire in `all`.
     link.used.store(true, Ordering::Release);
     HIGH.fetch_max(index as u32 + 1, Ordering::AcqRel);
@@ -213,12 +217,14 @@ pub fn mirror(session: u32, id: u32, side: u8) -> Option<&'static Link> {
 }
 
 /// The link group has ended at the broker: its doorbells are closed once no connection is on it. The page
-/// stays mapped until another one takes its place; a poster that is late finds a doorbell of -1.
+/// stays mapped until another one takes its place; a poster that is late finds a doorbell of -1. Under the session's lock.
 pub fn gone(session: u32, id: u32) {
     for side in 0..2 {
-        if let Some(link) = find(session, id, side)
-            && link.conns.load(Ordering::Acquire) == 0
-        {
+        if let Some(link) = find(session, id, side) {
+            link.over.store(true, Ordering::Relaxed);
+            if link.conns.load(Ordering::Acquire) != 0 {
+                continue;
+            }
             let mirrored = find(session, id, 1 - side).is_some();
             for bell in &link.bells {
                 let bell = bell.swap(-1, Ordering::AcqRel);
@@ -247,14 +253,25 @@ pub fn join(link: &'static Link, block: &Block, slot: u16) {
     block.link.store(index as u32 + 1, Ordering::Release);
 }
 
-/// Takes a connection off its link.
+/// Takes a connection off its link. Under the session's lock.
 pub fn part(block: &Block) {
-    let Some(link) = of(block) else { return };
-    block.link.store(0, Ordering::Relaxed);
-    if let Some(at) = link.slots.get(usize::from(block.slot.load(Ordering::Relaxed))) {
+    let number = block.link.swap(0, Ordering::Relaxed);
+    if number != 0 {
+        let slot = block.slot.load(Ordering::Relaxed);
+        device::parts(block, (number, slot));
+        leave(number, slot);
+    }
+}
+
+/// News slot `slot` of the link with this number, which is not 0, is nobody's any more.
+pub(crate) fn leave(number: u32, slot: u16) {
+    let Some(link) = TABLE.get((number as usize).wrapping_sub(1)) else { return };
+    if let Some(at) = link.slots.get(usize::from(slot)) {
         at.store(0, Ordering::Relaxed);
     }
-    link.conns.fetch_sub(1, Ordering::Relaxed);
+    if link.conns.fetch_sub(1, Ordering::AcqRel) == 1 && link.over.load(Ordering::Relaxed) {
+        gone(link.session.load(Ordering::Relaxed), link.number());
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,9 @@ pub(crate) static LATER: AtomicBool = AtomicBool::new(false);
 pub(crate) static LOOK_AT: AtomicU64 = AtomicU64::new(0);
 pub(crate) static LOOK_PAUSE_US: AtomicU32 = AtomicU32::new(0);
 
+/// This process has closed connections that other processes of the tree go on with, and that may be over.
+pub(crate) static LEFT: AtomicBool = AtomicBool::new(false);
+
 /// There is something that the next call of any kind should attend to.
 pub(crate) fn look_soon() {
     LATER.store(true, Ordering::Relaxed);

@@ -207,6 +207,14 @@ pub fn with_home<T>(block: &Block, f: impl FnOnce(&Arena, u8) -> T) -> Option<T>
     Some(f(&home.arena, home.number))
 }
 
+/// Takes those who are gone off the holders of all connections that we know of.
+pub(crate) fn evict_dead() {
+    let own = ARENA.lock();
+    let homes = HOMES.lock();
+    own.iter().for_each(|arena| tenants::evict_all_dead(arena, 0));
+    homes.iter().flatten().for_each(|home| tenants::evict_all_dead(&home.arena, home.number));
+}
+
 /// Calls `f` with the arena's memfd.
 pub fn with_arena_fd<T>(f: impl FnOnce(rustix::fd::BorrowedFd<'_>) -> T) -> Option<T> {
     with_arena(|arena| f(arena.fd().as_fd()))

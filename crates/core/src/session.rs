@@ -21,7 +21,7 @@ use shunpike_wire::session::{CONTROL, FromBroker, MAX, ToBroker, VERSION};
 
 use crate::handshakes::Handshakes;
 use crate::later::Later;
-use crate::look::{LATER, LOOK_AT, LOOK_PAUSE_US, look_soon};
+use crate::look::{LATER, LEFT, LOOK_AT, LOOK_PAUSE_US, look_soon};
 use crate::mutex::{Guard, Mutex};
 use crate::outbox::Outbox;
 use crate::process;
@@ -229,6 +229,9 @@ pub fn look_in(now: u64) {
     }
     looked.store(second, Ordering::Relaxed);
     if let Some(fd) = socket() {
+        if LEFT.load(Ordering::Relaxed) {
+            look_soon();
+        }
         // Nothing is asked for: POLLHUP comes all the same.
         let mut fds = [libc::pollfd { fd, events: 0, revents: 0 }];
         if sys::poll(&mut fds, Some(0), core::ptr::null()).is_ok_and(|ready| ready > 0) {

@@ -92,9 +92,11 @@ unsafe fn answer(call: &Call) -> c_long {
                 }
                 told
             }
-            libc::SYS_select if e == 0 => select_by(selected, core::ptr::null_mut(), |_| own()),
+            libc::SYS_select if b | c | d != 0 && e == 0 => {
+                select_by(selected, core::ptr::null_mut(), |_| own())
+            }
             // Unlike libc's function, the call minds neither a bad address nor a time that cannot be written.
-            libc::SYS_select => match user::fetch(e as *const timeval) {
+            libc::SYS_select if b | c | d != 0 => match user::fetch(e as *const timeval) {
                 Some(mut time) => {
                     let told = select_by(selected, &raw mut time, |_| own());
                     if kernels.get().is_none() {

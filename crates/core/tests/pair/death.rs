@@ -4,6 +4,10 @@ use crate::end::End;
 use crate::fork::{Child, Ended, GivenAway, die, give_away};
 use crate::{Pair, as_tcp_once};
 use shunpike_core::{conn, tls};
+use std::io::Read;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 const KILLED: Ended = Ended::Killed(libc::SIGKILL);
 
@@ -117,4 +121,98 @@ fn one_that_was_shared_comes_on_lanes_again_when_it_is_one_s_own() {
         pair.talk();
     }
     assert!(pair.is_on_lanes(), "{:?}", pair.state());
+}
+
+/// The process's mappings of DMBs, and descriptors of them, which are the broker's.
+fn of_dmbs() -> [usize; 2] {
+    let is_dmb = |name: &str| name.contains("memfd:shunpike-dmb");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("our own");
+    let open = std::fs::read_dir("/proc/self/fd").expect("our own");
+    let open = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let names = open.filter_map(|name| name.into_os_string().into_string().ok());
+    [maps.lines().filter(|line| is_dmb(line)).count(), names.filter(|name| is_dmb(name)).count()]
+}
+
+/// One that is not on lanes, and nothing of any other; what there is of DMBs then.
+fn at_rest() -> (Pair, [usize; 2]) {
+    let mut pair = Pair::open();
+    rest(&mut pair);
+    (pair, of_dmbs())
+}
+
+fn rest(pair: &mut Pair) {
+    pair.renew();
+    // What is parked goes.
+    pair.pass(Duration::from_secs(20));
+    pair.pump();
+    pair.talk();
+}
+
+/// A child is left with both ends, does something with them, and is gone; then other connections come and go.
+fn is_given_back_after(what: impl Fn(&Pair)) {
+    let (mut pair, before) = at_rest();
+    for _ in 0..4 {
+        pair.earn();
+        let (mut goes_on, told) = std::io::pipe().expect("a pipe");
+        let told = ManuallyDrop::new(told);
+        let child = Child::fork(|| {
+            // SAFETY: the child's own copy.
+            unsafe { libc::close(told.as_raw_fd()) };
+            assert_eq!(goes_on.read(&mut [0]).expect("a pipe"), 0);
+            what(&pair);
+        });
+        pair.renew();
+        pair.pump();
+        assert!(of_dmbs()[0] > before[0], "the child has them");
+        drop(ManuallyDrop::into_inner(told));
+        child.ended();
+    }
+    pair.pass(Duration::from_secs(1));
+    pair.earn();
+    rest(&mut pair);
+    assert_eq!(of_dmbs(), before);
+}
+
+#[test]
+fn what_a_child_was_left_with_is_given_back_when_it_is_killed() {
+    is_given_back_after(|_| die());
+}
+
+#[test]
+fn what_a_child_was_left_with_is_given_back_when_it_exits() {
+    is_given_back_after(|pair| {
+        pair.talk_alone();
+        conn::at_exit();
+    });
+}
+
+#[test]
+fn what_a_child_was_left_with_is_given_back_when_it_closes_it() {
+    is_given_back_after(|pair| {
+        pair.talk_alone();
+        for end in [&pair.client, &pair.server] {
+            conn::close(end.fd);
+        }
+    });
+}
+
+/// Its parent, which holds the connection still, finds no lane that it could end.
+#[test]
+fn what_a_child_has_ended_is_given_back() {
+    let (mut pair, before) = at_rest();
+    pair.earn();
+    let child = Child::fork(|| {
+        for end in [&pair.client, &pair.server] {
+            conn::revoke(end.conn(), end.fd, shunpike_wire::Reason::Revoked);
+        }
+        pair.talk_alone();
+        pair.talk_alone();
+        assert!(pair.is_on_tcp());
+    });
+    assert_eq!(child.ended(), Ended::Exited(0));
+    assert!(pair.is_on_tcp());
+    pair.renew();
+    pair.earn();
+    rest(&mut pair);
+    assert_eq!(of_dmbs(), before);
 }

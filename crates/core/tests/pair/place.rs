@@ -55,6 +55,16 @@ pub fn alone() -> MutexGuard<'static, Broker> {
     broker.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+fn connected() -> (End, End) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let client = TcpStream::connect(listener.local_addr().expect("its address")).expect("a connection");
+    let (server, _) = listener.accept().expect("its other end");
+    // No segment waits for the acknowledgement of another.
+    client.set_nodelay(true).expect("a socket");
+    server.set_nodelay(true).expect("a socket");
+    (End::new(client), End::new(server))
+}
+
 /// Two ends of a connection.
 pub struct Pair {
     /// Which called connect().
@@ -69,13 +79,8 @@ impl Pair {
     /// A connection of which core knows nothing.
     pub fn plain() -> Self {
         let broker = alone();
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let client = TcpStream::connect(listener.local_addr().expect("its address")).expect("a connection");
-        let (server, _) = listener.accept().expect("its other end");
-        // No segment waits for the acknowledgement of another.
-        client.set_nodelay(true).expect("a socket");
-        server.set_nodelay(true).expect("a socket");
-        Self { client: End::new(client), server: End::new(server), broker }
+        let (client, server) = connected();
+        Self { client, server, broker }
     }
 
     /// A new connection that core watches.
@@ -86,6 +91,13 @@ impl Pair {
         conn::watch(pair.client.fd, false, false, false);
         conn::watch(pair.server.fd, true, false, false);
         pair
+    }
+
+    /// Closes it: another one takes its place, which core watches.
+    pub fn renew(&mut self) {
+        (self.client, self.server) = connected();
+        conn::watch(self.client.fd, false, false, false);
+        conn::watch(self.server.fd, true, false, false);
     }
 
     /// A connection with both directions on lanes, and nothing unread.
