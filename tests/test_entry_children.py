@@ -232,6 +232,23 @@ def test_job_control(world, children):
         assert ran(world, argv, socket)[:2] == wanted[:2]
 
 
+STOPPED = """
+set -m
+for time in {1..60}; do
+    "$1" pause > out & for ((at = RANDOM % 40; at > 0; at--)); do :; done
+    kill -STOP %1; wait %1; kill -CONT %1; kill -TERM %1; wait %1
+done 2> /dev/null
+echo done
+"""
+
+
+def test_who_is_stopped_in_the_middle_of_a_start_is_seen_to_stop(world, children):
+    """Else the shell waits for ever for the job that it has stopped, and never sends SIGCONT."""
+    socket = Accel(world, "both").broker.socket
+    assert ran(world, ["bash", "-c", STOPPED, "bash", children / "shown"], socket)[:2] == (0, "done\n")
+
+
+
 @pytest.mark.parametrize("before", ["strace", "deny"])
 def test_where_nobody_may_trace(world, children, before):
     """There is a tracer, or a filter forbids it: the program runs."""

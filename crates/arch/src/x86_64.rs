@@ -20,12 +20,12 @@ pub unsafe fn syscall(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, 
     result
 }
 
-/// Has a child that shares the memory run `run(argument)` on a stack of its own, and sleeps until it has ended, with what that returns, or
-/// executed a program: vfork. Returns the child's number, or an errno below 0.
+/// Has a child that shares the memory run `run(argument)` on a stack of its own, and ends it with what that returns. With CLONE_VFORK the
+/// caller sleeps until it has ended or executed a program. Returns the child's number, or an errno below 0.
 ///
 /// # Safety
-/// `flags` are clone's, CLONE_VM and CLONE_VFORK among them; `stack` is the upper end of a stack, a multiple of 16, which nobody else uses
-/// meanwhile. The child must not touch what is a thread's own.
+/// `flags` are clone's, CLONE_VM among them; `stack` is the upper end of a stack, a multiple of 16, which nobody else uses until the child
+/// has ended or executed a program. The child must not touch what is a thread's own.
 pub unsafe fn run_in_child(
     flags: usize,
     stack: *mut u8,

@@ -1,7 +1,7 @@
 //! Patches what another process is about to execute, or a child that it is about to make: that one goes on by itself, and asks for this
 //! before its call ([crates/preload/src/children.rs]).
 //!
-//! Who asks sleeps until it is traced, and is stopped by the time it wakes. From there on it may make only calls that lie between the
+//! Who asks waits until it is traced. From there on it may make only calls that lie between the
 //! asking and the execution. With any other one it has come to something else (there was nothing to execute), and is let go at once. So
 //! nobody has to say that an execution failed.
 //!

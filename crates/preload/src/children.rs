@@ -402,10 +402,10 @@ fn begin(file: usize, who: Who) {
     };
     // A helper is our descendant for as long as it takes to become a tracer.
     ptracer(sys::pid() as usize);
-    let flags = (libc::CLONE_VM | libc::CLONE_VFORK) as usize;
     let child =
-        // SAFETY: a stack of its own. Its end raises no signal, and no wait of the program's sees it.
-        unsafe { run_in_child(flags, top(&mut stack), between, (&raw mut order).expose_provenance()) };
+        // SAFETY: a stack of its own. Its end raises no signal, and no wait of the program's sees it. Not CLONE_VFORK: who sleeps so is not
+        // seen to stop, and SIGSTOP to the group, as a shell's job control sends it, may stop the child.
+        unsafe { run_in_child(libc::CLONE_VM as usize, top(&mut stack), between, (&raw mut order).expose_provenance()) };
     if child > 0 {
         // SAFETY: no pointers.
         let _ = unsafe { sys::call(libc::SYS_wait4, child as usize, 0, libc::__WALL as usize, 0, 0, 0) };
@@ -417,7 +417,7 @@ fn begin(file: usize, who: Who) {
 
 /// In the child: begins the helper, and waits until it is ready.
 extern "C" fn between(order: usize) -> c_int {
-    // SAFETY: `begin`'s, which sleeps.
+    // SAFETY: `begin`'s, which waits for this child's end.
     let order = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Order>(order) };
     let told_by = order.told_by.as_mut_ptr() as usize;
     let at = core::ptr::from_mut(order).expose_provenance();
