@@ -72,10 +72,10 @@ def test_idle_lanes_cost_no_cpu(world, bed):
     assert max(spent) <= 0.02, f"seconds of CPU in 3 s (server, client, broker): {spent}"
 
 
-# Instructions of a call with 14 bytes, as valgrind counts them: 4 to 15 % above what they were when last looked at
-# (send 399, recv 470 to 488, epoll_wait 1368, read or write of a file 16 more than libc's, a short connection 1919 more at both ends
-# together; on TCP epoll_wait 115 and poll 231 more than libc's). docs/profiles.md says where they go.
-BOUNDS = {"send": 459, "recv": 505, "epoll_wait": 1573, "file": 19, "connection": 2200, "waits": 132, "polls": 266}
+# Instructions of a call with 14 bytes, as valgrind counts them: 8 to 16 % above what they were when last looked at
+# (send 398, recv 416, epoll_wait 1217, read or write of a file 14 more than libc's, a short connection 2037 more at both ends
+# together; on TCP epoll_wait 111 and poll 209 more than libc's). docs/profiles.md says where they go.
+BOUNDS = {"send": 459, "recv": 477, "epoll_wait": 1400, "file": 17, "connection": 2200, "waits": 130, "polls": 240}
 
 
 def instructions(world, bed, start, what, rounds, port=0):

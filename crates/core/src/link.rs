@@ -151,8 +151,7 @@ fn next<'a, T>(of: &'a [T], cursor: &AtomicU32, n: usize) -> impl Iterator<Item 
     let begin = if at < of.len() { at } else { 0 };
     let n = n.min(of.len());
     cursor.store((begin + n) as u32, Ordering::Relaxed);
-    let (before, from) = of.split_at(begin);
-    from.iter().chain(before).take(n)
+    (begin..begin + n).filter_map(|at| of.get(if at < of.len() { at } else { at - of.len() }))
 }
 
 /// The link group of a connection.

@@ -20,11 +20,13 @@ const SPECIAL: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc:
 #[must_use]
 pub fn begin<D: Direction>(conn: Conn, half: &D, flags: i32) -> bool {
     let is_plain = |half: &Half| half.mode.load(Ordering::Relaxed) == mode::PLAIN;
-    let both = is_plain(&conn.block.rx) && is_plain(&conn.block.tx);
+    if !is_plain(&conn.block.rx) || !is_plain(&conn.block.tx) {
+        return false;
+    }
     let waits = process::eager() && !eager::is_settled(conn.block);
     // A read that is to be asked whether it waits.
     let asked = D::RECEIVES && conn.block.asks.load(Ordering::Relaxed) != 0;
-    both && flags & SPECIAL == 0 && !session::has_news() && !waits && !asked && half.enter()
+    flags & SPECIAL == 0 && !session::has_news() && !waits && !asked && half.enter()
 }
 
 /// After it, as it has returned `n`; `wish`: see [`counted`].

@@ -63,18 +63,20 @@ fn waits_for_room(block: &Block, wanted: u32, seen: &Seen) -> bool {
 
 /// Looks at a connection. `wanted`: only those costs are paid; `tcp`: the socket may have news.
 pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
-    let _critical = critical();
+    let critical = critical();
     let block = conn.block;
     let mut events = 0;
     let mut keep_looking = false;
-    tx::attend(conn, fd);
+    if tx::is_to_attend(&block.tx) {
+        tx::revoke(conn, fd);
+    }
     let pending = block.notices.pending() != 0;
     if pending {
         lending::refresh(conn, fd);
     }
     // Before the look: what is published from here on is an edge that this look need not have found.
     let seen = Seen::of(block);
-    let mut readable = rx::readable(conn, fd);
+    let mut readable = rx::readable_within(&critical, conn, fd);
     let on_tcp = |half: &Half| half.mode.load(Ordering::Acquire) != mode::LANE;
     // The end of the stream is TCP's to tell, and stands beside the bytes before it. Of an edge the kernel tells itself.
     let tcp = tcp || wanted & EDGE == 0 && rx::is_ended(&block.rx);
@@ -84,7 +86,7 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
         let over = libc::POLLRDHUP | libc::POLLHUP;
         if shows & (TCP_NEWS | over) != 0 && !on_tcp(&block.rx) && !readable {
             rx::tcp_news(conn, fd);
-            readable = rx::readable(conn, fd);
+            readable = rx::readable_within(&critical, conn, fd);
         }
         if shows & over != 0 && !on_tcp(&block.tx) {
             tx::revoke(conn, fd);
@@ -106,10 +108,10 @@ pub fn level(conn: Conn, fd: i32, wanted: u32, tcp: bool) -> Level {
     if block.notices.readable() {
         events |= ERR;
     }
-    let room = tx::has_room(&block.tx);
     let mut full = pending && block.notices.pending() != 0;
-    if !on_tcp(&block.tx) {
-        if room {
+    // An edge's report writes down all that stood beside it.
+    if wanted & (OUT | EDGE) != 0 && !on_tcp(&block.tx) {
+        if tx::has_room(&block.tx) {
             events |= libc::EPOLLOUT as u32;
         } else if wanted & OUT != 0 {
             full |= !tx::overflow(conn, fd);

@@ -22,7 +22,7 @@ use news::Wait;
 use crate::bufs::Bufs;
 use crate::call::Outcome;
 use crate::table::Conn;
-use crate::tls::critical;
+use crate::tls::{Critical, critical};
 use crate::{above, call, closing, hope, passthrough, process, reset, seen, session, sets, state, sys};
 
 const NEWS: i16 = libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI;
@@ -356,9 +356,17 @@ fn recover(block: &Block, half: RxHeld<'_>, fd: i32) {
 
 /// Whether a read would find bytes now; ends a lane that is over, so that TCP can answer.
 pub fn readable(conn: Conn, fd: i32) -> bool {
-    if let Some(shows) = fast::shows(conn, fd) {
-        return shows;
-    }
+    fast::shows(conn, fd, critical()).unwrap_or_else(|| would_read(conn, fd))
+}
+
+/// The same within a critical section.
+#[inline]
+pub fn readable_within(critical: &Critical, conn: Conn, fd: i32) -> bool {
+    fast::shows(conn, fd, critical).unwrap_or_else(|| would_read(conn, fd))
+}
+
+#[inline(never)]
+fn would_read(conn: Conn, fd: i32) -> bool {
     let nothing = Bufs::new(&[]);
     for _ in 0..4 {
         match step(conn, fd, &nothing, libc::MSG_PEEK) {

@@ -108,10 +108,21 @@ pub fn regs(fd: i32) -> Option<&'static AtomicU32> {
     Some(unsafe { &*REGS.load(Ordering::Relaxed).add(index) })
 }
 
+/// What the table says of `fd`; 0: nothing.
+#[inline(always)]
+fn word(fd: i32, ordering: Ordering) -> u64 {
+    let index = fd as u32 as usize;
+    if index >= LEN.load(Ordering::Acquire) {
+        return 0;
+    }
+    // SAFETY: as in `slot`.
+    unsafe { (*ENTRIES.load(Ordering::Relaxed).add(index)).load(ordering) }
+}
+
 /// Whether `fd` is nothing of ours: the one load and branch of an unaccelerated call.
 #[inline(always)]
 pub fn is_none(fd: i32) -> bool {
-    slot(fd).is_none_or(|slot| slot.load(Ordering::Relaxed) == 0)
+    word(fd, Ordering::Relaxed) == 0
 }
 
 /// Whether there ever was an entry.
@@ -129,7 +140,7 @@ pub fn end() -> i32 {
 #[inline]
 pub fn look(fd: i32) -> Entry {
     // Acquire pairs with the Release in `set`: the block or set behind the entry is initialised.
-    slot(fd).map_or(Entry::None, |slot| unpack(slot.load(Ordering::Acquire)))
+    unpack(word(fd, Ordering::Acquire))
 }
 
 /// The watched connection behind `fd`.
@@ -161,12 +172,12 @@ pub fn name_socket(fd: i32, given: bool) {
 /// Whether `fd` is a socket that is not connected, without marks.
 #[inline(always)]
 pub fn is_unmarked_socket(fd: i32) -> bool {
-    slot(fd).is_some_and(|slot| slot.load(Ordering::Relaxed) == SOCKET)
+    word(fd, Ordering::Relaxed) == SOCKET
 }
 
 /// Those marks: whether it was duplicated, and whether it was given away.
 pub fn socket_names(fd: i32) -> (bool, bool) {
-    let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Relaxed));
+    let word = word(fd, Ordering::Relaxed);
     let is = |mark| word & KIND == SOCKET && word & mark != 0;
     (is(DUPLICATED), is(GIVEN))
 }

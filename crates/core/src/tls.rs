@@ -132,8 +132,21 @@ fn first_reader(thread: &'static Thread) -> &'static Reader {
 }
 
 impl Drop for Critical {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Critical {
+    /// As its drop, inlined: for the paths of nearly all calls.
+    #[inline(always)]
+    pub fn leave(self) {
+        core::mem::ManuallyDrop::new(self).end();
+    }
+
+    #[inline(always)]
+    fn end(&self) {
         compiler_fence(Ordering::SeqCst);
         let depth = self.thread.critical.load(Ordering::Relaxed) - 1;
         if depth == 0 {

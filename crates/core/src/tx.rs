@@ -15,7 +15,9 @@ use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_shm::lock::Section;
 use shunpike_wire::Reason;
 
-pub use ending::{asked_to_leave, attend, conclude, end, outside_tcp, owes, revoke, take_back_last};
+pub use ending::{
+    asked_to_leave, attend, conclude, end, is_to_attend, outside_tcp, owes, revoke, take_back_last,
+};
 pub use room::{has_room, looks_again, overflow};
 pub use unheard::unheard;
 

@@ -27,9 +27,6 @@ use shunpike_core::tx;
 /// The connection behind `fd`; `None` costs a load and a branch.
 #[inline(always)]
 fn ours(fd: c_int) -> Option<Conn> {
-    if table::is_none(fd) {
-        return None;
-    }
     let conn = table::conn(fd)?;
     // Elsewhere libc's own call is one.
     if state::may_be_on_lane(conn.block) {
@@ -146,7 +143,7 @@ on_one! {
 #[inline(never)]
 fn write_one<Real: OnOne<*const c_void>>(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> isize {
     // SAFETY: the program's own call.
-    let real = |flags| unsafe { Real::call(fd, buf, len, flags) };
+    let real = move |flags| unsafe { Real::call(fd, buf, len, flags) };
     let Some(conn) = ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0) else {
         return real(flags);
     };
@@ -168,7 +165,7 @@ fn write_one<Real: OnOne<*const c_void>>(fd: c_int, buf: *const c_void, len: siz
 #[inline(never)]
 fn read_one<Real: OnOne<*mut c_void>>(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> isize {
     // SAFETY: the program's own call.
-    let real = || unsafe { Real::call(fd, buf, len, flags) };
+    let real = move || unsafe { Real::call(fd, buf, len, flags) };
     let Some(conn) = ours_for(fd, buf, len) else { return real() };
     let half = &conn.block.rx;
     if passthrough::begin(conn, half, flags) {

@@ -432,7 +432,7 @@ hooks! {
         if is_of_keepalive(level, name)
             && let Some(conn) = table::conn(fd)
         {
-            return keepalive::aside(conn, fd, || covered::setsockopt(fd, level, name, value, len));
+            return set_keepalive(conn, fd, level, name, value, len);
         }
         if !matters(fd, level, name) {
             return covered::setsockopt(fd, level, name, value, len);
@@ -453,6 +453,20 @@ hooks! {
         }
         covered::getsockopt(fd, level, name, value, len)
     }
+}
+
+/// In a frame of its own, so that other options have none.
+#[inline(never)]
+fn set_keepalive(
+    conn: Conn,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the program's own call.
+    keepalive::aside(conn, fd, || unsafe { covered::setsockopt(fd, level, name, value, len) })
 }
 
 fn duplicate_to(fd: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {

@@ -24,6 +24,7 @@ mod list;
 mod mutex;
 
 use core::cell::UnsafeCell;
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 use rustix::thread::futex;
@@ -379,8 +380,24 @@ impl<'a, S: Section, T: Locked> Guard<'a, S, T> {
 }
 
 impl<S: Section, T: Locked> Drop for Guard<'_, S, T> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl<S: Section, T: Locked> Guard<'_, S, T> {
+    /// As its drop, inlined: for the paths of nearly all calls.
+    #[inline(always)]
+    pub fn release(self) {
+        let guard = ManuallyDrop::new(self);
+        guard.let_go();
+        // SAFETY: nobody uses it any more.
+        drop(unsafe { core::ptr::read(&raw const guard._section) });
+    }
+
+    #[inline(always)]
+    fn let_go(&self) {
         let By::Pending(before) = self.by else { return self.drop_unlisted() };
         let thread = thread();
         // A child that was forked meanwhile has forgotten: it let go of nothing.

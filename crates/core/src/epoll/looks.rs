@@ -105,6 +105,7 @@ pub(crate) fn look(reg: &Reg, conn: Conn) -> Level {
 }
 
 /// The event to report, if there is one: level-triggered as it stands, edge-triggered once per news.
+#[inline(always)]
 fn report(reg: &Reg, level: &Level) -> Option<libc::epoll_event> {
     let wanted = reg.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
     let events = level.events & wanted;

@@ -10,6 +10,7 @@ use shunpike_shm::arena::{Held, RxHeld, mode};
 use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::short;
 use shunpike_shm::lane::{Cursor, Dmb, Side};
+use shunpike_shm::lock::Section;
 
 use super::ring;
 use crate::call::is_ordinary;
@@ -61,20 +62,20 @@ pub unsafe fn receive(conn: Conn, fd: i32, to: *mut u8, size: usize, flags: i32)
     if dmb.is_at_its_end() {
         window::widen(conn.block, half, &dmb);
     }
-    drop(guard);
+    guard.release();
     ring::wake_writers(conn.block, &dmb);
     if n == size {
         sets::shown(conn, words, Side::Readers);
     }
-    drop(critical);
+    critical.leave();
     above::settle(conn, fd);
     Some(n)
 }
 
 /// Whether a read would find bytes.
 #[inline]
-pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
-    let guard = conn.block.rx.lock(critical());
+pub fn shows(conn: Conn, fd: i32, section: impl Section) -> Option<bool> {
+    let guard = conn.block.rx.lock(section);
     rx::repair(conn, fd, &guard);
     let half = guard.held();
     let dmb = ordinary(conn, half)?;
@@ -85,6 +86,7 @@ pub fn shows(conn: Conn, fd: i32) -> Option<bool> {
         return None;
     }
     prefetch::of_later(&dmb, offset, unread);
+    guard.release();
     Some(unread > 0)
 }
 

@@ -99,6 +99,7 @@ impl Widened {
 
 /// Whether the receiver wants no more by this lane: it went back to TCP, or hands its socket to a foreign program and
 /// wants its unread bytes by TCP. A sender that has nothing to send must do its part, too: no lane opens anew before.
+#[inline]
 pub fn asked_to_leave(half: &TxHalf) -> bool {
     half.mode.load(Ordering::Acquire) == mode::LANE
         && state::tx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::STOP | Cursor::LEAVE))
@@ -126,15 +127,19 @@ fn revoke_with(conn: Conn, fd: i32, what: Unread) {
 
 /// What a thread must not sleep over, whatever it waits for: a receiver that wants no more by its lane, and gets by
 /// TCP what it has not read where it left.
-#[inline]
 pub fn attend(conn: Conn, fd: i32) {
-    let asked = {
-        let _critical = critical();
-        asked_to_leave(&conn.block.tx)
-    };
-    if asked || owes(&conn.block.tx) {
+    let critical = critical();
+    let must = is_to_attend(&conn.block.tx);
+    drop(critical);
+    if must {
         revoke(conn, fd);
     }
+}
+
+/// Whether there is something to [`attend`] to. Within a critical section.
+#[inline]
+pub fn is_to_attend(half: &TxHalf) -> bool {
+    asked_to_leave(half) || owes(half)
 }
 
 /// Whether bytes of a closed lane still wait for room in TCP.

@@ -66,11 +66,11 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     half.cursor.store(half, next.offset(), Ordering::Relaxed);
     half.full_since.store(half, 0, Ordering::Relaxed);
     half.count(n);
-    drop(guard);
+    guard.release();
     if !wait::notify(conn.block, words, Side::Readers) {
         tx::unheard::published(conn);
     }
-    drop(critical);
+    critical.leave();
     above::settle(conn, fd);
     Some(n)
 }

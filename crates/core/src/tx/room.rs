@@ -19,11 +19,15 @@ use crate::{call, clock, closing, process, state, sys, window};
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
 pub fn has_room(half: &TxHalf) -> bool {
-    has_much(half)
-        || !owes(half)
-            && room(half).is_none_or(|(free, dmb)| {
-                dmb.is_first() || free >= writable_at(&dmb) || can_take(half, &dmb, free)
-            })
+    has_much(half) || has_enough(half)
+}
+
+#[inline(never)]
+fn has_enough(half: &TxHalf) -> bool {
+    !owes(half)
+        && room(half).is_none_or(|(free, dmb)| {
+            dmb.is_first() || free >= writable_at(&dmb) || can_take(half, &dmb, free)
+        })
 }
 
 /// The usual case: half of a window that does not move, which is more than anybody waits for.
