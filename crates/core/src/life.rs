@@ -64,7 +64,7 @@ pub fn confine() {
 
 /// Every connection goes back to TCP for good, and to libc alone, for this reason.
 pub fn leave(reason: Reason) {
-    if process::enabled() && !process::set_confined() {
+    if !process::set_confined() && process::enabled() {
         conn::let_go_of_all(reason);
         session::end();
     }

@@ -174,9 +174,18 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork | libc::SYS_exit => {
                 Answer::Blob
             }
-            libc::SYS_seccomp | libc::SYS_prctl | libc::SYS_sigaltstack => Answer::Blob,
-            libc::SYS_rt_sigaction if process::enabled() => {
-                // SAFETY: the program's.
+            libc::SYS_seccomp | libc::SYS_prctl => {
+                let by_prctl = number == libc::SYS_prctl;
+                if !by_prctl && indirect::is_filter(a, b, c)
+                    || by_prctl && fd == libc::PR_SET_SECCOMP && indirect::is_filter_by_prctl(b, c)
+                {
+                    life::confine();
+                }
+                Answer::Blob
+            }
+            libc::SYS_sigaltstack => Answer::Blob,
+            // SAFETY: the program's. Its handlers are shown its own registers, whether or not there are lanes.
+            libc::SYS_rt_sigaction => {
                 Answer::Result(unsafe { signals::install(fd, b as *const _, c as *mut _, d) })
             }
             libc::SYS_arch_prctl => arch_prctl(a),
@@ -353,7 +362,7 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
 /// The GS base is the program's own from now on: no lanes, and no trampoline.
 fn arch_prctl(code: usize) -> Answer {
     const ARCH_SET_GS: usize = 0x1001;
-    if code == ARCH_SET_GS && process::enabled() {
+    if code == ARCH_SET_GS {
         life::leave(Reason::BypassedHooks);
         signals::withdraw();
     }
