@@ -60,11 +60,12 @@ pub fn start(options: Options) {
 /// connection goes back to TCP for good, and to libc alone.
 pub fn confine() {
     leave(Reason::Confined);
+    process::set_confined();
 }
 
 /// Every connection goes back to TCP for good, and to libc alone, for this reason.
 pub fn leave(reason: Reason) {
-    if !process::set_confined() && process::enabled() {
+    if process::enabled() && !process::set_confined() {
         conn::let_go_of_all(reason);
         session::end();
     }

@@ -170,6 +170,9 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
     let [a, b, c, d, e, f] = arguments;
     let fd = a as c_int;
     if !process::enabled() || process::confined() {
+        if number == libc::SYS_exit && !process::confined() && !signals::is_foreign() {
+            signals::pass_on();
+        }
         return match number {
             libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork | libc::SYS_exit => {
                 Answer::Blob

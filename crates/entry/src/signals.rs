@@ -90,6 +90,8 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
     if let Zone::Look(_) = zone {
         state::set_presents_next(usize::from(registers[libc::REG_RAX as usize] as u32 == DONE));
     }
+    // It was let through after all, by a mask that was restored.
+    thread.kept.fetch_and(!(1 << (signal - 1)), Ordering::Relaxed);
     thread.handled.fetch_add(1, Ordering::Relaxed);
     if flags & libc::SA_RESTART == 0 {
         thread.interrupts.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +112,9 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut ucontext_t) = core::mem::transmute(handler);
         handler(signal, info, context);
     };
-    match state::frame().filter(|_| place == At::Call || is_inside && !is_fault) {
+    // SAFETY: a frame of this thread's.
+    let is_whole = |frame: &*mut Frame| unsafe { (**frame).is_whole() };
+    match state::frame().filter(is_whole).filter(|_| place == At::Call || is_inside && !is_fault) {
         // SAFETY: the kernel's context of this delivery, and the entry that makes the call, or is at work.
         Some(frame) => unsafe { as_programs(frame, context, call) },
         // SAFETY: the kernel's context, and what is at its address.
@@ -264,7 +268,7 @@ pub unsafe fn install(signal: c_int, new: *const Action, old: *mut Action, size:
     };
     let known = (installed.handler.load(Ordering::Acquire), installed.flags.load(Ordering::Relaxed));
     // A vfork child has signal actions of its own, but shares our memory.
-    let foreign = foreign_process() || state::vforks() != 0;
+    let foreign = is_foreign();
     let mut ours = None;
     if !new.is_null() {
         // SAFETY: the program's, which need not be there.
@@ -304,6 +308,11 @@ pub unsafe fn install(signal: c_int, new: *const Action, old: *mut Action, size:
     }
     // SAFETY: the program's, which need not be there.
     if !old.is_null() && !unsafe { user::store(old, was) } { -(libc::EFAULT as isize) } else { 0 }
+}
+
+/// Whether this is a vfork child, also in a process that has no lanes and does not note them.
+pub fn is_foreign() -> bool {
+    foreign_process() || !process::enabled() && state::vforks() != 0
 }
 
 /// Takes the trampoline away: the program takes the GS base for itself, by which a thread's words are found.

@@ -64,6 +64,11 @@ impl Description {
 }
 
 impl Frame {
+    /// Whether all of it has been saved: the stack comes last.
+    pub fn is_whole(&self) -> bool {
+        self.stack != 0 && self.stack != usize::MAX
+    }
+
     /// The program's flags, and all others as they are in `now`.
     pub fn flags_among(&self, now: usize) -> usize {
         /// As `lahf` has them, and OF.

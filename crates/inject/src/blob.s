@@ -53,17 +53,11 @@
 # ENTERED: TOP is a frame that goes. NUMBER: rax and the description are in it. FLAGS: they, too. INSIDE: the frame is whole, and we are at
 # work. LOOK: so, and the look at KEPT_BACK can be made again. BACK: rcx is where the program goes on; what else is not the program's is in
 # the frame. GONE: there is no frame any more. BEHIND: the program's call has been made, and r11 is the description. BEHIND_RCX: rcx is.
-    .set NONE, 0
-    .set ENTRY, 1
-    .set ENTERED, 2
-    .set NUMBER, 3
-    .set FLAGS, 4
-    .set INSIDE, 5
-    .set LOOK, 6
-    .set BACK, 7
-    .set GONE, 8
-    .set BEHIND, 9
-    .set BEHIND_RCX, 10
+    .set zone, 0
+    .irp name, NONE, ENTRY, ENTERED, NUMBER, FLAGS, INSIDE, LOOK, BACK, GONE, BEHIND, BEHIND_RCX
+    .set \name, zone
+    .set zone, zone + 1
+    .endr
 
     .p2align 12
 shunpike_inject_data:
