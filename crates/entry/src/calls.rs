@@ -187,8 +187,9 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
                 Answer::Blob
             }
             libc::SYS_sigaltstack => Answer::Blob,
-            // SAFETY: the program's. Its handlers are shown its own registers, whether or not there are lanes.
+            // Its handlers are shown its own registers, whether or not there are lanes.
             libc::SYS_rt_sigaction => {
+                // SAFETY: the program's.
                 Answer::Result(unsafe { signals::install(fd, b as *const _, c as *mut _, d) })
             }
             libc::SYS_arch_prctl => arch_prctl(a),
