@@ -60,6 +60,7 @@ pub fn start(options: Options) {
 /// connection goes back to TCP for good, and to libc alone.
 pub fn confine() {
     leave(Reason::Confined);
+    process::set_confined();
 }
 
 /// Every connection goes back to TCP for good, and to libc alone, for this reason.

@@ -170,12 +170,25 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
     let [a, b, c, d, e, f] = arguments;
     let fd = a as c_int;
     if !process::enabled() || process::confined() {
+        if number == libc::SYS_exit && !process::confined() && !signals::is_foreign() {
+            signals::pass_on();
+        }
         return match number {
             libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork | libc::SYS_exit => {
                 Answer::Blob
             }
-            libc::SYS_seccomp | libc::SYS_prctl | libc::SYS_sigaltstack => Answer::Blob,
-            libc::SYS_rt_sigaction if process::enabled() => {
+            libc::SYS_seccomp | libc::SYS_prctl => {
+                let by_prctl = number == libc::SYS_prctl;
+                if !by_prctl && indirect::is_filter(a, b, c)
+                    || by_prctl && fd == libc::PR_SET_SECCOMP && indirect::is_filter_by_prctl(b, c)
+                {
+                    life::confine();
+                }
+                Answer::Blob
+            }
+            libc::SYS_sigaltstack => Answer::Blob,
+            // Its handlers are shown its own registers, whether or not there are lanes.
+            libc::SYS_rt_sigaction => {
                 // SAFETY: the program's.
                 Answer::Result(unsafe { signals::install(fd, b as *const _, c as *mut _, d) })
             }
@@ -353,7 +366,7 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
 /// The GS base is the program's own from now on: no lanes, and no trampoline.
 fn arch_prctl(code: usize) -> Answer {
     const ARCH_SET_GS: usize = 0x1001;
-    if code == ARCH_SET_GS && process::enabled() {
+    if code == ARCH_SET_GS {
         life::leave(Reason::BypassedHooks);
         signals::withdraw();
     }

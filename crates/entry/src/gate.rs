@@ -153,7 +153,8 @@ pub extern "C" fn deliver_behind(answer: u32) {
 pub unsafe fn presented(frame: *const Frame) -> (usize, usize) {
     // SAFETY: the caller's word; a stub's description is there for good.
     unsafe {
-        let [call, next] = *(*frame).description;
-        (if state::presents_next() != 0 { next } else { call }, (*frame).number)
+        let description = &*(*frame).description;
+        let is_made = state::presents_next() != 0;
+        (if is_made { description.behind() } else { description.own }, (*frame).number)
     }
 }

@@ -52,12 +52,13 @@ mod syscall;
 mod this_libc;
 #[path = "../../preload/src/vforked.rs"]
 mod vforked;
+mod zones;
 
 /// What the injector reads (crates/inject/src/library.rs).
 #[repr(C)]
 pub struct Header {
     magic: [u8; 8],
-    start: unsafe extern "C" fn(*const usize, usize, usize, usize),
+    start: unsafe extern "C" fn(*const usize, usize, usize, usize, *const [u32; 2]),
     handler: unsafe extern "C" fn(*mut state::State, *mut state::Frame) -> u32,
     deliver: extern "C" fn(u32),
     shown: [u8; calls::NUMBERS],
@@ -66,7 +67,7 @@ pub struct Header {
 /// The library's entry.
 #[unsafe(no_mangle)]
 pub static SHUNPIKE_ENTRY: Header = Header {
-    magic: *b"SHNPKE01",
+    magic: *b"SHNPKE02",
     start: start::start,
     handler: calls::handler,
     deliver: gate::deliver_behind,

@@ -11,10 +11,12 @@ use libc::{siginfo_t, ucontext_t};
 use shunpike_arch as arch;
 use shunpike_core::{process, sys, tls, user};
 
+use crate::calls::DONE;
 use crate::gate::{self, At};
-use crate::start::{is_blobs, is_ours};
+use crate::start::{blob, is_ours};
 use crate::state::{self, Frame};
 use crate::vforked::foreign_process;
+use crate::zones::{self, Zone};
 
 const SIGNALS: usize = 65;
 
@@ -60,15 +62,20 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
     let registers = unsafe { &mut (*context).uc_mcontext.gregs };
     let [address, stack] =
         [libc::REG_RIP, libc::REG_RSP].map(|register| registers[register as usize] as usize);
-    let place = gate::at(address);
+    let (place, zone) = (gate::at(address), zones::at(address));
     // SAFETY: the kernel's own siginfo. What was sent is no fault, whatever its number.
     let is_fault = unsafe { (*info).si_code } > 0
         && matches!(
             signal,
             libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
         );
-    let is_inside =
-        place != At::Call && (is_ours(address) || state::is_on_own_stack(stack) && !is_blobs(address));
+    let is_inside = match zone {
+        Zone::Inside | Zone::Look(_) => true,
+        _ => {
+            let is_on_ours = state::is_on_own_stack(stack) && !blob().contains(&address);
+            place != At::Call && (is_ours(address) || is_on_ours)
+        }
+    };
     // A program with a filter of its own expects no calls of ours, and has no lanes.
     if is_inside && !is_fault && !process::confined() && state::frame().is_some() {
         if flags & libc::SA_RESETHAND != 0 {
@@ -76,11 +83,15 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
         }
         // SAFETY: the kernel's own arguments.
         unsafe { keep(thread, signal, info, context) };
-        if let At::Look(again) = place {
-            registers[libc::REG_RIP as usize] = again as i64;
-        }
+        let ((At::Look(again), _) | (_, Zone::Look(again))) = (place, zone) else { return };
+        registers[libc::REG_RIP as usize] = again as i64;
         return;
     }
+    if let Zone::Look(_) = zone {
+        state::set_presents_next(usize::from(registers[libc::REG_RAX as usize] as u32 == DONE));
+    }
+    // It was let through after all, by a mask that was restored.
+    thread.kept.fetch_and(!(1 << (signal - 1)), Ordering::Relaxed);
     thread.handled.fetch_add(1, Ordering::Relaxed);
     if flags & libc::SA_RESTART == 0 {
         thread.interrupts.fetch_add(1, Ordering::Relaxed);
@@ -101,10 +112,13 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut ucontext_t) = core::mem::transmute(handler);
         handler(signal, info, context);
     };
-    match state::frame().filter(|_| place == At::Call) {
-        // SAFETY: the kernel's context of this delivery, and the entry that makes the call.
+    // SAFETY: a frame of this thread's.
+    let is_whole = |frame: &*mut Frame| unsafe { (**frame).is_whole() };
+    match state::frame().filter(is_whole).filter(|_| place == At::Call || is_inside && !is_fault) {
+        // SAFETY: the kernel's context of this delivery, and the entry that makes the call, or is at work.
         Some(frame) => unsafe { as_programs(frame, context, call) },
-        None => call(),
+        // SAFETY: the kernel's context, and what is at its address.
+        None => unsafe { zones::as_programs(zone, context, call) },
     }
 }
 
@@ -254,7 +268,7 @@ pub unsafe fn install(signal: c_int, new: *const Action, old: *mut Action, size:
     };
     let known = (installed.handler.load(Ordering::Acquire), installed.flags.load(Ordering::Relaxed));
     // A vfork child has signal actions of its own, but shares our memory.
-    let foreign = foreign_process();
+    let foreign = is_foreign();
     let mut ours = None;
     if !new.is_null() {
         // SAFETY: the program's, which need not be there.
@@ -294,6 +308,11 @@ pub unsafe fn install(signal: c_int, new: *const Action, old: *mut Action, size:
     }
     // SAFETY: the program's, which need not be there.
     if !old.is_null() && !unsafe { user::store(old, was) } { -(libc::EFAULT as isize) } else { 0 }
+}
+
+/// Whether this is a vfork child, also in a process that has no lanes and does not note them.
+pub fn is_foreign() -> bool {
+    foreign_process() || !process::enabled() && state::vforks() != 0
 }
 
 /// Takes the trampoline away: the program takes the GS base for itself, by which a thread's words are found.

@@ -1,7 +1,8 @@
 //! Start-up, before the program's first instruction, and its end.
 
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::ops::Range;
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use shunpike_core::{conn, host, life, process, session, user};
 
@@ -10,6 +11,7 @@ use crate::host::{HOST, note_auxiliary};
 use crate::vforked::foreign_process;
 
 static BLOB: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+static ZONES: AtomicPtr<[u32; 2]> = AtomicPtr::new(core::ptr::null_mut());
 
 // SAFETY: the linker's: where the library's text begins and ends.
 unsafe extern "C" {
@@ -22,10 +24,15 @@ pub fn is_ours(address: usize) -> bool {
     ((&raw const __ehdr_start).addr()..(&raw const _etext).addr()).contains(&address)
 }
 
-/// Whether it is in the blob's.
-pub fn is_blobs(address: usize) -> bool {
+/// The blob's text. Behind it are the stubs.
+pub fn blob() -> Range<usize> {
     let [begin, end, _] = &BLOB;
-    (begin.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&address)
+    begin.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)
+}
+
+/// The blob's table of zones (zones.rs): from where on, and which one.
+pub fn zones() -> *const [u32; 2] {
+    ZONES.load(Ordering::Relaxed)
 }
 
 /// The blob's own handler.
@@ -37,10 +44,17 @@ pub fn blobs_handler() -> usize {
 ///
 /// # Safety
 /// The blob's arguments.
-pub unsafe extern "C" fn start(stack: *const usize, begin: usize, end: usize, handler: usize) {
+pub unsafe extern "C" fn start(
+    stack: *const usize,
+    begin: usize,
+    end: usize,
+    handler: usize,
+    zones: *const [u32; 2],
+) {
     for (to, word) in BLOB.iter().zip([begin, end, handler]) {
         to.store(word, Ordering::Relaxed);
     }
+    ZONES.store(zones.cast_mut(), Ordering::Relaxed);
     // SAFETY: the kernel's: the number of arguments, they, a null pointer, the environment, a null pointer, the auxiliary vector.
     let environment = unsafe {
         let environment = stack.add(1 + *stack + 1);

@@ -28,8 +28,8 @@ pub struct Frame {
     pub number: usize,
     /// Its arguments, as the kernel has them.
     pub arguments: [usize; 6],
-    /// Where the call is, and what follows it.
-    pub description: *const [usize; 2],
+    /// Which call it is.
+    pub description: *const Description,
     /// The program's stack; 0 or -1 in a frame that is free.
     pub stack: usize,
     flags: usize,
@@ -41,7 +41,44 @@ pub struct Frame {
     apart: usize,
 }
 
-const FRAME: usize = 400;
+/// What a stub says of its call (crates/inject/src/blob.rs): addresses.
+#[repr(C, packed)]
+pub struct Description {
+    /// Where it is made, and what follows that, which may be in the stub.
+    _made: [usize; 2],
+    /// Where the jump to the stub stands.
+    pub start: usize,
+    /// Where the program's call is.
+    pub own: usize,
+    /// What follows the program's instructions that were displaced.
+    pub end: usize,
+    /// How long those behind the call are in the stub.
+    pub length: usize,
+}
+
+impl Description {
+    /// What follows the program's call.
+    pub fn behind(&self) -> usize {
+        self.own + 2
+    }
+}
+
+impl Frame {
+    /// Whether all of it has been saved: the stack comes last.
+    pub fn is_whole(&self) -> bool {
+        self.stack != 0 && self.stack != usize::MAX
+    }
+
+    /// The program's flags, and all others as they are in `now`.
+    pub fn flags_among(&self, now: usize) -> usize {
+        /// As `lahf` has them, and OF.
+        const SAVED: [usize; 2] = [0xd5, 1 << 11];
+        now & !(SAVED[0] | SAVED[1]) | self.flags >> 8 & SAVED[0] | (self.flags & 1) << 11
+    }
+}
+
+/// A frame's size.
+pub const FRAME: usize = 400;
 const _: () =
     assert!(size_of::<Frame>() == FRAME && offset_of!(Frame, up) == 336 && offset_of!(Frame, apart) == 392);
 const _: () = assert!(
@@ -82,6 +119,7 @@ words! {
     errno set_errno errno;
     kept_back set_kept_back kept_back;
     presents_next set_presents_next presents;
+    vforks _set_vforks vforks;
 }
 
 /// The frame of the entry that the calling thread is in; `None` before the program begins.

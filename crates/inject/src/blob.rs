@@ -57,10 +57,11 @@ pub mod offset {
     pub const AFTER_VFORK: usize = 8;
 }
 
-/// What a stub tells the entry: two addresses, and code behind them for the calls that come back twice.
+/// What a stub tells the entry: words, and code behind them for the calls that come back twice.
 pub mod description {
-    /// The system call's instruction, and the one behind it.
-    pub const SIZE: usize = 16;
+    /// Where the call is made and what is behind it, which may be in the stub; then of the program itself: where the jump stands, where its
+    /// call was, and the first instruction that is not displaced; then how long what is displaced behind the call is in the stub.
+    pub const SIZE: usize = 48;
     /// A system call that goes on in `AFTER_THREAD`; and behind that one which goes on in `AFTER_VFORK`.
     pub const CALL: usize = 14;
 }

@@ -49,6 +49,16 @@
     .set F_R15, 384
     .set F_APART, 392
 
+# What a signal finds (see .Lzones). NONE: nothing that matters. ENTRY: all is the program's but r11, and rcx, which is the description.
+# ENTERED: TOP is a frame that goes. NUMBER: rax and the description are in it. FLAGS: they, too. INSIDE: the frame is whole, and we are at
+# work. LOOK: so, and the look at KEPT_BACK can be made again. BACK: rcx is where the program goes on; what else is not the program's is in
+# the frame. GONE: there is no frame any more. BEHIND: the program's call has been made, and r11 is the description. BEHIND_RCX: rcx is.
+    .set zone, 0
+    .irp name, NONE, ENTRY, ENTERED, NUMBER, FLAGS, INSIDE, LOOK, BACK, GONE, BEHIND, BEHIND_RCX
+    .set \name, zone
+    .set zone, zone + 1
+    .endr
+
     .p2align 12
 shunpike_inject_data:
 1:  .quad 0                     # the handler
@@ -90,24 +100,17 @@ shunpike_inject_text:
     .p2align 6
 .Lentry:
 # The first instruction has more than the eight bytes that .Larch_prctl replaces by one store. No flags are changed before they are saved.
-# A signal between the load and the store of TOP does no harm: what it nests is undone when it returns.
     mov r11, gs:[TOP]
     lea r11, [r11 - {frame}]
     mov gs:[TOP], r11
+.Lentered:
     mov [r11 + F_RAX], rax
-    mov [r11 + F_RDI], rdi
-    mov [r11 + F_RSI], rsi
-    mov [r11 + F_RDX], rdx
-    mov [r11 + F_R10], r10
-    mov [r11 + F_R8], r8
-    mov [r11 + F_R9], r9
     mov [r11 + F_DESCRIPTION], rcx
-    mov [r11 + F_RSP], rsp
+.Lnumber:
     lahf
     seto al
     mov [r11 + F_FLAGS], rax
-    lea rcx, [r11 + {frame}]
-    mov [r11 + F_UP], rcx
+.Lflags:
     mov rax, [r11 + F_RAX]
     mov ecx, {counted} - 1
     cmp rax, rcx
@@ -118,9 +121,32 @@ shunpike_inject_text:
 .Lcounted:
     lea rcx, [rip + shunpike_inject_shown]
     cmp byte ptr [rcx + rax], 0
-    je .Lmake
+    jne .Lshown
+.Lunseen:
+    mov rcx, [r11 + F_DESCRIPTION]
+    mov rcx, [rcx]
+    mov eax, [r11 + F_FLAGS]
+    add al, 0x7f
+    sahf
+    mov rax, [r11 + F_RAX]
+    lea r11, [r11 + {frame}]
+    mov gs:[TOP], r11
+.Lleft:
+    jmp rcx
+
+.Lcount:
+    lock inc qword ptr [rcx + 8 * rax]
+    jmp .Lcounted
+
+.Lshown:
     cmp r11, gs:[LAST]
-    jb .Lmake
+    jb .Lunseen
+    mov [r11 + F_RDI], rdi
+    mov [r11 + F_RSI], rsi
+    mov [r11 + F_RDX], rdx
+    mov [r11 + F_R10], r10
+    mov [r11 + F_R8], r8
+    mov [r11 + F_R9], r9
     .irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
     movups [r11 + F_XMM + 16 * \n], xmm\n
     .endr
@@ -130,6 +156,12 @@ shunpike_inject_text:
     mov [r11 + F_R13], r13
     mov [r11 + F_R14], r14
     mov [r11 + F_R15], r15
+    mov qword ptr [r11 + F_APART], 0
+    lea rcx, [r11 + {frame}]
+    mov [r11 + F_UP], rcx
+    mov [r11 + F_RSP], rsp
+# The frame is whole.
+.Lsaved:
 # An entry within an entry is a signal handler's: where it stands there is room, and our stack is in use. One on an alternate stack stays
 # there, or the kernel would give that to the next signal as if it were free.
     cmp r11, gs:[FIRST]
@@ -141,13 +173,12 @@ shunpike_inject_text:
     mov [r11 + F_APART], rsp
     mov rsp, gs:[STACK]
     jmp 2f
-1:  mov qword ptr [r11 + F_APART], 0
-    lea rsp, [rsp - 128]
+1:  lea rsp, [rsp - 128]
     and rsp, -16
 2:  mov rdi, gs:[SELF]
     mov rsi, r11
     call [rip + .Lhandler]
-# What comes from here on is not kept back.
+# What comes from here on is kept back, and this look is made again: rax is the answer, and rsp ours, until .Lback.
 .Lanswered:
     cmp qword ptr gs:[KEPT_BACK], 0
     jne .Lkept_back
@@ -158,15 +189,9 @@ shunpike_inject_text:
     .endr
     test eax, eax
     mov rcx, [r11 + F_DESCRIPTION]
-    jnz 3f
-.Lmake:
-    mov rcx, [r11 + F_DESCRIPTION]
+    jnz .Lothers
     mov rcx, [rcx]
 .Lrestore:
-    mov eax, [r11 + F_FLAGS]
-    add al, 0x7f
-    sahf
-    mov rax, [r11 + F_RAX]
     mov rdi, [r11 + F_RDI]
     mov rsi, [r11 + F_RSI]
     mov rdx, [r11 + F_RDX]
@@ -174,14 +199,29 @@ shunpike_inject_text:
     mov r8, [r11 + F_R8]
     mov r9, [r11 + F_R9]
     mov rsp, [r11 + F_RSP]
+.Lback:
+    mov eax, [r11 + F_FLAGS]
+    add al, 0x7f
+    sahf
+    mov rax, [r11 + F_RAX]
     mov qword ptr [r11 + F_RSP], -1
     mov r11, [r11 + F_UP]
     mov gs:[TOP], r11
+.Lgone:
     jmp rcx
 
-.Lcount:
-    lock inc qword ptr [rcx + 8 * rax]
-    jmp .Lcounted
+.Lothers:
+    cmp eax, {vfork}
+    je 5f
+    ja .Lexit
+    cmp eax, {thread}
+    je 4f
+    mov rcx, [rcx + 8]
+    jmp .Lrestore
+4:  lea rcx, [rcx + {description}]
+    jmp .Lrestore
+5:  lea rcx, [rcx + {description} + {call}]
+    jmp .Lrestore
 
 # Once more, as one may come while others are delivered. A thread that ends has all of them blocked, and gets none.
 .Lkept_back:
@@ -194,18 +234,6 @@ shunpike_inject_text:
     lea rsp, [rsp + 8]
     pop rax
     jmp .Lanswered
-
-3:  cmp eax, {vfork}
-    je 5f
-    ja .Lexit
-    cmp eax, {thread}
-    je 4f
-    mov rcx, [rcx + 8]
-    jmp .Lrestore
-4:  lea rcx, [rcx + {description}]
-    jmp .Lrestore
-5:  lea rcx, [rcx + {description} + {call}]
-    jmp .Lrestore
 
 # The thread ends, and signals are blocked: with all that is needed in registers, its block goes to the next one.
 .Lexit:
@@ -247,7 +275,7 @@ shunpike_inject_begin:
     mov r10d, 8
     mov eax, 128                # rt_sigtimedwait
     syscall
-# A library starts on our stack. It is shown the program's, and our text.
+# A library starts on our stack. It is shown the program's, and our text and its zones.
 1:  mov rax, [rip + .Lstart]
     test rax, rax
     jz 1f
@@ -257,6 +285,7 @@ shunpike_inject_begin:
     lea rsi, [rip + shunpike_inject_text]
     lea rdx, [rip + shunpike_inject_end]
     lea rcx, [rip + shunpike_inject_handler]
+    lea r8, [rip + .Lzones]
     call rax
     mov rsp, rbx
 1:  xor eax, eax
@@ -274,6 +303,7 @@ shunpike_inject_begin:
 # rcx is the description. Flags are kept here, too: only jrcxz looks.
 .Lafter_thread:
     mov r11, rcx
+.Lafter_parent:
     mov rcx, rax
     jrcxz 1f
     bswap rcx
@@ -286,6 +316,7 @@ shunpike_inject_begin:
 2:  mov rcx, [r11 + 8]
     jmp rcx
 # The child. rax is 0 and so has room for the flags.
+.Lafter_child:
 1:  mov rcx, [r11 + 8]
     lahf
     seto al
@@ -307,6 +338,7 @@ shunpike_inject_begin:
 
 .Lafter_vfork:
     mov r11, rcx
+.Lafter_both:
     mov rcx, rax
     jrcxz 1f
     mov rcx, gs:[VFORKS]
@@ -530,6 +562,33 @@ shunpike_inject_handler:
     pop rsi
     xor eax, eax
     ret
+
+# Where a signal may find a thread, for a library that shows the program's handlers the program's own registers: from where on, counted from
+# the beginning of the text, and what holds from there on (crates/entry/src/zones.rs).
+    .p2align 3
+.Lzones:
+    .long shunpike_inject_text - shunpike_inject_text, BEHIND_RCX
+    .long .Lentry - shunpike_inject_text, ENTRY
+    .long .Lentered - shunpike_inject_text, ENTERED
+    .long .Lnumber - shunpike_inject_text, NUMBER
+    .long .Lflags - shunpike_inject_text, FLAGS
+    .long .Lleft - shunpike_inject_text, GONE
+    .long .Lcount - shunpike_inject_text, FLAGS
+    .long .Lsaved - shunpike_inject_text, INSIDE
+    .long .Lanswered - shunpike_inject_text, LOOK
+    .long .Lback - shunpike_inject_text, BACK
+    .long .Lgone - shunpike_inject_text, GONE
+    .long .Lothers - shunpike_inject_text, LOOK
+    .long .Lkept_back - shunpike_inject_text, INSIDE
+    .long .Lexit - shunpike_inject_text, NONE
+    .long .Lafter_thread - shunpike_inject_text, BEHIND_RCX
+    .long .Lafter_parent - shunpike_inject_text, BEHIND
+    .long .Lafter_child - shunpike_inject_text, NONE
+    .long .Lafter_vfork - shunpike_inject_text, BEHIND_RCX
+    .long .Lafter_both - shunpike_inject_text, BEHIND
+    .long shunpike_inject_handler - shunpike_inject_text, INSIDE
+    .long .Lzones - shunpike_inject_text, NONE
+    .long -1, NONE
 
     .p2align 12
 shunpike_inject_end:

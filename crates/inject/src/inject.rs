@@ -2,7 +2,7 @@
 
 use crate::blob::{self, BLOCK, COUNTED, GUARD, STATE_AT, Words};
 use crate::library::Library;
-use crate::patch::{self, STUB, Write};
+use crate::patch::{self, ROW, STUB, Write};
 use crate::program::{Identity, Program};
 use crate::reason::Reason;
 use crate::remote::Remote;
@@ -90,7 +90,7 @@ fn load(
     let blob = blob::blob();
     let span = program.image.span.start.wrapping_add(bias)..program.image.span.end.wrapping_add(bias);
     let data = (BLOCK + blob.data.len()) as u64;
-    let text = ((blob.text.len() + sites.len() * STUB) as u64).next_multiple_of(PAGE);
+    let text = ((blob.text.len() + ROW + sites.len() * STUB) as u64).next_multiple_of(PAGE);
     let at = room(&remote.mappings().map_err(|_| Reason::Gone)?, &span, data + text).ok_or(Reason::NoRoom)?;
     // Of the first block the guard is not mapped at all, which saves a call.
     let area = Area { data: at + GUARD as u64..at + data, text: at + data..at + data + text };

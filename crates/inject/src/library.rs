@@ -15,7 +15,7 @@ use std::path::Path;
 
 const PAGE: u64 = 4096;
 /// What a header begins with.
-const MAGIC: u64 = u64::from_le_bytes(*b"SHNPKE01");
+const MAGIC: u64 = u64::from_le_bytes(*b"SHNPKE02");
 /// R_X86_64_RELATIVE
 const RELATIVE: u64 = elf::R_X86_64_RELATIVE as u64;
 /// DT_RELR
@@ -25,7 +25,7 @@ const RELA: usize = 24;
 
 /// What a library says of itself, by the words from its entry on: addresses, once it is relocated.
 pub struct Header {
-    /// `fn(program's stack, blob's text, its end, blob's handler)`, before the program begins.
+    /// `fn(program's stack, blob's text, its end, blob's handler, blob's zones)`, before the program begins. The stubs begin where the text ends.
     pub start: u64,
     /// `fn(state, frame) -> answer`.
     pub handler: u64,
