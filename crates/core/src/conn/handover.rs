@@ -110,7 +110,7 @@ fn survive(child: u32) {
             if let Entry::Set(set) = entry
                 && survives(fd)
             {
-                sets::end_lingering(set);
+                sets::give_words(set);
             }
         }
     }

@@ -244,6 +244,11 @@ pub(crate) fn index_and_turn(word: u32) -> (u32, u32) {
     (word & ((1 << INDEX_BITS) - 1), word >> INDEX_BITS)
 }
 
+/// From here on all forked processes have the same.
+pub(super) fn draw_cookie() {
+    cookie();
+}
+
 /// Upper half of our tags: no pointer's and no small number's, positive or negative.
 fn cookie() -> u32 {
     let cookie = COOKIE.load(Ordering::Relaxed);
