@@ -1,7 +1,8 @@
 /* One-shot entries of an epoll set that forked processes share: each event comes to one of them, with the program's own word.
  *   oneshots server|client CASE PORT
  * CASE: listener (two children accept, and arm it again), or connections of before the fork, whose messages are answered by the children
- * (children), by them and the parent (family), or by the child of a parent that is no more (orphan); `edges`: as family, edge-triggered. */
+ * (children), by them and the parent (family), or by the child of a parent that has closed all (orphan); `edges`: as family, edge-triggered;
+ * `fired`: as children, when the parent has had an event of each before the fork, and arms them again after it. */
 #include "bed.h"
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -83,7 +84,7 @@ static void warm_up(void) {
 }
 
 static void server(int port, const char *how) {
-    int is_listener = !strcmp(how, "listener"), is_orphan = !strcmp(how, "orphan"), children = is_orphan ? 1 : CHILDREN;
+    int is_listener = !strcmp(how, "listener"), is_orphan = !strcmp(how, "orphan"), is_fired = !strcmp(how, "fired"), children = is_orphan ? 1 : CHILDREN;
     pid_t child[CHILDREN + 1];
     struct epoll_event event;
     if (!strcmp(how, "edges")) asked |= EPOLLET;
@@ -100,12 +101,21 @@ static void server(int port, const char *how) {
         for (int i = 0; i < KEPT; i++) arm(EPOLL_CTL_ADD, kept[i] = accept_one(listener), FIRST + i);
         warm_up();
     }
+    if (is_fired) {
+        for (int i = 0; i < KEPT; i++) expect(epoll_wait(set, &event, 1, PATIENCE_MS) == 1, "one event of each");
+        expect(epoll_wait(set, &event, 1, 0) == 0, "and no more");
+    }
     for (int i = 0; i < children; i++) {
         if ((child[i] = fork()) < 0) die("fork");
         if (child[i] == 0) {
             serve();
             _exit(0);
         }
+    }
+    if (is_fired) {
+        usleep(100000);
+        expect(counts->answered == 0, "nobody is told before they are armed");
+        for (int i = 0; i < KEPT; i++) arm(EPOLL_CTL_MOD, kept[i], FIRST + i);
     }
     tell();
     if (is_orphan) {
@@ -134,12 +144,21 @@ static void server(int port, const char *how) {
     tell();
 }
 
-static int is_answered(int fd, char first) {
+static void ask(int fd, char first) {
     char message[SIZE] = {first};
     struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     send_all(fd, message, sizeof message);
+}
+
+static int is_told(int fd) {
+    char message[SIZE];
     return recv(fd, message, sizeof message, MSG_WAITALL) == sizeof message;
+}
+
+static int is_answered(int fd, char first) {
+    ask(fd, first);
+    return is_told(fd);
 }
 
 static void client(int port, const char *how) {
@@ -160,9 +179,11 @@ static void client(int port, const char *how) {
             warm = is_warm(round, began);
             for (int i = 0; i < KEPT; i++) expect(is_answered(fds[i], warm ? 'e' : 'c'), "answered before the fork");
         }
+        int ahead = strcmp(how, "fired") ? 0 : KEPT;
+        for (int i = 0; i < ahead; i++) ask(fds[i], 'c');
         await();
         for (int i = 0; i < KEPT * ROUNDS; i++) {
-            if (!is_answered(fds[i % KEPT], 'c')) break;
+            if (i >= ahead ? !is_answered(fds[i % KEPT], 'c') : !is_told(fds[i])) break;
             answered++;
         }
     }

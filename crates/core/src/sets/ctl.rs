@@ -8,7 +8,7 @@ use shunpike_wire::Reason;
 
 use super::entries::{as_asked, as_made, is_armed_by_tag, on_lane, restore, take_over, tell_kernel};
 use super::list::{pop, push};
-use super::refusal::{bar_of, bar_of_entry, has_lost, put_back};
+use super::refusal::{bar_of_entry, bar_of_reg, has_lost, put_back};
 use super::regs::{CONTROL, Control, Reg, allocate, bell_tag, find, glimpse, indices, reg, remove, tag};
 use super::standing::{has_left, wished};
 use super::{EDGE, EXCLUSIVE, ONESHOT, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
@@ -42,10 +42,8 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     };
     own(set);
     let result = change(set, epfd, op, fd, conn, event)?;
-    let is_shared_shot =
-        || set.shared.load(Ordering::Relaxed) && event.is_some_and(|event| event.events & ONESHOT != 0);
     if let Some(conn) = conn
-        && let Some(reason) = bar_of(set).or_else(|| is_shared_shot().then_some(Reason::NestedSets))
+        && let Some(reason) = bar_of_entry(set, event.map_or(0, |event| event.events))
         && on_lane(conn)
         && !has_left(conn)
     {
@@ -345,7 +343,7 @@ pub fn bars(fd: i32) -> Option<Reason> {
     if !watches(fd) {
         return open_sets().any(|set| kernel_knows(&control, set, fd)).then_some(Reason::SetUnseen);
     }
-    indices(fd).filter_map(reg).find_map(bar_of_entry)
+    indices(fd).filter_map(reg).find_map(bar_of_reg)
 }
 
 /// Whether the kernel has a registration of `fd` in the set that we do not know of: io_uring and raw system calls make them

@@ -138,7 +138,7 @@ pub fn watch(set: &'static Set) {
     give_words(set);
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
-        let Some((index, conn, fd)) = managed_after(set, after) else { break };
+        let Some((index, conn, fd)) = managed_after(set, after, |_| true) else { break };
         above::revoke_for_good(conn, fd, Reason::NestedSets);
         // No lane of it ends any more.
         if is_left(conn) {
@@ -148,6 +148,21 @@ pub fn watch(set: &'static Set) {
     }
     let _control = CONTROL.lock();
     hush(set);
+}
+
+/// Connections on lanes whose one-shots a forked child will have, too: whether one has fired only this process knows until they are on TCP.
+/// With no lock held.
+pub fn to_be_shared(mut each: impl FnMut(Conn, i32)) {
+    // Those of a parent are on TCP since its fork.
+    for set in open_sets().filter(|set| !is_inherited(set)) {
+        let mut after = 0;
+        while has_lanes(set) {
+            let is_shot = |reg: &Reg| reg.events.get() & ONESHOT != 0;
+            let Some((index, conn, fd)) = managed_after(set, after, is_shot) else { break };
+            each(conn, fd);
+            after = index;
+        }
+    }
 }
 
 /// Whether another process that has the connection took it back to TCP.
