@@ -143,6 +143,18 @@ def test_out_of_the_hooks_sight(world, bed, mode, case):
         assert got.splitlines() == should.splitlines(), f"the {end} sees something else than on TCP"
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("case", ["listener", "children", "family", "orphan", "edges", "fired"])
+def test_one_shots_of_a_set_that_forked_processes_share(world, bed, mode, case):
+    """Each event comes to one of them, once, with the program's own word."""
+    messages = 40 if case == "listener" else 200
+    expected = {"lanes": 0, "lane_bytes": 0} if case == "listener" else {}
+    client, server = run_case(world, mode, bed, "oneshots", case, **expected)
+    assert client == f"answered {messages}\n"
+    assert server == f"answered {messages}, strange 0, idle 0\n"
+
+
 class Spawning:
     """A client on a lane whose child inherits the connection (`spawns.c`), and its server."""
 

@@ -75,6 +75,7 @@ CAUSES = {
     },
     "NestedSets": {
         "core/sets/refusal.rs": ("a set in a set", "waited for itself"),
+        "core/conn/handover.rs": ("one-shots of a set that a forked child will have", "a forked process has the set"),
         "core/sets/mod.rs": ("the same, of connections on lanes; a set in poll, in AIO, sent by SCM_RIGHTS", "sent to another program"),
         "core/zerocopy.rs": ("asked, not set", "waited for itself"),
     },

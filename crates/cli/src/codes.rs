@@ -95,7 +95,9 @@ pub fn advice(reason: Reason) -> &'static str {
             "Nothing: a program that waits by system calls of its own (async-io, Go) hears of nothing that comes by a lane. \
              It passes once the program waits by libc: in a read, poll, select or epoll_wait."
         }
-        NestedSets => "Wait for the connection in a set of its own that is waited for by epoll_wait alone.",
+        NestedSets => {
+            "Wait for the connection in a set of its own that is waited for by epoll_wait alone; where it is one-shot there, in one that was made after the fork."
+        }
         SharedInSet => "Take a descriptor out of its epoll sets (EPOLL_CTL_DEL) before it is closed.",
         SetUnseen => "Register it by epoll_ctl (libuv: UV_USE_IO_URING=0).",
         LinkLimit => "Nothing: it has a lane as soon as lanes with another process have ended.",

@@ -18,6 +18,8 @@ pub struct Set {
     /// Somebody waits for the set itself (nested, or in poll): its connections are on TCP, where the kernel
     /// answers for the whole of it.
     pub(crate) watched: AtomicBool,
+    /// A forked child has it, too: of what the kernel tells there, it tells either process.
+    pub(crate) shared: AtomicBool,
     /// The kernel has refused it an entry that lanes take: it gets none any more.
     pub(crate) refused: AtomicBool,
     /// Exclusive entries that the kernel has refused to take back.
@@ -43,6 +45,7 @@ impl Set {
             managed: AtomicU32::new(0),
             cq: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            shared: AtomicBool::new(false),
             refused: AtomicBool::new(false),
             lost: AtomicU32::new(0),
             waits: AtomicU64::new(0),

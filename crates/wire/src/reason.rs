@@ -144,7 +144,7 @@ reasons! {
     ReadingShut        = 0x0a03_000d, "reading_shut", "the program has shut down its reading (SHUT_RD of shutdown)";
     OtherNames         = 0x0a03_000e, "other_names", "the socket had another name when it was connected: a duplicate, or one in another process";
 
-    NestedSets         = 0x0a03_0010, "nested_sets", "an epoll set that it is in is waited for itself (by poll, or in another set, or by Linux AIO), or was sent to another program";
+    NestedSets         = 0x0a03_0010, "nested_sets", "an epoll set that it is in is waited for itself (by poll, or in another set, or by Linux AIO), or was sent to another program; or a forked process has the set, too, and it is one-shot there";
     SharedInSet        = 0x0a03_0011, "shared_in_set", "a descriptor of it that is in an epoll set was closed while it has another one";
     SetUnseen          = 0x0a03_0012, "set_unseen", "it came into an epoll set by a call that no hook sees (io_uring, raw system calls)";
 

@@ -371,7 +371,8 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
         return if events != 0 { Told::Event(event) } else { Told::Ours };
     }
     // A one-shot on TCP. One that has fired still has the kernel's EPOLLERR and EPOLLHUP when it was restored.
-    let fires = !reg.disarmed.replace(true);
+    // One of another process's tags may be that of any of ours.
+    let fires = reg.tagged.get() && !reg.disarmed.replace(true);
     if fires { Told::Event(libc::epoll_event { events, u64: reg.data.get() }) } else { Told::Ours }
 }
 

@@ -6,9 +6,9 @@ use shunpike_shm::lifecycle::Event;
 use rustix::io::Errno;
 use shunpike_wire::Reason;
 
-use super::entries::{as_asked, as_made, on_lane, restore, take_over, tell_kernel};
+use super::entries::{as_asked, as_made, is_armed_by_tag, on_lane, restore, take_over, tell_kernel};
 use super::list::{pop, push};
-use super::refusal::{bar_of, has_lost, put_back};
+use super::refusal::{bar_of_entry, bar_of_reg, has_lost, put_back};
 use super::regs::{CONTROL, Control, Reg, allocate, bell_tag, find, glimpse, indices, reg, remove, tag};
 use super::standing::{has_left, wished};
 use super::{EDGE, EXCLUSIVE, ONESHOT, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
@@ -43,7 +43,9 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     own(set);
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn
-        && let Some(reason) = bar_of(set).filter(|_| on_lane(conn) && !has_left(conn))
+        && let Some(reason) = bar_of_entry(set, event.map_or(0, |event| event.events))
+        && on_lane(conn)
+        && !has_left(conn)
     {
         above::revoke_for_good(conn, fd, reason);
     }
@@ -110,6 +112,8 @@ fn change(
             Some((_, reg)) if (event.events | reg.events.get()) & EXCLUSIVE != 0 => Err(Errno::INVAL),
             Some((index, reg)) => {
                 let before = (reg.events.get(), reg.data.get(), reg.disarmed.get());
+                // One that was registered before it was connected is known now.
+                reg.conn.set(conn.or(reg.conn.get()));
                 reg.wish(event.events, event.u64, false);
                 let done = tell_kernel(reg, index, as_asked);
                 if done.is_err() {
@@ -247,8 +251,7 @@ fn leaving(conn: Conn, fd: i32) {
     let give_all_back = || {
         let _control = CONTROL.lock();
         for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
-            let is_tagged = reg.tagged.get() && !reg.managed.get() && !reg.disarmed.get();
-            if is_ours(reg) && (reg.lingers.get() || is_tagged) {
+            if is_ours(reg) && (reg.lingers.get() || is_armed_by_tag(reg)) {
                 let _ = tell_kernel(reg, index, as_made);
             }
         }
@@ -340,7 +343,7 @@ pub fn bars(fd: i32) -> Option<Reason> {
     if !watches(fd) {
         return open_sets().any(|set| kernel_knows(&control, set, fd)).then_some(Reason::SetUnseen);
     }
-    indices(fd).filter_map(reg).filter_map(|reg| reg.set.get()).find_map(bar_of)
+    indices(fd).filter_map(reg).find_map(bar_of_reg)
 }
 
 /// Whether the kernel has a registration of `fd` in the set that we do not know of: io_uring and raw system calls make them

@@ -10,10 +10,10 @@ use shunpike_shm::lifecycle::Phase;
 use super::list::push;
 use super::refusal::{found, give_back_asked, lose, refuse};
 use super::regs::{
-    CONTROL, Changing, Control, Reg, bell_tag, indices, kin, kin_of, reg, remove, tag, unmanage,
+    CONTROL, Changing, Control, Reg, bell_tag, draw_cookie, indices, kin, kin_of, reg, remove, tag, unmanage,
 };
 use super::standing::{standing, tell_nothing};
-use super::{EDGE, EXCLUSIVE, ONESHOT, is_inherited, ring};
+use super::{EDGE, EXCLUSIVE, ONESHOT, is_inherited, open_sets, ring};
 use crate::set::Set;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
@@ -188,11 +188,16 @@ fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
 /// ... for one on TCP.
 ///
 /// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
-/// a lane before the program has armed it again. Not in a set of which no wait through the hooks was seen: there the program may look for
-/// itself, and the connection gets no lane (`Reg::waited`).
+/// a lane before the program has armed it again. Not where it comes on none (`Reg::waited`): in a set of which no wait through the hooks was
+/// seen, where the program may look for itself; in one that others wait for, who would be told of our tag; nor a listening socket. One that
+/// has fired tells nobody of anything.
 pub(super) fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
-    let is_waited_for = reg.tagged.get() || reg.set.get().is_some_and(|set| set.waits() != 0);
-    reg.tagged.set(reg.events.get() & ONESHOT != 0 && is_waited_for);
+    let may_come = |set: &Set| {
+        let is_others = set.shared.load(Ordering::Relaxed) || set.watched.load(Ordering::Relaxed);
+        reg.conn.get().is_some() && !is_others && (reg.tagged.get() || set.waits() != 0)
+    };
+    let is_tagged = reg.disarmed.get() || reg.set.get().is_some_and(may_come);
+    reg.tagged.set(reg.events.get() & ONESHOT != 0 && is_tagged);
     match reg.events.get() {
         events if !reg.tagged.get() => libc::epoll_event { events, u64: reg.data.get() },
         _ if reg.disarmed.get() => libc::epoll_event { events: ONESHOT, u64: tag(index, reg.turn.get()) },
@@ -204,6 +209,11 @@ pub(super) fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
 pub(super) fn as_made(reg: &Reg, _: u32) -> libc::epoll_event {
     reg.tagged.set(false);
     libc::epoll_event { events: reg.events.get(), u64: reg.data.get() }
+}
+
+/// A one-shot that the program has armed, of which the kernel is to tell by our tag.
+pub(super) fn is_armed_by_tag(reg: &Reg) -> bool {
+    reg.tagged.get() && !reg.managed.get() && !reg.disarmed.get()
 }
 
 /// Changes what stands in the kernel. EPOLLEXCLUSIVE cannot be changed, only made (epoll_ctl(2)). On an error all is as before, but for
@@ -302,12 +312,29 @@ pub(crate) fn end_lingering_of(reg: &Reg, index: u32) -> bool {
     tell_kernel(reg, index, as_asked).is_ok()
 }
 
-/// Entries that linger in `set` are the program's again, as others than we are to hear of it.
-pub fn end_lingering(set: &'static Set) {
+/// Entries that linger in `set`, and one-shots, are the program's again, with its own words, as others than we are to hear of it.
+pub fn give_words(set: &'static Set) {
     let control = CONTROL.lock();
     for index in 1..=control.used {
-        if let Some(reg) = reg(index).filter(|reg| reg.lingers.get() && reg.is_in(set)) {
+        let Some(reg) = reg(index).filter(|reg| reg.is_in(set)) else { continue };
+        if reg.lingers.get() {
             end_lingering_of(reg, index);
+        } else if is_armed_by_tag(reg) {
+            let _ = tell_kernel(reg, index, as_made);
+        }
+    }
+}
+
+/// Before fork(): from here on either process is told of what stands in the sets. Armed one-shots carry the program's own words, and all tags
+/// are of one cookie, so that either knows the other's.
+pub(super) fn share(control: &Control) {
+    if open_sets().inspect(|set| set.shared.store(true, Ordering::Relaxed)).count() == 0 {
+        return;
+    }
+    draw_cookie();
+    for index in 1..=control.used {
+        if let Some(reg) = reg(index).filter(|reg| reg.set.get().is_some() && is_armed_by_tag(reg)) {
+            let _ = tell_kernel(reg, index, as_made);
         }
     }
 }

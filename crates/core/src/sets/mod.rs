@@ -29,12 +29,12 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::thread;
 use crate::{above, link, process, state};
 
-use self::entries::restore_left;
+use self::entries::{restore_left, share};
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 use self::standing::hush;
 
 pub use self::ctl::{bars, closing, ctl, forget, watches};
-pub use self::entries::{end_lingering, manage, restore};
+pub use self::entries::{give_words, manage, restore};
 pub(crate) use self::list::enlist;
 pub use self::list::{shown, starved, touch};
 pub use self::refusal::bars_managed;
@@ -72,6 +72,7 @@ pub(crate) fn new_set(epfd: i32) -> Option<&'static Set> {
             set.managed.store(0, Ordering::Relaxed);
             set.cq.store(0, Ordering::Relaxed);
             set.watched.store(false, Ordering::Relaxed);
+            set.shared.store(false, Ordering::Relaxed);
             set.refused.store(false, Ordering::Relaxed);
             set.lost.store(0, Ordering::Relaxed);
             set.waits.store(0, Ordering::Relaxed);
@@ -134,10 +135,10 @@ pub fn watch(set: &'static Set) {
     // SeqCst: pairs with who brings a connection on a lane and asks `bars_managed`, after `take_over` has counted it. Of those
     // on their way to one only they know.
     set.watched.store(true, Ordering::SeqCst);
-    end_lingering(set);
+    give_words(set);
     let mut after = 0;
     while set.managed.load(Ordering::SeqCst) > 0 {
-        let Some((index, conn, fd)) = managed_after(set, after) else { break };
+        let Some((index, conn, fd)) = managed_after(set, after, |_| true) else { break };
         above::revoke_for_good(conn, fd, Reason::NestedSets);
         // No lane of it ends any more.
         if is_left(conn) {
@@ -147,6 +148,21 @@ pub fn watch(set: &'static Set) {
     }
     let _control = CONTROL.lock();
     hush(set);
+}
+
+/// Connections on lanes whose one-shots a forked child will have, too: whether one has fired only this process knows until they are on TCP.
+/// With no lock held.
+pub fn to_be_shared(mut each: impl FnMut(Conn, i32)) {
+    // Those of a parent are on TCP since its fork.
+    for set in open_sets().filter(|set| !is_inherited(set)) {
+        let mut after = 0;
+        while has_lanes(set) {
+            let is_shot = |reg: &Reg| reg.events.get() & ONESHOT != 0;
+            let Some((index, conn, fd)) = managed_after(set, after, is_shot) else { break };
+            each(conn, fd);
+            after = index;
+        }
+    }
 }
 
 /// Whether another process that has the connection took it back to TCP.
@@ -230,7 +246,10 @@ static HELD: AtomicUsize = AtomicUsize::new(0);
 
 /// Before fork(): registrations and lists are whole. After the session's lock.
 pub fn hold_across_fork() {
-    CONTROL.hold();
+    let control = CONTROL.lock();
+    share(&control);
+    // Let go of below.
+    core::mem::forget(control);
     // Those that are made meanwhile are not the child's.
     let held = NEXT_SET.load(Ordering::Relaxed).min(SETS);
     HELD.store(held, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use super::entries::{as_asked, tell_kernel};
 use super::list::push;
 use super::regs::{CONTROL, Control, Reg, kin_of, reg};
 use super::standing::standing;
-use super::{EXCLUSIVE, each_of, ring};
+use super::{EXCLUSIVE, ONESHOT, each_of, ring};
 use crate::set::Set;
 use crate::sys;
 use crate::table::Conn;
@@ -27,16 +27,27 @@ pub(crate) fn bar_of(set: &Set) -> Option<Reason> {
     set.refused.load(Ordering::SeqCst).then_some(Reason::EpollSets)
 }
 
+/// Why a connection that is registered so must not be on a lane. One-shots of a set that processes share are the kernel's: whether one has
+/// fired is known to who got its event, and either process arms it again.
+pub(super) fn bar_of_entry(set: &Set, events: u32) -> Option<Reason> {
+    let is_others = || set.shared.load(Ordering::Relaxed) && events & ONESHOT != 0;
+    bar_of(set).or_else(|| is_others().then_some(Reason::NestedSets))
+}
+
+/// The same of a registration.
+pub(super) fn bar_of_reg(reg: &Reg) -> Option<Reason> {
+    reg.set.get().and_then(|set| bar_of_entry(set, reg.events.get()))
+}
+
 /// Why a connection must not come on the lane that `manage` has been told of: its sets can have come into others since `bars`, or have
 /// got no entry for it.
 pub fn bars_managed(conn: Conn, fd: i32) -> Option<Reason> {
-    let of = |reg: &Reg| reg.set.get().and_then(bar_of);
     let mut found = {
         let _control = CONTROL.lock();
-        kin_of(conn).filter_map(reg).find_map(of)
+        kin_of(conn).filter_map(reg).find_map(bar_of_reg)
     };
     // Those that were refused are no kin.
-    each_of(conn, fd, |reg| found = found.or_else(|| of(reg)));
+    each_of(conn, fd, |reg| found = found.or_else(|| bar_of_reg(reg)));
     found
 }
 

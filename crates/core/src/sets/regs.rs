@@ -244,6 +244,11 @@ pub(crate) fn index_and_turn(word: u32) -> (u32, u32) {
     (word & ((1 << INDEX_BITS) - 1), word >> INDEX_BITS)
 }
 
+/// From here on all forked processes have the same.
+pub(super) fn draw_cookie() {
+    cookie();
+}
+
 /// Upper half of our tags: no pointer's and no small number's, positive or negative.
 fn cookie() -> u32 {
     let cookie = COOKIE.load(Ordering::Relaxed);
@@ -411,11 +416,15 @@ pub(crate) fn unmanage(control: &Control, reg: &Reg, index: u32) {
     }
 }
 
-pub(crate) fn managed_after(set: &'static Set, after: u32) -> Option<(u32, Conn, i32)> {
+pub(crate) fn managed_after(
+    set: &'static Set,
+    after: u32,
+    is_meant: impl Fn(&Reg) -> bool,
+) -> Option<(u32, Conn, i32)> {
     let control = CONTROL.lock();
     (after + 1..=control.used).find_map(|index| {
         let reg = reg(index)?;
-        let ours = reg.managed.get() && reg.is_in(set);
+        let ours = reg.managed.get() && reg.is_in(set) && is_meant(reg);
         reg.conn.get().filter(|_| ours).map(|conn| (index, conn, reg.fd.get()))
     })
 }
