@@ -299,6 +299,7 @@ impl Stage {
                     Some(_) => [self.one(op, model)?, self.one(next, model)?],
                     None => self.cut(op, next, model)?,
                 };
+                model.happened_at_once(op, next);
                 is_off |= next.call == Call::Meddle(Meddle::Off);
                 // How long they took says nothing.
                 run.extend(both.map(|outcome| outcome.map(|one| Outcome { ns: 0, cpu_ns: 0, ..one })));

@@ -2,7 +2,7 @@
 
 use super::{Model, may_wait};
 use crate::calls::Said;
-use crate::op::{Call, Child, LookBy, Meddle, Op, Opt, SendBy, Side, is_by_ring, reads};
+use crate::op::{Call, Child, Handler, LookBy, Meddle, Op, Opt, SendBy, Side, is_by_ring, reads};
 
 impl Model {
     /// Whether `second` can be made between two instructions of `first`: neither waits, and each makes sense before the other one.
@@ -58,6 +58,20 @@ impl Model {
             && (is_kill || !self.is_stopped(first.side) && !self.is_stopped(second.side))
             && self.allows(second)
             && (is_kill || self.with_end_of(first).allows(second) && self.with_end_of(second).allows(first))
+    }
+
+    /// Two calls were made at once. Whether a close found the other side's bytes unread, and so resets, nobody knows: from here on nothing is
+    /// done that depends on it.
+    pub fn happened_at_once(&mut self, first: Op, second: Op) {
+        let sends = |call| {
+            matches!(call, Call::Send(..) | Call::Signal(Handler::Sends(_)) | Call::Fork(Child::Sends))
+        };
+        for (one, other) in [(first, second), (second, first)] {
+            let closes = matches!(one.call, Call::Finish(end) if end.is_close());
+            if closes && one.side != other.side && sends(other.call) {
+                self.end_mut(one.side, one.conn).reset = true;
+            }
+        }
     }
 
     /// As it is after the call, where that sends, or ends a stream.
