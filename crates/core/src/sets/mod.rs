@@ -153,6 +153,8 @@ pub fn watch(set: &'static Set) {
 /// Connections on lanes whose one-shots a forked child will have, too: whether one has fired only this process knows until they are on TCP.
 /// With no lock held.
 pub fn to_be_shared(mut each: impl FnMut(Conn, i32)) {
+    // First: from here on none comes on a lane. SeqCst, as in `watch`.
+    open_sets().for_each(|set| set.shared.store(true, Ordering::SeqCst));
     // Those of a parent are on TCP since its fork.
     for set in open_sets().filter(|set| !is_inherited(set)) {
         let mut after = 0;

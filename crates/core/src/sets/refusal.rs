@@ -30,7 +30,7 @@ pub(crate) fn bar_of(set: &Set) -> Option<Reason> {
 /// Why a connection that is registered so must not be on a lane. One-shots of a set that processes share are the kernel's: whether one has
 /// fired is known to who got its event, and either process arms it again.
 pub(super) fn bar_of_entry(set: &Set, events: u32) -> Option<Reason> {
-    let is_others = || set.shared.load(Ordering::Relaxed) && events & ONESHOT != 0;
+    let is_others = || set.shared.load(Ordering::SeqCst) && events & ONESHOT != 0;
     bar_of(set).or_else(|| is_others().then_some(Reason::NestedSets))
 }
 
