@@ -60,6 +60,7 @@ pub fn start(options: Options) {
 /// connection goes back to TCP for good, and to libc alone.
 pub fn confine() {
     leave(Reason::Confined);
+    // Also where there are no lanes to leave: the filter minds any call of ours.
     process::set_confined();
 }
 

@@ -403,8 +403,8 @@ fn begin(file: usize, who: Who) {
     // A helper is our descendant for as long as it takes to become a tracer.
     ptracer(sys::pid() as usize);
     let child =
-        // SAFETY: a stack of its own. Its end raises no signal, and no wait of the program's sees it. Not CLONE_VFORK: who sleeps so is not
-        // seen to stop, and SIGSTOP to the group, as a shell's job control sends it, may stop the child.
+        // Not CLONE_VFORK: a shell that stops the group would wait for ever, as who sleeps so is not seen to stop while its child is stopped.
+        // SAFETY: a stack of its own. Its end raises no signal, and no wait of the program's sees it.
         unsafe { run_in_child(libc::CLONE_VM as usize, top(&mut stack), between, (&raw mut order).expose_provenance()) };
     if child > 0 {
         // SAFETY: no pointers.

@@ -192,7 +192,7 @@ pub unsafe fn poll_by(
         }
         None => {
             let told = covered();
-            if told > 0 && n <= MOST && table::any() {
+            if told > 0 && n <= MOST && fds.is_aligned() && table::any() {
                 // SAFETY: the program's array of n entries. The kernel has read and written them just now, as the program will.
                 seen::told(unsafe { core::slice::from_raw_parts(fds, n as usize) }, told as usize);
             }

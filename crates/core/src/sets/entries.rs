@@ -328,6 +328,7 @@ pub fn give_words(set: &'static Set) {
 /// Before fork(): from here on either process is told of what stands in the sets. Armed one-shots carry the program's own words, and all tags
 /// are of one cookie, so that either knows the other's.
 pub(super) fn share(control: &Control) {
+    // Those that were made since `to_be_shared`, too.
     if open_sets().inspect(|set| set.shared.store(true, Ordering::Relaxed)).count() == 0 {
         return;
     }
