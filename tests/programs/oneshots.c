@@ -2,9 +2,12 @@
  *   oneshots server|client CASE PORT
  * CASE: listener (two children accept, and arm it again), or connections of before the fork, whose messages are answered by the children
  * (children), by them and the parent (family), or by the child of a parent that has closed all (orphan); `edges`: as family, edge-triggered;
- * `fired`: as children, when the parent has had an event of each before the fork, and arms them again after it. */
+ * `fired`: as children, when the parent has had an event of each before the fork, and arms them again after it;
+ * `unread`: by the parent of a child that ends at once; their messages are unread at the fork, and their sender does nothing until all have been
+ * answered. */
 #include "bed.h"
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -36,12 +39,13 @@ static void answer(int fd) {
     __atomic_fetch_add(&counts->answered, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Takes events of the set, until all is over. */
-static void serve(void) {
-    while (!__atomic_load_n(&counts->over, __ATOMIC_SEQ_CST)) {
+/* Takes events of the set, until all is over or so much is answered. */
+static void serve(int most) {
+    while (!__atomic_load_n(&counts->over, __ATOMIC_SEQ_CST) && __atomic_load_n(&counts->answered, __ATOMIC_SEQ_CST) < most) {
         struct epoll_event event;
-        int n = epoll_wait(set, &event, 1, 20);
+        int n = epoll_wait(set, &event, 1, most == KEPT ? PATIENCE_MS : 20);
         if (n < 0 && errno != EINTR) die("epoll_wait");
+        expect(n != 0 || most != KEPT, "told of what was unread at the fork");
         if (n <= 0) continue;
         uint64_t word = event.data.u64;
         if (word == LISTENER) {
@@ -84,7 +88,8 @@ static void warm_up(void) {
 }
 
 static void server(int port, const char *how) {
-    int is_listener = !strcmp(how, "listener"), is_orphan = !strcmp(how, "orphan"), is_fired = !strcmp(how, "fired"), children = is_orphan ? 1 : CHILDREN;
+    int is_listener = !strcmp(how, "listener"), is_orphan = !strcmp(how, "orphan"), is_fired = !strcmp(how, "fired");
+    int is_unread = !strcmp(how, "unread"), children = is_orphan || is_unread ? 1 : CHILDREN;
     pid_t child[CHILDREN + 1];
     struct epoll_event event;
     if (!strcmp(how, "edges")) asked |= EPOLLET;
@@ -105,10 +110,13 @@ static void server(int port, const char *how) {
         for (int i = 0; i < KEPT; i++) expect(epoll_wait(set, &event, 1, PATIENCE_MS) == 1, "one event of each");
         expect(epoll_wait(set, &event, 1, 0) == 0, "and no more");
     }
+    for (int i = 0, n = 0; is_unread && i < KEPT; i += n == SIZE) {
+        if (ioctl(kept[i], FIONREAD, &n)) die("FIONREAD");
+    }
     for (int i = 0; i < children; i++) {
         if ((child[i] = fork()) < 0) die("fork");
         if (child[i] == 0) {
-            serve();
+            if (!is_unread) serve(KEPT * ROUNDS + 1);
             _exit(0);
         }
     }
@@ -117,19 +125,20 @@ static void server(int port, const char *how) {
         expect(counts->answered == 0, "nobody is told before they are armed");
         for (int i = 0; i < KEPT; i++) arm(EPOLL_CTL_MOD, kept[i], FIRST + i);
     }
+    if (is_unread) serve(KEPT);
     tell();
     if (is_orphan) {
         /* It goes on to use the set when the parent has closed all. */
         for (int i = 0; i < KEPT; i++) close(kept[i]);
         close(set);
-    } else if (!strcmp(how, "family") || !strcmp(how, "edges")) {
+    } else if (!strcmp(how, "family") || !strcmp(how, "edges") || is_unread) {
         child[children++] = fork();
         if (child[children - 1] == 0) {
             await();
             counts->over = 1;
             _exit(0);
         }
-        serve();
+        serve(KEPT * ROUNDS + 1);
     }
     if (!counts->over) {
         await();
@@ -179,7 +188,7 @@ static void client(int port, const char *how) {
             warm = is_warm(round, began);
             for (int i = 0; i < KEPT; i++) expect(is_answered(fds[i], warm ? 'e' : 'c'), "answered before the fork");
         }
-        int ahead = strcmp(how, "fired") ? 0 : KEPT;
+        int ahead = strcmp(how, "fired") && strcmp(how, "unread") ? 0 : KEPT;
         for (int i = 0; i < ahead; i++) ask(fds[i], 'c');
         await();
         for (int i = 0; i < KEPT * ROUNDS; i++) {

@@ -150,9 +150,9 @@ pub fn watch(set: &'static Set) {
     hush(set);
 }
 
-/// Connections on lanes whose one-shots a forked child will have, too: whether one has fired only this process knows until they are on TCP.
-/// With no lock held.
-pub fn to_be_shared(mut each: impl FnMut(Conn, i32)) {
+/// Before fork(): connections on lanes whose one-shots the child will have, too, go back to TCP: whether one has fired only this process
+/// knows until then. What is unread stays in the ring for both: a sender that makes no call would never take it back. With no lock held.
+pub fn to_be_shared() {
     // First: from here on none comes on a lane. SeqCst, as in `watch`.
     open_sets().for_each(|set| set.shared.store(true, Ordering::SeqCst));
     // Those of a parent are on TCP since its fork.
@@ -161,7 +161,7 @@ pub fn to_be_shared(mut each: impl FnMut(Conn, i32)) {
         while has_lanes(set) {
             let is_shot = |reg: &Reg| reg.events.get() & ONESHOT != 0;
             let Some((index, conn, fd)) = managed_after(set, after, is_shot) else { break };
-            each(conn, fd);
+            above::revoke_for_good(conn, fd, Reason::NestedSets);
             after = index;
         }
     }
