@@ -1,8 +1,11 @@
 //! Whether a wait spins, and for how long. Pure: no clock, no I/O; times are in ticks of any length.
 //!
 //! A spin pays where the answer comes sooner than a sleep and a wake-up would cost (the ski rental: who cannot know rents for as
-//! long as buying costs, and no longer). So a wait spins where more than half of the last ones were so short, and sleeps at once
+//! long as buying costs, and no longer); where one wait is for many messages, sooner than TCP would take for these. So a wait spins where more than half of the last ones were so short, and sleeps at once
 //! elsewhere.
+//!
+//! A long wait among many short ones is an accident as a rule: an interrupt, or the host, took the other end's CPU. So each short wait earns
+//! a little of a longer spin, which is less than TCP takes for a message.
 //!
 //! Two that only wake each other never find out how soon the other answers when it is awake. So now and then a wait that
 //! has woken somebody tries: it and the next ones spin for as long as a wake-up may take. If they become short by that, they
@@ -20,7 +23,7 @@ pub enum Profile {
 /// How long a spin may be, ticks.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// What a sleep and a wake-up cost both ends.
+    /// What TCP takes for the messages since the last wait: a sleep and a wake-up for each.
     pub pays: u64,
     /// The longest spin.
     pub most: u64,
@@ -39,6 +42,8 @@ pub struct Memory {
     failed: u8,
     /// Waits that have woken somebody since the last trial.
     since: u16,
+    /// Short waits since the last long one, at most [`u8::MAX`].
+    short: u8,
 }
 
 /// Every one of the last waits.
@@ -52,6 +57,8 @@ impl Memory {
     /// Waits until the first trial; twice as many after each that changed nothing.
     const FIRST: u16 = 16;
     const SELDOM: u8 = 6;
+    /// So many short waits earn a longest spin: half a microsecond each, of the seven that TCP takes for a message.
+    const EARNS: u64 = 64;
 
     /// How long the next wait spins; 0: not at all. `woke`: the thread has woken somebody since its last wait.
     pub fn plan(&mut self, profile: Profile, bounds: Bounds, woke: bool) -> u64 {
@@ -71,7 +78,10 @@ impl Memory {
             (false, true) => 0,
             // It is awake as a rule.
             (false, false) if woke => bounds.wake_up,
-            (false, false) => bounds.pays,
+            (false, false) => {
+                let earned = u64::from(self.short) * bounds.most / Self::EARNS;
+                (bounds.pays + earned).min(bounds.wake_up)
+            }
         }
     }
 
@@ -106,6 +116,7 @@ impl Memory {
     fn note(&mut self, bounds: Bounds, waited: u64) {
         let is_long = waited > bounds.pays;
         self.long = self.long - self.long / (ALL / ONE) + if is_long { ONE } else { 0 };
+        self.short = if is_long { 0 } else { self.short.saturating_add(1) };
     }
 
     fn judge(&mut self) {
@@ -115,13 +126,13 @@ impl Memory {
     /// As one word.
     pub fn pack(self) -> u64 {
         let [low, high] = self.since.to_le_bytes();
-        u64::from_le_bytes([self.long, self.trial, self.failed, low, high, 0, 0, 0])
+        u64::from_le_bytes([self.long, self.trial, self.failed, low, high, self.short, 0, 0])
     }
 
     /// From one word.
     pub fn unpack(word: u64) -> Self {
-        let [long, trial, failed, low, high, ..] = word.to_le_bytes();
-        Self { long, trial, failed, since: u16::from_le_bytes([low, high]) }
+        let [long, trial, failed, low, high, short, ..] = word.to_le_bytes();
+        Self { long, trial, failed, since: u16::from_le_bytes([low, high]), short }
     }
 }
 
@@ -155,6 +166,20 @@ mod tests {
         let mut memory = Memory::default();
         assert_eq!(waits(&mut memory, 1000, 2, false), 2000);
         assert_eq!(waits(&mut memory, 1000, 8, false), 8000);
+    }
+
+    #[test]
+    fn a_long_wait_among_short_ones_is_spun_through() {
+        let mut memory = Memory::default();
+        assert_eq!(wait(&mut memory, 100, false), BOUNDS.pays);
+        waits(&mut memory, 240, 2, false);
+        assert_eq!(wait(&mut memory, 100, false), 100);
+        assert_eq!(wait(&mut memory, 100, false), BOUNDS.pays, "it is earned anew");
+        // What a burst leaves behind is little for each of its messages.
+        for burst in 1..60 {
+            waits(&mut memory, burst, 2, false);
+            assert!(wait(&mut memory, 1000, false) <= BOUNDS.pays + burst * BOUNDS.most / Memory::EARNS);
+        }
     }
 
     #[test]
@@ -240,7 +265,7 @@ mod tests {
 
     #[test]
     fn it_fits_into_a_word() {
-        let memory = Memory { long: 200, trial: 3, failed: 6, since: 1023 };
+        let memory = Memory { long: 200, trial: 3, failed: 6, since: 1023, short: 255 };
         assert_eq!(Memory::unpack(memory.pack()), memory);
         assert_eq!(Memory::unpack(0), Memory::default());
     }

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::policy::{Bounds, Memory, Profile};
-use crate::tls::{Thread, thread};
+use crate::tls::{Thread, crossed, thread};
 use crate::{clock, process};
 
 /// Spins that a thread counts by itself before it touches the counter that all threads share.
@@ -15,17 +15,24 @@ const TAKEN_US: u64 = 2;
 const YIELDS: u32 = 4;
 /// A wake-up may take so many times the longest spin.
 const WAKE_UP: u64 = 4;
-/// A sleep and a wake-up cost this part of the longest spin.
+/// What TCP takes for a message: a sleep and a wake-up, this part of the longest spin.
 const PAYS: u64 = 4;
+/// Borders of critical sections that a thread crosses for one message at most: two in each of epoll_wait, recv, another recv that finds
+/// nothing, send, and calls of epoll_ctl, of each of the two ends.
+const BORDERS: u32 = 40;
+/// Messages between two waits beyond this are not counted: a spin for so many is as long as a wake-up may take.
+const MESSAGES: u32 = (PAYS * WAKE_UP) as u32;
 /// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair).
-/// So where the CPU was lost for longer than a wake-up takes, the process neither spins nor yields for so many times as long,
-const REST: u64 = 256;
-/// and no longer than this, microseconds;
-const REST_US: u64 = 200_000;
-/// twice as long as the last time where the CPU is lost again at once, up to this.
+/// So where the CPU was lost for longer than a wake-up takes, the process neither spins nor yields for so many times as long;
+const REST: u64 = 4;
+/// twice as long as the last time where it is lost again, up to this, microseconds.
 const LONGEST_REST_US: u64 = 10_000_000;
-/// So many yields that cost nothing show that nobody computes here any more.
+/// Not again, but for the first time, where so many yields have cost nothing since,
 const QUIET: u32 = 16;
+/// or spins were answered for so many times as long as the CPU was lost now: interrupts and the host take it, too, and nobody computes here;
+const HELD: u64 = 16;
+/// or so long ago, microseconds, and as long as the last rest took.
+const LONG_AGO_US: u64 = 1_000_000;
 
 /// What is left of a program's time counts up to an hour.
 const LEFT_US: u64 = 3_600_000_000;
@@ -42,7 +49,10 @@ pub fn spin(left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
         count_spin(thread);
         return true;
     }
-    let Some((profile, bounds)) = bounds() else { return false };
+    let borders = crossed() as u32;
+    let messages = borders.wrapping_sub(thread.crossed.swap(borders, Ordering::Relaxed)) / BORDERS;
+    thread.messages.store(messages.clamp(1, MESSAGES), Ordering::Relaxed);
+    let Some((profile, bounds)) = bounds(thread) else { return false };
     let begin = clock::ticks();
     // The clock may have been set back meanwhile, with the whole machine.
     let rest = REST_UNTIL.load(Ordering::Relaxed).saturating_sub(begin);
@@ -123,7 +133,9 @@ fn rests(thread: &Thread, bounds: Bounds, lost: u64) -> bool {
         count_yield(thread);
         return false;
     }
-    let (now, is_quiet) = (clock::ticks(), thread.in_time.swap(0, Ordering::Relaxed) >= QUIET);
+    let now = clock::ticks();
+    let is_held = u64::from(thread.held.swap(0, Ordering::Relaxed)) >= lost.saturating_mul(HELD);
+    let is_quiet = thread.in_time.swap(0, Ordering::Relaxed) >= QUIET || is_held;
     let (until, last) = (REST_UNTIL.load(Ordering::Relaxed), LAST_REST.load(Ordering::Relaxed));
     if let Some(rest) = next_rest((until, last), now, lost, is_quiet) {
         LAST_REST.store(rest, Ordering::Relaxed);
@@ -138,10 +150,9 @@ fn next_rest((until, last): (u64, u64), now: u64, lost: u64, is_quiet: bool) -> 
     if until > now.saturating_sub(lost) && until.saturating_sub(now) <= clock::from_us(LONGEST_REST_US) {
         return None;
     }
-    let rest = lost.saturating_mul(REST).min(clock::from_us(REST_US));
-    // At once: before as long a time as the rest has gone by.
-    let is_again = !is_quiet && now.saturating_sub(until) < last;
-    Some(if is_again { rest.max(2 * last).min(clock::from_us(LONGEST_REST_US)) } else { rest })
+    let rest = lost.saturating_mul(REST);
+    let is_again = !is_quiet && now.saturating_sub(until) < last.max(clock::from_us(LONG_AGO_US));
+    Some(if is_again { rest.max(2 * last) } else { rest }.min(clock::from_us(LONGEST_REST_US)))
 }
 
 fn count_yield(thread: &Thread) {
@@ -150,22 +161,25 @@ fn count_yield(thread: &Thread) {
 
 /// The wait after the last spin ended in a sleep, of so many ticks until somebody rang.
 pub fn slept(ticks: u64) {
-    if let Some((_, bounds)) = bounds() {
-        let thread = thread();
+    let thread = thread();
+    if let Some((_, bounds)) = bounds(thread) {
         let waited = ticks.saturating_add(thread.spun.load(Ordering::Relaxed));
         change(thread, |memory| memory.slept(bounds, waited));
     }
 }
 
-/// How this process spins, and for how long; `None` where it does not.
-fn bounds() -> Option<(Profile, Bounds)> {
+/// How this process spins, and for how long in the wait under way; `None` where it does not.
+fn bounds(thread: &Thread) -> Option<(Profile, Bounds)> {
     let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
     let profile = process::profile().filter(|_| most > 0 && process::may_spin())?;
-    Some((profile, Bounds { pays: most / PAYS, most, wake_up: WAKE_UP * most }))
+    let pays = most / PAYS * u64::from(thread.messages.load(Ordering::Relaxed).max(1));
+    Some((profile, Bounds { pays, most, wake_up: WAKE_UP * most }))
 }
 
 fn answered(thread: &Thread, bounds: Bounds, spent: u64) {
     change(thread, |memory| memory.answered(bounds, spent));
+    let held = thread.held.load(Ordering::Relaxed).saturating_add(spent.min(bounds.most) as u32);
+    thread.held.store(held, Ordering::Relaxed);
     count_spin(thread);
 }
 
@@ -200,17 +214,17 @@ mod tests {
         let us = clock::from_us;
         let (now, lost) = (us(60_000_000), us(9_000));
         let rest = next_rest((0, 0), now, lost, false);
-        assert_eq!(rest, Some(us(REST_US)));
+        assert_eq!(rest, Some(REST * lost));
         // Others lost it by the same turn, and hear of that a little later.
-        let known = (now + us(REST_US), us(REST_US));
+        let known = (now + REST * lost, REST * lost);
         assert_eq!(next_rest(known, now + us(500), lost + us(500), false), None);
     }
 
     #[test]
-    fn a_rest_is_longer_where_the_cpu_is_lost_again_at_once() {
+    fn a_rest_is_longer_where_the_cpu_is_lost_again() {
         clock::calibrate();
         let us = clock::from_us;
-        let (lost, mut last, mut now) = (us(9_000), us(REST_US), us(60_000_000));
+        let (lost, mut last, mut now) = (us(9_000), us(36_000), us(60_000_000));
         for _ in 0..10 {
             let until = now;
             now = until + 2 * lost;
@@ -219,8 +233,8 @@ mod tests {
             (last, now) = (rest, now + rest);
         }
         assert_eq!(last, us(LONGEST_REST_US));
-        // Not after many yields that cost nothing, nor where the last rest is long over.
-        assert_eq!(next_rest((now, last), now + 2 * lost, lost, true), Some(us(REST_US)));
-        assert_eq!(next_rest((now, us(REST_US)), now + us(1_000_000), lost, false), Some(us(REST_US)));
+        // Not after much time in which the CPU was ours, nor where the last rest is long over.
+        assert_eq!(next_rest((now, last), now + 2 * lost, lost, true), Some(REST * lost));
+        assert_eq!(next_rest((now, us(36_000)), now + us(LONG_AGO_US), lost, false), Some(REST * lost));
     }
 }

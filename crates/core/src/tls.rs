@@ -35,6 +35,10 @@ pub struct Thread {
     pub kept: AtomicU64,
     /// What it remembers of its waits ([`policy::Memory`](crate::policy::Memory)).
     pub waits: AtomicU64,
+    /// Borders of critical sections that the thread had crossed when the wait under way began (wrapping).
+    pub crossed: AtomicU32,
+    /// Messages between the wait before and that one, as far as the policy of waits counts them.
+    pub messages: AtomicU32,
     /// Ticks that the wait under way has spun.
     pub spun: AtomicU64,
     /// The thread has woken somebody since its last wait.
@@ -47,6 +51,8 @@ pub struct Thread {
     pub looked_in: AtomicU32,
     /// Yields that came back in time since the last one that did not.
     pub in_time: AtomicU32,
+    /// Ticks of spins that were answered since then, as far as they matter.
+    pub held: AtomicU32,
     /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it.
     pub patience: AtomicU64,
     /// Stack pointer of the copy of the program's memory that is under way, for `user::answered`; 0 none.
@@ -122,6 +128,11 @@ fn reader(thread: &'static Thread) -> &'static Reader {
         Some(reader) => reader,
         None => first_reader(thread),
     }
+}
+
+/// Borders of critical sections that the calling thread has crossed.
+pub fn crossed() -> u64 {
+    reader(thread()).crossed()
 }
 
 #[cold]

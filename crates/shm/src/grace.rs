@@ -44,6 +44,11 @@ impl Reader {
         light_fence();
     }
 
+    /// How often it has gone inside or outside.
+    pub fn crossed(&self) -> u64 {
+        self.borders.load(Ordering::Relaxed)
+    }
+
     /// Goes outside.
     #[inline(always)]
     pub fn leave(&self) {
