@@ -92,6 +92,7 @@ class Session:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect(str(broker.socket))
         arena, bell = memory(arena), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.matched = threading.Event()
         self.say(greeting or hello(versions(CONTROL, VERSION)), [arena, bell])
         os.close(arena), os.close(bell)
 
@@ -103,7 +104,10 @@ class Session:
         message, fds = receive(self.socket)
         for fd in fds:
             os.close(fd)
-        return struct.unpack_from("<H", message)[0], message[2:]
+        kind = struct.unpack_from("<H", message)[0]
+        if kind == MATCHED:
+            self.matched.set()
+        return kind, message[2:]
 
     def nominate(self, end, is_server):
         """Offers a socket, which must be quiet, until the broker has it: as a program would, anew where it found the bytes in motion still."""
@@ -158,6 +162,8 @@ class Bridge:
                 if kind == RELAYED:
                     clc = rest[10:]
                     self.passed.append((name, *what_it_is(clc)))
+                    # Before the program there has nominated its end, a message would be for nobody, and this handshake the only one.
+                    target.matched.wait()
                     target.relay(with_token(clc, self.accept) if clc[4] == ACCEPT and self.accept else clc)
         except (OSError, struct.error):
             return  # a session has ended
@@ -168,6 +174,7 @@ class Bridge:
     def __exit__(self, *_):
         for session in (self.at_server, self.at_client):
             session.socket.shutdown(socket.SHUT_RDWR)
+            session.matched.set()
         for thread in self.threads:
             thread.join()
         for session in (self.at_server, self.at_client):
