@@ -22,7 +22,8 @@ mod orphans;
 
 pub use given::spawned;
 pub use handover::{
-    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, let_go_of_all, ring_set_up,
+    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, leave_shared_sets,
+    let_go_of_all, ring_set_up,
 };
 pub use named::{give_socket, give_sockets, has_other_names};
 

@@ -74,7 +74,7 @@ pub fn leave(reason: Reason) {
 
 /// Before fork(): the child will hold every connection too, as a tenant of the arenas they are in.
 pub fn before_fork() {
-    sets::to_be_shared();
+    conn::leave_shared_sets();
     // Not while a lane is being opened: it is mapped in both processes, or in neither's state. And not while another
     // thread is within what any lock protects: the child gets a copy of it, and no thread that would finish.
     session::hold_across_fork();

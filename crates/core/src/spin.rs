@@ -17,9 +17,9 @@ const YIELDS: u32 = 4;
 const WAKE_UP: u64 = 4;
 /// What TCP takes for a message: a sleep and a wake-up, this part of the longest spin.
 const PAYS: u64 = 4;
-/// Borders of critical sections that a thread crosses for one message at most: two in each of epoll_wait, recv, another recv that finds
-/// nothing, send, and calls of epoll_ctl, of each of the two ends.
-const BORDERS: u32 = 40;
+/// Borders of critical sections that a thread crosses for one message: a dozen or more in an epoll_wait, a recv, another one that finds
+/// nothing, and a send.
+const BORDERS: u32 = 16;
 /// Messages between two waits beyond this are not counted: a spin for so many is as long as a wake-up may take.
 const MESSAGES: u32 = (PAYS * WAKE_UP) as u32;
 /// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair).
@@ -49,9 +49,16 @@ pub fn spin(left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
         count_spin(thread);
         return true;
     }
-    let borders = crossed() as u32;
-    let messages = borders.wrapping_sub(thread.crossed.swap(borders, Ordering::Relaxed)) / BORDERS;
+    let messages = (crossed() as u32).wrapping_sub(thread.crossed.load(Ordering::Relaxed)) / BORDERS;
     thread.messages.store(messages.clamp(1, MESSAGES), Ordering::Relaxed);
+    let is_ready = spin_on(thread, woke, left, ready);
+    // What its own looks have crossed is no message.
+    thread.crossed.store(crossed() as u32, Ordering::Relaxed);
+    is_ready
+}
+
+/// After a first look, which has found nothing.
+fn spin_on(thread: &Thread, woke: bool, left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
     let Some((profile, bounds)) = bounds(thread) else { return false };
     let begin = clock::ticks();
     // The clock may have been set back meanwhile, with the whole machine.

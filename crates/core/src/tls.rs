@@ -35,7 +35,7 @@ pub struct Thread {
     pub kept: AtomicU64,
     /// What it remembers of its waits ([`policy::Memory`](crate::policy::Memory)).
     pub waits: AtomicU64,
-    /// Borders of critical sections that the thread had crossed when the wait under way began (wrapping).
+    /// Borders of critical sections that the thread had crossed at the end of its last spin (wrapping).
     pub crossed: AtomicU32,
     /// Messages between the wait before and that one, as far as the policy of waits counts them.
     pub messages: AtomicU32,

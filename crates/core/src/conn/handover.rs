@@ -84,6 +84,11 @@ pub fn before_shell() -> u32 {
     proc::last_made().map_or(u32::MAX, |last| last + 1)
 }
 
+/// Before fork(), with no lock held: those whose one-shots stand in sets that the child will share.
+pub fn leave_shared_sets() {
+    sets::to_be_shared(|conn, fd| leave_to_others(conn, fd, Event::Bar, Reason::NestedSets));
+}
+
 fn survive(child: u32) {
     // Not of the process on whose memory a child of vfork() runs. After an exec that fails, all is copied.
     if sys::pid() == process::pid() {

@@ -348,10 +348,6 @@ fn tcp_news(set: &'static Set, word: u32, events: u32, control: Option<&Control>
     if reg.turn.get() != turn {
         // Void, or what another process has the kernel tell of the set that it shares with us.
         if reg.managed.get() {
-            // A one-shot that another process has armed.
-            if set.shared.load(Ordering::Relaxed) && events & told::OUT != 0 && !reg.parked.get() {
-                reg.disarmed.set(false);
-            }
             reg.dirty.set(true);
             push(&mut list, index);
         }

@@ -19,6 +19,7 @@ pub(crate) mod refusal;
 pub(crate) mod regs;
 pub(crate) mod standing;
 
+use core::cell::Cell;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use shunpike_shm::arena::mode;
@@ -151,17 +152,27 @@ pub fn watch(set: &'static Set) {
 }
 
 /// Before fork(): connections on lanes whose one-shots the child will have, too, go back to TCP: whether one has fired only this process
-/// knows until then. What is unread stays in the ring for both: a sender that makes no call would never take it back. With no lock held.
-pub fn to_be_shared() {
+/// knows until then. `leave`: for those that have, of which what is unread goes to TCP as well, as either process may arm them. Where
+/// one is armed, it stays in the ring, and both are told: a sender that makes no call would never take it back. With no lock held.
+pub fn to_be_shared(mut leave: impl FnMut(Conn, i32)) {
     // First: from here on none comes on a lane. SeqCst, as in `watch`.
     open_sets().for_each(|set| set.shared.store(true, Ordering::SeqCst));
     // Those of a parent are on TCP since its fork.
     for set in open_sets().filter(|set| !is_inherited(set)) {
         let mut after = 0;
         while has_lanes(set) {
-            let is_shot = |reg: &Reg| reg.events.get() & ONESHOT != 0;
+            let has_fired = Cell::new(false);
+            let is_shot = |reg: &Reg| {
+                let _list = set.list.lock();
+                has_fired.set(reg.disarmed.get());
+                reg.events.get() & ONESHOT != 0
+            };
             let Some((index, conn, fd)) = managed_after(set, after, is_shot) else { break };
-            above::revoke_for_good(conn, fd, Reason::NestedSets);
+            if has_fired.get() {
+                leave(conn, fd);
+            } else {
+                above::revoke_for_good(conn, fd, Reason::NestedSets);
+            }
             after = index;
         }
     }

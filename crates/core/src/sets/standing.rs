@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Cursor;
 
-use super::refusal::bar_of_reg;
+use super::refusal::bar_of;
 use super::regs::{CONTROL, Reg, bell_tag, kin_of, reg, tag};
 use super::{EDGE, ONESHOT};
 use crate::set::Set;
@@ -108,7 +108,7 @@ pub(crate) fn stand_all(set: &'static Set) {
 /// The program has changed what it wants of `fd` in `set`, which may have no lanes. With no lock held.
 #[inline]
 pub(super) fn wished(set: &'static Set, reg: &Reg, index: u32, fd: i32) {
-    if bar_of_reg(reg).is_some() {
+    if bar_of(set).is_some() {
         let _control = CONTROL.lock();
         if reg.is_in(set) && reg.fd.get() == fd {
             update(reg, index, true);
@@ -119,7 +119,7 @@ pub(super) fn wished(set: &'static Set, reg: &Reg, index: u32, fd: i32) {
 /// `is_wished`: the program asks anew. Under CONTROL.
 #[cold]
 pub(super) fn update(reg: &Reg, index: u32, is_wished: bool) {
-    let Some(set) = reg.set.get().filter(|_| reg.managed.get() && bar_of_reg(reg).is_some()) else { return };
+    let Some(set) = reg.set.get().filter(|set| reg.managed.get() && bar_of(set).is_some()) else { return };
     // Its fields are the list's.
     let _list = set.list.lock();
     let _critical = critical();
