@@ -1,8 +1,8 @@
 //! Whether a wait spins, and for how long. Pure: no clock, no I/O; times are in ticks of any length.
 //!
 //! A spin pays where the answer comes sooner than a sleep and a wake-up would cost (the ski rental: who cannot know rents for as
-//! long as buying costs, and no longer); where one wait is for many messages, sooner than TCP would take for these. So a wait spins where more than half of the last ones were so short, and sleeps at once
-//! elsewhere.
+//! long as buying costs, and no longer); where one wait is for many messages, sooner than TCP would take for these. So a wait
+//! spins where more than half of the last ones were so short, and sleeps at once elsewhere.
 //!
 //! A long wait among many short ones is an accident as a rule: an interrupt, or the host, took the other end's CPU. So each short wait earns
 //! a little of a longer spin, which is less than TCP takes for a message.
