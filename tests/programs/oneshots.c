@@ -6,6 +6,7 @@
  * `unread`: by the parent of a child that ends at once; their messages are unread at the fork, and their sender does nothing until all have been
  * answered. */
 #include "bed.h"
+#include <limits.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -116,7 +117,7 @@ static void server(int port, const char *how) {
     for (int i = 0; i < children; i++) {
         if ((child[i] = fork()) < 0) die("fork");
         if (child[i] == 0) {
-            if (!is_unread) serve(KEPT * ROUNDS + 1);
+            if (!is_unread) serve(INT_MAX);
             _exit(0);
         }
     }
@@ -138,7 +139,7 @@ static void server(int port, const char *how) {
             counts->over = 1;
             _exit(0);
         }
-        serve(KEPT * ROUNDS + 1);
+        serve(INT_MAX);
     }
     if (!counts->over) {
         await();
