@@ -14,7 +14,7 @@
 # make bench      measures lanes beside TCP and UNIX sockets, a quarter of an hour; BENCH="--quick" or names of workloads
 # make lint       formatting, clippy, rustdoc, a reason for every unsafe block, and the dependencies (ci/deny)
 # make install    PREFIX=/usr/local DESTDIR=
-# make deb        a package of what is built, in OUT=target/; also rpm, and tarball: an archive to unpack anywhere
+# make deb        a package of what is built, in OUT=target/; also rpm, apk (Alpine), and tarball: an archive to unpack anywhere
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -23,11 +23,10 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz differential mutants coverage sanitize crash soak stress suites bench lint install uninstall deb rpm tarball clean
+.PHONY: build demo test hostile fuzz differential mutants coverage sanitize crash soak stress suites bench lint install uninstall deb rpm apk tarball clean
 
 build:
-	$(CARGO) build --release --workspace
-	ci/entry $(TARGET)
+	ci/build $(TARGET)
 
 demo: build
 	ci/demo
@@ -76,7 +75,9 @@ lint:
 	ci/deny
 
 # Installs what is built already, so that `sudo make install` compiles nothing as root.
-install: | $(RELEASE)/shunpike $(RELEASE)/libshunpike-entry.so
+BUILT := $(addprefix $(RELEASE)/,shunpike shunpike-load libshunpike.so libshunpike-entry.so)
+
+install: | $(BUILT)
 	install -D -m 755 $(RELEASE)/shunpike $(DESTDIR)$(PREFIX)/bin/shunpike
 	# By a new name first: programs that start meanwhile, or run from it, have the old one or the new one whole; so they have after a
 	# power failure.
@@ -85,6 +86,8 @@ install: | $(RELEASE)/shunpike $(RELEASE)/libshunpike-entry.so
 	mv -f $(DESTDIR)$(PREFIX)/lib/.libshunpike.so.new $(DESTDIR)$(PREFIX)/lib/libshunpike.so
 	# What `run --entry=syscall` loads.
 	install -D -m 644 $(RELEASE)/libshunpike-entry.so $(DESTDIR)$(PREFIX)/lib/shunpike/libshunpike-entry.so
+	# The load programs of `shunpike bench`.
+	install -m 755 $(RELEASE)/shunpike-load $(DESTDIR)$(PREFIX)/lib/shunpike/shunpike-load
 	install -d $(SHARE)/man/man1
 	# Everybody's to read, whatever umask root has.
 	umask 022 && $(RELEASE)/shunpike man $(SHARE)/man/man1
@@ -115,11 +118,8 @@ install: | $(RELEASE)/shunpike $(RELEASE)/libshunpike-entry.so
 	install -m 755 dist/bpftrace/*.bt $(SHARE)/doc/shunpike/dist/bpftrace
 	install -m 644 dist/grafana/*.json $(SHARE)/doc/shunpike/dist/grafana
 
-$(RELEASE)/shunpike:
-	$(CARGO) build --release --workspace
-
-$(RELEASE)/libshunpike-entry.so:
-	ci/entry $(TARGET)
+$(BUILT) &:
+	ci/build $(TARGET)
 
 uninstall:
 	# What `shunpike enable` has done goes first: the loader complains in each program that is to load a library that is not there.
@@ -135,7 +135,7 @@ uninstall:
 
 OUT ?= $(TARGET)
 
-deb rpm tarball: | $(RELEASE)/shunpike $(RELEASE)/libshunpike-entry.so
+deb rpm apk tarball: | $(BUILT)
 	dist/packages/build $@ $(RELEASE) $(OUT)
 
 clean:

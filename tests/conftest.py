@@ -25,7 +25,7 @@ def pytest_configure(config):
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=3))
     missing = harness.missing_artefacts()
     if missing and not config.getoption("--tcp-only") and not config.getoption("--collect-only"):
-        raise pytest.UsageError(f"not built: {', '.join(missing)}. Run `cargo build --release`, or pass --tcp-only.")
+        raise pytest.UsageError(f"not built: {', '.join(missing)}. Run `make`, or pass --tcp-only.")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -20,6 +20,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 BINARY = Path(os.environ.get("SHUNPIKE_BIN", TARGET / "shunpike"))
 LIBRARY = Path(os.environ.get("SHUNPIKE_LIB", TARGET / "libshunpike.so"))
 HOSTILE = BINARY.with_name("hostile-peer")
+LOAD = BINARY.with_name("shunpike-load")
 
 MODES = ("tcp", "client", "server", "both")
 # With --eager, so that also short dialogues are on lanes; `earned` is both sides in the default setting.
@@ -28,7 +29,7 @@ SCRATCH = "shunpike-test-"
 
 
 def missing_artefacts():
-    return [str(path) for path in (BINARY, LIBRARY, HOSTILE) if not path.exists()]
+    return [str(path) for path in (BINARY, LIBRARY, HOSTILE, LOAD) if not path.exists()]
 
 
 @dataclass(frozen=True)

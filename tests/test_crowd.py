@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Accel
+from harness import LOAD, Accel
 from procs import free_port, until
 
 CROWD = """
@@ -84,8 +84,8 @@ def test_nobody_waits_for_the_busy_ones(world):
     accel = Accel(world, "both", ["--eager"], broker_options=["--set", "max_conns_per_lgr=16"])
     port = free_port()
     at = f"tcp:{port}"
-    accel.server("echo", [world.binary, "bench-load", "echo", at]).wait_listening(port)
-    busy = accel.client("busy", [world.binary, "bench-load", "crowd", at, 240, 240, 600])
+    accel.server("echo", [LOAD, "echo", at]).wait_listening(port)
+    busy = accel.client("busy", [LOAD, "crowd", at, 240, 240, 600])
     until(lambda: accel.broker.stats().lanes >= 240, lambda: f"240 lanes: {accel.broker.stats()}", seconds=60)
     asking = accel.client("asks", [sys.executable, "-c", ASKS, port])
     word, longest = asking.finish().split()

@@ -141,6 +141,20 @@ def test_the_rpm_holds_what_the_debian_package_holds(package, tmp_path):
     assert ask("--configfiles") == ["/etc/shunpike/broker.toml"] and ask("--requires")[0] == "glibc"
 
 
+def test_the_apk_holds_it_too_but_what_needs_glibc_or_systemd(package, tmp_path):
+    if not shutil.which("go"):
+        pytest.skip("go is not installed (ci/deps)")
+    with tarfile.open(build("apk", tmp_path), ignore_zeros=True) as parts:  # each part is an archive that has no end
+        held = {member.name for member in parts.getmembers() if not member.isdir()}
+        about = parts.extractfile(".PKGINFO").read().decode()
+    assert {".PKGINFO", ".post-install", ".pre-deinstall"} <= held and "\ndepend" not in about
+    contents = subprocess.run(["dpkg-deb", "--contents", package], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[5].removeprefix("./") for line in contents.splitlines()}
+    same = {name for name in names if not name.endswith("/") and name.startswith(("usr/bin", "usr/lib", "etc/"))}
+    left_out = ("usr/lib/shunpike/shunpike-load", "usr/lib/systemd", "usr/lib/sysusers.d", "usr/lib/tmpfiles.d")
+    assert {name for name in held if name.startswith(("usr/bin", "usr/lib", "etc/"))} == {name for name in same if not name.startswith(left_out)}
+
+
 @needs_root
 def test_its_scripts_do_nothing_to_the_system_around_a_root(package, tmp_path):
     """Nor without systemd: a systemctl that was called would be seen."""

@@ -1,13 +1,14 @@
 """Programs of other systems: each starts with the library as without it, whatever libc it has, and says the same."""
 
 import re
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import roots
-from harness import LIBRARY, Accel
+from harness import BINARY, LIBRARY, Accel
 from procs import finish_together, free_port
 
 # In a mount namespace of its own: the test's directory, the programs, and the root's own /proc.
@@ -85,6 +86,24 @@ def test_programs_start_and_say_the_same(world, inside, name):
         without, under = (said(world, inside(env, *line)) for env in ({}, UNDER))
         assert line[-1] != "hello" or "hello\n" in without[1], f"{line} runs without: {without}"
         assert under == without, f"{line} in {name}"
+
+
+def test_the_command_runs_in_each(world, inside, name):
+    """Which needs nothing of a root: it starts programs, and the tools ask the broker."""
+    needs = subprocess.run(["readelf", "-lW", BINARY], capture_output=True, text=True, check=True).stdout
+    assert "INTERP" not in needs and "NEEDED" not in needs
+    Accel(world, "both")
+    for file in (BINARY, LIBRARY.with_name("libshunpike-entry.so")):
+        shutil.copy(file, world.directory)
+    env = {"SHUNPIKE_SOCKET": UNDER["SHUNPIKE_SOCKET"]}
+    for kind in RUNS[name]:
+        status, out, err = said(world, inside(env, "/mnt/shunpike", "run", f"/t/{kind}", "hello"))
+        assert (status, out) == (0, "hello\n"), (kind, err)
+    for tool in ("ss", "info", "stats", "chk"):
+        status, out, err = said(world, inside(env, "/mnt/shunpike", tool))
+        assert status == 0 and out, (tool, err)
+    status, _, err = said(world, inside(env, "/mnt/shunpike", "bench", "--list"))
+    assert status == 1 and "shunpike-load is not at /mnt/shunpike-load" in err
 
 
 def test_servers(world, inside, name):

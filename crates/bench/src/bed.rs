@@ -2,12 +2,13 @@
 
 use crate::broker::{Broker, Carried};
 use crate::child::{Child, Failed, Pin, last_line, wait_for};
+use crate::options::Programs;
 use crate::settings::Settings;
 use crate::side::Side;
 use serde::de::DeserializeOwned;
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,7 +34,7 @@ pub struct Bed<'a> {
     pub side: Side,
     pub settings: &'a Settings,
     pub directory: PathBuf,
-    shunpike: &'a Path,
+    programs: &'a Programs,
     broker: Option<Broker>,
     servers: Vec<Child>,
 }
@@ -42,14 +43,16 @@ impl<'a> Bed<'a> {
     pub fn new(
         side: Side,
         settings: &'a Settings,
-        shunpike: &'a Path,
+        programs: &'a Programs,
         directory: PathBuf,
     ) -> Result<Self, Failed> {
         let broker = match side {
-            Side::Copy | Side::NoCopy => Some(Broker::start(shunpike, &directory, side == Side::Copy)?),
+            Side::Copy | Side::NoCopy => {
+                Some(Broker::start(&programs.shunpike, &directory, side == Side::Copy)?)
+            }
             Side::Machine | Side::Tcp | Side::Unix => None,
         };
-        Ok(Self { side, settings, directory, shunpike, broker, servers: Vec::new() })
+        Ok(Self { side, settings, directory, programs, broker, servers: Vec::new() })
     }
 
     /// Length of a run.
@@ -88,7 +91,7 @@ impl<'a> Bed<'a> {
     ) -> Command {
         let mut whole: Vec<OsString> = prefix.iter().map(OsString::from).collect();
         if self.side.is_shunpike() {
-            whole.extend([self.shunpike.into(), "run".into(), "--".into()]);
+            whole.extend([self.programs.shunpike.clone().into(), "run".into(), "--".into()]);
         }
         whole.extend(argv.into_iter().map(Into::into));
         let mut command = Command::new(&whole[0]);
@@ -115,7 +118,7 @@ impl<'a> Bed<'a> {
 
     /// The arguments of one of our own load programs, which [`Load`](crate::load::Load) parses again.
     pub fn load(&self, words: &[&str]) -> Vec<OsString> {
-        let mut argv: Vec<OsString> = vec![self.shunpike.into(), "bench-load".into()];
+        let mut argv: Vec<OsString> = vec![self.programs.load.clone().into()];
         argv.extend(words.iter().map(OsString::from));
         argv
     }

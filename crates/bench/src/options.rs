@@ -35,6 +35,8 @@ pub struct Options {
 
 /// What the bench runs beside the workloads' own programs.
 pub struct Programs {
-    /// `shunpike`: broker, `run` and the load programs are its subcommands.
+    /// `shunpike`: broker and `run` are its subcommands.
     pub shunpike: PathBuf,
+    /// `shunpike-load`: [`load`](crate::load).
+    pub load: PathBuf,
 }

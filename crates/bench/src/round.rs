@@ -65,7 +65,7 @@ fn measure(
     programs: &Programs,
     place: std::path::PathBuf,
 ) -> Result<(Sample, Carried), Failed> {
-    let mut bed = Bed::new(side, settings, &programs.shunpike, place)?;
+    let mut bed = Bed::new(side, settings, programs, place)?;
     let sample = (workload.measure)(&mut bed)?;
     // Half of what was sent: connections start on TCP, and some programs count both ends.
     let carried = if workload.stays_on_tcp { bed.carried(0.0) } else { bed.carried(sample.bytes / 2.0) }?;

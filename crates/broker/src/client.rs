@@ -5,8 +5,8 @@ use crate::dial::{connect_at, operators_socket};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags,
 };
 use shunpike_wire::session::{ClcBytes, FromBroker, MAX, ToBroker};
 use std::mem::MaybeUninit;
@@ -65,6 +65,8 @@ pub enum QueryError {
     },
     /// The argument is too long to be sent, bytes.
     Argument(usize),
+    /// This process may open no more files: what came with the answer is lost.
+    NoFiles,
     /// The broker did not answer in time, went away, or answered nonsense.
     Broken {
         /// The socket.
@@ -83,6 +85,9 @@ impl core::fmt::Display for QueryError {
                 write!(f, "no broker answers at {}: {error}", socket.display())
             }
             QueryError::Argument(len) => write!(f, "the argument is too long ({len} bytes)"),
+            QueryError::NoFiles => {
+                write!(f, "this process may open no more files (ulimit -n): a part of the broker's answer is lost")
+            }
             QueryError::Broken { socket, error } => {
                 write!(f, "the broker at {} gave no answer: {error}", socket.display())
             }
@@ -109,12 +114,12 @@ pub const PROCESSES: usize = 64;
 pub fn processes(socket: &Path, pids: &[u32]) -> Result<Vec<(u32, OwnedFd)>, QueryError> {
     let arg = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
     let Answered { text, fds, .. } = ask(socket, what::PIDS, &arg)?;
-    let broken = || QueryError::Broken { socket: socket.to_owned(), error: Errno::BADMSG.into() };
-    let answer: crate::report::Pids = serde_json::from_str(&text).map_err(|_| broken())?;
+    let answer: crate::report::Pids =
+        serde_json::from_str(&text).map_err(|_| broken(socket, Errno::BADMSG))?;
     if answer.pids.len() == fds.len() {
         Ok(answer.pids.into_iter().zip(fds).collect())
     } else {
-        Err(broken())
+        Err(broken(socket, Errno::BADMSG))
     }
 }
 
@@ -127,46 +132,56 @@ struct Answered {
 }
 
 /// The answer. A container's root may open the operator's socket, and is turned away there: it asks
-/// where everybody does.
+/// where everybody does. What has been heard is not asked twice: it may be a change.
 fn ask(socket: &Path, what: u16, arg: &str) -> Result<Answered, QueryError> {
-    if let Ok(fd) = connect_at(&operators_socket(socket), SocketFlags::CLOEXEC) {
-        match ask_by(fd, socket, what, arg) {
-            Err(QueryError::Broken { .. }) => {}
-            other => return other,
-        }
-    }
-    let absent = |errno: Errno| QueryError::NoBroker { socket: socket.to_owned(), error: errno.into() };
-    ask_by(connect_at(socket, SocketFlags::CLOEXEC).map_err(absent)?, socket, what, arg)
-}
-
-fn ask_by(fd: OwnedFd, socket: &Path, what: u16, arg: &str) -> Result<Answered, QueryError> {
     let arg = ClcBytes::new(arg.as_bytes()).map_err(|_| QueryError::Argument(arg.len()))?;
     let mut message = [0; MAX];
     let len = ToBroker::Query { what, arg }.encode(&mut message).map_err(|_| QueryError::Argument(MAX))?;
-    let broken = |errno: Errno| QueryError::Broken { socket: socket.to_owned(), error: errno.into() };
-    let sent = message.get(..len).unwrap_or(&[]);
-    rustix::net::send(&fd, sent, SendFlags::NOSIGNAL).map_err(broken)?;
+    let message = message.get(..len).unwrap_or(&[]);
+    if let Ok(fd) = connect_at(&operators_socket(socket), SocketFlags::CLOEXEC) {
+        if let Some(answered) = ask_by(fd, socket, message)? {
+            return Ok(answered);
+        }
+    }
+    let absent = |errno: Errno| QueryError::NoBroker { socket: socket.to_owned(), error: errno.into() };
+    let fd = connect_at(socket, SocketFlags::CLOEXEC).map_err(absent)?;
+    ask_by(fd, socket, message)?.ok_or_else(|| broken(socket, Errno::CONNRESET))
+}
+
+/// The answer to `message`; `None` from a broker that turns this connection away: it is closed without a byte.
+fn ask_by(fd: OwnedFd, socket: &Path, message: &[u8]) -> Result<Option<Answered>, QueryError> {
     let (mut text, mut fds) = (Vec::new(), Vec::new());
+    match rustix::net::send(&fd, message, SendFlags::NOSIGNAL) {
+        Ok(_) => {}
+        Err(Errno::PIPE | Errno::CONNRESET) => return Ok(None),
+        Err(errno) => return Err(broken(socket, errno)),
+    }
     let mut chunk = [0; CHUNK];
     loop {
         match hear(fd.as_fd(), &mut chunk, &mut fds) {
+            Ok(0) | Err(Errno::CONNRESET) if text.is_empty() => return Ok(None),
             Ok(0) => break,
             Ok(n) => text.extend_from_slice(chunk.get(..n).unwrap_or(&[])),
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(broken(errno)),
+            Err(Errno::MFILE) => return Err(QueryError::NoFiles),
+            Err(errno) => return Err(broken(socket, errno)),
         }
     }
-    let text = String::from_utf8(text).map_err(|_| broken(Errno::BADMSG))?;
-    match serde_json::from_str::<crate::report::Answer>(&text) {
-        Ok(answer) => match answer.error {
-            Some(failure) => Err(QueryError::Refused(failure)),
-            None => Ok(Answered { by: fd, text, fds }),
-        },
-        Err(_) => Err(broken(Errno::BADMSG)),
+    let answer = serde_json::from_slice::<crate::report::Answer>(&text)
+        .map_err(|_| broken(socket, Errno::BADMSG))?;
+    match (answer.error, String::from_utf8(text)) {
+        (Some(failure), _) => Err(QueryError::Refused(failure)),
+        (None, Ok(text)) => Ok(Some(Answered { by: fd, text, fds })),
+        (None, Err(_)) => Err(broken(socket, Errno::BADMSG)),
     }
 }
 
-/// The next datagram's bytes, and its descriptors behind those that there are.
+fn broken(socket: &Path, errno: Errno) -> QueryError {
+    QueryError::Broken { socket: socket.to_owned(), error: errno.into() }
+}
+
+/// The next datagram's bytes, and its descriptors behind those that there are. Errors: EMFILE, where they are more than this process may
+/// open.
 fn hear(fd: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -177,7 +192,7 @@ fn hear(fd: BorrowedFd<'_>, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<
             fds.extend(given);
         }
     }
-    Ok(received.bytes)
+    if received.flags.contains(ReturnFlags::CTRUNC) { Err(Errno::MFILE) } else { Ok(received.bytes) }
 }
 
 /// A tap's session: rings go to the broker, which gives them to programs and says which.

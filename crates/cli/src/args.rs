@@ -134,13 +134,6 @@ pub enum Command {
     /// Measure lanes beside kernel TCP and UNIX sockets, on this machine
     #[command(after_help = BENCH_NOTES)]
     Bench(shunpike_bench::Options),
-    /// A load program of `bench`
-    #[command(hide = true)]
-    BenchLoad {
-        /// Which
-        #[command(subcommand)]
-        load: shunpike_bench::load::Load,
-    },
     /// Have a service, or all programs of this machine, run under Shunpike from their next start on
     #[command(after_help = ENABLE_NOTES)]
     Enable(Enable),

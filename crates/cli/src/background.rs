@@ -4,6 +4,7 @@ use crate::args::Broker;
 use crate::error::Error;
 use crate::socket;
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -37,13 +38,13 @@ pub fn private(path: &Path, settings: &[String], successor: Option<&str>) -> Res
     Err(line.strip_prefix("shunpike: ").unwrap_or(line).to_owned())
 }
 
-/// `broker --background`: starts the same command without that option, and waits until it answers.
-pub fn start(args: &Broker, named: Option<PathBuf>) -> Result<(), Error> {
+/// `broker --background`: starts the same command without that option, and waits until it answers. `words` are those of the command line.
+pub fn start(words: &[OsString], args: &Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let path = named.unwrap_or_else(|| crate::broker::default_socket(args.private));
-    wait_for_broker(args, &path).map_err(|reason| Error::Background { socket: path, reason })
+    wait_for_broker(words, args, &path).map_err(|reason| Error::Background { socket: path, reason })
 }
 
-fn wait_for_broker(args: &Broker, path: &Path) -> Result<(), String> {
+fn wait_for_broker(words: &[OsString], args: &Broker, path: &Path) -> Result<(), String> {
     if socket::answers(path) {
         return Err("one serves there already, with options of its own".into());
     }
@@ -52,7 +53,7 @@ fn wait_for_broker(args: &Broker, path: &Path) -> Result<(), String> {
     keep_no_descriptors();
     let _ = rustix::process::setsid();
     let mut broker = Command::new(program)
-        .args(env::args_os().skip(1).filter(|argument| argument != "--background"))
+        .args(words.iter().skip(1).filter(|word| *word != "--background"))
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
         .stdout(Stdio::null())

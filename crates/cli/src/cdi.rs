@@ -3,7 +3,7 @@
 
 use crate::args::CdiAction;
 use crate::error::Error;
-use crate::{replace, run, socket, tools};
+use crate::{replace, shipped, socket, tools};
 use serde_json::{Value, json};
 use std::env;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ const LIST: &str = "shunpike/container.preload";
 pub fn cdi(action: &CdiAction, named: Option<PathBuf>) -> Result<(), Error> {
     let CdiAction::Generate { output } = action;
     let socket = named.unwrap_or_else(|| socket::SYSTEM.into());
-    let library = run::library()?;
+    let library = shipped::library()?;
     let list = library.with_file_name(LIST);
     if !list.is_file() {
         return Err(Error::NoContainerList { path: list, library });

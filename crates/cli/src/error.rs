@@ -30,13 +30,12 @@ pub enum Error {
     },
     /// The broker could not do it.
     Refused(Failure),
-    /// The library to preload is not where it is looked for.
-    NoLibrary {
-        /// Where it was looked for.
-        tried: Vec<PathBuf>,
-    },
-    /// The library of `run --entry=syscall` is not where it is looked for.
-    NoEntryLibrary {
+    /// A file that comes with this command is not where it is looked for.
+    NotShipped {
+        /// Its name.
+        name: &'static str,
+        /// The variable that may name another one.
+        variable: Option<&'static str>,
         /// Where it was looked for.
         tried: Vec<PathBuf>,
     },
@@ -172,8 +171,6 @@ pub enum Error {
     },
     /// The bench has no result.
     Bench(shunpike_bench::Error),
-    /// A load program of the bench ended early.
-    Load(io::Error),
     /// The path of this program cannot be found out.
     Itself(io::Error),
     /// The broker could not arrange to be told to end.
@@ -209,8 +206,7 @@ impl Error {
             Error::Exec { .. } => 126,
             Error::Filter(_) => 2,
             Error::Broker(BrokerError::AlreadyServed { .. }) => Self::ALREADY_SERVED,
-            Error::NoLibrary { .. }
-            | Error::NoEntryLibrary { .. }
+            Error::NotShipped { variable: Some(_), .. }
             | Error::LibraryPath(_)
             | Error::SettingsOfOthers { .. }
             | Error::NoSystemBroker { .. }
@@ -242,7 +238,10 @@ impl fmt::Display for Error {
                      --socket"
                 )
             }
-            Error::Query(error) => write!(f, "{error}; is it overloaded or stopped?"),
+            Error::Query(error @ QueryError::Broken { .. }) => {
+                write!(f, "{error}; is it overloaded or stopped?")
+            }
+            Error::Query(error) => error.fmt(f),
             Error::Answer { socket, reason } => write!(
                 f,
                 "the broker at {} answers what this version does not understand ({reason}); restart it with \
@@ -250,16 +249,11 @@ impl fmt::Display for Error {
                 socket.display()
             ),
             Error::Refused(failure) => failure.fmt(f),
-            Error::NoLibrary { tried } => write!(
-                f,
-                "libshunpike.so is not at {}; install it there or set SHUNPIKE_LIB to its path",
-                list(&tried.iter().map(|path| path.display()).collect::<Vec<_>>())
-            ),
-            Error::NoEntryLibrary { tried } => write!(
-                f,
-                "libshunpike-entry.so is not at {}; install it there or set SHUNPIKE_ENTRY to its path",
-                list(&tried.iter().map(|path| path.display()).collect::<Vec<_>>())
-            ),
+            Error::NotShipped { name, variable, tried } => {
+                let places = list(&tried.iter().map(|path| path.display()).collect::<Vec<_>>());
+                write!(f, "{name} is not at {places}; install it there")?;
+                variable.map_or(Ok(()), |variable| write!(f, " or set {variable} to its path"))
+            }
             Error::SettingsOfOthers { socket } => write!(
                 f,
                 "'--set' is for a broker that 'run' starts, and one serves at {} already: its settings are for all its \
@@ -383,7 +377,6 @@ impl fmt::Display for Error {
                 write!(f, "no broker could be started at {}: {reason}", socket.display())
             }
             Error::Bench(error) => error.fmt(f),
-            Error::Load(source) => source.fmt(f),
             Error::Itself(source) => write!(f, "cannot find out the path of this program: {source}"),
             Error::Signals(source) => write!(f, "cannot set up the broker's signals: {source}"),
         }

@@ -5,7 +5,7 @@
 //! Each subcommand is a module: `run` and `broker`, `enable` and `cdi`, which change the system, and `tools`, which ask the broker.
 //!
 //! ```no_run
-//! std::process::exit(shunpike_cli::command_line().into());
+//! std::process::exit(shunpike_cli::command_line(std::env::args_os().collect()).into());
 //! ```
 
 mod args;
@@ -25,6 +25,7 @@ mod policy;
 mod program;
 mod replace;
 mod run;
+mod shipped;
 mod signals;
 mod socket;
 mod tools;
@@ -33,22 +34,24 @@ use args::{Cli, Command, PolicyAction};
 use clap::Parser;
 use error::Error;
 use std::env;
+use std::ffi::OsString;
 use tools::table::plain;
 
-/// Does what the process's arguments say and returns its exit status. `run` does not return if it succeeds.
-pub fn command_line() -> u8 {
-    if children::helped(&env::args_os().collect::<Vec<_>>()) {
+/// Does what the process's arguments say (the first one is its own name) and returns its exit status. `run` does not return if it
+/// succeeds.
+pub fn command_line(arguments: Vec<OsString>) -> u8 {
+    if children::helped(&arguments) {
         return 0;
     }
-    let arguments = match names::translated(std::env::args_os()) {
+    let arguments = match names::translated(arguments) {
         Ok(arguments) => arguments,
         Err(message) => {
             eprintln!("{message}");
             return 2;
         }
     };
-    let parsed = Cli::try_parse_from(arguments).unwrap_or_else(|error| names::with_tip(error).exit());
-    match dispatch(parsed) {
+    let parsed = Cli::try_parse_from(&arguments).unwrap_or_else(|error| names::with_tip(error).exit());
+    match dispatch(parsed, &arguments) {
         Ok(true) => 0,
         // What was asked about is not so, and has been said.
         Ok(false) => 1,
@@ -60,16 +63,15 @@ pub fn command_line() -> u8 {
 }
 
 /// Whether what was asked about is so; true for what asks nothing.
-fn dispatch(cli: Cli) -> Result<bool, Error> {
+fn dispatch(cli: Cli, words: &[OsString]) -> Result<bool, Error> {
     let is_told = cli.socket.is_some();
     let socket = socket::named(cli.socket);
     match cli.command {
         Command::Run(args) => match run::run(&args, socket, is_told)? {},
-        Command::Broker(args) if args.background => background::start(&args, socket),
+        Command::Broker(args) if args.background => background::start(words, &args, socket),
         Command::Broker(args) => broker::serve(args, socket),
         Command::Explain(args) if args.codes => codes::print(&args.format),
         Command::Bench(options) => bench(&options),
-        Command::BenchLoad { load } => shunpike_bench::load::run(load).map_err(Error::Load),
         Command::Enable(args) => enable::enable(&args),
         Command::Disable(args) => enable::disable(&args),
         Command::Cdi { action } => cdi::cdi(&action, socket),
@@ -88,7 +90,8 @@ fn dispatch(cli: Cli) -> Result<bool, Error> {
 }
 
 fn bench(options: &shunpike_bench::Options) -> Result<(), Error> {
-    // Itself again: brokers, `run` and the load programs are its subcommands.
+    // Itself again: brokers and `run` are its subcommands.
     let shunpike = env::current_exe().map_err(Error::Itself)?;
-    shunpike_bench::bench(options, &shunpike_bench::Programs { shunpike }).map_err(Error::Bench)
+    let programs = shunpike_bench::Programs { shunpike, load: shipped::load()? };
+    shunpike_bench::bench(options, &programs).map_err(Error::Bench)
 }

@@ -7,8 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// The arguments as this program's own, whatever name it was called by. Errors: what that name cannot do.
-pub fn translated(arguments: impl Iterator<Item = OsString>) -> Result<Vec<OsString>, String> {
-    let mut arguments: Vec<OsString> = arguments.collect();
+pub fn translated(mut arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
     let called = arguments.first().map(|name| Path::new(name).file_name().unwrap_or_default().to_owned());
     let called = called.as_deref().and_then(OsStr::to_str).unwrap_or_default().to_owned();
     let given = arguments.split_off(arguments.len().min(1));
@@ -143,7 +142,7 @@ mod tests {
 
     fn of(line: &str) -> String {
         let words =
-            translated(line.split(' ').map(OsString::from)).unwrap_or_else(|error| vec![error.into()]);
+            translated(line.split(' ').map(OsString::from).collect()).unwrap_or_else(|error| vec![error.into()]);
         words.join(OsStr::new(" ")).to_string_lossy().into_owned()
     }
 

@@ -3,7 +3,7 @@
 use crate::args::{Entry, Run, Whose};
 use crate::error::Error;
 use crate::program::Obstacle;
-use crate::{background, children, program, socket};
+use crate::{background, children, program, shipped, socket};
 use shunpike_inject::cache::Cache;
 use shunpike_inject::program::Program;
 use shunpike_inject::reason::Reason;
@@ -18,9 +18,6 @@ use std::ptr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const LIBRARY: &str = "libshunpike.so";
-const ENTRY: &str = "libshunpike-entry.so";
-
 /// Replaces this process by CMD; returns only errors.
 ///
 /// `is_told`: the socket is an option's, not the environment's.
@@ -30,7 +27,7 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     }
     let mut environment = Environment::inherited();
     if args.entry == Entry::None {
-        if let Ok(library) = library() {
+        if let Ok(library) = shipped::library() {
             environment.take_away(&library);
         }
         environment.unset(children::VARIABLE);
@@ -38,7 +35,7 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
         environment.set(socket::VARIABLE, OsString::new());
         return Err(exec(&args.command, environment));
     }
-    let library = library()?;
+    let library = shipped::library()?;
     let command = args.command.first().map(OsString::as_os_str).unwrap_or_default();
     let file = program::find(command);
     let obstacle = file.as_deref().and_then(program::obstacle);
@@ -106,22 +103,9 @@ fn refused(file: &Path, reason: Reason) {
     eprintln!("shunpike: {} stays on TCP: injector's reason {reason}", file.display());
 }
 
-/// The library to load into programs without a libc: SHUNPIKE_ENTRY, or beside this program, or in ../lib/shunpike.
-fn entry_library() -> Result<PathBuf, Error> {
-    let tried = match env::var_os("SHUNPIKE_ENTRY").filter(|path| !path.is_empty()) {
-        Some(path) => vec![PathBuf::from(path)],
-        None => {
-            let program = env::current_exe().unwrap_or_default();
-            let beside = program.parent().unwrap_or(Path::new("/"));
-            vec![beside.join(ENTRY), beside.parent().unwrap_or(beside).join("lib/shunpike").join(ENTRY)]
-        }
-    };
-    tried.iter().find(|path| path.is_file()).cloned().ok_or(Error::NoEntryLibrary { tried })
-}
-
 /// What programs are told, for those that they execute and no preloaded library reaches. Without the library CMD runs all the same.
 fn for_children() -> Option<OsString> {
-    match entry_library() {
+    match shipped::entry() {
         Ok(library) => children::told(&library, sites_directory().as_deref()),
         Err(error) => {
             eprintln!("shunpike: {error} (static programs that are started stay on TCP)");
@@ -159,27 +143,6 @@ fn exec_patched(file: &Path, library: &Path, command: &[OsString], environment: 
         }
     });
     Error::Exec { command: command[0].to_string_lossy().into_owned(), source, missing: None }
-}
-
-/// The library to preload: SHUNPIKE_LIB, or beside this program, or in ../lib.
-pub fn library() -> Result<PathBuf, Error> {
-    let tried = match env::var_os("SHUNPIKE_LIB").filter(|path| !path.is_empty()) {
-        Some(path) => vec![PathBuf::from(path)],
-        None => {
-            let program = env::current_exe().unwrap_or_default();
-            let beside = program.parent().unwrap_or(Path::new("/"));
-            let above = beside.parent().unwrap_or(beside);
-            vec![beside.join(LIBRARY), above.join("lib").join(LIBRARY)]
-        }
-    };
-    let Some(found) = tried.iter().find(|path| path.is_file()) else {
-        return Err(Error::NoLibrary { tried });
-    };
-    let bytes = found.as_os_str().as_bytes();
-    if !found.is_absolute() || bytes.iter().any(|byte| b" :\t\n".contains(byte)) {
-        return Err(Error::LibraryPath(found.clone()));
-    }
-    Ok(found.clone())
 }
 
 /// What CMD is told of brokers.

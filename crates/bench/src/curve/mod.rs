@@ -43,7 +43,7 @@ struct Subject {
 struct Served {
     endpoint: String,
     pid: u32,
-    /// As `bench-load paced` takes it.
+    /// As `shunpike-load paced` takes it.
     request: String,
     /// Bytes.
     answer: usize,
@@ -182,7 +182,7 @@ fn asked(
     place: PathBuf,
 ) -> Result<Paced, Failed> {
     fs::create_dir(&place)?;
-    let mut bed = Bed::new(side, settings, &programs.shunpike, place)?;
+    let mut bed = Bed::new(side, settings, programs, place)?;
     let served = (subject.serve)(&mut bed)?;
     let workers = workers_of(served.pid);
     let (rate, connections) = (rate.to_string(), subject.connections.to_string());

@@ -1,4 +1,4 @@
-//! The benchmark's own load programs, subcommands of the same binary: what no packaged program measures, over TCP
+//! The benchmark's own load programs, subcommands of `shunpike-load`: what no packaged program measures, over TCP
 //! and UNIX stream sockets alike. A client prints one line of JSON.
 //!
 //! They go to libc for everything that concerns a socket: a raw system call would go past the preloaded library.

@@ -320,8 +320,21 @@ impl Source<'_> {
     }
 }
 
-/// The number of a group by name; `None` where there is none.
+/// The number of a group by name; `None` where there is none. A libc that is linked in knows /etc/group alone: getent(1) asks what
+/// else the system has (LDAP, systemd).
 fn gid_of(name: &str) -> Option<u32> {
+    gid_in_file(name).or_else(|| {
+        let answer = std::process::Command::new("getent").args(["group", "--", name]).output().ok()?;
+        gid_in_line(&String::from_utf8(answer.stdout).ok()?, name)
+    })
+}
+
+/// `name:password:GID:members`, as group(5) has it.
+fn gid_in_line(line: &str, name: &str) -> Option<u32> {
+    line.strip_prefix(name)?.strip_prefix(':')?.split(':').nth(1)?.parse().ok()
+}
+
+fn gid_in_file(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut space: Vec<libc::c_char> = vec![0; 16384];
     let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
@@ -341,6 +354,16 @@ fn gid_of(name: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn groups_that_getent_tells_of() {
+        assert_eq!(gid_in_line("staff@corp:*:70001:ann,bob\n", "staff@corp"), Some(70001));
+        for other in ["", "staff:*:1:\n", "staff@corp2:*:1:\n", "staff@corp:*\n", "staff@corp:*:x:\n"] {
+            assert_eq!(gid_in_line(other, "staff@corp"), None, "{other}");
+        }
+        assert_eq!(gid_of("root"), Some(0));
+        assert_eq!(gid_of("no such group: 1"), None);
+    }
 
     fn loaded(text: &str, private: bool) -> Result<Policy, String> {
         let directory = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ mod unit;
 
 use crate::args::{Disable, Enable};
 use crate::error::Error;
-use crate::run;
+use crate::shipped;
 use crate::tools::table::{plain, print};
 use std::ffi::OsStr;
 use std::fs;
@@ -16,14 +16,14 @@ use turn::Turn;
 
 /// `enable`.
 pub fn enable(args: &Enable) -> Result<(), Error> {
-    let library = run::library()?;
+    let library = shipped::library()?;
     // They mean something in a unit, or to the loader.
     if library.as_os_str().as_bytes().iter().any(|byte| b"#$\"'\\".contains(byte)) {
         return Err(Error::LibraryPath(library));
     }
     let there = below(&args.root, &library);
     if !there.is_file() {
-        return Err(Error::NoLibrary { tried: vec![there] });
+        return Err(shipped::no_library(there));
     }
     if args.all {
         return print(&preload::enable(&args.root, &library)?);

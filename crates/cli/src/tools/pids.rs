@@ -4,7 +4,7 @@
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use serde_json::Value;
-use shunpike_broker::{PROCESSES, process_that_serves, processes};
+use shunpike_broker::{PROCESSES, QueryError, process_that_serves, processes};
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::fs;
@@ -69,9 +69,22 @@ impl Pids {
         theirs.sort_unstable();
         theirs.dedup();
         for some in theirs.chunks(PROCESSES) {
+            self.learn_some(some, &mut known);
+        }
+    }
+
+    fn learn_some(&self, theirs: &[u32], known: &mut HashMap<u32, u32>) {
+        match processes(&self.socket, theirs) {
+            // Our limit of open files: half as many at a time.
+            Err(QueryError::NoFiles) if theirs.len() > 1 => {
+                let (first, second) = theirs.split_at(theirs.len() / 2);
+                self.learn_some(first, known);
+                self.learn_some(second, known);
+            }
             // An older broker tells of none, nor does a kernel before Linux 6.5.
-            let found = processes(&self.socket, some).unwrap_or_default();
-            known.extend(found.iter().filter_map(|(pid, process)| Some((*pid, *names(process)?.first()?))));
+            Err(_) => {}
+            Ok(found) => known
+                .extend(found.iter().filter_map(|(pid, process)| Some((*pid, *names(process)?.first()?)))),
         }
     }
 
