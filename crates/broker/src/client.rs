@@ -138,10 +138,10 @@ fn ask(socket: &Path, what: u16, arg: &str) -> Result<Answered, QueryError> {
     let mut message = [0; MAX];
     let len = ToBroker::Query { what, arg }.encode(&mut message).map_err(|_| QueryError::Argument(MAX))?;
     let message = message.get(..len).unwrap_or(&[]);
-    if let Ok(fd) = connect_at(&operators_socket(socket), SocketFlags::CLOEXEC) {
-        if let Some(answered) = ask_by(fd, socket, message)? {
-            return Ok(answered);
-        }
+    if let Ok(fd) = connect_at(&operators_socket(socket), SocketFlags::CLOEXEC)
+        && let Some(answered) = ask_by(fd, socket, message)?
+    {
+        return Ok(answered);
     }
     let absent = |errno: Errno| QueryError::NoBroker { socket: socket.to_owned(), error: errno.into() };
     let fd = connect_at(socket, SocketFlags::CLOEXEC).map_err(absent)?;

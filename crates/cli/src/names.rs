@@ -141,8 +141,8 @@ mod tests {
     use super::*;
 
     fn of(line: &str) -> String {
-        let words =
-            translated(line.split(' ').map(OsString::from).collect()).unwrap_or_else(|error| vec![error.into()]);
+        let words = translated(line.split(' ').map(OsString::from).collect())
+            .unwrap_or_else(|error| vec![error.into()]);
         words.join(OsStr::new(" ")).to_string_lossy().into_owned()
     }
 

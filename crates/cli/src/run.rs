@@ -45,7 +45,7 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
         }
         _ => None,
     };
-    let entry = matches!(by_number, Some(Ok(()))).then(entry_library).transpose()?;
+    let entry = matches!(by_number, Some(Ok(()))).then(shipped::entry).transpose()?;
     if entry.is_none() {
         warn(command, file.as_deref(), obstacle, by_number.and_then(Result::err));
     }
