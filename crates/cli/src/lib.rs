@@ -25,6 +25,7 @@ mod policy;
 mod program;
 mod replace;
 mod run;
+mod say;
 mod shipped;
 mod signals;
 mod socket;
@@ -46,7 +47,7 @@ pub fn command_line(arguments: Vec<OsString>) -> u8 {
     let arguments = match names::translated(arguments) {
         Ok(arguments) => arguments,
         Err(message) => {
-            eprintln!("{message}");
+            say::line(message);
             return 2;
         }
     };
@@ -56,7 +57,7 @@ pub fn command_line(arguments: Vec<OsString>) -> u8 {
         // What was asked about is not so, and has been said.
         Ok(false) => 1,
         Err(error) => {
-            eprintln!("shunpike: {}", plain(&error.to_string()));
+            say::say(plain(&error.to_string()));
             error.exit_status()
         }
     }

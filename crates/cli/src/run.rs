@@ -3,6 +3,7 @@
 use crate::args::{Entry, Run, Whose};
 use crate::error::Error;
 use crate::program::Obstacle;
+use crate::say::say;
 use crate::{background, children, program, shipped, socket};
 use shunpike_inject::cache::Cache;
 use shunpike_inject::program::Program;
@@ -88,19 +89,19 @@ fn warn(command: &OsStr, file: Option<&Path>, obstacle: Option<Obstacle>, unpatc
         None => String::new(),
     };
     if let Some(obstacle) = obstacle {
-        eprintln!(
-            "shunpike: {command} {obstacle}{unpatched_too}: the programs that it starts may still be accelerated; it stays on TCP"
-        );
+        say(format_args!(
+            "{command} {obstacle}{unpatched_too}: the programs that it starts may still be accelerated; it stays on TCP"
+        ));
     } else if unpatched == Some(Reason::HasLibc) && file.is_some_and(program::is_go) {
-        eprintln!(
-            "shunpike: {command} is a Go program that is linked with a libc, and is not patched: it stays on TCP; build it with CGO_ENABLED=0"
-        );
+        say(format_args!(
+            "{command} is a Go program that is linked with a libc, and is not patched: it stays on TCP; build it with CGO_ENABLED=0"
+        ));
     }
 }
 
 /// It stays on TCP: its system calls cannot be patched.
 fn refused(file: &Path, reason: Reason) {
-    eprintln!("shunpike: {} stays on TCP: injector's reason {reason}", file.display());
+    say(format_args!("{} stays on TCP: injector's reason {reason}", file.display()));
 }
 
 /// What programs are told, for those that they execute and no preloaded library reaches. Without the library CMD runs all the same.
@@ -108,7 +109,7 @@ fn for_children() -> Option<OsString> {
     match shipped::entry() {
         Ok(library) => children::told(&library, sites_directory().as_deref()),
         Err(error) => {
-            eprintln!("shunpike: {error} (static programs that are started stay on TCP)");
+            say(format_args!("{error} (static programs that are started stay on TCP)"));
             None
         }
     }
@@ -181,7 +182,7 @@ fn brokers_for(named: Option<PathBuf>, args: &Run) -> Result<Brokers, Error> {
         }
     };
     if let Some(whose) = socket::foreign(&chosen.socket) {
-        eprintln!("shunpike: {whose} (connections stay on TCP)");
+        say(format_args!("{whose} (connections stay on TCP)"));
     }
     Ok(chosen)
 }
@@ -196,10 +197,10 @@ fn at_named(named: PathBuf, args: &Run) -> Result<Brokers, Error> {
     if answers_in_time(&named, args.wait) {
         return of_others(named, &args.set);
     }
-    eprintln!(
-        "shunpike: no broker answers at {} (connections stay on TCP until a broker serves there)",
+    say(format_args!(
+        "no broker answers at {} (connections stay on TCP until a broker serves there)",
         named.display()
-    );
+    ));
     Ok(Brokers::only(named))
 }
 
@@ -215,7 +216,7 @@ fn private(settings: &[String], successor: Option<&str>) -> Result<PathBuf, Erro
     match background::private(&wanted, settings, successor) {
         Ok(()) => Ok(wanted),
         Err(reason) => {
-            eprintln!("shunpike: {reason} (connections stay on TCP until a broker serves there)");
+            say(format_args!("{reason} (connections stay on TCP until a broker serves there)"));
             Ok(if is_ours { wanted } else { socket::SYSTEM.into() })
         }
     }

@@ -63,6 +63,28 @@ fn signals_and_descriptors_are_inherited_as_they_are() {
     assert_eq!(shell(&format!("exec 0</dev/null; {closed}")), "");
 }
 
+/// Neither aborts it (a full disk) nor kills it (SIGPIPE), nor changes what CMD inherits.
+#[test]
+fn a_warning_that_cannot_be_written_stops_nothing() {
+    let bed = Bed::new();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let (reader, unread) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let signals = ["grep", "-E", "^(SigPnd|ShdPnd|SigBlk|SigIgn)", "/proc/self/status"];
+    // Those of 32 and above are libc's own, which starts programs with this or that.
+    let standard = |output: &std::process::Output| -> Vec<u64> {
+        let mask = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
+        text(output).lines().map(|line| mask(line).expect("a mask") & 0x7fff_ffff).collect()
+    };
+    let plain = standard(&bed.command(signals[0]).args(&signals[1..]).output().expect("grep"));
+    assert_eq!(plain.len(), 4);
+    for (name, stderr) in [("full", Stdio::from(full)), ("unread", unread.into())] {
+        let output = bed.shunpike().args(ALONE).args(signals).stderr(stderr).output().expect("shunpike");
+        assert_eq!(output.status.code(), Some(0), "{name}: {}", output.status);
+        assert_eq!(standard(&output), plain, "{name}");
+    }
+}
+
 #[test]
 fn a_command_that_cannot_run_is_told_as_a_shell_does() {
     let bed = Bed::new();

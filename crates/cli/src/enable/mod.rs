@@ -6,6 +6,7 @@ mod unit;
 
 use crate::args::{Disable, Enable};
 use crate::error::Error;
+use crate::say::say;
 use crate::shipped;
 use crate::tools::table::{plain, print};
 use std::ffi::OsStr;
@@ -34,7 +35,7 @@ pub fn enable(args: &Enable) -> Result<(), Error> {
     let turn = Turn::take(&args.root)?;
     for unit in &units {
         for doubt in unit.doubts(&args.root) {
-            eprintln!("shunpike: {}", plain(&doubt));
+            say(plain(&doubt));
         }
         print(&unit.enable(&args.root, &library)?)?;
     }

@@ -2,6 +2,7 @@
 
 use super::below;
 use crate::error::Error;
+use crate::say::say;
 use crate::{replace, socket};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -280,7 +281,7 @@ pub fn reload(root: &Path) -> Result<(), Error> {
     }
     let told = Command::new("systemctl").arg("daemon-reload").status();
     if !told.is_ok_and(|status| status.success()) {
-        eprintln!("shunpike: systemd could not be told of it; do so by hand: 'systemctl daemon-reload'");
+        say("systemd could not be told of it; do so by hand: 'systemctl daemon-reload'");
     }
     Ok(())
 }
