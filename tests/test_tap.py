@@ -393,6 +393,21 @@ def test_a_tap_ends_with_its_broker_and_with_its_reader(world):
     pair.close()
 
 
+def test_a_tap_ends_while_its_reader_stalls(world, nginx):
+    """Each segment had its own second of patience."""
+    (world.directory / "www/large").write_bytes(bytes(32 << 20))
+    env = world.env | {"SHUNPIKE_SOCKET": str(nginx.accel.broker.socket)}
+    with subprocess.Popen([world.binary, "tap", "-w", "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as tap:
+        try:
+            assert tap.stdout.read(4) == bytes.fromhex("0a0d0d0a")
+            curl(nginx, "large")
+            tap.send_signal(signal.SIGINT)
+            assert tap.wait(10) == 0
+            assert b"whoever reads took no more" in tap.stderr.read()
+        finally:
+            tap.kill()  # or one that goes on would be waited for
+
+
 def test_extcap_says_what_wireshark_wants_to_hear(world):
     broker = world.broker()
     link = world.directory / "shunpike-extcap"

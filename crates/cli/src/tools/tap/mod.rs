@@ -13,6 +13,7 @@ use crate::args::Tap;
 use crate::error::Error;
 use crate::filter::Filter;
 use crate::replace::{Place, denied};
+use crate::say::say;
 use crate::signals;
 use crate::socket;
 use filter::{Subject, Wanted};
@@ -133,6 +134,8 @@ fn run(options: &Options, kind: Kind, to: OwnedFd, named: Option<PathBuf>) -> Re
         processes: HashMap::new(),
         interfaces: 0,
         shown: 0,
+        untaken: 0,
+        stop,
         failed: false,
         began: wall_clock_offset(),
         accounted: Instant::now(),
@@ -140,13 +143,8 @@ fn run(options: &Options, kind: Kind, to: OwnedFd, named: Option<PathBuf>) -> Re
     if kind == Kind::Capture {
         pcapng::section(tap.output.buffer(), concat!("shunpike ", env!("CARGO_PKG_VERSION")));
     }
-    note("waiting for programs under Shunpike; Ctrl-C ends");
-    tap.work(rings, &stop)
-}
-
-/// To standard error, beside what is written.
-fn note(text: &str) {
-    eprintln!("shunpike: {text}");
+    say("waiting for programs under Shunpike; Ctrl-C ends");
+    tap.work(rings)
 }
 
 /// What CLOCK_MONOTONIC lacks of the time since 1970, nanoseconds.
@@ -176,6 +174,10 @@ struct Tapping {
     processes: HashMap<u32, Shown>,
     interfaces: u32,
     shown: u64,
+    /// Segments that came when whoever reads took no more.
+    untaken: u64,
+    /// Readable once the tap is told to end.
+    stop: OwnedFd,
     /// A process wrote nonsense, or ended within a record.
     failed: bool,
     began: u64,
@@ -183,14 +185,13 @@ struct Tapping {
 }
 
 impl Tapping {
-    fn work(&mut self, mut rings: Rings, stop: &OwnedFd) -> Result<(), Error> {
+    fn work(&mut self, mut rings: Rings) -> Result<(), Error> {
         let told_to_end = loop {
             let heard = rings.hear(|news| self.tell(news));
             self.take(&mut rings)?;
             let heard = heard.and_then(|()| rings.offer_more(|news| self.tell(news)));
             self.account(&rings, false);
-            let written =
-                self.output.flush(Some(stop.as_fd())).map_err(|errno| Error::Output(errno.into()))?;
+            let written = self.flush()?;
             if written != Written::Yes || self.count == 0 {
                 break written != Written::Closed;
             }
@@ -198,7 +199,7 @@ impl Tapping {
                 self.finish(&mut rings)?;
                 return Err(gone);
             }
-            let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&rings, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&rings, PollFlags::IN)];
             let _ = poll(&mut fds, Some(&PAUSE));
             if fds[0].revents().contains(PollFlags::IN) {
                 break true;
@@ -208,6 +209,11 @@ impl Tapping {
             }
         };
         if told_to_end { self.finish(&mut rings) } else { self.sum_up(&rings) }
+    }
+
+    /// Writes what is to be written, unless told to end meanwhile: the loop finds out.
+    fn flush(&mut self) -> Result<Written, Error> {
+        self.output.flush(self.stop.as_fd()).map_err(|errno| Error::Output(errno.into()))
     }
 
     /// Shows what is in the rings.
@@ -231,33 +237,40 @@ impl Tapping {
 
     /// What was sent before is still shown, as far as whoever reads takes it.
     fn finish(&mut self, rings: &mut Rings) -> Result<(), Error> {
+        self.output.end();
         // Where the broker is gone, it has told all that it will.
         let _ = rings.hear(|news| self.tell(news));
         self.take(rings)?;
         let (rest, has_more) = rings.rest();
         self.show(rest)?;
         if has_more {
-            note("a process was tapped of which the broker has not told: what it sent is not shown");
+            say("a process was tapped of which the broker has not told: what it sent is not shown");
             self.failed = true;
         }
         self.account(rings, true);
-        self.output.flush(None).map_err(|errno| Error::Output(errno.into()))?;
+        self.flush()?;
         self.sum_up(rings)
     }
 
     fn sum_up(&self, rings: &Rings) -> Result<(), Error> {
         let ((lost, bytes), connections) = (rings.lost(), self.streams.connections);
         let missed = self.streams.missed;
-        note(&format!(
+        say(format!(
             "{} segments of {connections} connections; lost for want of room: {lost} ({bytes} bytes); {missed} bytes are \
              missing from what is shown",
             self.shown
         ));
         if lost > 0 {
-            note("a larger --buffer loses less");
+            say("a larger --buffer loses less");
+        }
+        if let Some(bytes) = self.output.untaken() {
+            say(format_args!(
+                "whoever reads took no more: the last {bytes} bytes are not written, and {} segments after them not shown",
+                self.untaken
+            ));
         }
         if self.failed {
-            note("not all that was sent can be shown: see above");
+            say("not all that was sent can be shown: see above");
         }
         Ok(())
     }
@@ -270,7 +283,7 @@ impl Tapping {
     fn tell(&mut self, news: News) {
         match news {
             News::Began { ring, process } => {
-                note(&format!("tapping {} (PID {}, uid {})", process.comm, process.pid, process.uid));
+                say(format!("tapping {} (PID {}, uid {})", process.comm, process.pid, process.uid));
                 let interface = self.interfaces;
                 if self.kind == Kind::Capture {
                     self.interfaces += 1;
@@ -282,23 +295,20 @@ impl Tapping {
                 self.processes.insert(ring, Shown { process, interface, received: 0, dropped: 0 });
             }
             News::Guarded { ring } => {
-                note(&format!(
+                say(format!(
                     "{} does not let its own user look into it: not tapped; root may",
                     self.name(ring)
                 ));
             }
-            News::Failed { ring } => note(&format!("{} could not map its ring: not tapped", self.name(ring))),
+            News::Failed { ring } => say(format!("{} could not map its ring: not tapped", self.name(ring))),
             News::Nonsense { ring } => {
-                note(&format!(
-                    "{} wrote nonsense into its ring: nothing more is read of it",
-                    self.name(ring)
-                ));
+                say(format!("{} wrote nonsense into its ring: nothing more is read of it", self.name(ring)));
                 self.failed = true;
             }
             News::Over { ring, unfinished, lost } => {
                 self.count_lost(ring, lost, true);
                 if unfinished {
-                    note(&format!(
+                    say(format!(
                         "{} ended within a record: the rest of what it sent is lost",
                         self.name(ring)
                     ));
@@ -306,12 +316,12 @@ impl Tapping {
                 }
                 self.processes.remove(&ring);
             }
-            News::Small => note(
+            News::Small => say(
                 "rings of --buffer for more processes would take too much memory: those of others have 256 KiB; a smaller \
                  --buffer is for more",
             ),
             News::Crowd => {
-                note("no more processes are tapped: as many are as can be at a time");
+                say("no more processes are tapped: as many are as can be at a time");
                 self.failed = true;
             }
         }
@@ -324,6 +334,10 @@ impl Tapping {
         let pids = self.whose.of(ends(&segment));
         let subject = Subject { from: segment.local, to: segment.remote, pids };
         if self.count == 0 || !self.filter.admits(&|wanted: &Wanted| wanted.holds(&subject)) {
+            return Ok(());
+        }
+        if self.output.is_over() {
+            self.untaken += u64::from(!bytes.is_empty());
             return Ok(());
         }
         let (kind, out) = (self.kind, self.output.buffer());
@@ -348,8 +362,7 @@ impl Tapping {
             self.count -= 1;
         }
         if self.output.is_full() {
-            // Told to end meanwhile: the loop finds out.
-            self.output.flush(None).map_err(|errno| Error::Output(errno.into()))?;
+            self.flush()?;
         }
         result
     }
