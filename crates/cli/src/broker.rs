@@ -7,6 +7,7 @@ use crate::log::Log;
 use crate::policy;
 use crate::signals;
 use crate::socket;
+use rustix::fs::{Mode, OFlags};
 use shunpike_broker::loopback::LoopbackIsm;
 use shunpike_broker::policy::Policy;
 use shunpike_broker::report::Failure;
@@ -16,7 +17,8 @@ use shunpike_wire::Gid;
 use std::cell::Cell;
 use std::env;
 use std::fs;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, IntoRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -27,6 +29,7 @@ use std::time::Duration;
 /// no session is open: nobody may be left who could open one.
 pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let socket = named.unwrap_or_else(|| default_socket(args.private));
+    standard_descriptors().map_err(Error::Descriptors)?;
     let mut config = if args.private { Config::new(socket) } else { Config::system_wide(socket) };
     if let Some(max_dmbs) = args.max_dmbs {
         config.max_dmbs = max_dmbs as usize;
@@ -94,6 +97,19 @@ fn environment() -> Result<Vec<Setting>, Failure> {
         .filter_map(named)
         .map(|(knob, value)| {
             let (text, variable) = (format!("{}={value}", knob.name()), knob.variable());
+/// Opens those of the descriptors 0 to 2 that the starter had closed: the log would go into whatever file had their number.
+fn standard_descriptors() -> io::Result<()> {
+    // SAFETY: asks of a number whether it is a descriptor, and uses none.
+    let is_open = |number| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    // Each takes the lowest number that is free.
+    while !(0..=2).all(is_open) {
+        let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())?;
+        // It is open for as long as the process lives.
+        let _ = null.into_raw_fd();
+    }
+    Ok(())
+}
+
             Setting::parse(&text, Origin::Environment(variable.clone()))
                 .map_err(|failure| Failure { on: format!("{variable}={value}"), ..failure })
         })

@@ -173,6 +173,8 @@ pub enum Error {
     Bench(shunpike_bench::Error),
     /// The path of this program cannot be found out.
     Itself(io::Error),
+    /// A standard descriptor is closed, and /dev/null could not be opened in its place.
+    Descriptors(io::Error),
     /// The broker could not arrange to be told to end.
     Signals(io::Error),
 }
@@ -380,6 +382,10 @@ impl fmt::Display for Error {
             Error::Itself(source) => write!(f, "cannot find out the path of this program: {source}"),
             Error::Signals(source) => write!(f, "cannot set up the broker's signals: {source}"),
         }
+            Error::Descriptors(source) => write!(
+                f,
+                "a standard descriptor is closed, and /dev/null cannot be opened in its place: {source}; start it with 0 to 2 open"
+            ),
     }
 }
 

@@ -53,6 +53,27 @@ fn run_starts_one_that_keeps_nothing_of_its_starter_and_leaves_when_idle() {
 fn many_runs_at_once_have_one_broker() {
     let bed = bed_without_system_broker();
     let runs: Vec<_> = (0..8)
+/// What was opened first had the numbers 0 to 2, and the log went into the third of them.
+#[test]
+fn closed_standard_descriptors_are_opened() {
+    let bed = Bed::new();
+    let socket = bed.socket().display().to_string();
+    let script = format!(
+        "exec {} broker --private --idle-exit 60 --socket {socket} <&- >&- 2>&-",
+        env!("CARGO_BIN_EXE_shunpike")
+    );
+    let mut broker = bed.command("sh").args(["-c", &script]).spawn().expect("sh");
+    until("it serves", || bed.broker(&bed.socket()).is_some());
+    for descriptor in 0..3 {
+        let link = fs::read_link(format!("/proc/{}/fd/{descriptor}", broker.id())).expect("a link of ours");
+        assert_eq!(link, Path::new("/dev/null"));
+    }
+    broker.kill().expect("ours");
+    broker.wait().expect("status");
+    let state = fs::read_to_string(format!("{socket}.state")).expect("state");
+    assert_eq!(state.lines().count(), 1, "{state}");
+}
+
         .map(|_| {
             bed.shunpike().args(["run", "true"]).stderr(std::process::Stdio::piped()).spawn().expect("run")
         })
