@@ -1,6 +1,7 @@
 //! Who may be a peer of whom, and what one process and one user may take.
 
 mod file;
+mod group;
 mod source;
 
 pub use file::{Configuration, PolicyError, load};

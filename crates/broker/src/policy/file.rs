@@ -1,18 +1,19 @@
 //! The policy's file: TOML, every key optional, nothing unknown taken.
 
+use super::group::{self, NoNumber};
 use super::{Group, LEAST_BYTES, Limits, Peers, Policy};
 use crate::address::Address;
 use crate::program_knobs::MOST as MOST_PROGRAMS;
 use crate::settings::{Knob, Origin, Setting};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
+use std::time::Instant;
 
 /// TASK_COMM_LEN, without the NUL.
 const LONGEST_NAME: usize = 15;
@@ -123,7 +124,7 @@ struct LimitsTable {
 pub fn load(path: &Path, private: bool, built_in: Policy) -> Result<Configuration, PolicyError> {
     let whole = |what: String| PolicyError { path: path.to_owned(), line: None, what };
     let text = read(path).map_err(|error| whole(error.to_string()))?;
-    let source = Source { path, text: &text };
+    let source = Source { path, text: &text, until: Instant::now() + group::PATIENCE };
     let document: Document = toml::from_str(&text).map_err(|error| match error.span() {
         Some(span) => source.error(span, error.message().to_owned()),
         None => whole(error.message().to_owned()),
@@ -209,6 +210,8 @@ impl Source<'_> {
                 let what = "allow = \"groups\" needs groups = [\"NAME\", ...] with one name at least";
                 return Err(self.error(span, what.to_owned()));
             }
+    /// Until when groups are asked for.
+    until: Instant,
             (_, Some(groups)) => {
                 let what = "groups belong to allow = \"groups\" only";
                 return Err(self.error(groups.span(), what.to_owned()));
@@ -308,62 +311,26 @@ impl Source<'_> {
     }
 
     fn group(&self, name: Spanned<String>) -> Result<Group, PolicyError> {
-        let gid = name.get_ref().parse().ok().or_else(|| gid_of(name.get_ref()));
-        match gid {
-            Some(gid) => Ok(Group { name: name.into_inner(), gid }),
-            None => {
-                let what =
-                    format!("this system knows no group '{}'; create it, or write a number", name.get_ref());
-                Err(self.error(name.span(), what))
+        let known = name.get_ref();
+        let what = match known.parse().or_else(|_| group::number(known, self.until)) {
+            Ok(gid) => return Ok(Group { name: name.into_inner(), gid }),
+            Err(NoNumber::NoSuchGroup) => {
+                format!("this system knows no group '{known}'; create it, or write a number")
             }
-        }
+            Err(NoNumber::NotAsked(why)) => {
+                format!(
+                    "/etc/group has no '{known}', and what else knows groups cannot be asked ({why}); write the group's number"
+                )
+            }
+        };
+        Err(self.error(name.span(), what))
     }
-}
-
-/// The number of a group by name; `None` where there is none. A libc that is linked in knows /etc/group alone: getent(1) asks what
-/// else the system has (LDAP, systemd).
-fn gid_of(name: &str) -> Option<u32> {
-    gid_in_file(name).or_else(|| {
-        let answer = std::process::Command::new("getent").args(["group", "--", name]).output().ok()?;
-        gid_in_line(&String::from_utf8(answer.stdout).ok()?, name)
-    })
-}
-
-/// `name:password:GID:members`, as group(5) has it.
-fn gid_in_line(line: &str, name: &str) -> Option<u32> {
-    line.strip_prefix(name)?.strip_prefix(':')?.split(':').nth(1)?.parse().ok()
-}
-
-fn gid_in_file(name: &str) -> Option<u32> {
-    let name = CString::new(name).ok()?;
-    let mut space: Vec<libc::c_char> = vec![0; 16384];
-    let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
-    let mut found = std::ptr::null_mut();
-    // SAFETY: the name is a C string, `space` is writable for the length stated, and both results are ours.
-    let rc = unsafe {
-        libc::getgrnam_r(name.as_ptr(), group.as_mut_ptr(), space.as_mut_ptr(), space.len(), &raw mut found)
-    };
-    if rc != 0 || found.is_null() {
-        return None;
-    }
-    // SAFETY: `found` is not null: it points to `group`, which getgrnam_r has filled in.
-    Some(unsafe { group.assume_init() }.gr_gid)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
-
-    #[test]
-    fn groups_that_getent_tells_of() {
-        assert_eq!(gid_in_line("staff@corp:*:70001:ann,bob\n", "staff@corp"), Some(70001));
-        for other in ["", "staff:*:1:\n", "staff@corp2:*:1:\n", "staff@corp:*\n", "staff@corp:*:x:\n"] {
-            assert_eq!(gid_in_line(other, "staff@corp"), None, "{other}");
-        }
-        assert_eq!(gid_of("root"), Some(0));
-        assert_eq!(gid_of("no such group: 1"), None);
-    }
 
     fn loaded(text: &str, private: bool) -> Result<Policy, String> {
         let directory = tempfile::tempdir().unwrap();

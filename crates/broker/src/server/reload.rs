@@ -28,6 +28,7 @@ impl Server {
             tracing::error!(%error, "policy not taken: the one from before holds");
             error
         };
+        // All wait for this: for groups that /etc/group does not have for three seconds at most (policy::group::PATIENCE).
         let read = self.config.source.read().map_err(refused)?;
         let before = std::mem::replace(&mut self.config.policy, read.policy.clone());
         if let Err(error) = self.own_socket(&before) {
