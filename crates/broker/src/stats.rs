@@ -201,6 +201,8 @@ impl Sums {
             corked: self.corked,
             wakeups: WakeUps::of(self.wakes),
             broker: String::new(),
+            resets: 0,
+            at_us: None,
         }
     }
 }
@@ -314,8 +316,10 @@ pub struct Ledger {
     open: HashMap<ArenaKey, usize>,
     /// What arenas said when their last session ended.
     past: Sums,
-    /// What they said at the last reset.
+    /// What they said at the last reset,
     baseline: Sums,
+    /// of so many.
+    resets: u64,
     /// Arenas whose programs may come back: their sums are in `past`, and would be counted twice.
     departed: HashMap<ArenaKey, (u32, Sums)>,
     /// What they were at some time, for those to whom that will do.
@@ -361,38 +365,39 @@ impl Ledger {
 
     /// The sums since the last reset. `arenas` may name one more than once.
     pub fn report<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Stats {
-        let mut sums = self.now(arenas);
-        sums.subtract(&self.baseline);
-        sums.report()
+        self.since_reset(self.now(arenas))
     }
 
-    /// The same, as it was no more than a second ago.
-    pub fn report_lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Stats {
-        let mut sums = self.lately(arenas);
+    /// The same, as it was at a time no more than a second ago.
+    pub fn report_lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> (Instant, Stats) {
+        let (when, sums) = self.lately(arenas);
+        (when, self.since_reset(sums))
+    }
+
+    fn since_reset(&self, mut sums: Sums) -> Stats {
         sums.subtract(&self.baseline);
-        sums.report()
+        Stats { resets: self.resets, ..sums.report() }
     }
 
     /// As [`Ledger::moved`], no more than a second ago.
     pub fn moved_lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> u64 {
-        self.lately(arenas).tx.bytes
+        self.lately(arenas).1.tx.bytes
     }
 
-    fn lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> Sums {
+    fn lately<'a>(&self, arenas: impl Iterator<Item = Seen<'a>>) -> (Instant, Sums) {
         let mut kept = self.lately.borrow_mut();
         if let Some((when, sums)) = &*kept
             && clock::since(*when) < LATELY
         {
-            return sums.clone();
+            return (*when, sums.clone());
         }
-        let sums = self.now(arenas);
-        *kept = Some((clock::now(), sums.clone()));
-        sums
+        kept.insert((clock::now(), self.now(arenas))).clone()
     }
 
     /// Lets the sums begin anew.
     pub fn reset<'a>(&mut self, arenas: impl Iterator<Item = Seen<'a>>) {
         self.baseline = self.now(arenas);
+        self.resets += 1;
     }
 
     /// The sums since the broker began.
@@ -499,10 +504,30 @@ mod tests {
         ledger.begin(key, &view);
         arena.header().waits[1].sleeps.store(4, Ordering::Relaxed);
         ledger.reset([(key, 7, &view)].into_iter());
-        assert_eq!(ledger.report([(key, 7, &view)].into_iter()).sleeps, 0);
+        let report = ledger.report([(key, 7, &view)].into_iter());
+        assert_eq!((report.sleeps, report.resets), (0, 1), "counts from before are others");
         arena.header().waits[1].sleeps.store(9, Ordering::Relaxed);
         ledger.end(key, &view, BLOCKS);
         assert_eq!(ledger.report(std::iter::empty()).sleeps, 5);
+    }
+
+    #[test]
+    fn who_is_told_what_was_lately_is_told_when() {
+        let (arena, key, view) = arena();
+        let (mut ledger, seen) = (Ledger::default(), [(key, 7, &view)]);
+        ledger.begin(key, &view);
+        let lately = |ledger: &Ledger| {
+            let (when, stats) = ledger.report_lately(seen.into_iter());
+            (when, stats.sleeps)
+        };
+        clock::pass(Duration::ZERO);
+        let first = lately(&ledger);
+        arena.header().waits[0].sleeps.store(4, Ordering::Relaxed);
+        clock::pass(LATELY / 2);
+        assert_eq!(lately(&ledger), first);
+        clock::pass(LATELY * 2);
+        assert_eq!(lately(&ledger), (clock::now(), 4));
+        ledger.end(key, &view, BLOCKS);
     }
 
     #[test]

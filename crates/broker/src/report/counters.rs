@@ -65,8 +65,21 @@ pub struct Stats {
     pub corked: u64,
     /// How fast sleepers ran after they were rung for.
     pub wakeups: WakeUps,
-    /// Names the broker's life: counts of another one are not to be compared.
+    /// Names the broker's life: counts of another one are not to be compared,
     pub broker: String,
+    /// nor those from before another of its resets, of which this is the number. Zero with brokers that do not tell.
+    #[serde(default)]
+    pub resets: u64,
+    /// When this was so, microseconds after the broker began. Absent with brokers that do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_us: Option<u64>,
+}
+
+impl Stats {
+    /// Whether the counts of `before` are the same ones as these, earlier.
+    pub fn goes_on_from(&self, before: &Self) -> bool {
+        (&self.broker, self.resets) == (&before.broker, before.resets)
+    }
 }
 
 /// Connection ends by what became of them.

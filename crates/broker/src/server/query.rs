@@ -88,12 +88,13 @@ impl Server {
     }
 
     fn stats(&self, now: bool) -> Stats {
-        let stats = if now {
-            self.ledger.report(self.sessions.arenas())
+        let (when, stats) = if now {
+            (clock::now(), self.ledger.report(self.sessions.arenas()))
         } else {
             self.ledger.report_lately(self.sessions.arenas())
         };
-        Stats { broker: self.life().to_owned(), ..stats }
+        let at_us = when.saturating_duration_since(self.began).as_micros() as u64;
+        Stats { broker: self.life().to_owned(), at_us: Some(at_us), ..stats }
     }
 
     /// What metrics are made of: counts since the broker began, whatever was reset.

@@ -57,7 +57,7 @@ pub struct Stats {
     /// Split by client and server, with the most frequent fallback reasons of each
     #[arg(short, long)]
     pub details: bool,
-    /// All since the broker began, whatever you have reset
+    /// All since the broker began or 'stats reset --all', whatever you have reset for yourself
     #[arg(short, long)]
     pub absolute: bool,
     /// How to print.

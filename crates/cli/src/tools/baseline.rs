@@ -50,18 +50,18 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// The counts since the caller's last reset; all of them if there was none in this broker's life.
+/// The counts since the caller's last reset; all of them if there was none since the broker began or had its own reset.
 pub fn since(socket: &Path, stats: &mut Stats) {
     let text = file(socket).and_then(|path| read(&path).ok()).unwrap_or_default();
     if let Ok(before) = serde_json::from_str::<Stats>(&text)
-        && before.broker == stats.broker
+        && stats.goes_on_from(&before)
     {
         subtract(stats, &before);
     }
 }
 
-/// Takes `before` away from `stats`. A count that is less than it was (the broker's own was reset) is zero.
-pub fn subtract(stats: &mut Stats, before: &Stats) {
+/// Takes `before` away from `stats`. A count that is less than it was, as what programs have written may be, is zero.
+fn subtract(stats: &mut Stats, before: &Stats) {
     let less = |to: &mut u64, from: u64| *to = to.saturating_sub(from);
     let ConnectionCounts { handled, smc, fallback, client, server, reasons, revoked, handshake_errors } =
         &mut stats.connections;
@@ -107,6 +107,32 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+
+    /// What was counted since the broker's reset was taken for less than what had been counted before it.
+    #[test]
+    fn counts_from_before_the_brokers_own_reset_are_not_taken_away() {
+        let text = |sleeps: u64, more: &str| {
+            format!(
+                r#"{{"connections":{{"handled":0,"smc":0,"fallback":0,"client":{{"handled":0,"smc":0,"fallback":0}},
+                "server":{{"handled":0,"smc":0,"fallback":0}},"reasons":[],"revoked":0,"handshake_errors":0}},
+                "tx":{{"bytes":0,"calls":0,"histogram":[]}},"rx":{{"bytes":0,"calls":0,"histogram":[]}},
+                "sleeps":{sleeps},"spins":0,"corked":0,"wakeups":{{"classes":[]}},"broker":"a"{more}}}"#
+            )
+        };
+        let stats = |sleeps, more| serde_json::from_str::<Stats>(&text(sleeps, more)).expect("stats");
+        let (before, older) = (stats(100, r#","resets":0"#), stats(100, ""));
+        for (now, wanted) in [
+            (stats(130, r#","resets":0,"at_us":7"#), true),
+            (stats(130, ""), true),
+            (stats(30, r#","resets":1"#), false),
+            (Stats { broker: "b".into(), ..stats(130, "") }, false),
+        ] {
+            assert_eq!((now.goes_on_from(&before), now.goes_on_from(&older)), (wanted, wanted), "{now:?}");
+        }
+        let mut now = stats(130, "");
+        subtract(&mut now, &before);
+        assert_eq!(now.sleeps, 30);
+    }
 
     #[test]
     fn what_is_remembered_is_found_by_links_of_ones_own_too() {
