@@ -73,6 +73,7 @@ fn sample(broker: &Broker) -> Result<Sample, Error> {
         at: Instant::now(),
         info: broker.answer(what::INFO, "")?,
         stats: broker.answer(what::STATS, "")?,
+        earlier: None,
         processes: broker.answer(what::PROCESSES, "")?,
         connections: broker.connections()?,
     })
@@ -82,7 +83,7 @@ fn batch(broker: &Broker, state: &State, interval: Duration, times: u32) -> Resu
     let mut before = sample(broker)?;
     for number in 0..times {
         sleep(interval);
-        let now = sample(broker)?;
+        let now = sample(broker)?.after(&before);
         if number > 0 {
             super::table::print("")?;
         }
@@ -93,7 +94,8 @@ fn batch(broker: &Broker, state: &State, interval: Duration, times: u32) -> Resu
 }
 
 fn live(broker: &Broker, mut state: State, interval: Duration) -> Result<(), Error> {
-    let (mut before, mut now) = (sample(broker)?, sample(broker)?);
+    let mut before = sample(broker)?;
+    let mut now = sample(broker)?.after(&before);
     // Restores the terminal when it is dropped, and before a panic is told.
     let mut terminal = Restored(ratatui::try_init().map_err(Error::Output)?);
     let mut due = Instant::now() + interval;
@@ -115,6 +117,7 @@ fn live(broker: &Broker, mut state: State, interval: Duration) -> Result<(), Err
         if !state.paused {
             match sample(broker) {
                 Ok(next) => {
+                    let next = next.after(&now);
                     before = std::mem::replace(&mut now, next);
                     state.trouble.clear();
                 }
