@@ -74,6 +74,16 @@ pub enum QueryError {
         /// What reading said.
         error: std::io::Error,
     },
+    /// The broker ended the connection before it had answered all.
+    CutOff {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// The broker let this connection go unheard.
+    TurnedAway {
+        /// The socket.
+        socket: PathBuf,
+    },
     /// The broker refused.
     Refused(crate::report::Failure),
 }
@@ -86,11 +96,23 @@ impl core::fmt::Display for QueryError {
             }
             QueryError::Argument(len) => write!(f, "the argument is too long ({len} bytes)"),
             QueryError::NoFiles => {
-                write!(f, "this process may open no more files (ulimit -n): a part of the broker's answer is lost")
+                write!(
+                    f,
+                    "this process may open no more files (ulimit -n): a part of the broker's answer is lost"
+                )
             }
             QueryError::Broken { socket, error } => {
                 write!(f, "the broker at {} gave no answer: {error}", socket.display())
             }
+            QueryError::CutOff { socket } => {
+                write!(f, "the broker at {} ended in the middle of its answer; ask again", socket.display())
+            }
+            QueryError::TurnedAway { socket } => write!(
+                f,
+                "the broker at {} turned this connection away: you have as many as its policy allows, or connect too often, or it \
+                 is another user's own, or it ended; ask again a little later (its log says which it is)",
+                socket.display()
+            ),
             QueryError::Refused(failure) => failure.fmt(f),
         }
     }
@@ -145,7 +167,7 @@ fn ask(socket: &Path, what: u16, arg: &str) -> Result<Answered, QueryError> {
     }
     let absent = |errno: Errno| QueryError::NoBroker { socket: socket.to_owned(), error: errno.into() };
     let fd = connect_at(socket, SocketFlags::CLOEXEC).map_err(absent)?;
-    ask_by(fd, socket, message)?.ok_or_else(|| broken(socket, Errno::CONNRESET))
+    ask_by(fd, socket, message)?.ok_or_else(|| QueryError::TurnedAway { socket: socket.to_owned() })
 }
 
 /// The answer to `message`; `None` from a broker that turns this connection away: it is closed without a byte.
@@ -160,15 +182,20 @@ fn ask_by(fd: OwnedFd, socket: &Path, message: &[u8]) -> Result<Option<Answered>
     loop {
         match hear(fd.as_fd(), &mut chunk, &mut fds) {
             Ok(0) | Err(Errno::CONNRESET) if text.is_empty() => return Ok(None),
-            Ok(0) => break,
+            Ok(0) | Err(Errno::CONNRESET) => break,
             Ok(n) => text.extend_from_slice(chunk.get(..n).unwrap_or(&[])),
             Err(Errno::INTR) => {}
             Err(Errno::MFILE) => return Err(QueryError::NoFiles),
             Err(errno) => return Err(broken(socket, errno)),
         }
     }
-    let answer = serde_json::from_slice::<crate::report::Answer>(&text)
-        .map_err(|_| broken(socket, Errno::BADMSG))?;
+    let answer = serde_json::from_slice::<crate::report::Answer>(&text).map_err(|error| {
+        if error.is_eof() {
+            QueryError::CutOff { socket: socket.to_owned() }
+        } else {
+            broken(socket, Errno::BADMSG)
+        }
+    })?;
     match (answer.error, String::from_utf8(text)) {
         (Some(failure), _) => Err(QueryError::Refused(failure)),
         (None, Ok(text)) => Ok(Some(Answered { by: fd, text, fds })),
@@ -234,5 +261,45 @@ impl TapSession {
 impl AsFd for TapSession {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
+    /// What a tool says of a broker that answers this, and then ends with or without having read the question.
+    fn told(answer: &'static [u8], reads: bool) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.sock");
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let listener = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let broker = std::thread::spawn(move || {
+            let socket = rustix::net::accept(&listener).unwrap();
+            // The question is there before anything of the answer is.
+            rustix::net::recv(&socket, &mut [0_u8; MAX][..], RecvFlags::PEEK).unwrap();
+            if reads {
+                rustix::net::recv(&socket, &mut [0_u8; MAX][..], RecvFlags::empty()).unwrap();
+            }
+            if !answer.is_empty() {
+                rustix::net::send(&socket, answer, SendFlags::NOSIGNAL).unwrap();
+            }
+        });
+        let error = query(&path, what::INFO, "").unwrap_err();
+        broker.join().unwrap();
+        error.to_string()
+    }
+
+    #[test]
+    fn a_broker_that_ends_meanwhile_is_not_said_to_answer_nonsense() {
+        let half = b"{\"version\":\"0.1";
+        assert!(told(half, true).contains("ended in the middle of its answer"), "{}", told(half, true));
+        assert!(told(b"nonsense", true).contains("gave no answer"));
+        for reads in [true, false] {
+            assert!(told(b"", reads).contains("turned this connection away"), "{}", told(b"", reads));
+        }
     }
 }

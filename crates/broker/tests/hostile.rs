@@ -5,9 +5,10 @@ mod support;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use shunpike_broker::{QueryError, query, what};
 use shunpike_shm::arena::Arena;
 use shunpike_wire::Reason;
-use shunpike_wire::session::{ConnId, FromBroker, LAST_WITHOUT_CONTROL, Role, ToBroker, VERSION};
+use shunpike_wire::session::{ConnId, FromBroker, LAST_WITHOUT_CONTROL, MAX, Role, ToBroker, VERSION};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use support::*;
@@ -393,6 +394,32 @@ fn one_user_cannot_keep_the_others_out() {
     assert!(receive(&turned_away).is_none());
     drop(silent);
     until(|| shunpike_broker::query(&broker.socket, shunpike_broker::what::INFO, "").is_ok());
+}
+
+/// It took an end without a word for a broker in trouble.
+#[test]
+fn a_tool_that_is_turned_away_is_told_why_and_a_library_is_told_nothing() {
+    let broker = TestBroker::with(|config| config.max_sessions = 1);
+    let _crowd: Vec<_> = (0..65).map(|_| try_connect(&broker.socket).unwrap()).collect();
+    let arena = Arena::create(1).unwrap();
+    let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let library = try_connect(&broker.socket).unwrap();
+    // The broker may have closed it already.
+    let mut greeting = [0; MAX];
+    let len = hello(1).encode(&mut greeting).unwrap();
+    let _ = send_bytes(&library, &greeting[..len], &[arena.fd().as_fd(), bell.as_fd()]);
+    assert!(receive(&library).is_none());
+    // Where the broker is faster than the question, it finds none to answer.
+    until(|| match query(&broker.socket, what::INFO, "") {
+        Err(QueryError::Refused(failure)) => {
+            assert!(failure.what.contains("turned") && failure.hint.contains("policy"), "{failure}");
+            true
+        }
+        other => {
+            assert!(matches!(other, Err(QueryError::TurnedAway { .. })), "{other:?}");
+            false
+        }
+    });
 }
 
 #[test]

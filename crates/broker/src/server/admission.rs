@@ -7,6 +7,8 @@ use crate::ends::SessionId;
 use crate::facts;
 use crate::foreign::Last;
 use crate::policy::{Identity, Policy};
+use crate::reply::{failure, json};
+use crate::report::Answer;
 use crate::runtime;
 use crate::session::{Door, Peer, Session};
 use crate::sockopt;
@@ -14,7 +16,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use shunpike_wire::session::MAX_CQS;
+use shunpike_wire::session::{MAX_CQS, ToBroker};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,8 @@ const TOOLS: usize = 64;
 const TOOLS_OF_USER: usize = 16;
 /// ... and those that are left to root and the broker's own user, who may have to see what is going on.
 const TOOLS_OF_OPERATOR: usize = 8;
+/// Who is turned away for this is not told so: it would cost more than to turn him away.
+const TOO_OFTEN: &str = "its user connects too often";
 /// How long a new connection may say nothing, a tool may leave its answer unread, and a message of one that is gone may wait.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long nobody is accepted after descriptors ran out.
@@ -64,6 +68,10 @@ impl Server {
                     if let Some(times) = self.told.turned_away.happened(clock::now()) {
                         tracing::warn!(uid = user, times, "turned a connection away: {why}");
                     }
+                    // One that finds the operator's door closed without a word asks at everybody's.
+                    if door == Door::Everybodys && why != TOO_OFTEN {
+                        tell_tool(&socket, why);
+                    }
                     self.let_go(user, Rc::new(socket));
                 }
             }
@@ -81,7 +89,7 @@ impl Server {
         // First: this one costs least.
         let is_bounded = !self.config.private && door == Door::Everybodys;
         if is_bounded && !self.arrivals.take(uid, ARRIVALS, now) {
-            return Err((uid, "its user connects too often"));
+            return Err((uid, TOO_OFTEN));
         }
         // A container's root is root by number only.
         let is_operator =
@@ -189,4 +197,18 @@ impl Server {
             _ => &self.listener,
         }
     }
+}
+
+/// Tells a tool why it is turned away, where its question is there already: a library waits for nothing of the kind. What the socket does
+/// not take at once is lost.
+fn tell_tool(socket: &OwnedFd, why: &str) {
+    let Ok(Next::Message(message)) = datagram::peek(socket.as_fd()) else { return };
+    if !matches!(ToBroker::decode(message.bytes()), Ok(ToBroker::Query { .. })) {
+        return;
+    }
+    let hint = "ask again a little later, or end some of your tools and programs; what each user may have is policy ('shunpike policy')";
+    let answer = json(&Answer { error: Some(failure("the broker turned this connection away", why, hint)) });
+    // An empty one ends an answer.
+    let _ = datagram::send(socket.as_fd(), answer.as_bytes(), &[])
+        .and_then(|()| datagram::send(socket.as_fd(), &[], &[]));
 }

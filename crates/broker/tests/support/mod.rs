@@ -76,7 +76,8 @@ impl TestBroker {
         let mut answer = None;
         until(|| {
             answer = Some(query(&self.socket, what, arg));
-            !matches!(answer, Some(Err(QueryError::Broken { .. })))
+            !matches!(answer, Some(Err(QueryError::Broken { .. } | QueryError::TurnedAway { .. })))
+                && !matches!(&answer, Some(Err(QueryError::Refused(failure))) if failure.what.contains("turned"))
         });
         serde_json::from_str(&answer.expect("asked").expect("an answer")).expect("of the expected type")
     }
