@@ -88,9 +88,12 @@ pub fn ancestors(pid: u32) -> Vec<u32> {
     std::iter::successors(parent(&pid), parent).collect()
 }
 
-/// A process's name.
+/// A process's name. It may be any bytes, which are to make no lines of their own where it is shown.
 pub fn name(pid: u32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+    let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    // The last line end is the kernel's.
+    let comm = comm.strip_suffix(b"\n").unwrap_or(&comm);
+    String::from_utf8_lossy(comm).replace(char::is_control, "?")
 }
 
 /// The capabilities that a process has in effect; `None` where /proc does not tell.
@@ -220,6 +223,20 @@ mod tests {
             let seen = Tables::default().socket(ours, found.inode).expect(bound);
             assert_eq!((seen.local, seen.state), (address, LISTEN));
         }
+    }
+
+    #[test]
+    fn a_name_is_in_one_line() {
+        let named = |own: &'static std::ffi::CStr| {
+            let read = move || {
+                rustix::thread::set_name(own).expect("a name");
+                name(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned())
+            };
+            std::thread::spawn(read).join().expect("a thread")
+        };
+        assert_eq!(named(c"x\nyes broker "), "x?yes broker ");
+        assert_eq!(named(c"\xff\x1bx\n"), "\u{fffd}?x?");
+        assert_eq!(name(u32::MAX), "");
     }
 
     #[test]

@@ -417,7 +417,7 @@ fn show(
     let mut table = Table::headless();
     for finding in findings {
         let mark = finding.is_so.map_or("?", |is_so| if is_so { "yes" } else { "no" });
-        table.row([mark, finding.name, &finding.text]);
+        table.row([mark, finding.name, &in_one_line(&finding.text)]);
     }
     table.print()?;
     if verdict.is_none() {
@@ -430,7 +430,14 @@ fn show(
     }
     print("\nFailed (TCP fallback), reasons:")?;
     let failed = findings.iter().filter(|finding| finding.is_so == Some(false));
-    failed.into_iter().try_for_each(|finding| print(&format!("  {}: {}", finding.text, finding.advice)))
+    failed
+        .into_iter()
+        .try_for_each(|finding| print(&format!("  {}: {}", in_one_line(&finding.text), finding.advice)))
+}
+
+/// Paths and names of other users' processes are in it, and make no lines of their own.
+fn in_one_line(text: &str) -> String {
+    text.replace(char::is_control, "?")
 }
 
 #[cfg(test)]
