@@ -77,7 +77,12 @@ fn findings(
         None => looked_for(address, own),
     };
     let Some((namespace, socket)) = place else { return findings };
-    let holders = kernel::holders(socket.inode);
+    if !connects {
+        findings.extend(reach::of_both_families(address, &socket));
+    }
+    let mut holders = kernel::holders(socket.inode);
+    // Any of them may accept the connection: those come first that can have a lane.
+    holders.sort_by_cached_key(|(pid, _)| !Presence::is_in(*pid));
     let server = holders.first();
     findings.push(Finding {
         name: "listener",
@@ -117,14 +122,16 @@ fn findings(
             }
             findings.extend(of_broker(&broker, server.map(|(pid, _)| *pid), socket.uid));
         }
-        Err(_) => findings.push(Finding {
-            name: "broker",
-            is_so: Some(false),
-            text: "no broker answers".into(),
-            advice: "'shunpike run' starts one; 'shunpike info' says where it is looked for".into(),
-        }),
+        Err(error) => findings.push(unasked(&error)),
     }
     findings
+}
+
+/// The broker gave no answer: as the error says it, which has what to do behind what is so.
+fn unasked(error: &Error) -> Finding {
+    let text = error.to_string();
+    let (text, advice) = text.split_once("; ").unwrap_or((&text, "ask again"));
+    Finding { name: "broker", is_so: Some(false), text: text.to_owned(), advice: advice.to_owned().into() }
 }
 
 /// Where somebody listens.
@@ -316,12 +323,7 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 advice: "".into(),
             });
         }
-        Err(error) => findings.push(Finding {
-            name: "broker",
-            is_so: Some(false),
-            text: error.to_string(),
-            advice: "restart the broker with this version".into(),
-        }),
+        Err(error) => findings.push(unasked(&error)),
     }
     findings
 }
@@ -452,15 +454,52 @@ mod tests {
     #[test]
     fn the_exact_address_comes_before_the_wildcard() {
         let sockets = [listening("0.0.0.0:80"), listening("127.0.0.1:80"), listening("[::]:81")];
-        let at = |address: &str| {
-            reach::listener(&sockets, address.parse().expect("an address")).map(|s| s.local.to_string())
+        let of = |sockets: &[Socket], address: &str| {
+            reach::listener(sockets, address.parse().expect("an address")).map(|s| s.local.to_string())
         };
+        let at = |address: &str| of(&sockets, address);
         assert_eq!(at("127.0.0.1:80").as_deref(), Some("127.0.0.1:80"));
         assert_eq!(at("127.0.0.2:80").as_deref(), Some("0.0.0.0:80"));
         assert_eq!(at("127.0.0.1:81").as_deref(), Some("[::]:81"), "both families");
         assert_eq!(at("127.0.0.1:82"), None);
+        assert_eq!(at("[::1]:80"), None, "0.0.0.0 is of IPv4 alone");
+        assert_eq!(at("[::1]:81").as_deref(), Some("[::]:81"));
+        assert_eq!(at("[::]:81").as_deref(), Some("[::]:81"));
+        let both = [listening("[::]:80"), listening("0.0.0.0:80"), listening("[::1]:80")];
+        assert_eq!(of(&both, "127.0.0.1:80").as_deref(), Some("0.0.0.0:80"), "its own family's first");
+        assert_eq!(of(&both, "0.0.0.0:80").as_deref(), Some("0.0.0.0:80"));
+        assert_eq!(of(&both, "[::]:80").as_deref(), Some("[::1]:80"));
+        assert_eq!(
+            of(&[listening("[::ffff:127.0.0.1]:80")], "127.0.0.1:80").as_deref(),
+            Some("[::ffff:127.0.0.1]:80")
+        );
         let established = Socket { state: 1, ..sockets[1] };
         assert!(reach::listener(&[established], established.local).is_none());
+    }
+
+    #[test]
+    fn whether_a_listener_of_ipv6_takes_ipv4_is_not_known() {
+        let finding = |address: &str, local: &str| {
+            reach::of_both_families(address.parse().expect("an address"), &listening(local))
+        };
+        let unknown = finding("127.0.0.1:81", "[::]:81").expect("a finding");
+        assert!(unknown.is_so.is_none() && unknown.text.contains("IPV6_V6ONLY"), "{}", unknown.text);
+        for (address, local) in [
+            ("[::1]:81", "[::]:81"),
+            ("127.0.0.1:81", "0.0.0.0:81"),
+            ("127.0.0.1:81", "[::ffff:127.0.0.1]:81"),
+        ] {
+            assert!(finding(address, local).is_none(), "{address} {local}");
+        }
+    }
+
+    #[test]
+    fn what_the_broker_did_not_answer_is_said_as_it_is() {
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let tried = vec![socket::Tried::new("/run/x".into(), denied)];
+        let Finding { text, advice, .. } = unasked(&Error::NoBroker { tried });
+        assert_eq!(text, "no broker answers at /run/x (permission denied)");
+        assert!(advice.contains("as root"), "{advice}");
     }
 
     #[test]

@@ -56,7 +56,16 @@ impl Presence {
         }
         let is_in = |wanted| holders.iter().find(move |(pid, _)| kernel::has_library(*pid) == wanted);
         match (is_in(Some(false)), is_in(Some(true))) {
-            (Some(without), _) => Self::without_library(without),
+            (Some(without), Some(with)) => Self {
+                is_so: None,
+                text: format!(
+                    "libshunpike.so is loaded in {}, and not in {}: which of them accepts a connection is not known",
+                    named(with),
+                    named(without)
+                ),
+                advice: "",
+            },
+            (Some(without), None) => Self::without_library(without),
             (None, Some(_)) => {
                 Self { is_so: Some(true), text: "libshunpike.so is loaded in it".into(), advice: "" }
             }
@@ -66,6 +75,11 @@ impl Presence {
                 advice: "",
             },
         }
+    }
+
+    /// Whether a process is known to be reached.
+    pub fn is_in(pid: u32) -> bool {
+        kernel::has_library(pid) == Some(true) || kernel::has_arena(pid) == Some(true)
     }
 
     fn without_library(holder: &(u32, String)) -> Self {
@@ -119,4 +133,42 @@ fn named((pid, name): &(u32, String)) -> String {
 
 fn executed(pid: u32) -> String {
     format!("/proc/{pid}/exe")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    use std::process::{Command, Stdio};
+    use std::ptr::null_mut;
+
+    /// A supervisor that holds its service's listener kept the service from being seen.
+    #[test]
+    fn one_of_two_that_has_the_library_is_not_passed_over() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("libshunpike.so");
+        std::fs::write(&path, [0; 4096]).expect("written");
+        let file = std::fs::File::open(&path).expect("opened");
+        // SAFETY: a new mapping at a place that the kernel chooses, which nobody reads.
+        let mapped = unsafe { mmap(null_mut(), 4096, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) };
+        let mapped = mapped.expect("mapped");
+        let mut other = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat");
+        let (with, without) = ((std::process::id(), "ours".into()), (other.id(), "cat".into()));
+        // Until it has become cat, it has what this process has.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while Presence::is_in(other.id()) && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        let found = Presence::in_all(&[without, with]);
+        let _ = other.kill();
+        let _ = other.wait();
+        // SAFETY: the mapping made above, of which nobody knows.
+        unsafe { munmap(mapped, 4096) }.expect("unmapped");
+        assert_eq!(found.is_so, None, "{}", found.text);
+        assert!(
+            found.text.contains("in ours (PID") && found.text.contains("not in cat (PID"),
+            "{}",
+            found.text
+        );
+    }
 }

@@ -1,10 +1,11 @@
 //! Where a connection ends up: in this network namespace, in another one of this host, or elsewhere.
 
+use super::Finding;
 use crate::kernel::{self, LISTEN, Socket};
 use std::collections::HashSet;
 use std::fs;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -74,16 +75,41 @@ fn local_v4(trie: &str, ip: IpAddr) -> bool {
 
 /// Who listens where a connection to `address` ends up: the exact address before the wildcard.
 pub fn listener(sockets: &[Socket], address: SocketAddr) -> Option<Socket> {
-    let at = |wanted: &dyn Fn(IpAddr) -> bool| {
+    let at = |ip: IpAddr| {
         let is_it = |socket: &&Socket| {
             socket.state == LISTEN
                 && socket.local.port() == address.port()
-                && wanted(socket.local.ip().to_canonical())
+                && socket.local.ip().to_canonical() == ip
         };
         sockets.iter().find(is_it).copied()
     };
-    let target = if address.ip().is_unspecified() { [127, 0, 0, 1].into() } else { address.ip() };
-    at(&|ip| ip == target).or_else(|| at(&|ip| ip.is_unspecified()))
+    let (any_v4, any_v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => {
+            // As the kernel looks: a listener of IPv6 takes what IPv4's own leave.
+            let ip = if ip.is_unspecified() { Ipv4Addr::LOCALHOST } else { ip };
+            at(ip.into()).or_else(|| at(any_v4)).or_else(|| at(any_v6))
+        }
+        IpAddr::V6(ip) => {
+            let ip = if ip.is_unspecified() { Ipv6Addr::LOCALHOST } else { ip };
+            at(ip.into()).or_else(|| at(any_v6))
+        }
+    }
+}
+
+/// What is not known where a listener of IPv6 is the only one for an address of IPv4.
+pub(super) fn of_both_families(address: SocketAddr, socket: &Socket) -> Option<Finding> {
+    let is_v4 = address.ip().to_canonical().is_ipv4();
+    let local = socket.local.ip().to_canonical();
+    (is_v4 && local.is_ipv6() && socket.state == LISTEN).then(|| Finding {
+        name: "family",
+        is_so: None,
+        text: format!(
+            "the listener at {} takes IPv4 unless it has set IPV6_V6ONLY, which is not seen from here",
+            socket.local
+        ),
+        advice: "".into(),
+    })
 }
 
 /// A connection that was made, and its other end where that can be seen.
