@@ -3,8 +3,11 @@
 use crate::args::Broker;
 use crate::error::Error;
 use crate::socket;
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::env;
 use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -52,12 +55,13 @@ fn wait_for_broker(words: &[OsString], args: &Broker, path: &Path) -> Result<(),
     // It must neither hold its starter's descriptors nor get its terminal's signals.
     keep_no_descriptors();
     let _ = rustix::process::setsid();
+    let heard = LastWords::new()?;
     let mut broker = Command::new(program)
         .args(words.iter().skip(1).filter(|word| *word != "--background"))
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(heard.writer()?)
         .spawn()
         .map_err(|error| error.to_string())?;
     let mut deadline = Instant::now() + PATIENCE;
@@ -78,12 +82,46 @@ fn wait_for_broker(words: &[OsString], args: &Broker, path: &Path) -> Result<(),
         }
         sleep(Duration::from_millis(2));
     }
-    let why = match ended {
-        Some(status) => format!("it left with {status}"),
-        None => format!("it did not answer within {} s", PATIENCE.as_secs()),
+    let why = match (ended, heard.last_line()) {
+        (Some(_), Some(line)) => return Err(line),
+        (Some(status), None) => format!("it left with {status}"),
+        (None, _) => format!("it did not answer within {} s", PATIENCE.as_secs()),
     };
     let private = if args.private { " --private" } else { "" };
     Err(format!("{why}; 'shunpike broker{private} --socket {}' says why", path.display()))
+}
+
+/// What a broker writes on its standard error until it answers: in memory that it has to itself, so that nobody needs to read it.
+struct LastWords(File);
+
+impl LastWords {
+    fn new() -> Result<Self, String> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = rustix::fs::memfd_create("shunpike-last-words", flags);
+        memory.map(|fd| Self(fd.into())).map_err(|errno| format!("no memory for what it says: {errno}"))
+    }
+
+    fn writer(&self) -> Result<File, String> {
+        self.0.try_clone().map_err(|error| format!("no descriptor for what it says: {error}"))
+    }
+
+    fn last_line(&self) -> Option<String> {
+        const MOST: usize = 64 << 10;
+        let mut text = vec![0; MOST];
+        let end = self.0.metadata().ok()?.len();
+        // By the place: the writer has the same cursor.
+        let read = self.0.read_at(&mut text, end.saturating_sub(MOST as u64)).ok()?;
+        let text = String::from_utf8_lossy(text.get(..read)?);
+        let line = text.lines().rfind(|line| !line.trim().is_empty())?;
+        Some(line.strip_prefix("shunpike: ").unwrap_or(line).to_owned())
+    }
+}
+
+impl Drop for LastWords {
+    /// From now on it takes nothing: the log of a broker that serves for years would fill the memory.
+    fn drop(&mut self) {
+        let _ = rustix::fs::fcntl_add_seals(&self.0, SealFlags::WRITE | SealFlags::GROW);
+    }
 }
 
 fn own_program() -> Result<PathBuf, String> {

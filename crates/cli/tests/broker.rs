@@ -36,9 +36,13 @@ fn run_starts_one_that_keeps_nothing_of_its_starter_and_leaves_when_idle() {
 
     let broker = bed.broker(&bed.socket()).expect("a broker");
     let link = |name: &str| fs::read_link(format!("/proc/{broker}/{name}")).expect("a link of ours");
-    for descriptor in 0..3 {
+    for descriptor in 0..2 {
         assert_eq!(link(&format!("fd/{descriptor}")), Path::new("/dev/null"));
     }
+    // It has said why it fails, if it did, and takes nothing more.
+    let errors = fs::OpenOptions::new().write(true).open(format!("/proc/{broker}/fd/2")).expect("its errors");
+    let sealed = std::io::Write::write(&mut &errors, b"x").expect_err("sealed");
+    assert_eq!(sealed.kind(), std::io::ErrorKind::PermissionDenied);
     assert_eq!(link("cwd"), Path::new("/"));
     let environment = fs::read(format!("/proc/{broker}/environ")).expect("environment");
     assert!(!String::from_utf8_lossy(&environment).contains("LD_PRELOAD"));
@@ -49,10 +53,6 @@ fn run_starts_one_that_keeps_nothing_of_its_starter_and_leaves_when_idle() {
     assert!(!bed.socket().exists(), "its socket is gone with it");
 }
 
-#[test]
-fn many_runs_at_once_have_one_broker() {
-    let bed = bed_without_system_broker();
-    let runs: Vec<_> = (0..8)
 /// What was opened first had the numbers 0 to 2, and the log went into the third of them.
 #[test]
 fn closed_standard_descriptors_are_opened() {
@@ -74,6 +74,10 @@ fn closed_standard_descriptors_are_opened() {
     assert_eq!(state.lines().count(), 1, "{state}");
 }
 
+#[test]
+fn many_runs_at_once_have_one_broker() {
+    let bed = bed_without_system_broker();
+    let runs: Vec<_> = (0..8)
         .map(|_| {
             bed.shunpike().args(["run", "true"]).stderr(std::process::Stdio::piped()).spawn().expect("run")
         })
@@ -113,6 +117,28 @@ fn a_second_broker_at_one_socket_is_refused() {
     assert_eq!(second.status.code(), Some(3));
     assert!(errors(&second).contains(&socket), "{}", errors(&second));
     assert_eq!(bed.broker(&bed.socket()), broker, "the first one still serves");
+}
+
+/// It named a command without the options that mattered, which served.
+#[test]
+fn a_broker_in_the_background_says_itself_why_it_fails() {
+    let bed = Bed::new();
+    let policy = bed.path("policy.toml");
+    fs::write(&policy, "[sysctl]\nspin_us = 99999\n").expect("file");
+    let socket = bed.socket().display().to_string();
+    let output = bed.output(&[
+        "broker",
+        "--private",
+        "--background",
+        "--socket",
+        &socket,
+        "--config",
+        policy.to_str().expect("UTF-8"),
+    ]);
+    let message = errors(&output);
+    assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+    assert!(message.contains(&socket) && message.contains("line 2 (spin_us = 99999)"), "{message}");
+    assert!(!message.contains("says why") && !message.contains("shunpike: cannot"), "{message}");
 }
 
 #[test]
