@@ -11,6 +11,15 @@ pub enum BrokerError {
         /// The socket.
         socket: PathBuf,
     },
+    /// A broker has this place, and nobody can connect to it.
+    Unheard {
+        /// The socket.
+        socket: PathBuf,
+        /// The file that it has locked.
+        lock: PathBuf,
+        /// Its process, where the system tells.
+        holder: Option<u32>,
+    },
     /// Others than its owner could replace what is in the directory.
     UnsafeDirectory {
         /// The directory.
@@ -55,6 +64,19 @@ impl core::fmt::Display for BrokerError {
                 write!(
                     f,
                     "another broker serves {} already; use that one, or another --socket",
+                    socket.display()
+                )
+            }
+            BrokerError::Unheard { socket, lock, holder } => {
+                let (who, end) = match holder {
+                    Some(pid) => (format!("PID {pid}"), format!("end that process ('kill {pid}')")),
+                    None => ("a broker".to_owned(), "end that broker".to_owned()),
+                };
+                write!(
+                    f,
+                    "{who} has {} locked, as the broker that serves {}, but nobody listens at that socket, which was removed or is of \
+                     a broker that hangs; {end} and start this one again, or choose another --socket",
+                    lock.display(),
                     socket.display()
                 )
             }

@@ -5,7 +5,7 @@
 
 use crate::config::Config;
 use crate::datagram;
-use crate::dial::{operators_socket, who_serves, with_suffix};
+use crate::dial::{connect_at, operators_socket, who_serves, with_suffix};
 use crate::error::BrokerError;
 use crate::random;
 use crate::sockopt;
@@ -67,8 +67,12 @@ impl Place {
         loop {
             match rustix::fs::flock(&state, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Self { socket, state }),
-                Err(Errno::WOULDBLOCK) if begin.elapsed() > INHERITED || who_serves(&socket).is_ok() => {
+                Err(Errno::WOULDBLOCK) if may_be_served(&socket) => {
                     return Err(BrokerError::AlreadyServed { socket });
+                }
+                Err(Errno::WOULDBLOCK) if begin.elapsed() > INHERITED => {
+                    let holder = holder_of(&state);
+                    return Err(BrokerError::Unheard { socket, lock: path, holder });
                 }
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
                 Err(errno) => return Err(failed("lock the state file", &path)(errno.into())),
@@ -180,6 +184,32 @@ impl Place {
         write(&mut self.state).map_err(failed)?;
         Ok(gid)
     }
+}
+
+/// Whether a broker that lives listens there, at the socket that everybody uses: also one whom so many ask that nobody can be added
+/// without waiting.
+fn may_be_served(socket: &Path) -> bool {
+    let is_busy = |errno: Errno| errno == Errno::AGAIN;
+    let is_there =
+        connect_at(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map_or_else(is_busy, |_| true);
+    is_there
+        && who_serves(socket).map_or_else(|error| error.kind() == std::io::ErrorKind::WouldBlock, |_| true)
+}
+
+/// The process that has locked this file, where /proc tells.
+fn holder_of(state: &File) -> Option<u32> {
+    let meta = state.metadata().ok()?;
+    let (device, inode) = (meta.dev(), meta.ino());
+    let wanted = format!("{:02x}:{:02x}:{inode}", rustix::fs::major(device), rustix::fs::minor(device));
+    // `1: FLOCK  ADVISORY  WRITE 1234 00:2f:5678 0 EOF`
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        match fields.as_slice() {
+            [_, "FLOCK", _, _, pid, file, ..] if *file == wanted => pid.parse().ok().filter(|pid| *pid != 0),
+            _ => None,
+        }
+    })
 }
 
 /// Random id of this boot, 36 characters; empty where /proc does not tell.
@@ -349,8 +379,14 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let config = config(&base.path().join("run"));
         let place = Place::claim(&config).unwrap();
+        let own = std::process::id();
+        let unheard = Place::claim(&config);
+        // In a pid namespace of its own /proc may tell nothing.
+        let is_own = |holder: Option<u32>| holder.is_none_or(|pid| pid == own);
+        assert!(matches!(unheard, Err(BrokerError::Unheard { holder, .. }) if is_own(holder)));
+        let listener = place.listen(0o600, None).unwrap();
         assert!(matches!(Place::claim(&config), Err(BrokerError::AlreadyServed { .. })));
-        drop(place);
+        drop((listener, place));
         Place::claim(&config).unwrap();
         let mode = std::fs::metadata(base.path().join("run")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);

@@ -80,7 +80,7 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
         }
         match shunpike_broker::serve(&mut config, LoopbackIsm::boxed, orders) {
             // Started meanwhile by a `run` that found none.
-            Err(BrokerError::AlreadyServed { .. }) => {
+            Err(BrokerError::AlreadyServed { .. } | BrokerError::Unheard { .. }) => {
                 tracing::info!("ends: another broker serves there meanwhile");
                 return Ok(());
             }

@@ -198,7 +198,7 @@ impl fmt::Display for Unsafe {
 }
 
 impl Error {
-    /// Exit status of a broker that finds another one at its socket.
+    /// Exit status of a broker that finds another one in its place.
     pub const ALREADY_SERVED: u8 = 3;
 
     /// The process's exit status. `run` keeps 126 and 127 as shells do, and 125 for itself as env(1) does.
@@ -207,7 +207,9 @@ impl Error {
             Error::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Error::Exec { .. } => 126,
             Error::Filter(_) => 2,
-            Error::Broker(BrokerError::AlreadyServed { .. }) => Self::ALREADY_SERVED,
+            Error::Broker(BrokerError::AlreadyServed { .. } | BrokerError::Unheard { .. }) => {
+                Self::ALREADY_SERVED
+            }
             Error::NotShipped { variable: Some(_), .. }
             | Error::LibraryPath(_)
             | Error::SettingsOfOthers { .. }
@@ -380,12 +382,12 @@ impl fmt::Display for Error {
             }
             Error::Bench(error) => error.fmt(f),
             Error::Itself(source) => write!(f, "cannot find out the path of this program: {source}"),
-            Error::Signals(source) => write!(f, "cannot set up the broker's signals: {source}"),
-        }
             Error::Descriptors(source) => write!(
                 f,
                 "a standard descriptor is closed, and /dev/null cannot be opened in its place: {source}; start it with 0 to 2 open"
             ),
+            Error::Signals(source) => write!(f, "cannot set up the broker's signals: {source}"),
+        }
     }
 }
 

@@ -141,6 +141,24 @@ fn a_broker_in_the_background_says_itself_why_it_fails() {
     assert!(!message.contains("says why") && !message.contains("shunpike: cannot"), "{message}");
 }
 
+/// Nobody can connect to it, so that it is not the one to use.
+#[test]
+fn a_broker_whose_socket_is_gone_is_named_with_what_to_do() {
+    let bed = Bed::new();
+    let socket = bed.socket().display().to_string();
+    let start = ["broker", "--private", "--socket", &socket, "--idle-exit", "60"];
+    let mut broker = bed.shunpike().args(start).spawn().expect("broker");
+    until("it serves", || bed.broker(&bed.socket()).is_some());
+    fs::remove_file(&socket).expect("removed");
+    let second = bed.output(&start);
+    let _ = (broker.kill(), broker.wait());
+    assert_eq!(second.status.code(), Some(3));
+    let message = errors(&second);
+    assert!(message.contains("nobody listens at") && message.contains(&socket), "{message}");
+    assert!(message.contains(&format!("PID {}", broker.id())) && message.contains("end that"), "{message}");
+    assert!(!message.contains("use that one"), "{message}");
+}
+
 #[test]
 fn tools_without_a_broker_say_where_they_looked_and_what_to_do() {
     let bed = Bed::new();
