@@ -10,7 +10,7 @@ use crate::error::BrokerError;
 use crate::random;
 use crate::sockopt;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FlockOperation, Mode};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use shunpike_wire::Gid;
@@ -47,11 +47,7 @@ impl Place {
             let path = path.to_owned();
             move |error| BrokerError::Io { what, path, error }
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(mode)
-            .create(directory)
-            .map_err(failed("create the directory", directory))?;
+        make_directory(directory, mode).map_err(failed("create the directory", directory))?;
         check_directory(directory)?;
         let path = with_suffix(&socket, ".state");
         let state = OpenOptions::new()
@@ -210,6 +206,29 @@ fn holder_of(state: &File) -> Option<u32> {
             _ => None,
         }
     })
+}
+
+/// Makes a directory and those that it is in, as far as they are not there, each with this mode whatever the umask is.
+fn make_directory(path: &Path, mode: u32) -> std::io::Result<()> {
+    if path.as_os_str().is_empty() || std::fs::metadata(path).is_ok_and(|meta| meta.is_dir()) {
+        return Ok(());
+    }
+    if let Some(outer) = path.parent() {
+        make_directory(outer, mode)?;
+    }
+    match DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => {}
+        // Somebody else was faster, whose directory it is.
+        Err(_) if std::fs::metadata(path).is_ok_and(|meta| meta.is_dir()) => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    // Opened, so that nobody can put another one in its place: of that the mode stays.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::open(path, flags, Mode::empty())?;
+    if rustix::fs::fstat(&made)?.st_uid == rustix::process::geteuid().as_raw() {
+        rustix::fs::fchmod(&made, Mode::from_raw_mode(mode))?;
+    }
+    Ok(())
 }
 
 /// Random id of this boot, 36 characters; empty where /proc does not tell.

@@ -159,6 +159,26 @@ fn a_broker_whose_socket_is_gone_is_named_with_what_to_do() {
     assert!(!message.contains("use that one"), "{message}");
 }
 
+/// Nobody but root could enter it.
+#[test]
+fn the_directory_of_a_broker_for_all_is_open_to_all_whatever_the_umask() {
+    let bed = Bed::new();
+    let socket = bed.path("new/run/broker.sock");
+    let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+    let before = mode(&bed.path(""));
+    let script = format!(
+        "umask 077; exec {} broker --idle-exit 60 --socket {}",
+        env!("CARGO_BIN_EXE_shunpike"),
+        socket.display()
+    );
+    let mut broker = bed.command("sh").args(["-c", &script]).spawn().expect("sh");
+    until("it serves", || bed.broker(&socket).is_some());
+    let modes = [mode(&bed.path("new")), mode(&bed.path("new/run")), mode(&socket)];
+    let _ = (broker.kill(), broker.wait());
+    assert_eq!(modes, [0o755, 0o755, 0o666]);
+    assert_eq!(mode(&bed.path("")), before, "which was there already");
+}
+
 #[test]
 fn tools_without_a_broker_say_where_they_looked_and_what_to_do() {
     let bed = Bed::new();
