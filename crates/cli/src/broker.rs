@@ -14,6 +14,7 @@ use shunpike_broker::report::Failure;
 use shunpike_broker::settings::{Knob, Origin, Setting};
 use shunpike_broker::{BrokerError, Config, Order, Orders, Successor};
 use shunpike_wire::Gid;
+use shunpike_wire::session::MAX_UEIDS;
 use std::cell::Cell;
 use std::env;
 use std::fs;
@@ -28,8 +29,8 @@ use std::time::Duration;
 /// A program opens its session when it has a connection that deserves a lane. Idle is therefore not only that
 /// no session is open: nobody may be left who could open one.
 pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
-    let socket = named.unwrap_or_else(|| default_socket(args.private));
     standard_descriptors().map_err(Error::Descriptors)?;
+    let socket = named.unwrap_or_else(|| default_socket(args.private));
     let mut config = if args.private { Config::new(socket) } else { Config::system_wide(socket) };
     if let Some(max_dmbs) = args.max_dmbs {
         config.max_dmbs = max_dmbs as usize;
@@ -45,6 +46,13 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     let set = args.set.iter().map(|text| Setting::parse(text, Origin::CommandLine));
     config.settings.extend(set.collect::<Result<Vec<_>, _>>().map_err(Error::Refused)?);
     config.metrics = args.metrics.or(config.metrics);
+    if args.ueids.len() > MAX_UEIDS {
+        return Err(Error::Refused(Failure {
+            what: "too many UEIDs".into(),
+            on: format!("--ueid, {} times", args.ueids.len()),
+            hint: format!("a system has {MAX_UEIDS} at most: leave the others away"),
+        }));
+    }
     config.gid = args.gid.map(Gid);
     config.ueids = args.ueids;
     config.successor = args.yield_to.map(Successor::new);
@@ -89,14 +97,6 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
     }
 }
 
-/// What the environment says of settings.
-fn environment() -> Result<Vec<Setting>, Failure> {
-    let named = |knob: Knob| Some((knob, env::var(knob.variable()).ok().filter(|value| !value.is_empty())?));
-    Knob::ALL
-        .into_iter()
-        .filter_map(named)
-        .map(|(knob, value)| {
-            let (text, variable) = (format!("{}={value}", knob.name()), knob.variable());
 /// Opens those of the descriptors 0 to 2 that the starter had closed: the log would go into whatever file had their number.
 fn standard_descriptors() -> io::Result<()> {
     // SAFETY: asks of a number whether it is a descriptor, and uses none.
@@ -110,6 +110,14 @@ fn standard_descriptors() -> io::Result<()> {
     Ok(())
 }
 
+/// What the environment says of settings.
+fn environment() -> Result<Vec<Setting>, Failure> {
+    let named = |knob: Knob| Some((knob, env::var(knob.variable()).ok().filter(|value| !value.is_empty())?));
+    Knob::ALL
+        .into_iter()
+        .filter_map(named)
+        .map(|(knob, value)| {
+            let (text, variable) = (format!("{}={value}", knob.name()), knob.variable());
             Setting::parse(&text, Origin::Environment(variable.clone()))
                 .map_err(|failure| Failure { on: format!("{variable}={value}"), ..failure })
         })

@@ -162,6 +162,17 @@ fn a_broker_does_not_start_with_a_wrong_setting() {
 }
 
 #[test]
+fn a_ninth_ueid_is_not_dropped_in_silence() {
+    let bed = Bed::new();
+    let names: Vec<String> = (1..=9).map(|n| format!("--ueid=U{n}")).collect();
+    let words: Vec<&str> =
+        ["broker", "--private"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    let output = bed.output(&words);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors(&output).contains("9 times") && errors(&output).contains("8 at most"), "{output:?}");
+}
+
+#[test]
 fn run_sets_for_the_broker_that_it_starts_and_for_no_other() {
     let bed = Bed::new();
     let ran = bed.output(&["run", "--set", "spin_us=7", "--", "true"]);

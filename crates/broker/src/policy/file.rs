@@ -5,15 +5,16 @@ use super::{Group, LEAST_BYTES, Limits, Peers, Policy};
 use crate::address::Address;
 use crate::program_knobs::MOST as MOST_PROGRAMS;
 use crate::settings::{Knob, Origin, Setting};
-use serde::Deserialize;
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use toml::Spanned;
 use std::time::Instant;
+use toml::Spanned;
 
 /// TASK_COMM_LEN, without the NUL.
 const LONGEST_NAME: usize = 15;
@@ -59,13 +60,35 @@ struct MetricsTable {
     listen: Option<Spanned<String>>,
 }
 
-/// A setting's value: `30`, `"256K"`, `true`.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Scalar {
-    Number(i64),
-    Switch(bool),
-    Text(String),
+/// A setting's value as `NAME=VALUE` has it: of `30`, `"256K"`, `true`.
+struct Scalar(String);
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        // Not derived: serde would not say what is allowed.
+        impl Visitor<'_> for Text {
+            type Value = Scalar;
+
+            fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str("a whole number, text as \"256K\", or true or false")
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+
+            fn visit_bool<E>(self, on: bool) -> Result<Scalar, E> {
+                // A word, which a setting that is no switch does not take.
+                Ok(Scalar(if on { "on" } else { "off" }.to_owned()))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Scalar, E> {
+                Ok(Scalar(text.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(Text)
+    }
 }
 
 /// What a file says.
@@ -187,6 +210,8 @@ fn read(path: &Path) -> io::Result<String> {
 struct Source<'a> {
     path: &'a Path,
     text: &'a str,
+    /// Until when groups are asked for.
+    until: Instant,
 }
 
 impl Source<'_> {
@@ -203,15 +228,14 @@ impl Source<'_> {
     }
 
     fn peers(&self, table: PeersTable) -> Result<Peers, PolicyError> {
+        let allow = table.allow.span();
         let groups = match (table.allow.into_inner(), table.groups) {
             (Allow::Groups, Some(groups)) if !groups.get_ref().is_empty() => groups.into_inner(),
             (Allow::Groups, groups) => {
-                let span = groups.map_or(0..0, |groups| groups.span());
+                let span = groups.map_or(allow, |groups| groups.span());
                 let what = "allow = \"groups\" needs groups = [\"NAME\", ...] with one name at least";
                 return Err(self.error(span, what.to_owned()));
             }
-    /// Until when groups are asked for.
-    until: Instant,
             (_, Some(groups)) => {
                 let what = "groups belong to allow = \"groups\" only";
                 return Err(self.error(groups.span(), what.to_owned()));
@@ -238,16 +262,21 @@ impl Source<'_> {
 
     fn settings(&self, table: BTreeMap<String, Spanned<Scalar>>) -> Result<Vec<Setting>, PolicyError> {
         let origin = Origin::File(self.path.display().to_string());
-        let one = |(name, value): (String, Spanned<Scalar>)| {
-            let text = match value.get_ref() {
-                Scalar::Number(number) => number.to_string(),
-                Scalar::Switch(on) => u8::from(*on).to_string(),
-                Scalar::Text(text) => text.clone(),
-            };
-            Setting::parse(&format!("{name}={text}"), origin.clone())
-                .map_err(|failure| self.error(value.span(), format!("{}; {}", failure.what, failure.hint)))
-        };
-        table.into_iter().map(one).collect()
+        let mut settings: Vec<Setting> = Vec::new();
+        for (name, value) in table {
+            let setting = Setting::parse(&format!("{name}={}", value.get_ref().0), origin.clone())
+                .map_err(|failure| self.error(value.span(), format!("{}; {}", failure.what, failure.hint)))?;
+            // Which of two would hold, nobody could tell.
+            if settings.iter().any(|other| other.knob == setting.knob) {
+                let what = format!(
+                    "{} is set twice here, under two of its names; leave one of the two away",
+                    setting.knob.name()
+                );
+                return Err(self.error(value.span(), what));
+            }
+            settings.push(setting);
+        }
+        Ok(settings)
     }
 
     fn programs(
@@ -256,8 +285,16 @@ impl Source<'_> {
     ) -> Result<BTreeMap<String, Vec<Setting>>, PolicyError> {
         let one = |(name, table): (String, Spanned<BTreeMap<String, Spanned<Scalar>>>)| {
             let span = table.span();
-            if name.is_empty() || name.len() > LONGEST_NAME {
-                let kept = name.get(..LONGEST_NAME).unwrap_or_default();
+            if name.is_empty() {
+                let what =
+                    "a program has a name: write it as 'shunpike ss' shows it, as [program.redis-server]";
+                return Err(self.error(span, what.to_owned()));
+            }
+            if name.len() > LONGEST_NAME {
+                // A letter of several bytes is kept whole or not at all.
+                let end =
+                    (0..=LONGEST_NAME).rev().find(|end| name.is_char_boundary(*end)).unwrap_or_default();
+                let kept = name.get(..end).unwrap_or_default();
                 let what = format!(
                     "the kernel keeps {LONGEST_NAME} bytes of a program's name: write '{kept}', as 'shunpike ss' shows it"
                 );
@@ -375,6 +412,8 @@ mod tests {
             ("[program.redis]\nactive = false\n", "active is the broker's, for all programs"),
             ("[program.redis]\nspeed = 1\n", "no such setting"),
             ("[program.a-name-that-is-long]\nspin_us = 1\n", "write 'a-name-that-is-'"),
+            ("[program.\"12345678901234\u{e9}\"]\nspin_us = 1\n", "write '12345678901234'"),
+            ("[program.\"\"]\nspin_us = 1\n", "a program has a name"),
             (&many, "more than 64 names"),
         ] {
             let error = settings(text).unwrap_err();
@@ -428,6 +467,10 @@ mod tests {
                 "FILE, line 3 (groups = []): allow = \"groups\" needs",
             ),
             (
+                "\n[peers]\nallow = \"groups\"\n",
+                "FILE, line 3 (allow = \"groups\"): allow = \"groups\" needs",
+            ),
+            (
                 "[peers]\nallow = \"groups\"\ngroups = [\"no-such-group\"]\n",
                 "FILE, line 3 (groups = [\"no-such-group\"]): this system knows no group 'no-such-group'",
             ),
@@ -470,6 +513,9 @@ mod tests {
             ),
             ("[sysctl]\nspin_us = -1\n", "not a number; spin_us takes"),
             ("[sysctl]\nspin_us = [1]\n", "line 2 (spin_us = [1]): "),
+            ("[sysctl]\nspin_us = true\n", "line 2 (spin_us = true): not a number; spin_us takes 0 to 10000"),
+            ("[sysctl]\nrmem = 1.5\n", "expected a whole number, text as \"256K\", or true or false"),
+            ("[sysctl]\nrmem = \"1M\"\n\"net.smc.rmem\" = \"2M\"\n", "rmem is set twice here"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(wanted), "{text}\n{error}\n{wanted}");
