@@ -246,6 +246,34 @@ fn stats_have_smcd_stats_sections() {
     }
 }
 
+/// They ended as a service's broker was started anew.
+#[test]
+fn events_go_on_with_the_broker_that_comes_again() {
+    let bed = bed_with_broker();
+    let socket = bed.socket().display().to_string();
+    let (shown, said) = (bed.path("shown"), bed.path("said"));
+    let create = |path| std::fs::File::create(path).expect("file");
+    let mut events = bed.shunpike();
+    events.args(["--socket", &socket, "events", "-f"]).stdout(create(&shown)).stderr(create(&said));
+    let mut events = events.spawn().expect("shunpike");
+    let lines = |path| std::fs::read_to_string(path).expect("text").lines().count();
+    bed::until("it shows what there is", || lines(&shown) > 0);
+    for times in 1..=2 {
+        let broker = bed.broker(&bed.socket()).expect("a broker");
+        let broker = rustix::process::Pid::from_raw(broker.cast_signed()).expect("a PID");
+        rustix::process::kill_process(broker, rustix::process::Signal::KILL).expect("ours");
+        bed::until("it says that the broker is gone", || lines(&said) >= times);
+        let options = ["broker", "--private", "--background", "--idle-exit", "60"];
+        let started = ask(&bed, &options);
+        assert!(started.status.success(), "{}", errors(&started));
+        // Time to ask this one a few times.
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        assert_eq!(lines(&said), times, "it says so once");
+        assert_eq!(events.try_wait().expect("a status"), None);
+    }
+    let _ = (events.kill(), events.wait());
+}
+
 #[test]
 fn what_the_broker_refuses_is_status_1_in_one_line_that_says_what_to_do() {
     let bed = bed_with_broker();

@@ -1,14 +1,16 @@
 //! `events`: what became of connections, lately and from now on.
 
 use super::Broker;
+use super::pids::Pids;
 use super::select::{Seen, Wanted};
-use super::table::{Table, print};
+use super::table::{Table, plain, print};
 use crate::args::Events;
 use crate::error::Error;
 use crate::filter::Filter;
+use crate::say::say;
 use serde_json::json;
 use shunpike_broker::report::{Event, EventEnd, Events as Answer};
-use shunpike_broker::what;
+use shunpike_broker::{QueryError, what};
 use std::thread;
 use std::time::Duration;
 
@@ -43,21 +45,46 @@ pub fn show(broker: &Broker, args: &Events) -> Result<(), Error> {
         return Ok(());
     }
     let (mut life, mut next) = (answer.broker, answer.next);
+    let (mut is_gone, mut other) = (false, None);
     loop {
         thread::sleep(PAUSE);
-        let mut answer = after(broker, next, usize::MAX)?;
-        if answer.broker != life {
+        if is_gone {
+            // It may be another process by then, and call others by other numbers.
+            other = Some(Broker { pids: Pids::of(&broker.socket), socket: broker.socket.clone() });
+        }
+        let asked = other.as_ref().unwrap_or(broker);
+        let news = after(asked, next, usize::MAX).and_then(|answer| {
+            let is_others = answer.broker != life;
             // Another broker counts from the beginning.
-            answer = after(broker, 0, usize::MAX)?;
+            if is_others { after(asked, 0, usize::MAX) } else { Ok(answer) }
+        });
+        let answer = match news {
+            Ok(answer) => answer,
+            Err(error) if is_passing(&error) => {
+                if !std::mem::replace(&mut is_gone, true) {
+                    say(plain(&format!("{error}; events go on when it answers again")));
+                }
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        is_gone = false;
+        if answer.broker != life {
             life.clone_from(&answer.broker);
         } else if answer.is_missing {
-            eprintln!("shunpike: events are missing here: more came than the broker keeps");
+            say("events are missing here: more came than the broker keeps");
         }
         next = answer.next;
         for event in answer.events.iter().filter(|event| is_wanted(event, &filter)) {
             if args.format.json { line(event)? } else { print(&padded(row(event)))? }
         }
     }
+}
+
+/// Whether the broker may answer later: it is being started anew, or has much to do.
+fn is_passing(error: &Error) -> bool {
+    use QueryError::{Broken, CutOff, TurnedAway};
+    matches!(error, Error::NoBroker { .. } | Error::Query(Broken { .. } | CutOff { .. } | TurnedAway { .. }))
 }
 
 /// As many are in an answer at most, if there are more.
