@@ -1,15 +1,13 @@
 //! Whether a wait spins, and for how long. Pure: no clock, no I/O; times are in ticks of any length.
 //!
 //! A spin pays where the answer comes sooner than a sleep and a wake-up would cost (the ski rental: who cannot know rents for as
-//! long as buying costs, and no longer); where one wait is for many messages, sooner than TCP would take for these. So a wait
-//! spins where more than half of the last ones were so short, and sleeps at once elsewhere.
+//! long as buying costs, and no longer); where one wait is for many messages, sooner than TCP would take for these.
 //!
-//! A long wait among many short ones is an accident as a rule: an interrupt, or the host, took the other end's CPU. So each short wait earns
-//! a little of a longer spin, which is less than TCP takes for a message.
+//! After some spins that did not pay the thread rests: its waits do not spin, for many times as long as was spent. So what is spent in
+//! vain is a part of the time. A rest is short: where more threads want to run than there are CPUs, they have to be awake together.
 //!
-//! Two that only wake each other never find out how soon the other answers when it is awake. So now and then a wait that
-//! has woken somebody tries: it and the next ones spin for as long as a wake-up may take. If they become short by that, they
-//! stay so; if not, the next trial comes later.
+//! Two that only wake each other never find out how soon the other answers when it is awake. So now and then one that has woken somebody
+//! goes on spinning for some waits, whatever comes of them. If they become short by that, they stay so.
 
 /// What an operator wants of waits (`profile`).
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -20,7 +18,7 @@ pub enum Profile {
     Latency,
 }
 
-/// How long a spin may be, ticks.
+/// How long spins and rests may be, ticks.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Bounds {
     /// What TCP takes for the messages since the last wait: a sleep and a wake-up for each.
@@ -29,110 +27,95 @@ pub struct Bounds {
     pub most: u64,
     /// ... for one who was asleep.
     pub wake_up: u64,
+    /// The longest rest.
+    pub rest: u64,
 }
 
 /// What a thread remembers of its waits. All zero in a new thread.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Memory {
-    /// Share of long waits among the last ones, of [`ALL`].
-    long: u8,
-    /// Waits that are left of a trial.
-    trial: u8,
-    /// Trials in a row that changed nothing, at most [`Memory::SELDOM`].
-    failed: u8,
-    /// Waits that have woken somebody since the last trial.
-    since: u16,
-    /// Short waits since the last long one, at most [`u8::MAX`].
-    short: u8,
+    /// Rests of one that had woken somebody, up to [`Memory::RESTS`]; then waits of its trial.
+    turns: u8,
+    /// Spins that did not pay, less those that did; the next rest takes two to the power of it, less one, times what was spent.
+    vain: u8,
+    /// How often the longest spin is halved for those that were not answered.
+    halved: u8,
+    /// When the rest ends, in units of [`Memory::GRAIN`].
+    rest_until: u64,
 }
 
-/// Every one of the last waits.
-const ALL: u8 = 240;
-/// One of them, as the mean moves by it.
-const ONE: u8 = 30;
-
 impl Memory {
-    /// Waits of a trial: enough for the other end to learn that its waits are short now.
-    const TRIAL: u8 = 16;
-    /// Waits until the first trial; twice as many after each that changed nothing.
-    const FIRST: u16 = 16;
-    const SELDOM: u8 = 6;
-    /// So many short waits earn a longest spin: half a microsecond each, of the seven that TCP takes for a message.
-    const EARNS: u64 = 64;
+    /// No rest follows so many spins in vain: somebody else may have had the CPU just then.
+    const PATIENCE: u8 = 3;
+    const MOST_VAIN: u8 = 9;
+    const MOST_HALVED: u8 = 2;
+    /// ... where the CPU is not offered to others meanwhile.
+    const MOST_HALVED_KEPT: u8 = 4;
+    /// Rests before a trial, and its waits: enough for the other end to come out of a rest of its own.
+    const RESTS: u8 = 240;
+    const TRIAL: u8 = 12;
+    /// Ticks: a part of the shortest rest.
+    const GRAIN: u64 = 1 << 12;
 
-    /// How long the next wait spins; 0: not at all. `woke`: the thread has woken somebody since its last wait.
-    pub fn plan(&mut self, profile: Profile, bounds: Bounds, woke: bool) -> u64 {
-        let awaited = if woke { bounds.wake_up } else { bounds.most };
-        if profile == Profile::Latency {
-            return awaited;
-        }
-        if self.trial == 0 && self.is_long() && woke {
-            self.since += 1;
-            if self.since >= Self::FIRST << self.failed {
-                self.since = 0;
-                self.trial = Self::TRIAL;
-            }
-        }
-        match (self.trial > 0, self.is_long()) {
-            (true, _) => awaited,
-            (false, true) => 0,
-            // It is awake as a rule.
-            (false, false) if woke => bounds.wake_up,
-            (false, false) => {
-                let earned = u64::from(self.short) * bounds.most / Self::EARNS;
-                (bounds.pays + earned).min(bounds.wake_up)
-            }
-        }
+    /// How long the next wait, at `now`, spins; 0: not at all. `woke`: the thread has woken somebody since its last wait; `yields`: it offers
+    /// the CPU to others meanwhile.
+    pub fn plan(self, profile: Profile, bounds: Bounds, woke: bool, yields: bool, now: u64) -> u64 {
+        let rest = (self.rest_until * Self::GRAIN).saturating_sub(now);
+        let budget = match profile {
+            // The clock may have been set back meanwhile, with the whole machine.
+            Profile::Balanced if (1..=bounds.rest).contains(&rest) => return 0,
+            Profile::Balanced => bounds.most >> self.halved,
+            Profile::Latency => bounds.most,
+        };
+        // Who was asleep answers a wake-up later. That is worth a spin where it comes seldom, or stays awake then.
+        let is_worth =
+            self.vain <= Self::PATIENCE || self.turns >= Self::RESTS || profile == Profile::Latency;
+        if woke && yields && is_worth { bounds.wake_up } else { budget }
     }
 
-    /// A spin of so many ticks was answered.
-    pub fn answered(&mut self, bounds: Bounds, spent: u64) {
-        self.note(bounds, spent);
-        if self.trial > 0 {
-            self.trial -= 1;
-            if self.trial == 0 {
-                self.judge();
-            }
+    /// A spin of so many ticks, until `now`, was answered.
+    pub fn answered(&mut self, bounds: Bounds, woke: bool, spent: u64, now: u64) {
+        if spent <= bounds.pays {
+            self.vain = self.vain.saturating_sub(1);
+            self.halved = self.halved.saturating_sub(1);
+        } else {
+            self.in_vain(bounds, woke, spent, now);
         }
     }
 
-    /// A spin was not; a sleep follows.
-    pub fn unanswered(&mut self) {
-        if self.trial > 0 {
-            self.trial = 0;
-            self.judge();
+    /// A spin of so many ticks, until `now`, was not; a sleep follows.
+    pub fn unanswered(&mut self, bounds: Bounds, woke: bool, yields: bool, spent: u64, now: u64) {
+        let most = if yields { Self::MOST_HALVED } else { Self::MOST_HALVED_KEPT };
+        self.halved = (self.halved + 1).min(most);
+        self.in_vain(bounds, woke, spent, now);
+    }
+
+    /// So many ticks, until `now`, were lost in a wait for which others had the CPU.
+    pub fn in_vain(&mut self, bounds: Bounds, woke: bool, spent: u64, now: u64) {
+        self.vain = (self.vain + 1).min(Self::MOST_VAIN);
+        if self.vain > Self::PATIENCE && !self.is_on_trial(woke) {
+            let rest = spent.saturating_mul(1 << (self.vain - 1)).min(bounds.rest);
+            self.rest_until = (now + rest) / Self::GRAIN;
         }
     }
 
-    /// A wait of so many ticks, of which the end was slept through. As for the ticks: until it was rung for, not until it ran.
-    pub fn slept(&mut self, bounds: Bounds, waited: u64) {
-        self.note(bounds, waited);
-    }
-
-    fn is_long(&self) -> bool {
-        self.long > ALL / 2
-    }
-
-    fn note(&mut self, bounds: Bounds, waited: u64) {
-        let is_long = waited > bounds.pays;
-        self.long = self.long - self.long / (ALL / ONE) + if is_long { ONE } else { 0 };
-        self.short = if is_long { 0 } else { self.short.saturating_add(1) };
-    }
-
-    fn judge(&mut self) {
-        self.failed = if self.is_long() { (self.failed + 1).min(Self::SELDOM) } else { 0 };
+    /// Whether this spin in vain is one of a trial.
+    fn is_on_trial(&mut self, woke: bool) -> bool {
+        if woke {
+            self.turns = (self.turns + 1) % (Self::RESTS + Self::TRIAL);
+        }
+        woke && self.turns >= Self::RESTS
     }
 
     /// As one word.
     pub fn pack(self) -> u64 {
-        let [low, high] = self.since.to_le_bytes();
-        u64::from_le_bytes([self.long, self.trial, self.failed, low, high, self.short, 0, 0])
+        self.rest_until << 16 | u64::from(self.turns) << 8 | u64::from(self.halved << 4 | self.vain)
     }
 
     /// From one word.
     pub fn unpack(word: u64) -> Self {
-        let [long, trial, failed, low, high, short, ..] = word.to_le_bytes();
-        Self { long, trial, failed, since: u16::from_le_bytes([low, high]), short }
+        let [spins, turns, ..] = word.to_le_bytes();
+        Self { turns, vain: spins & 15, halved: spins >> 4, rest_until: word >> 16 }
     }
 }
 
@@ -140,133 +123,117 @@ impl Memory {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { pays: 8, most: 30, wake_up: 120 };
+    /// As of a clock of 2 GHz.
+    const US: u64 = 2_000;
+    const BOUNDS: Bounds = Bounds { pays: 7 * US, most: 30 * US, wake_up: 120 * US, rest: 1_000 * US };
 
-    /// One wait that is answered after `gap` ticks; what it spun.
-    fn wait(memory: &mut Memory, gap: u64, woke: bool) -> u64 {
-        let bound = memory.plan(Profile::Balanced, BOUNDS, woke);
-        if gap <= bound {
-            memory.answered(BOUNDS, gap);
-            return gap;
-        }
-        if bound > 0 {
-            memory.unanswered();
-        }
-        memory.slept(BOUNDS, gap);
-        bound
+    /// A thread, and a clock.
+    #[derive(Default)]
+    struct Waiter {
+        memory: Memory,
+        now: u64,
     }
 
-    /// What `count` waits spin.
-    fn waits(memory: &mut Memory, count: u64, gap: u64, woke: bool) -> u64 {
-        (0..count).map(|_| wait(memory, gap, woke)).sum()
+    impl Waiter {
+        /// One wait that is answered after `gap` ticks; what it spun.
+        fn wait(&mut self, gap: u64, woke: bool) -> u64 {
+            let bound = self.memory.plan(Profile::Balanced, BOUNDS, woke, true, self.now);
+            let spun = gap.min(bound);
+            if bound > 0 {
+                let now = self.now + spun;
+                match gap <= bound {
+                    true => self.memory.answered(BOUNDS, woke, spun, now),
+                    false => self.memory.unanswered(BOUNDS, woke, true, spun, now),
+                }
+            }
+            self.now += gap;
+            self.memory = Memory::unpack(self.memory.pack());
+            spun
+        }
+
+        /// What `count` waits spin, of a thousand parts of the time.
+        fn share(&mut self, count: u64, gap: u64, woke: bool) -> u64 {
+            let spun: u64 = (0..count).map(|_| self.wait(gap, woke)).sum();
+            spun * 1000 / (count * gap)
+        }
     }
 
     #[test]
     fn short_waits_are_spun_through() {
-        let mut memory = Memory::default();
-        assert_eq!(waits(&mut memory, 1000, 2, false), 2000);
-        assert_eq!(waits(&mut memory, 1000, 8, false), 8000);
-    }
-
-    #[test]
-    fn a_long_wait_among_short_ones_is_spun_through() {
-        let mut memory = Memory::default();
-        assert_eq!(wait(&mut memory, 100, false), BOUNDS.pays);
-        waits(&mut memory, 240, 2, false);
-        assert_eq!(wait(&mut memory, 100, false), 100);
-        assert_eq!(wait(&mut memory, 100, false), BOUNDS.pays, "it is earned anew");
-        // What a burst leaves behind is little for each of its messages.
-        for burst in 1..60 {
-            waits(&mut memory, burst, 2, false);
-            assert!(wait(&mut memory, 1000, false) <= BOUNDS.pays + burst * BOUNDS.most / Memory::EARNS);
+        for gap in [US, 7 * US] {
+            assert_eq!(Waiter::default().share(1000, gap, false), 1000);
+            assert_eq!(Waiter::default().share(1000, gap, true), 1000);
         }
     }
 
     #[test]
-    fn long_waits_are_slept_through_soon() {
-        let mut memory = Memory::default();
-        assert!(waits(&mut memory, 10, 1000, false) <= 10 * BOUNDS.pays);
-        assert_eq!(waits(&mut memory, 100_000, 1000, false), 0);
+    fn a_long_wait_among_short_ones_is_an_accident() {
+        let mut waiter = Waiter::default();
+        for _ in 0..100 {
+            assert_eq!(waiter.wait(2 * US, false), 2 * US);
+            waiter.wait(3_000 * US, false);
+            assert_eq!(waiter.share(10, 2 * US, false), 1000);
+        }
     }
 
     #[test]
-    fn a_thread_that_wakes_others_in_vain_tries_ever_more_seldom() {
-        let mut memory = Memory::default();
-        waits(&mut memory, 10_000, 1000, true);
-        let spun = waits(&mut memory, 10_240, 1000, true);
-        assert_eq!(spun, 10 * BOUNDS.wake_up, "one in 1,024 spins");
+    fn what_is_spun_in_vain_is_a_small_part_of_the_time() {
+        for (gap, woke, most) in [
+            (20, false, 40),
+            (20, true, 40),
+            (100, false, 20),
+            (100, true, 130),
+            (10_000, false, 2),
+            (10_000, true, 15),
+        ] {
+            let mut waiter = Waiter::default();
+            waiter.share(100, gap * US, woke);
+            let share = waiter.share(10_000, gap * US, woke);
+            assert!(share <= most, "{share} of 1000 with waits of {gap} us, woke: {woke}");
+        }
     }
 
     #[test]
-    fn trials_that_are_answered_late_change_nothing() {
-        let mut memory = Memory::default();
-        waits(&mut memory, 20_000, 60, true);
-        let spun = waits(&mut memory, 20_800, 60, true);
-        assert_eq!(spun, 20 * 16 * 60, "16 waits of 1,040");
+    fn short_waits_are_found_again_within_a_rest() {
+        let mut waiter = Waiter::default();
+        waiter.share(1000, 100 * US, false);
+        let began = waiter.now;
+        while waiter.wait(2 * US, false) == 0 {}
+        assert!(waiter.now - began <= BOUNDS.rest + 2 * US);
+        assert_eq!(waiter.share(1000, 2 * US, false), 1000);
     }
 
     #[test]
     fn two_that_woke_each_other_find_each_other_awake() {
-        // Each answers at once when it is awake, and after a wake-up of 50 else.
-        let mut ends = [Memory::default(); 2];
+        // Each answers at once when it is awake, and after a wake-up of 50 us else.
+        let mut ends = [Waiter::default(), Waiter::default()];
         for end in &mut ends {
-            waits(end, 2000, 1000, true);
+            end.share(2000, 1000 * US, true);
         }
         let mut asleep = [true, true];
-        let mut slept = 0;
         for turn in 0..20_000 {
             let (me, other) = (turn % 2, 1 - turn % 2);
             let woke = asleep[other];
-            let gap = if woke { 50 } else { 1 };
-            let bound = ends[me].plan(Profile::Balanced, BOUNDS, woke);
+            let gap = if woke { 50 * US } else { US };
             // The other one wakes, works, answers, and waits for us in turn.
-            asleep[me] = gap > bound;
-            if asleep[me] {
-                slept += 1;
-                ends[me].unanswered();
-                ends[me].slept(BOUNDS, gap);
-            } else {
-                ends[me].answered(BOUNDS, gap);
-            }
-            if turn > 10_000 {
-                assert!(!asleep[me], "turn {turn}: {:?}", ends[me]);
-            }
+            asleep[me] = ends[me].wait(gap, woke) < gap;
+            assert!(turn < 10_000 || !asleep[me], "turn {turn}: {:?}", ends[me].memory);
         }
-        assert!(slept < 4000, "{slept} sleeps until then");
     }
 
     #[test]
-    fn short_waits_come_back_after_long_ones() {
-        let mut memory = Memory::default();
-        waits(&mut memory, 1000, 1000, false);
-        waits(&mut memory, 8, 1, false);
-        assert_eq!(wait(&mut memory, 5, false), 5);
-    }
-
-    #[test]
-    fn the_share_of_long_waits_stays_within_its_bounds() {
-        for first in [0, ALL] {
-            for gap in [0, 1000] {
-                let mut memory = Memory { long: first, ..Memory::default() };
-                waits(&mut memory, 1000, gap, false);
-                assert!(memory.long <= ALL, "{memory:?}");
-                assert_eq!(memory.is_long(), gap > 0);
-            }
-        }
+    fn a_clock_that_was_set_back_ends_the_rest() {
+        let mut waiter = Waiter { now: 1 << 50, ..Waiter::default() };
+        waiter.share(1000, 100 * US, false);
+        waiter.now = 0;
+        assert_ne!(waiter.memory.plan(Profile::Balanced, BOUNDS, false, true, 0), 0);
     }
 
     #[test]
     fn latency_spins_always() {
-        let mut memory = Memory::default();
-        waits(&mut memory, 1000, 1000, true);
-        assert_eq!(memory.plan(Profile::Latency, BOUNDS, false), BOUNDS.most);
-        assert_eq!(memory.plan(Profile::Latency, BOUNDS, true), BOUNDS.wake_up);
-    }
-
-    #[test]
-    fn it_fits_into_a_word() {
-        let memory = Memory { long: 200, trial: 3, failed: 6, since: 1023, short: 255 };
-        assert_eq!(Memory::unpack(memory.pack()), memory);
-        assert_eq!(Memory::unpack(0), Memory::default());
+        let mut waiter = Waiter::default();
+        waiter.share(1000, 1000 * US, true);
+        let plan = |woke| waiter.memory.plan(Profile::Latency, BOUNDS, woke, true, waiter.now);
+        assert_eq!((plan(false), plan(true)), (BOUNDS.most, BOUNDS.wake_up));
     }
 }

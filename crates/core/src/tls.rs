@@ -37,10 +37,6 @@ pub struct Thread {
     pub waits: AtomicU64,
     /// Borders of critical sections that the thread had crossed at the end of its last spin (wrapping).
     pub crossed: AtomicU32,
-    /// Messages between the wait before and that one, as far as the policy of waits counts them.
-    pub messages: AtomicU32,
-    /// Ticks that the wait under way has spun.
-    pub spun: AtomicU64,
     /// The thread has woken somebody since its last wait.
     pub woke: AtomicBool,
     /// Who last woke the thread did so on the CPU on which it runs now.
@@ -49,10 +45,8 @@ pub struct Thread {
     pub sleeps_long: AtomicBool,
     /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
     pub looked_in: AtomicU32,
-    /// Yields that came back in time since the last one that did not.
-    pub in_time: AtomicU32,
-    /// Ticks of spins that were answered since then, as far as they matter.
-    pub held: AtomicU32,
+    /// Ticks until which its spins do not yield.
+    pub keep_until: AtomicU64,
     /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it.
     pub patience: AtomicU64,
     /// Stack pointer of the copy of the program's memory that is under way, for `user::answered`; 0 none.

@@ -1,4 +1,4 @@
-//! Waiting: a spin perhaps ([`spin`]), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
+//! Waiting: a spin perhaps ([`spin`](crate::spin)), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
 //!
 //! A nap is a FUTEX_WAIT on the lane's own wait word: one system call on each side. It sees nothing of TCP, so it is
 //! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`doorbell::new`](crate::doorbell::new)) sits edge-triggered in an
@@ -18,7 +18,7 @@ use crate::host::host;
 use crate::sys::Res;
 use crate::tls::{Thread, critical, thread};
 use crate::trace::{self, Sleep};
-use crate::{call, clock, descriptors, holders, link, process, session, spin, state, sys};
+use crate::{call, clock, descriptors, holders, link, process, session, state, sys};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -168,7 +168,6 @@ impl Asleep {
     pub fn end(&self, rung: u64) {
         let slept = clock::ticks().wrapping_sub(self.since);
         let late = slept.checked_sub(rung.wrapping_sub(self.since));
-        spin::slept(slept - late.unwrap_or(0));
         if let (Some(late), Some(waits)) = (late, process::waits()) {
             waits.wakes[wake_bucket(clock::to_us(late))].fetch_add(1, Ordering::Relaxed);
         }
