@@ -278,7 +278,7 @@ fn test_run(program: BorrowedFd<'_>, data: &[u8; DATA]) -> Option<[u8; DATA]> {
 
 /// The network namespace of a socket.
 fn netns_of(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
-    const SIOCGSKNS: libc::c_ulong = 0x894c;
+    const SIOCGSKNS: libc::Ioctl = 0x894c;
     // SAFETY: SIOCGSKNS takes no argument and returns a descriptor.
     let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
     // SAFETY: the kernel has just given this descriptor to us alone.

@@ -1,7 +1,7 @@
 //! A stopped process: its registers and memory, and system calls in its name.
 
 use crate::reason::Reason;
-use libc::{c_int, c_void, pid_t, user_regs_struct};
+use libc::{c_int, pid_t, user_regs_struct};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
@@ -206,8 +206,9 @@ impl Remote {
     }
 }
 
-fn ask(request: libc::c_uint, pid: pid_t, address: usize, data: usize) -> io::Result<()> {
+/// By the system call: libcs differ in the request's type.
+fn ask(request: impl Into<i64>, pid: pid_t, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: `data` points to what the request reads or writes, where it does.
-    let got = unsafe { libc::ptrace(request, pid, address as *mut c_void, data as *mut c_void) };
+    let got = unsafe { libc::syscall(libc::SYS_ptrace, request.into(), pid, address, data) };
     if got == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -4,6 +4,17 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+// The libc crate has none for musl, for which this file is compiled, too, and not linked: only `shunpike-load` has a use of it.
+unsafe extern "C" {
+    fn epoll_pwait2(
+        set: RawFd,
+        events: *mut libc::epoll_event,
+        room: i32,
+        most: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> i32;
+}
+
 pub struct Set {
     fd: OwnedFd,
     events: Vec<libc::epoll_event>,
@@ -37,7 +48,7 @@ impl Set {
         let most = libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
         let (events, mask) = (self.events.as_mut_ptr(), std::ptr::null());
         // SAFETY: the kernel writes at most `room` events, which is the vector's length; `most` lives during the call.
-        let n = unsafe { libc::epoll_pwait2(self.fd.as_raw_fd(), events, room, &most, mask) };
+        let n = unsafe { epoll_pwait2(self.fd.as_raw_fd(), events, room, &most, mask) };
         let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
         Ok(self.events[..n].iter().map(|event| event.u64 as usize))
     }

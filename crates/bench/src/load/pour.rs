@@ -140,7 +140,7 @@ impl Notices {
         // SAFETY: an all-zero msghdr is valid.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(&control);
+        message.msg_controllen = size_of_val(&control) as _;
         // SAFETY: an open socket; the message and its control space live through the call.
         if unsafe { libc::recvmsg(self.fd, &raw mut message, libc::MSG_ERRQUEUE) } < 0 {
             let error = io::Error::last_os_error();
