@@ -98,6 +98,7 @@ fn receive_with(
         let mut next = libc::CMSG_FIRSTHDR(&raw const header);
         while let Some(message) = next.as_ref() {
             if (message.cmsg_level, message.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                #[allow(clippy::unnecessary_cast, reason = "musl's is a u32")]
                 let count = (message.cmsg_len as usize - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
                 let data = libc::CMSG_DATA(next).cast::<RawFd>();
                 fds.extend((0..count).map(|at| OwnedFd::from_raw_fd(data.add(at).read_unaligned())));

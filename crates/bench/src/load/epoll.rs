@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 // The libc crate has none for musl, for which this file is compiled, too, and not linked: only `shunpike-load` has a use of it.
+// SAFETY: as libc declares it.
 unsafe extern "C" {
     fn epoll_pwait2(
         set: RawFd,

@@ -56,6 +56,15 @@ impl Presence {
         }
         let is_in = |wanted| holders.iter().find(move |(pid, _)| kernel::has_library(*pid) == wanted);
         match (is_in(Some(false)), is_in(Some(true))) {
+            // Who keeps the socket has children that accept: a daemon's do not have its environment, a manager of services is not reached.
+            (Some(without), Some(with)) if kernel::ancestors(without.0).contains(&with.0) => {
+                Self::without_library(without)
+            }
+            (Some(without), Some(with)) if kernel::ancestors(with.0).contains(&without.0) => Self {
+                is_so: Some(true),
+                text: format!("libshunpike.so is loaded in {}", named(with)),
+                advice: "",
+            },
             (Some(without), Some(with)) => Self {
                 is_so: None,
                 text: format!(
