@@ -15,9 +15,8 @@ from procs import PATIENCE, free_port, until
 
 ROUNDS = 500  # of one turn: some milliseconds
 BOUND = 1.05
-# A round trip of TCP costs both ends so much CPU time, or more, where that was reached. Where a kernel needs less the hooks weigh
-# more: this much time is all that they may take there.
-ROUND_NS, TOLL_NS = 6000, 700
+# Where a kernel needs less CPU time for a round trip the hooks weigh more: this much is what they may take anywhere.
+TOLL_NS = 700
 # System calls for a message; and looks at the session's socket (recvmsg) each second at each end, where the broker does not answer (LOOK_MOST_US
 # in session.rs), however many messages a machine gets done meanwhile.
 MORE, LOOKS = 0.05, 100
@@ -108,7 +107,7 @@ def ratios(plain, under, brokers, pairs):
 def bound(plain):
     """What is too much on this machine."""
     round_ns = min(spent(plain) for _ in range(8)) / ROUNDS
-    return BOUND if round_ns >= ROUND_NS else 1 + TOLL_NS / round_ns
+    return max(BOUND, 1 + TOLL_NS / round_ns)
 
 
 def compare(plain, under, brokers, limit, pairs=16, most=256):
