@@ -36,7 +36,7 @@ pub struct Bounds {
 pub struct Memory {
     /// Rests of one that had woken somebody, up to [`Memory::RESTS`]; then waits of its trial.
     turns: u8,
-    /// Spins that did not pay, less those that did; the next rest takes two to the power of it, less one, times what was spent.
+    /// Spins that did not pay, less those that did. Each doubles the next rest, which is counted in times what was spent.
     vain: u8,
     /// How often the longest spin is halved for those that were not answered.
     halved: u8,

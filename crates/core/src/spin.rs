@@ -44,14 +44,14 @@ pub fn spin(left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
         count_spin(thread);
         return true;
     }
-    let is_ready = Wait::begin(thread, woke).is_some_and(|wait| wait.spin(left, ready));
+    let is_ready = Spin::begin(thread, woke).is_some_and(|spin| spin.run(left, ready));
     // What its own looks have crossed is no message.
     thread.crossed.store(crossed() as u32, Ordering::Relaxed);
     is_ready
 }
 
-/// A wait that has found nothing at its first look.
-struct Wait {
+/// The spin of a wait that has found nothing at its first look.
+struct Spin {
     thread: &'static Thread,
     /// The thread has woken somebody since its last wait.
     woke: bool,
@@ -63,7 +63,7 @@ struct Wait {
     yields: bool,
 }
 
-impl Wait {
+impl Spin {
     /// `None`: this process does not spin.
     fn begin(thread: &'static Thread, woke: bool) -> Option<Self> {
         let most = clock::from_us(u64::from(process::knobs().spin_us.load(Ordering::Relaxed)));
@@ -80,7 +80,7 @@ impl Wait {
     }
 
     /// Says whether it became ready.
-    fn spin(&self, left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
+    fn run(&self, left: Option<u64>, mut ready: impl FnMut() -> bool) -> bool {
         let planned = memory(self.thread).plan(self.profile, self.bounds, self.woke, self.yields, self.begin);
         if planned == 0 {
             return self.let_waker_finish(ready);
