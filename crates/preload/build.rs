@@ -35,10 +35,16 @@ fn main() {
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,defs,-z,dynamic-undefined-weak,-z,nopack-relative-relocs");
 }
 
+/// A jump to libc's function.
+fn real(name: &str) -> String {
+    format!(".weak __real_{name}\njmp qword ptr [rip + __real_{name}@GOTPCREL]")
+}
+
 /// The jump for one name.
 fn jump(code: &mut String, name: &str, missing: &str) {
     let body = match missing {
-        "always" => format!(".weak __real_{name}\njmp qword ptr [rip + __real_{name}@GOTPCREL]"),
+        "always" => real(name),
+        "memmove" => real(missing),
         "perhaps" => format!(
             ".weak __real_{name}\nmov r11, qword ptr [rip + __real_{name}@GOTPCREL]\ntest r11, r11\n\
              jz shunpike_missing\njmp r11"
