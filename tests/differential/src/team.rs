@@ -115,7 +115,7 @@ impl Actor {
         let reply = self.hear()?;
         let pid = reply.said.as_ref().map_or(-1, |said| said.ret) as libc::pid_t;
         if !is_given || pid <= 0 {
-            return Err(Trouble::Died("no fork".to_owned()));
+            return Err(Trouble::Died(format!("no fork: given {is_given}, {:?}", reply.said)));
         }
         let [from, go] = [(); 2].map(|()| own.try_clone().expect("a copy of a socket"));
         Ok((Self { child: None, pid, to: Box::new(own), replies: replies(from), go }, reply))

@@ -18,9 +18,10 @@ impl Actor {
         // in a child.
         let pid = unsafe { libc::fork() };
         if pid != 0 {
+            let said = if pid < 0 { Said::failed() } else { Said::of(pid.into()) };
             calls::close(socket);
             self.branch = Some(pid).filter(|&pid| pid > 0);
-            return Said::of(pid.into());
+            return said;
         }
         // SAFETY: no memory is passed but a string; the numbers are the orders' and the replies' of the parent.
         unsafe {
