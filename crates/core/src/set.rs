@@ -1,6 +1,6 @@
 //! An epoll set as the table of descriptors knows it: plain data, which `sets` keeps and `epoll` reads.
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::mutex::Mutex;
 
@@ -31,6 +31,8 @@ pub struct Set {
     pub(crate) clock: AtomicU64,
     /// When the last wait began in which the kernel told of all that it had.
     pub(crate) told_all: AtomicU64,
+    /// Ticks from when on a sleep looks for connections whose bytes nobody hears of (`tx::unheard`); 0: there are none.
+    pub(crate) unheard_from: AtomicU64,
     /// Link group at which the next look for news begins.
     pub(crate) links: AtomicU32,
     pub(crate) list: Mutex<List>,
@@ -51,6 +53,7 @@ impl Set {
             waits: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             told_all: AtomicU64::new(0),
+            unheard_from: AtomicU64::new(0),
             links: AtomicU32::new(0),
             list: Mutex::new(List::new()),
         }
@@ -65,6 +68,19 @@ impl Set {
 
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
+    }
+
+    /// There is a connection whose bytes nobody hears of: it is noted at it before, and looked at from `at` on, ticks.
+    pub(crate) fn watch_over(&self, at: u64) {
+        // Pairs with the one of `takes_unheard`: who takes the time sees the note, or leaves this one its time.
+        fence(Ordering::SeqCst);
+        let _ = self.unheard_from.compare_exchange(0, at, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The caller looks at all such connections now.
+    pub(crate) fn takes_unheard(&self) {
+        self.unheard_from.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
     }
 
     /// How many waits through the hooks have begun or ended, wrapping.

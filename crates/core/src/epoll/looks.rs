@@ -12,7 +12,6 @@ use crate::sets::refusal::PUT_BACK_NS;
 use crate::sets::regs::{Reg, reg};
 use crate::sets::{EDGE, ONESHOT, is_left};
 use crate::table::Conn;
-use crate::tx::unheard;
 use crate::{link, prefetch, state, sys, told, wait};
 
 /// Looks without news after which a connection is armed and leaves the active list.
@@ -71,7 +70,7 @@ pub(crate) fn scan(
             }
             None => {
                 let quiet = reg.quiet.get().saturating_add(1);
-                let stays = quiet < QUIET || level.full || unheard::is_waited_for(conn, reg.fd.get());
+                let stays = quiet < QUIET || level.full;
                 if stays || !matches!(arm(set, reg, conn, &level), Armed { news: false, shown: None }) {
                     push(&mut list, index);
                 }

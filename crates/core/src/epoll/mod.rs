@@ -16,7 +16,7 @@ use crate::sets::ctl::move_to;
 use crate::sets::entries::{end_lingering_of, has_had_room, restore_left};
 use crate::sets::list::{news, next, push};
 use crate::sets::refusal::{PUT_BACK_NS, bar_of, has_lost, put_back};
-use crate::sets::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, reg, untag};
+use crate::sets::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, managed_after, reg, untag};
 use crate::sets::standing::stand_all;
 use crate::sets::{EDGE, WAIT, has_lanes, is_inherited, is_left, own, ring};
 use crate::spin::spin;
@@ -441,8 +441,9 @@ fn sleep(
     left: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<Option<usize>, Errno> {
+    let mut bound = if left == Some(0) { None } else { unheard(set) };
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
-    let (mut bound, mut asleep) = (None, None);
+    let mut asleep = None;
     let before = set.now();
     if lanes && left != Some(0) {
         let cq = set.cq.load(Ordering::Acquire).checked_sub(1);
@@ -462,13 +463,12 @@ fn sleep(
                 || level.is_fresh(reg.events.get(), &reg.seen.get());
             news |= stays || level.settled || level.events & wanted != 0 && reported;
             let full = level.full.then(|| tx::looks_again(&conn.block.tx));
-            let unheard = tx::unheard(conn, reg.fd.get());
-            bound = bound.into_iter().chain(full).chain(shown).chain(unheard).min();
+            tx::unheard::note(conn);
+            bound = bound.into_iter().chain(full).chain(shown).min();
             news |= state::modes(conn.block) != level.modes;
             if stays
                 || level.full
                 || shown.is_some()
-                || unheard.is_some()
                 || state::modes(conn.block) != level.modes
                 || level.settled
                 || level.events & wanted != 0 && reported
@@ -510,6 +510,34 @@ fn sleep(
     }
     let n = result?;
     Ok(Some(if n == 0 { 0 } else { n + of_lanes(set, out, n, before) }))
+}
+
+/// How long it is borne yet that bytes sent on the set's connections are heard of by nobody, nanoseconds. A look at all of them, but only
+/// when that is over for one that was noted: most have been read by then.
+fn unheard(set: &'static Set) -> Option<u64> {
+    let from = set.unheard_from.load(Ordering::Relaxed);
+    if from == 0 {
+        return None;
+    }
+    let left = from.saturating_sub(clock::ticks());
+    // The clock may have been set back meanwhile, with the whole machine.
+    if (1..=clock::from_us(tx::unheard::grace_us())).contains(&left) {
+        return Some(clock::to_ns(left).max(1));
+    }
+    set.takes_unheard();
+    let is_noted = |reg: &Reg| {
+        reg.conn.get().is_some_and(|conn| conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0)
+    };
+    let (mut after, mut bound) = (0, None);
+    while let Some((index, conn, fd)) = managed_after(set, after, is_noted) {
+        bound = bound.into_iter().chain(tx::unheard(conn, fd)).min();
+        above::settle(conn, fd);
+        after = index;
+    }
+    if let Some(left) = bound {
+        set.watch_over(clock::ticks() + clock::from_us(left / 1000));
+    }
+    bound
 }
 
 /// Sleeps as `kernel`, but also until the broker says something, which is attended to.

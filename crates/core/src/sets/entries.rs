@@ -1,7 +1,7 @@
 //! What stands in the kernel for a registration: the program's own entry while its connection is on TCP, a silent one of ours while it is on
 //! a lane. One becomes the other with the connection's mode.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 
 use rustix::io::Errno;
 use shunpike_shm::arena::{Block, mode};
@@ -17,7 +17,7 @@ use super::{EDGE, EXCLUSIVE, ONESHOT, is_inherited, open_sets, ring};
 use crate::set::Set;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
-use crate::{holders, link, process, sys, told, wait};
+use crate::{clock, holders, link, process, sys, told, wait};
 
 type Done = Result<(), Errno>;
 
@@ -118,6 +118,11 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
         }
         reg.dirty.set(true);
         push(&mut list, index);
+    }
+    // Pairs with the one of `list::watch_over`: who notes the connection finds it here, or it is found noted.
+    fence(Ordering::SeqCst);
+    if reg.conn.get().is_some_and(|conn| conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0) {
+        set.watch_over(clock::ticks());
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);

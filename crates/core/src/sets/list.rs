@@ -1,6 +1,6 @@
 //! The active list of a set, and what puts connections on it.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 
 use shunpike_shm::lane::{Side, Words};
 
@@ -57,15 +57,14 @@ pub fn touch(conn: Conn) {
     }
 }
 
-/// The connection goes on the active lists of its sets, whose sleepers are left alone: it is looked at before the next sleep.
-pub(crate) fn enlist(conn: Conn) {
+/// The connection's sets look at it in the first sleep that begins after `at`, ticks; none ends for it.
+pub(crate) fn watch_over(conn: Conn, at: u64) {
     let Some(first) = link::registrations(conn.block) else { return };
+    // Pairs with the one of `entries::take_over`.
+    fence(Ordering::SeqCst);
     managed_of(first, |index| {
-        let Some(reg) = reg(index) else { return };
-        let Some(set) = reg.set.get() else { return };
-        let mut list = set.list.lock();
-        if reg.managed.get() && reg.is_in(set) {
-            push(&mut list, index);
+        if let Some(set) = reg(index).and_then(|reg| reg.set.get()) {
+            set.watch_over(at);
         }
     });
 }

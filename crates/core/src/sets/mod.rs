@@ -36,7 +36,7 @@ use self::standing::hush;
 
 pub use self::ctl::{bars, closing, ctl, forget, watches};
 pub use self::entries::{give_words, manage, restore};
-pub(crate) use self::list::enlist;
+pub(crate) use self::list::watch_over;
 pub use self::list::{shown, starved, touch};
 pub use self::refusal::bars_managed;
 pub use self::standing::stand;

@@ -16,7 +16,9 @@ use crate::{clock, closing, process, send_lock, sets, state};
 /// lane ends: they go by TCP, which wakes whoever waits there, a busy reader's too. What TCP does not take at once stays where it is: the
 /// kernel would send it whatever the program does, and we only within its calls.
 pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
-    if conn.block.tx.mode.load(Ordering::Relaxed) != mode::LANE {
+    let half = &conn.block.tx;
+    let is_noted = half.unheard_since.load(Ordering::Relaxed) != 0;
+    if half.mode.load(Ordering::Relaxed) != mode::LANE || !is_noted && !is_unheard(half) {
         return None;
     }
     match look(conn, fd) {
@@ -31,8 +33,7 @@ pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
     }
 }
 
-/// Bytes were published for a reader that has declared no wait. A set in which the connection is quiet would not look at it before it
-/// sleeps: it is to.
+/// Bytes were published for a reader that has declared no wait: sets look at the connection when the grace is over.
 #[inline(always)]
 pub(crate) fn published(conn: Conn) {
     let half = &conn.block.tx;
@@ -43,15 +44,32 @@ pub(crate) fn published(conn: Conn) {
 
 #[cold]
 fn watch_over(conn: Conn, half: &TxHalf) {
+    let now = clock::ticks().max(1);
     half.unheard_at.store(half.other.load(Ordering::Relaxed), Ordering::Relaxed);
-    half.unheard_since.store(clock::ticks().max(1), Ordering::Relaxed);
-    sets::enlist(conn);
+    half.unheard_since.store(now, Ordering::Relaxed);
+    sets::watch_over(conn, now + clock::from_us(grace_us()));
 }
 
-/// Before a set leaves a quiet connection alone: whether bytes are unread so.
-#[inline]
-pub(crate) fn is_waited_for(conn: Conn, fd: i32) -> bool {
-    conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0 && unheard(conn, fd).is_some()
+/// Before a set sleeps that has just used the connection: bytes that its reader was woken for, and left, are noted too.
+pub(crate) fn note(conn: Conn) {
+    if is_unheard(&conn.block.tx) {
+        published(conn);
+    }
+}
+
+/// What [`look`] finds under the lock, as far as it is seen without.
+fn is_unheard(half: &TxHalf) -> bool {
+    let _critical = critical();
+    half.mode.load(Ordering::Relaxed) == mode::LANE
+        && state::tx_dmb(half).is_some_and(|dmb| {
+            let words = dmb.words();
+            !words.waiting(Side::Readers).declared()
+                && words.cons().offset() != half.cursor.load(Ordering::Relaxed)
+        })
+}
+
+pub(crate) fn grace_us() -> u64 {
+    u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000
 }
 
 enum Unheard {
@@ -74,7 +92,7 @@ fn look(conn: Conn, fd: i32) -> Unheard {
         half.unheard_since.store(0, Ordering::Relaxed);
         return Unheard::Not;
     }
-    let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1000;
+    let grace = grace_us();
     let since = half.unheard_since.load(Ordering::Relaxed);
     if since == 0 || half.unheard_at.swap(consumed, Ordering::Relaxed) != consumed {
         half.unheard_at.store(consumed, Ordering::Relaxed);
