@@ -242,3 +242,13 @@ def test_what_a_child_was_left_with_is_given_back(world, bed, how):
     client.finish()
     server.finish()
     assert accel.broker.stats().lanes > 12
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_a_vfork_child_that_closes_all_but_the_connection(world, bed, mode):
+    """It hands the connection over on its parent's memory, without its parent's sets and session: the set told of nothing any more."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "vforked", "server", port]).wait_listening(port)
+    client = accel.client("client", [bed / "vforked", "client", port])
+    _, said = finish_together(client, server)
+    assert said == "told\n"

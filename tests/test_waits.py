@@ -56,6 +56,27 @@ def test_a_quiet_set_s_sender_takes_back_what_nobody_waits_for(world, bed, mode)
         assert accel.broker.stats().lanes, "there were lanes before"
 
 
+@pytest.mark.parametrize("call", ["recv", "poll"])
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_a_signal_that_comes_before_the_sleep_ends_the_call(world, bed, mode, call):
+    """Its handler runs while the call spins or declares its sleep: it slept on, as if there had been none."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "alarms", "server", port, call]).wait_listening(port)
+    client = accel.client("client", [bed / "alarms", "client", port, call])
+    said, _ = finish_together(client, server, seconds=60)
+    assert said == "ended\n"
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_who_exits_is_seen_to_have_ended_at_once(world, bed, mode):
+    """A reader that naps looks at no TCP: it saw the end when its nap was over, up to 10 ms late."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "exits", "server", port]).wait_listening(port)
+    for number in range(15):
+        accel.client(f"client{number}", [bed / "exits", "client", port]).finish(30)
+    assert server.finish(30) == "ended\n"
+
+
 # Its set, of which it has waited by epoll_wait, is waited for by somebody else from then on.
 GIVES = """
 import ctypes, os, select, socket, struct, subprocess, sys

@@ -27,6 +27,8 @@ pub struct Blocking {
     asked: bool,
     timeout: Option<u64>,
     deadline: Option<u64>,
+    /// Counts of handled signals when the call began, or was last asked whether one ends it.
+    signals: (u32, u32),
 }
 
 impl Blocking {
@@ -38,6 +40,7 @@ impl Blocking {
             asked: false,
             timeout: None,
             deadline: None,
+            signals: call::restarts_before(),
         }
     }
 
@@ -63,15 +66,26 @@ impl Blocking {
         call::remaining(self.deadline)
     }
 
-    /// After a signal; see [`call::interrupted`]. Errors: EINTR.
-    pub fn interrupted(&self, restarts: (u32, u32)) -> Result<(), Errno> {
-        call::interrupted(restarts, self.timeout.is_some())
+    /// After a sleep that a signal ended; see [`call::interrupted`]. Errors: EINTR.
+    pub fn interrupted(&self) -> Result<(), Errno> {
+        call::interrupted(self.signals, self.timeout.is_some())
+    }
+
+    /// Before a sleep, with all declared that ends it: a signal that was handled meanwhile would have ended the kernel's. Errors: EINTR.
+    pub fn attend_signals(&mut self) -> Result<(), Errno> {
+        let now = call::restarts_before();
+        if now == self.signals {
+            return Ok(());
+        }
+        self.interrupted()?;
+        self.signals = now;
+        Ok(())
     }
 
     /// Naps on what `declare` declares, in a critical section, or does not: then it says what that comes to. Errors: EAGAIN when
     /// the program's time is over, EINTR, EBADF.
     pub fn nap(
-        &self,
+        &mut self,
         conn: Conn,
         fd: i32,
         half: &Half,
@@ -86,11 +100,11 @@ impl Blocking {
             Ok(nap) => nap,
             Err(napped) => return Ok(napped),
         };
-        let restarts = call::restarts_before();
+        self.attend_signals()?;
         let napped = nap.take(fd, half, remaining);
         call::still_at(conn, fd)?;
         if napped == Napped::Interrupted {
-            self.interrupted(restarts)?;
+            self.interrupted()?;
         }
         Ok(napped)
     }

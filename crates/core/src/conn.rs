@@ -205,7 +205,7 @@ pub fn at_exit() {
         let critical = critical();
         let alone = holders::alone(conn.block);
         if alone {
-            tx::take_back_last(conn, fd);
+            tx::end_last(conn, fd);
         }
         if tx::asked_to_leave(&conn.block.tx) || tx::owes(&conn.block.tx) {
             tx::conclude(conn, fd);
@@ -214,8 +214,12 @@ pub fn at_exit() {
             tap::over(conn.block);
             let guard = conn.block.rx.lock(&critical);
             let half = guard.held();
-            if state::rx_dmb(&half).is_some_and(|dmb| leaves_unread(half, &dmb)) {
-                reset_at_close(fd);
+            if let Some(dmb) = state::rx_dmb(&half) {
+                if leaves_unread(half, &dmb) {
+                    reset_at_close(fd);
+                }
+                let _ = dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
+                wait::notify(conn.block, dmb.words(), Side::Writers);
             }
             if eager::is_lent(conn.block) {
                 close_lent(fd);

@@ -67,6 +67,7 @@ fn poll_with(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
+    let signals = call::restarts_before().0;
     // TCP's part of a lane is asked now and then, and after a sleep that watched it.
     let mut slept = false;
     loop {
@@ -134,6 +135,10 @@ fn poll_with(
         lanes |= armed;
         if any_changed(fds) {
             continue;
+        }
+        // A handler that ran meanwhile would have ended the kernel's wait, unless the call's own mask had kept its signal back.
+        if mask.is_null() && call::restarts_before().0 != signals {
+            return Err(Errno::INTR);
         }
         kernel[fds.len()] = libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 };
         let unrung = match stays {

@@ -407,7 +407,7 @@ impl Session {
                 }
                 Sent::Later => return false,
                 Sent::Never => {
-                    self.close();
+                    self.ended();
                     return false;
                 }
             }
@@ -419,9 +419,16 @@ impl Session {
         let Some(socket) = &self.socket else { return false };
         let sent = socket::transmit(socket.as_fd(), bytes, fds);
         if sent == Sent::Never {
-            self.close();
+            self.ended();
         }
         sent == Sent::Yes
+    }
+
+    /// The socket takes no more: not where a child of vfork() has closed it for itself, on our memory.
+    fn ended(&mut self) {
+        if sys::pid() == process::pid() {
+            self.close();
+        }
     }
 
     fn read(&mut self) {

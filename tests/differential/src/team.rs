@@ -1,7 +1,7 @@
 //! The processes of a side.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -53,7 +53,16 @@ pub type Asked = Option<Arc<Plan>>;
 impl Actor {
     fn start(mut command: Command, joint: RawFd, asked: &Asked) -> Result<Self, Trouble> {
         let (go, its) = UnixStream::pair().expect("a pair of sockets");
-        let numbers = [(joint, JOINT), (its.as_raw_fd(), GO)];
+        // Beyond both numbers: the driver has many descriptors, and a copy would take the place of the other one, or be none.
+        let beyond = |fd: RawFd| {
+            // SAFETY: no memory is passed; the number is owned from here on.
+            let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, JOINT.max(GO) + 1) };
+            assert!(copy >= 0, "a copy of a descriptor: {}", std::io::Error::last_os_error());
+            // SAFETY: as above.
+            unsafe { OwnedFd::from_raw_fd(copy) }
+        };
+        let copies = [beyond(joint), beyond(its.as_raw_fd())];
+        let numbers = [(copies[0].as_raw_fd(), JOINT), (copies[1].as_raw_fd(), GO)];
         // SAFETY: prctl(2) and dup2(2) may be called between fork and exec.
         unsafe {
             command.pre_exec(move || {

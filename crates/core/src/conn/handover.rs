@@ -38,9 +38,11 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     let block = conn.block;
     state::note(block, reason);
     eager::given(block);
+    // A child of vfork() works on its parent's memory, but may have closed its sets and its session.
+    let is_ours = sys::pid() == process::pid();
     // A forked child has no say in its parent's session: a match that is still to come finds this.
     let id = upgrade::id_of(block);
-    if block.life.on(event).leaves_a_handshake() {
+    if block.life.on(event).leaves_a_handshake() && is_ours {
         upgrade::given_away(conn, id);
     }
     // Only now: another thread may have opened the lane meanwhile.
@@ -48,7 +50,9 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     closing::ask_back(conn);
     // Only now: who finds our lane ended finds LEAVE, too.
     tx::conclude(conn, fd);
-    above::settle(conn, fd);
+    if is_ours {
+        above::settle(conn, fd);
+    }
 }
 
 /// A vfork child, which works on our memory with descriptors of its own, has `fd` under another number too: what it

@@ -124,14 +124,22 @@ pub fn wait(
         if n == 0 && (!lanes || !complete) {
             // A handler that ran while we looked would have ended the kernel's own wait.
             if call::restarts_before().0 != signals {
+                wake_others(set);
                 return Err(Errno::INTR);
             }
             // The look and the spin were part of the program's time.
             let late = Some(u64::from(owes_mask));
             let left = if lanes && !complete { call::remaining(deadline).unwrap_or(late) } else { left };
-            if let Some(told) = sleep(set, epfd, out, left, mask)? {
-                n = told;
-                owes_mask = false;
+            match sleep(set, epfd, out, left, mask, signals) {
+                Ok(Some(told)) => {
+                    n = told;
+                    owes_mask = false;
+                }
+                Ok(None) => {}
+                Err(errno) => {
+                    wake_others(set);
+                    return Err(errno);
+                }
             }
         }
         // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
@@ -156,11 +164,17 @@ fn of_lanes(set: &'static Set, out: &mut [libc::epoll_event], n: usize, before: 
     scan_after(set, out, n, before)
 }
 
-/// A thread that goes back to the program with connections unarmed leaves them to the one that still sleeps.
+/// A thread that goes back to the program leaves connections that are unarmed to the one that still sleeps, and news for which it may have
+/// taken that one's bell.
 fn wake_others(set: &'static Set) {
     let list = set.list.lock();
-    let wake = list.sleepers > 0 && list.len > 0;
+    let (sleeps, is_listed) = (list.sleepers > 0, list.len > 0);
     drop(list);
+    let has_news = || {
+        let cq = set.cq.load(Ordering::Acquire).checked_sub(1);
+        cq.is_some_and(|cq| link::all().any(|link| link.has_news(cq as u8)))
+    };
+    let wake = sleeps && (is_listed || has_news());
     if wake {
         ring(set);
     }
@@ -440,6 +454,7 @@ fn sleep(
     out: &mut [libc::epoll_event],
     left: Option<u64>,
     mask: *const libc::sigset_t,
+    signals: u32,
 ) -> Result<Option<usize>, Errno> {
     let mut bound = if left == Some(0) { None } else { unheard(set) };
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
@@ -450,7 +465,7 @@ fn sleep(
         if let Some(better) = cq.and_then(|cq| process::better_cq(cq as u8)) {
             move_to(set, better);
         }
-        let _critical = critical();
+        let critical = critical();
         let mut list = set.list.lock();
         let mut news = false;
         for _ in 0..list.len {
@@ -491,6 +506,12 @@ fn sleep(
                 set.list.lock().sleepers -= 1;
                 return Ok(None);
             }
+        }
+        drop(critical);
+        // Signals that were kept back until here.
+        if call::restarts_before().0 != signals {
+            set.list.lock().sleepers -= 1;
+            return Err(Errno::INTR);
         }
         asleep = Some(wait::Asleep::begin(Sleep::Set, epfd));
     }

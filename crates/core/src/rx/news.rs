@@ -13,7 +13,7 @@ use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
-use crate::{call, clock, closing, cork, link, process, state, sys, tx};
+use crate::{clock, closing, cork, link, process, state, sys, tx};
 
 /// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
 /// inside a critical section.
@@ -230,6 +230,7 @@ impl Wait {
         }
         self.blocking.ask(conn, fd)?;
         let remaining = self.blocking.remaining()?;
+        self.blocking.attend_signals()?;
         match wait::sleep(block, fd, libc::POLLRDHUP, Some(wait::brief(remaining))) {
             Woken::Interrupted => Err(Errno::INTR),
             _ => Ok(()),
@@ -240,19 +241,19 @@ impl Wait {
     /// program's time is over, EINTR.
     fn sleep(&mut self, conn: Conn, fd: i32, shown: Option<u64>) -> Result<Woken, Errno> {
         let remaining = self.blocking.remaining()?;
-        let restarts = call::restarts_before();
         let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
         let asked = {
             let _critical = critical();
             ask_back::bound(&conn.block.rx)
         };
         let nap = shown.into_iter().chain(asked).chain(tx::unheard(conn, fd)).chain(remaining).min();
+        self.blocking.attend_signals()?;
         match wait::sleep(conn.block, fd, NEWS | owed, nap) {
             Woken::Timeout if remaining.is_none_or(|left| nap.is_some_and(|nap| nap < left)) => {
                 Ok(Woken::Look)
             }
             Woken::Timeout => Err(Errno::AGAIN),
-            Woken::Interrupted => self.blocking.interrupted(restarts).map(|()| Woken::Look),
+            Woken::Interrupted => self.blocking.interrupted().map(|()| Woken::Look),
             woken => Ok(woken),
         }
     }

@@ -182,8 +182,8 @@ fn last_most(conn: Conn) -> u64 {
     if state::opener(conn.block) { LAST_MOST } else { 0 }
 }
 
-/// At exit: the same, of a lane that the kernel ends.
-pub fn take_back_last(conn: Conn, fd: i32) {
+/// At exit: the lane ends as at close(), for a peer that naps looks at no TCP. What handlers at exit send behind this goes by TCP.
+pub fn end_last(conn: Conn, fd: i32) {
     let half = &conn.block.tx;
     if half.mode.load(Ordering::Relaxed) != mode::LANE {
         return;
@@ -193,10 +193,7 @@ pub fn take_back_last(conn: Conn, fd: i32) {
     let Some(dmb) = state::tx_dmb(&half).filter(|_| half.mode.load(Ordering::Relaxed) == mode::LANE) else {
         return;
     };
-    let unread = dmb.unread(half.cursor.load(Ordering::Relaxed));
-    if goes_back(fd, unread, Unread::AtMost(last_most(conn))) {
-        take_back(conn, fd, half, &dmb);
-    }
+    end_with(conn, fd, half, &dmb, Unread::AtMost(last_most(conn)));
 }
 
 /// What the receiver has not read is ours again and goes out by TCP before any other byte.

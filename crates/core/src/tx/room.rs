@@ -14,7 +14,7 @@ use crate::table::Conn;
 use crate::tls::critical;
 use crate::wait::{self, Nap, Napped, Woken};
 use crate::window::writable_at;
-use crate::{call, clock, closing, process, state, sys, window};
+use crate::{clock, closing, process, state, sys, window};
 
 /// Whether a write would find room, or something else than a lane. Without the lock, inside a critical section.
 #[inline]
@@ -232,7 +232,7 @@ impl Wait {
         }
         let remaining = self.blocking.remaining()?;
         let grace = looks_again(half) + 1;
-        let restarts = call::restarts_before();
+        self.blocking.attend_signals()?;
         let nap = remaining.map_or(grace, |left| left.min(grace));
         match wait::sleep(block, fd, events, Some(nap)) {
             Woken::Look => Ok(()),
@@ -245,7 +245,7 @@ impl Wait {
                 overflow(conn, fd);
                 Ok(())
             }
-            Woken::Interrupted => self.blocking.interrupted(restarts),
+            Woken::Interrupted => self.blocking.interrupted(),
         }
     }
 
