@@ -18,7 +18,7 @@ umount -R /sys/fs/cgroup 2>/dev/null || true
 mount -t cgroup2 none /sys/fs/cgroup
 STORE=/run/store
 mkdir -p /run/cdi /run/user/$ENGINE_UID $STORE
-cp "$SPECIFICATION" "/run/cdi/$(basename "$SPECIFICATION")"
+[ -z "$SPECIFICATION" ] || cp "$SPECIFICATION" "/run/cdi/$(basename "$SPECIFICATION")"
 if [ "$ENGINE_UID" != 0 ]; then
     name=$(id -nu $ENGINE_UID)
     echo "$name:200000:65536" >/run/ids
@@ -30,7 +30,8 @@ cd /
 export STORE
 exec setpriv --reuid=$ENGINE_UID --regid=$ENGINE_UID --clear-groups env HOME="$STORE" TMPDIR="$STORE" XDG_RUNTIME_DIR=/run/user/$ENGINE_UID sh -ec '
     engine="podman --root $STORE/storage --runroot $XDG_RUNTIME_DIR/run --storage-driver vfs --cgroup-manager cgroupfs --events-backend none"
-    $engine import --change "$CHANGE" "$IMAGE" shunpike-test >/dev/null 2>&1
+    if [ -n "$CHANGE" ]; then $engine import --change "$CHANGE" "$IMAGE" shunpike-test >/dev/null 2>&1
+    else $engine load --quiet --input "$IMAGE" >/dev/null; fi
     exec $engine run --rm --cgroups=disabled --network=host "$@"' sh "$@"
 """
 
@@ -66,7 +67,8 @@ def image(world, *programs):
 
 
 def podman(world, name, image, specification, *arguments, change="CMD []", uid=0, netns=None):
-    """Starts a container of an image with this change, on the network of `netns`."""
-    environment = {"ENGINE_UID": str(uid), "IMAGE": str(image), "SPECIFICATION": str(specification), "CHANGE": change}
+    """Starts a container of an image with this change, on the network of `netns`. Without a change, the archive is an image by its own word and
+    has its own name."""
+    environment = {"ENGINE_UID": str(uid), "IMAGE": str(image), "SPECIFICATION": str(specification or ""), "CHANGE": change or ""}
     argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", SETUP, "sh", *arguments]
     return world.start(name, argv, netns=netns, env=environment)
