@@ -3,6 +3,7 @@ that its own tests play."""
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import tarfile
@@ -103,5 +104,23 @@ def test_lanes_by_what_the_image_puts_onto_a_node(world, bed, archive):
     finish_together(server, container("client", right), seconds=60)
     stats = lambda: Stats.parse(ask("stats").stdout)
     until(lambda: stats().lanes >= 1 and stats().tx_bytes >= 100_000, lambda: f"a lane; have {stats()}")
+    broker.signal(signal.SIGTERM)
+    broker.finish()
+
+
+@needs_root
+@engines.needs_docker
+def test_docker_loads_the_image_and_starts_the_broker_as_the_compose_file_does(world, archive):
+    """Docker 20.10 knows neither an OCI layout nor CAP_BPF."""
+    engines.need_dockerd()
+    (world.directory / "shared").mkdir()
+    compose = (ROOT / "dist/compose/compose.yaml").read_text()
+    (added,) = re.findall(r"cap_add: \[(.*)\]", compose)
+    options = [*NOTHING, "--pid=host", *(f"--cap-add={name}" for name in added.split(", ")), f"--volume={world.directory}/shared:/run/shunpike"]
+    broker = engines.docker(world, "broker", archive, *options, contents(archive)[0], change=None)
+    environment = world.env | {"SHUNPIKE_SOCKET": str(world.directory / "shared/broker.sock")}
+    ask = lambda: subprocess.run([BINARY, "info", "--json"], env=environment, capture_output=True, text=True)
+    until(lambda: ask().returncode == 0, broker.describe, seconds=60)
+    assert json.loads(ask().stdout)["privileged"]
     broker.signal(signal.SIGTERM)
     broker.finish()
