@@ -18,6 +18,7 @@ const usage = `usage: shunpike-node COMMAND [OPTION...]
 
   install         copies library and command onto the node, and writes the CDI specification
   device-plugin   has kubelet hand out the device to containers that have the resource ` + resource + `
+  nri-plugin      gives the device to all containers of pods that have the annotation or label ` + wish + `: "true"
 
 'shunpike-node COMMAND -h' shows a command's options.`
 
@@ -52,6 +53,12 @@ func run(ctx context.Context, arguments []string) error {
 		flags.StringVar(&plugin.directory, "kubelet", "/var/lib/kubelet/device-plugins", "kubelet's directory of device plugins")
 		flags.StringVar(&plugin.specification, "cdi", "/etc/cdi/shunpike.json", "the CDI specification: without it the device is unhealthy")
 		flags.IntVar(&plugin.count, "devices", 1000, "how many containers of the node may have the device at once")
+		flags.Parse(arguments)
+		return plugin.run(ctx)
+	case "nri-plugin":
+		var plugin nriPlugin
+		flags.StringVar(&plugin.socket, "nri", "/var/run/nri/nri.sock", "the engine's socket for NRI plugins")
+		flags.StringVar(&plugin.specification, "cdi", "/etc/cdi/shunpike.json", "the CDI specification: without it no pod gets the device")
 		flags.Parse(arguments)
 		return plugin.run(ctx)
 	default:
