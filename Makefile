@@ -15,6 +15,7 @@
 # make lint       formatting, clippy, rustdoc, a reason for every unsafe block, and the dependencies (ci/deny)
 # make install    PREFIX=/usr/local DESTDIR=
 # make deb        a package of what is built, in OUT=target/; also rpm, apk (Alpine), and tarball: an archive to unpack anywhere
+# make image      a container image of broker, command and library, for `podman load` and others; IMAGE=localhost/shunpike OUT=target/
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -23,7 +24,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz differential mutants coverage sanitize crash soak stress suites bench lint install uninstall deb rpm apk tarball clean
+.PHONY: build demo test hostile fuzz differential mutants coverage sanitize crash soak stress suites bench lint install uninstall deb rpm apk tarball image clean
 
 build:
 	ci/build $(TARGET)
@@ -135,7 +136,7 @@ uninstall:
 
 OUT ?= $(TARGET)
 
-deb rpm apk tarball: | $(BUILT)
+deb rpm apk tarball image: | $(BUILT)
 	dist/packages/build $@ $(RELEASE) $(OUT)
 
 clean:

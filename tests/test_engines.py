@@ -1,4 +1,4 @@
-"""Containers of real engines, which get all that they need by a CDI device (`shunpike cdi generate`)."""
+"""Containers of real engines, which get all that they need by a CDI device (`shunpike cdi generate`), or where the engine knows none by mounts."""
 
 import json
 import shutil
@@ -72,6 +72,28 @@ def test_lanes_between_two_containers_by_a_device(world, installed, image, uid, 
     finish_together(server, client, seconds=60)
     accel.verify(lanes=1, lane_bytes=100_000)
     assert "the image's own" in server.err and "the image's own" in client.err
+
+
+@engines.needs_docker
+@pytest.mark.parametrize("options", [[], RESTRICTED], ids=["root", "restricted"])
+def test_lanes_between_two_containers_by_mounts(world, installed, image, options):
+    """Debian's Docker, which knows no CDI device. seccomp is its default."""
+    engines.need_dockerd()
+    accel = Accel(world, "both")
+    left, right, port = namespace(world, "a"), namespace(world, "b"), free_port()
+    address, _ = join(left, right, "10.207.10")
+    prefix = installed.parent.parent
+    mounted = {world.directory: "/run/shunpike", prefix / "bin": "/opt/shunpike/bin", prefix / "lib": "/opt/shunpike/lib"}
+    mounts = [f"--volume={host}:{inside}:ro" for host, inside in mounted.items()]
+    given = [*mounts, f"--env=BED_HOST={address}", "--env=BED_WARM_MS=300", f"--env=SHUNPIKE_SOCKET=/run/shunpike/{accel.broker.socket.name}"]
+
+    def container(role, netns):
+        run = ["/opt/shunpike/bin/shunpike", "run", "/bin/pingpong", role, port, 1, 3000]
+        return engines.docker(world, role, image, *given, *options, "shunpike-test", *run, netns=netns)
+
+    server = container("server", left).wait_listening(port, seconds=60)
+    finish_together(server, container("client", right), seconds=60)
+    accel.verify(lanes=1, lane_bytes=100_000)
 
 
 @engines.needs_podman

@@ -4,24 +4,15 @@ import os
 import shutil
 import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
 
 from harness import ROOT, TARGET
 from netns import needs_root
+from packages import by_make as build
 from procs import free_port, until
 
 pytestmark = pytest.mark.operators
-
-
-def build(target, directory):
-    # These tests may themselves be run by make, which a make below it announces.
-    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    result = subprocess.run(["make", target, f"OUT={directory}"], cwd=ROOT, capture_output=True, text=True,
-                            env=env | {"CARGO_TARGET_DIR": str(TARGET.parent)}, timeout=900)  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    return Path(result.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
