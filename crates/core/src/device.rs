@@ -307,7 +307,7 @@ pub fn extend(block: &Block, held: impl Held, stage: Option<&AtomicUsize>, ring:
     }
     let mut quarantine = RETIRED.lock();
     // A fork counts its child among the holders, then it waits for this lock: what is mapped here before is mapped there, too.
-    let is_shared = block.holders.load(Ordering::Acquire).count_ones() > 1;
+    let is_shared = !holders::are_one(block.holders.load(Ordering::Acquire));
     if is_shared || quarantine.count + 2 > MOST {
         return false;
     }

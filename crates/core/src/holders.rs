@@ -13,10 +13,15 @@ use crate::{clock, process, state};
 /// How often the kernel is asked about the others for the length of a sleep, microseconds.
 const ASK_US: u64 = 20_000;
 
+/// Whether these holders are one process at most. Those of the crowd have one bit for all of them.
+pub(crate) fn are_one(holders: u64) -> bool {
+    holders & 1 << CROWD == 0 && holders.count_ones() <= 1
+}
+
 /// Whether no other process holds the connection. The kernel is asked about those who seem to.
 #[inline]
 pub fn alone(block: &Block) -> bool {
-    block.holders.load(Ordering::Acquire).count_ones() <= 1 || is_last(block)
+    are_one(block.holders.load(Ordering::Acquire)) || is_last(block)
 }
 
 /// ... or whether they are all gone.
@@ -25,7 +30,7 @@ fn is_last(block: &Block) -> bool {
     let alone = process::with_home(block, |arena, own| {
         let _guard = arena.header().tenants_lock.lock(critical());
         evict_dead(arena, own, block.holders.load(Ordering::Acquire));
-        block.holders.load(Ordering::Acquire).count_ones() <= 1
+        are_one(block.holders.load(Ordering::Acquire))
     });
     alone == Some(true)
 }
@@ -33,7 +38,7 @@ fn is_last(block: &Block) -> bool {
 /// As `alone`, the other way round, for who asks often: an answer may be some milliseconds old.
 #[inline]
 pub fn shared(block: &Block) -> bool {
-    block.holders.load(Ordering::Relaxed).count_ones() > 1 && shared_slowly(block)
+    !are_one(block.holders.load(Ordering::Relaxed)) && shared_slowly(block)
 }
 
 #[cold]

@@ -20,7 +20,7 @@ use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::user::Stores;
 use crate::zerocopy::{choice, huge, mappings};
-use crate::{above, clock, process, reset, send_lock, state, user};
+use crate::{above, clock, holders, process, reset, send_lock, state, user};
 
 /// A buffer of a call is lent from this size on, bytes, where lending is the quicker way (`choice`); below, the receiver's system call costs
 /// more than the copy.
@@ -243,7 +243,7 @@ pub fn next(block: &Block, half: TxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>) -> Opti
     }
     let may = Own::CAPABILITIES.lends
         && block.pid.load(Ordering::Relaxed) == process::pid()
-        && block.holders.load(Ordering::Relaxed).count_ones() == 1
+        && holders::are_one(block.holders.load(Ordering::Relaxed))
         && half.own().stage.load(Ordering::Relaxed) == 0
         && !CLOSED.load(Ordering::Relaxed);
     if !may {
