@@ -100,10 +100,42 @@ pub(crate) struct List {
     /// The kernel's events left no room for the lanes'.
     pub(crate) kernel_filled: bool,
     pub(crate) sleepers: u32,
+    /// Registrations whose connections were noted (`tx::unheard`) since the last look at these, and how many: more than have room here are
+    /// any of the set's.
+    noted: [u32; NOTED],
+    noted_len: u32,
 }
+
+/// As many as one thread talks with at a time, where threads share nothing; a look at more goes over all that the process has.
+const NOTED: usize = 13;
 
 impl List {
     pub(crate) const fn new() -> Self {
-        Self { head: 0, tail: 0, len: 0, kernel_at: 0, mixed_until: 0, kernel_filled: false, sleepers: 0 }
+        Self {
+            head: 0,
+            tail: 0,
+            len: 0,
+            kernel_at: 0,
+            mixed_until: 0,
+            kernel_filled: false,
+            sleepers: 0,
+            noted: [0; NOTED],
+            noted_len: 0,
+        }
+    }
+
+    /// The connection of registration `index` was noted.
+    pub(crate) fn note(&mut self, index: u32) {
+        if let Some(to) = self.noted.get_mut(self.noted_len as usize) {
+            *to = index;
+        }
+        self.noted_len = (self.noted_len + 1).min(NOTED as u32 + 1);
+    }
+
+    /// Those that were noted, which are none from now on: indices, 0 behind the last one. `None`: they may be any.
+    pub(crate) fn take_noted(&mut self) -> Option<[u32; NOTED]> {
+        let noted = (self.noted_len as usize <= NOTED).then_some(self.noted);
+        (self.noted, self.noted_len) = ([0; NOTED], 0);
+        noted
     }
 }

@@ -478,7 +478,10 @@ fn sleep(
                 || level.is_fresh(reg.events.get(), &reg.seen.get());
             news |= stays || level.settled || level.events & wanted != 0 && reported;
             let full = level.full.then(|| tx::looks_again(&conn.block.tx));
-            tx::unheard::note(conn);
+            if let Some(at) = tx::unheard::notes_left(conn) {
+                list.note(index);
+                set.watch_over(at);
+            }
             bound = bound.into_iter().chain(full).chain(shown).min();
             news |= state::modes(conn.block) != level.modes;
             if stays
@@ -533,8 +536,8 @@ fn sleep(
     Ok(Some(if n == 0 { 0 } else { n + of_lanes(set, out, n, before) }))
 }
 
-/// How long it is borne yet that bytes sent on the set's connections are heard of by nobody, nanoseconds. A look at all of them, but only
-/// when that is over for one that was noted: most have been read by then.
+/// How long it is borne yet that bytes sent on the set's connections are heard of by nobody, nanoseconds. Those that were noted are looked at
+/// when that is over for one: most have been read by then.
 fn unheard(set: &'static Set) -> Option<u64> {
     let from = set.unheard_from.load(Ordering::Relaxed);
     if from == 0 {
@@ -546,19 +549,46 @@ fn unheard(set: &'static Set) -> Option<u64> {
         return Some(clock::to_ns(left).max(1));
     }
     set.takes_unheard();
-    let is_noted = |reg: &Reg| {
-        reg.conn.get().is_some_and(|conn| conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0)
-    };
-    let (mut after, mut bound) = (0, None);
-    while let Some((index, conn, fd)) = managed_after(set, after, is_noted) {
-        bound = bound.into_iter().chain(tx::unheard(conn, fd)).min();
+    let noted = set.list.lock().take_noted();
+    let mut bound = None;
+    let mut look_at = |index: u32, conn: Conn, fd: i32| {
+        if let Some(left) = tx::unheard(conn, fd) {
+            set.list.lock().note(index);
+            bound = Some(bound.map_or(left, |least: u64| least.min(left)));
+        }
         above::settle(conn, fd);
-        after = index;
+    };
+    match noted {
+        Some(noted) => {
+            let known = |index: u32| {
+                // One that has left, or is another set's by now, is not told of by this one.
+                let _list = set.list.lock();
+                let reg = reg(index).filter(|reg| reg.managed.get() && reg.is_in(set))?;
+                Some((reg.conn.get().filter(is_noted)?, reg.fd.get()))
+            };
+            for index in noted {
+                if let Some((conn, fd)) = known(index) {
+                    look_at(index, conn, fd);
+                }
+            }
+        }
+        None => {
+            let mut after = 0;
+            let is_one = |reg: &Reg| reg.conn.get().is_some_and(|conn| is_noted(&conn));
+            while let Some((index, conn, fd)) = managed_after(set, after, is_one) {
+                look_at(index, conn, fd);
+                after = index;
+            }
+        }
     }
     if let Some(left) = bound {
         set.watch_over(clock::ticks() + clock::from_us(left / 1000));
     }
     bound
+}
+
+fn is_noted(conn: &Conn) -> bool {
+    conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0
 }
 
 /// Sleeps as `kernel`, but also until the broker says something, which is attended to.

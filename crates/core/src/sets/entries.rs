@@ -118,11 +118,12 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
         }
         reg.dirty.set(true);
         push(&mut list, index);
-    }
-    // Pairs with the one of `list::watch_over`: who notes the connection finds it here, or it is found noted.
-    fence(Ordering::SeqCst);
-    if reg.conn.get().is_some_and(|conn| conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0) {
-        set.watch_over(clock::ticks());
+        // Pairs with the one of `list::watch_over`: who notes the connection finds it here, or it is found noted.
+        fence(Ordering::SeqCst);
+        if reg.conn.get().is_some_and(|conn| conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0) {
+            list.note(index);
+            set.watch_over(clock::ticks());
+        }
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);

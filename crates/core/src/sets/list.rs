@@ -63,7 +63,11 @@ pub(crate) fn watch_over(conn: Conn, at: u64) {
     // Pairs with the one of `entries::take_over`.
     fence(Ordering::SeqCst);
     managed_of(first, |index| {
-        if let Some(set) = reg(index).and_then(|reg| reg.set.get()) {
+        let Some(reg) = reg(index) else { return };
+        let Some(set) = reg.set.get() else { return };
+        let mut list = set.list.lock();
+        if reg.managed.get() && reg.is_in(set) {
+            list.note(index);
             set.watch_over(at);
         }
     });

@@ -44,17 +44,23 @@ pub(crate) fn published(conn: Conn) {
 
 #[cold]
 fn watch_over(conn: Conn, half: &TxHalf) {
+    sets::watch_over(conn, note(half));
+}
+
+/// Notes that bytes are unread so from now on; when the grace will be over, ticks.
+fn note(half: &TxHalf) -> u64 {
     let now = clock::ticks().max(1);
     half.unheard_at.store(half.other.load(Ordering::Relaxed), Ordering::Relaxed);
     half.unheard_since.store(now, Ordering::Relaxed);
-    sets::watch_over(conn, now + clock::from_us(grace_us()));
+    now + clock::from_us(grace_us())
 }
 
-/// Before a set sleeps that has just used the connection: bytes that its reader was woken for, and left, are noted too.
-pub(crate) fn note(conn: Conn) {
-    if is_unheard(&conn.block.tx) {
-        published(conn);
-    }
+/// Before a set sleeps that has just used the connection: bytes that its reader was woken for, and left, are noted too. When the grace will be
+/// over, ticks; `None`: there are none, or they were noted before.
+pub(crate) fn notes_left(conn: Conn) -> Option<u64> {
+    let half = &conn.block.tx;
+    let is_new = half.unheard_since.load(Ordering::Relaxed) == 0 && is_unheard(half);
+    is_new.then(|| note(half))
 }
 
 /// What [`look`] finds under the lock, as far as it is seen without.
