@@ -1,4 +1,6 @@
-"""Servers in Go, of other projects, under `shunpike run --entry=syscall`, each with its own client: what the client gets is the same as on TCP."""
+"""Servers in Go, of other projects, under `shunpike run --entry=syscall`, each with its own client: what the client gets is the same as on TCP.
+
+NATS, etcd and gRPC have run so; Caddy, CoreDNS and Prometheus not yet."""
 
 import functools
 import hashlib
