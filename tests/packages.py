@@ -43,7 +43,7 @@ def go_program(program, source, *options, toolchain="", cgo=False, go="go", goro
     return program
 
 
-def by_go(name, modules, *packages, tags=""):
+def modules_by_go(name, modules, *packages):
     """A directory with programs of other projects: these `packages` of `modules` (NAME@VERSION), by the name that the client gives them, and
     those whose sources are in tests/golang/`name`."""
     had = re.search(r"go1\.(\d+)", subprocess.run(["go", "version"], capture_output=True, text=True, check=True).stdout)
@@ -59,7 +59,7 @@ def by_go(name, modules, *packages, tags=""):
     if not (directory / "go.sum").exists():
         (directory / "go.mod").write_text(f"module shunpike.test/{name}\n\ngo 1.24\n")
         fetch(["go", "get", *modules], NO_MODULES, name, env, cwd=directory)
-    fetch(["go", "install", f"-tags={tags}", *packages, *programs], NO_MODULES, name, env, cwd=directory)
+    fetch(["go", "install", *packages, *programs], NO_MODULES, name, env, cwd=directory)
     return directory / "bin"
 
 

@@ -2,17 +2,11 @@
 same as on TCP."""
 
 import functools
-import os
-import re
-import select
-import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from harness import ROOT, Accel, World
-from packages import by_go, debian, entry_library, go_program
+from packages import debian, entry_library, go_program, modules_by_go
 from procs import PATIENCE, until
 from test_programs_hard import HARD_MODES, start
 from test_suites import ALL
@@ -137,7 +131,7 @@ def test_plugins(world, directory, mode):
 def test_delve(world, directory, kind):
     """Attached to a server that is on a lane, which it stops in its own code: it knows the program's lines. Then the dialogue goes on."""
     needs_time(True)
-    dlv = by_go("delve", ["github.com/go-delve/delve@v1.27.2"], "github.com/go-delve/delve/cmd/dlv") / "dlv"
+    dlv = modules_by_go("delve", ["github.com/go-delve/delve@v1.27.2"], "github.com/go-delve/delve/cmd/dlv") / "dlv"
     program, accel = program_of(directory, "rate", kind), Accel(world, "both")
     server = accel.server("server", [program, "serve", "echo"])
     client = accel.client("client", [program, "ask", "echo", line(server), 2, 12])
