@@ -10,7 +10,7 @@
 # make sanitize   the C programs of the tests with a library that the thread and address sanitizers watch; SANITIZE_TESTS=
 # make crash      client, server, broker killed at 340 system calls each, CRASH_ROUNDS=, CRASH_SEED=
 # make soak       2,000 connections that come and go for ten minutes; SOAK_SECONDS=, SOAK_CONNECTIONS=
-# make suites     CPython's, libevent's and redis's own test suites, with and without Shunpike: two hours
+# make suites     CPython's, libevent's, redis's and Go's own test suites, and servers in Go: hours
 # make bench      measures lanes beside TCP and UNIX sockets, a quarter of an hour; BENCH="--quick" or names of workloads
 # make lint       formatting, clippy, rustdoc, a reason for every unsafe block, and the dependencies (ci/deny)
 # make install    PREFIX=/usr/local DESTDIR=

@@ -141,11 +141,12 @@ def test_a_static_parent(world, children, kind, how):
             assert ran(world, argv, dialogue.accel.broker.socket) == ran(world, argv)
 
 
-def test_a_script_of_a_static_interpreter(world, children):
+@pytest.mark.parametrize("parent", [[], ["sh", "-c", '"$1" & wait', "sh"]], ids=["run", "sh"])
+def test_a_script_of_a_static_interpreter(world, children, parent):
     script = world.directory / "script"
     script.write_text(f"#!{children}/glibc serve\n")
     script.chmod(0o755)
-    with Family(Accel(world, "both"), ["sh", "-c", '"$1" & wait', "sh", script], [children / "dynamic", "read", 2000]) as dialogue:
+    with Family(Accel(world, "both"), [*parent, script], [children / "dynamic", "read", 2000]) as dialogue:
         dialogue.gets_lanes()
         dialogue.end()
 

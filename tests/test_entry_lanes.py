@@ -11,7 +11,7 @@ import pytest
 import harness
 from harness import ROOT, Accel, compile_program
 from packages import entry_library
-from procs import PATIENCE, until
+from procs import PATIENCE, finish_together, free_port, until
 from test_parity import CASES, on_tcp, run_case
 
 pytestmark = pytest.mark.programs
@@ -245,6 +245,18 @@ def test_what_ss_and_explain_say(world, made):
         assert "entry syscall" in accel.broker.tool("explain", str(dialogue.server.pid))
         assert "entry libc" in accel.broker.tool("explain", str(dialogue.client.pid))
         dialogue.end()
+
+
+@pytest.mark.parametrize("how", ["sets", "files", "lane", "indexed"])
+def test_io_uring(world, bed, how):
+    """A ring of a static program: a lane stays where it names no connection."""
+    compile_program(harness.programs() / "ringed.c", world.directory / "ringed", "-static")
+    accel, port = Accel.eager(world, "earned", warms=True), free_port()
+    server = accel.server("server", [world.directory / "ringed", "server", port, how]).wait_listening(port)
+    client = accel.client("client", [bed / "rings", "client", port])
+    accel.warmed()
+    assert finish_together(client, server) == ["all came back\n", "read 657163 bytes, hash 102dbc2e3797af1d\n"]
+    accel.verify(lane_bytes=657163 if how in ("sets", "files") else 1)
 
 
 SMALL = {"ends": "all handled\n", "selects": "read only: 1\nbad: -1, Bad address\n", "surplus": "none, then one: 1\n"}

@@ -220,7 +220,7 @@ def test_socat_hands_the_connection_to_a_program(world, bed, mode, exec_options)
 @pytest.mark.parametrize("how", ["called", "linked", "early", "plugin"])
 @pytest.mark.parametrize("mode", EAGER_MODES)
 def test_io_uring(world, bed, mode, how):
-    """A ring reads and writes without a call that a hook could see: a process that has one is on TCP, from then on."""
+    """A ring reads and writes: what it names is on TCP, from then on. `early`: nobody has seen it made, and all is."""
     accel, port = Accel.eager(world, mode, warms=True), free_port()
     program = [bed / "rings"]
     if how == "plugin":
@@ -238,6 +238,20 @@ def test_io_uring(world, bed, mode, how):
         assert stats.lanes == 0 and (mode == "earned" or stats.reasons.get("io_uring") == 1), stats
     elif how != "early":
         accel.verify()
+
+
+@pytest.mark.parametrize("program,how", [("ringed", "sets"), ("ringed", "files"), ("ringed", "lane"), ("ringed", "indexed"), ("rings", "files")])
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_io_uring_that_is_seen(world, bed, mode, program, how):
+    """A ring that is made, mapped and entered by libc's names, or by liburing's: lanes stay where it does not name a connection, and for changes of an
+    epoll set."""
+    accel, port = Accel.eager(world, mode, warms=True), free_port()
+    server = accel.server("server", [bed / program, "server", port, how]).wait_listening(port)
+    client = accel.client("client", [bed / "rings", "client", port])
+    accel.warmed()
+    out, read = finish_together(client, server)
+    assert out == "all came back\n" and read == "read 657163 bytes, hash 102dbc2e3797af1d\n"
+    accel.verify(lane_bytes=657163 if how in ("sets", "files") else 1)
 
 
 @pytest.mark.parametrize("wrap", [[], ["wrap", "no-io_uring_setup"]], ids=["wrong", "forbidden"])

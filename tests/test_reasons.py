@@ -57,6 +57,7 @@ CAUSES = {
     },
     "IoUring": {
         "core/conn/handover.rs": ("the program has made a ring", "uses io_uring"),
+        "core/conn/rings.rs": ("it is about to give one this connection", "only the connections that it named"),
         "core/upgrade/nomination.rs": ("it has one", "UV_USE_IO_URING=0"),
     },
     "Ktls": {"core/surface/options.rs": ("TCP_ULP", "kernel TLS")},

@@ -1,5 +1,7 @@
 """Other projects' own test suites, under Shunpike: exactly the tests that pass without it pass with it.
 
+Go's are of programs without a libc, by `run --entry=syscall`.
+
 Each suite runs three times on the same machine: plain, in the default setting, and with --eager, so that even short
 connections are on lanes (the broker's statistics say how many were). A test whose outcome differs is run again, plain and
 under Shunpike, up to three times: a test that never has the same outcome in both is a failure; one that has depends on time, and
@@ -20,6 +22,7 @@ from queue import SimpleQueue
 import pytest
 
 from harness import ROOT, TARGET, Accel, programs
+from packages import entry_library
 from procs import until
 
 pytestmark = pytest.mark.suites
@@ -224,3 +227,31 @@ def test_redis(world, sources):
         return {name: "+".join(sorted(outcomes)) for name, outcomes in found.items()}
 
     compare(world, run, wanted=500)
+
+
+# Go: its own packages' tests, built without cgo, so that the entry by system calls is theirs
+
+# The ends on lanes that --eager must bring about, and whether it is quick enough for each run of the tests.
+GO_PACKAGES = {"net": (40, False), "net/http": (200, False), "net/rpc": (10, True), "net/smtp": (4, True), "net/http/httputil": (10, False),
+               "crypto/tls": (50, False), "os": (0, False), "os/exec": (0, False), "os/signal": (0, False), "syscall": (0, False)}  # fmt: skip
+GO_LINE = re.compile(r"^\s*--- (PASS|FAIL|SKIP): (\S+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("package", [package for package, (_, is_quick) in GO_PACKAGES.items() if is_quick or ALL])
+def test_go(world, package):
+    program = world.directory / "tests"
+    env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""}
+    subprocess.run(["go", "test", "-c", "-o", program, package], check=True, env=env)
+    root = subprocess.run(["go", "env", "GOROOT"], capture_output=True, text=True, check=True).stdout.strip()
+    world.env |= {"SHUNPIKE_ENTRY": str(entry_library()), "GOROOT": root, "CGO_ENABLED": "0"}
+    world.run_options = ["--entry=syscall"]
+
+    def run(accel, label, tests):
+        names = sorted({name.split("/")[0] for name in tests})
+        argv = [program, "-test.v", "-test.short", "-test.timeout=900s", *([f"-test.run=^({'|'.join(names)})$"] if names else [])]
+        proc = accel.client(label, argv, cwd=Path(root) / "src" / package)
+        proc.popen.wait(LONGEST)
+        outcomes = {"PASS": "ok", "FAIL": "failed", "SKIP": "skipped"}
+        return {name: outcomes[outcome] for outcome, name in GO_LINE.findall(proc.out)} | {"its status": f"{proc.popen.returncode}"}
+
+    compare(world, run, GO_PACKAGES[package][0])

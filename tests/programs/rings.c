@@ -1,7 +1,8 @@
 /* A server that warms up by calls, and goes on by io_uring: what it reads and writes there must be what the client sent.
  *   rings client PORT
  *   rings server PORT HOW     HOW the ring is made: called (libc's syscall), linked (liburing), early (by the program's own
- *                             system call, before the connection); or refused, by the kernel: the server goes on by calls
+ *                             system call, before the connection); or refused, by the kernel: the server goes on by calls; or files: one of
+ *                             liburing's reads a file now and then, and the server goes on by calls
  * Also made as a plugin (-shared -Dmain=run) and a program that loads it for itself alone, liburing and all (-DHOST):
  *   host PLUGIN ARGUMENT...
  * links: -luring */
@@ -17,6 +18,7 @@ int main(int argc, char **argv) {
 }
 #else
 #include "bed.h"
+#include <dlfcn.h>
 #include <liburing.h>
 
 static unsigned char data[100000];
@@ -30,7 +32,10 @@ static struct io_uring made(const char *how) {
     } else {
         long fd = !strcmp(how, "called") ? syscall(SYS_io_uring_setup, 8, &params) : unseen_call(SYS_io_uring_setup, 8, (long)&params, 0, 0);
         expect(fd >= 0, "the kernel makes a ring");
-        result = io_uring_queue_mmap(fd, &params, &ring);
+        /* liburing's own, past any hook. */
+        int (*map)(int, struct io_uring_params *, struct io_uring *) = io_uring_queue_mmap;
+        if (!strcmp(how, "early")) *(void **)&map = dlsym(dlopen("liburing.so.2", RTLD_LAZY), "io_uring_queue_mmap");
+        result = map(fd, &params, &ring);
         for (unsigned slot = 0; slot < params.sq_entries; slot++) ring.sq.array[slot] = slot;
     }
     expect(result == 0, "the ring is made");
@@ -70,6 +75,33 @@ static int moved(struct io_uring *ring, int fd, void *bytes, size_t count, int r
     return result;
 }
 
+static void read_own(struct io_uring *ring) {
+    static unsigned char read_by_ring[20000], read_by_call[sizeof read_by_ring];
+    int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    ssize_t got = pread(file, read_by_call, sizeof read_by_call, 100);
+    struct io_uring_cqe *done;
+    io_uring_prep_read(io_uring_get_sqe(ring), file, read_by_ring, sizeof read_by_ring, 100);
+    expect(io_uring_submit_and_wait(ring, 1) == 1 && io_uring_wait_cqe(ring, &done) == 0, "it is read");
+    expect(done->res == got && !memcmp(read_by_call, read_by_ring, got), "the same by the ring");
+    io_uring_cqe_seen(ring, done);
+    close(file);
+}
+
+static void serve_with_files(int port) {
+    struct io_uring ring;
+    expect(io_uring_queue_init(8, &ring, 0) == 0, "the ring is made");
+    int fd = accept_one(listen_on(port));
+    warm_up_server(fd);
+    uint64_t hash = HASH_START, total = 0, rounds = 0;
+    for (ssize_t count; (count = recv(fd, data, sizeof data, 0)) > 0; total += count) {
+        if (rounds++ % 20 == 0) read_own(&ring);
+        hash = hash_more(hash, data, count);
+        send_all(fd, data, count);
+    }
+    io_uring_queue_exit(&ring);
+    say("read %lu bytes, hash %lx", total, hash);
+}
+
 static void serve(int port, const char *how) {
     struct io_uring ring;
     int early = !strcmp(how, "early");
@@ -89,6 +121,7 @@ int main(int argc, char **argv) {
     expect(argc == 3 || argc == 4, "usage: client PORT, or server PORT HOW");
     if (argc == 4) {
         if (!strcmp(argv[3], "refused")) serve_by_calls(atoi(argv[2]));
+        else if (!strcmp(argv[3], "files")) serve_with_files(atoi(argv[2]));
         else serve(atoi(argv[2]), argv[3]);
         return 0;
     }

@@ -18,6 +18,9 @@ static unsigned long argument(long number, int at) {
     /* And messages, for descriptors that another program gets. */
     static struct msghdr empty;
     if (number == SYS_clone3 && at == 1) return 0;
+    /* And what the kernel says of a ring that it has made. */
+    static char parameters[120];
+    if (number == SYS_io_uring_setup && at == 1) return (unsigned long)parameters;
     if (number == SYS_sendmsg && at == 1) return (unsigned long)&empty;
     if (number == SYS_sendmmsg && at == 2) return 0;
     return rng_next(&seed);

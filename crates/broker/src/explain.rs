@@ -77,7 +77,7 @@ fn advice(reason: Reason) -> &'static str {
              connection comes back when the other program has closed it, one that was sent stays on TCP"
         }
         Reason::IoUring => {
-            "switch io_uring off in the program (UV_USE_IO_URING=0 for Node, innodb_use_native_aio=0 for MariaDB), or leave it on TCP"
+            "switch io_uring off in the program (UV_USE_IO_URING=0 for libuv's ring for files), or leave it on TCP"
         }
         Reason::EpollSets => "let the process register fewer connections in epoll sets, or leave it on TCP",
         Reason::NestedSets => {

@@ -80,8 +80,8 @@ pub fn advice(reason: Reason) -> &'static str {
             "The kernel must see these bytes: the connection stays TCP."
         }
         IoUring => {
-            "Switch io_uring off in the program where lanes are worth more (Node: UV_USE_IO_URING=0; MariaDB: \
-             innodb_use_native_aio=0): all its connections stay TCP."
+            "Switch io_uring off in the program where lanes are worth more (libuv's ring for files: \
+             UV_USE_IO_URING=0). Of a ring whose every entry is seen, only the connections that it named stay TCP."
         }
         OtherNames => {
             "Close the other name, or make it after the connection: who reads by it would read TCP beside the lane."

@@ -85,6 +85,11 @@ fn is_executable(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
+/// The program that is executed for `file`: itself, or a script's interpreter.
+pub fn executed(file: &Path) -> PathBuf {
+    behind_scripts(file.to_owned()).unwrap_or_else(|_| file.to_owned())
+}
+
 fn behind_scripts(mut file: PathBuf) -> io::Result<PathBuf> {
     for _ in 0..SCRIPTS {
         let Some(name) = interpreter(&file)? else { break };

@@ -42,7 +42,7 @@ pub fn run(args: &Run, socket: Option<PathBuf>, is_told: bool) -> Result<Infalli
     let obstacle = file.as_deref().and_then(program::obstacle);
     let by_number = match (&file, obstacle) {
         (Some(file), None | Some(Obstacle::Static)) if args.entry == Entry::Syscall => {
-            Some(reached_by_number(file))
+            Some(reached_by_number(&program::executed(file)))
         }
         _ => None,
     };
@@ -116,10 +116,15 @@ fn for_children() -> Option<OsString> {
 }
 
 /// Where it is kept which sites programs have: beside the private broker's socket, where that directory is our own: not where it
-/// is still to be made, which anybody could do by then.
+/// is still to be made, which anybody could do by then. Else, as with a broker for all, among what the user's programs keep to be quicker.
 fn sites_directory() -> Option<PathBuf> {
     let socket = socket::private();
-    socket::is_in_ours(&socket).then(|| socket.with_file_name("sites"))
+    if socket::is_in_ours(&socket) {
+        return Some(socket.with_file_name("sites"));
+    }
+    let variable = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
+    caches.is_dir().then(|| caches.join("shunpike"))
 }
 
 fn sites() -> Option<Cache> {
@@ -132,6 +137,7 @@ fn exec_patched(file: &Path, library: &Path, command: &[OsString], environment: 
     let sites = sites();
     let execution = trace::Execution {
         path: &c_string(file.as_os_str().to_owned()),
+        program: &c_string(program::executed(file).into_os_string()),
         arguments: &arguments,
         environment: &environment.into_strings(),
         cache: sites.as_ref(),

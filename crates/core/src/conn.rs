@@ -19,6 +19,7 @@ mod given;
 mod handover;
 mod named;
 mod orphans;
+mod rings;
 
 pub use given::spawned;
 pub use handover::{
@@ -26,6 +27,9 @@ pub use handover::{
     let_go_of_all, ring_set_up,
 };
 pub use named::{give_socket, give_sockets, has_other_names};
+pub use rings::{
+    before_liburing_submits, before_ring_enters, before_ring_registers, liburing_made, ring_made, ring_mapped,
+};
 
 pub(crate) use orphans::look as look_for_orphans;
 

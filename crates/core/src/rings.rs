@@ -1,8 +1,9 @@
-//! io_uring: rings move bytes with no call that a hook could see, so a process that has one keeps its connections on TCP.
+//! io_uring: rings move bytes with no call that a hook could see, so a process that has one keeps its connections on TCP; but for those whose
+//! submissions are seen (conn/rings.rs).
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom};
@@ -15,6 +16,23 @@ static NOMINATIONS: AtomicU32 = AtomicU32::new(0);
 const FIRST: u64 = 2;
 /// Descriptors in a row that the table has, after which the search goes on behind all that follow.
 const SKIP: usize = 8;
+
+/// More than a process has threads with an event loop, as a rule.
+pub(crate) const MOST: usize = 32;
+/// Rings whose submissions are seen, by their descriptors; -1: none. A number is another ring's, once it is made anew.
+static FOLLOWED: [AtomicI32; MOST] = [const { AtomicI32::new(-1) }; MOST];
+
+/// The place of a ring whose submissions are seen.
+pub(crate) fn followed(fd: i32) -> Option<usize> {
+    FOLLOWED.iter().position(|one| fd >= 0 && one.load(Ordering::Relaxed) == fd)
+}
+
+/// Nothing goes into this ring unseen: its place. `None`: there are too many such rings.
+pub(crate) fn follow(fd: i32) -> Option<usize> {
+    let becomes =
+        |one: &AtomicI32| one.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    followed(fd).or_else(|| FOLLOWED.iter().position(becomes))
+}
 
 /// A ring was set up. Says whether it is the first one.
 pub(crate) fn note() -> bool {
@@ -46,7 +64,7 @@ fn is_held() -> bool {
     };
     let mut found = false;
     open_from(&directory, 0, |fd, name| {
-        found = table::is_none(fd) && is_ring(name);
+        found = table::is_none(fd) && is_ring(name) && followed(fd).is_none();
         !found
     });
     found

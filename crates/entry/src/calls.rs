@@ -24,7 +24,7 @@ pub const DONE: u32 = 1;
 pub const NUMBERS: usize = 512;
 
 /// The calls that are shown to [`handler`].
-const SHOWN: [c_long; 66] = [
+const SHOWN: [c_long; 68] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -66,6 +66,8 @@ const SHOWN: [c_long; 66] = [
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
     libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
     libc::SYS_io_submit,
     libc::SYS_bpf,
     libc::SYS_unshare,
@@ -275,9 +277,17 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             libc::SYS_io_uring_setup => {
                 let ring = by_number(number, arguments);
                 if ring >= 0 {
-                    conn::ring_set_up();
+                    conn::ring_made(ring as c_int, b);
                 }
                 libcs(ring as isize)
+            }
+            libc::SYS_io_uring_enter => {
+                conn::before_ring_enters(arguments);
+                Answer::Make
+            }
+            libc::SYS_io_uring_register => {
+                conn::before_ring_registers(b);
+                Answer::Make
             }
             libc::SYS_io_submit => {
                 indirect::before_submit(arguments);
@@ -293,7 +303,14 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             }
             libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_madvise | libc::SYS_mprotect => {
                 memory::before_call(number, [a, b, c, d]);
-                Answer::Make
+                if number != libc::SYS_mmap || d & libc::MAP_ANONYMOUS as usize != 0 {
+                    return Answer::Make;
+                }
+                let at = by_number(number, arguments);
+                if at != -1 {
+                    conn::ring_mapped(e as c_int, f, at as usize);
+                }
+                libcs(at as isize)
             }
             libc::SYS_mlockall => {
                 limits::will_lock(a & libc::MCL_FUTURE as usize != 0);

@@ -40,6 +40,20 @@ impl Cache {
         Ok(Self(ours(parent.as_fd(), name, OFlags::DIRECTORY)?))
     }
 
+    /// Of programs that were built anew many times, none is asked for again: with this many files it begins anew.
+    const MOST: usize = 1000;
+
+    fn make_room(&self) {
+        let Ok(directory) = rustix::fs::Dir::read_from(&self.0) else { return };
+        let is_file = |entry: &rustix::fs::DirEntry| !entry.file_name().to_bytes().starts_with(b".");
+        let files: Vec<_> = directory.flatten().filter(is_file).collect();
+        if files.len() >= Self::MOST {
+            for file in files {
+                let _ = rustix::fs::unlinkat(&self.0, file.file_name(), AtFlags::empty());
+            }
+        }
+    }
+
     fn name(identity: &Identity) -> String {
         let Identity { file: (device, inode), size, changed: (seconds, rest) } = identity;
         format!("{device:x}-{inode:x}-{size:x}-{seconds:x}-{rest:x}")
@@ -74,6 +88,7 @@ impl Cache {
                 bytes.extend(part);
             }
         }
+        self.make_room();
         let beside = format!("{name}.{}", process::id());
         let whole = [&checksum(&bytes).to_le_bytes()[..], &bytes].concat();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -121,6 +136,17 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn it_does_not_grow_for_ever() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let sites = directory.path().join("sites");
+        let cache = Cache::open(&sites).expect("a cache");
+        for number in 0..2 * Cache::MOST as u64 + 1 {
+            cache.store(&Identity { file: (1, number), size: 3, changed: (4, 5) }, &[]);
+        }
+        assert_eq!(fs::read_dir(&sites).expect("a directory").count(), 1);
+    }
 
     #[test]
     fn what_is_kept_is_found_and_what_is_spoilt_is_not() {

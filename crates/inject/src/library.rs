@@ -4,12 +4,13 @@
 //! address of a [`Header`]. What is in its file is believed as that of a preloaded library: who starts the program names it.
 
 use crate::blob::COUNTED;
+use crate::program::Bytes;
 use crate::reason::Reason;
 use crate::remote::Remote;
 use object::LittleEndian as Le;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
-use std::fs;
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
@@ -55,7 +56,10 @@ impl Library {
     /// # Errors
     /// It cannot be read, or is not of that kind.
     pub fn read(path: &Path) -> Result<Self, Reason> {
-        Self::parse(&fs::read(path).map_err(|_| Reason::NoLibrary)?).ok_or(Reason::NoLibrary)
+        let file = File::open(path).map_err(|_| Reason::NoLibrary)?;
+        let length = file.metadata().map_err(|_| Reason::NoLibrary)?.len();
+        let bytes = Bytes::of(&file, usize::try_from(length).map_err(|_| Reason::NoLibrary)?);
+        Self::parse(&bytes.map_err(|_| Reason::NoLibrary)?).ok_or(Reason::NoLibrary)
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
@@ -184,7 +188,7 @@ mod tests {
 
     #[test]
     fn what_needs_a_loader_or_is_cut_off_is_no_library() {
-        let own = fs::read(std::env::current_exe().expect("a path")).expect("this program");
+        let own = std::fs::read(std::env::current_exe().expect("a path")).expect("this program");
         assert!(Library::parse(&own).is_none(), "it needs libraries");
         for length in (0..4096).chain((4096..own.len()).step_by(own.len() / 50)) {
             assert!(Library::parse(&own[..length]).is_none());

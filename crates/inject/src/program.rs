@@ -35,7 +35,8 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    fn of(file: &File, length: usize) -> Result<Self, Reason> {
+    /// All of them.
+    pub(crate) fn of(file: &File, length: usize) -> Result<Self, Reason> {
         if length == 0 {
             return Err(Reason::NotElf);
         }

@@ -24,6 +24,8 @@ use std::{io, ptr};
 pub struct Execution<'a> {
     /// The program's file; no search is made.
     pub path: &'a CStr,
+    /// The file that is looked at: the same, or a script's interpreter.
+    pub program: &'a CStr,
     /// Its arguments, the first of which is its name.
     pub arguments: &'a [CString],
     /// Its environment, `NAME=value` each.
@@ -92,8 +94,8 @@ fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(
         libc::sigfillset(&raw mut all);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
     }
-    let begun = look(execution).and_then(|(program, library)| Ok((Remote::seize(pid)?, program, library)));
-    let (mut remote, program, library) = match begun {
+    let begun = look(execution).and_then(|program| Ok((Remote::seize(pid)?, program)));
+    let (mut remote, program) = match begun {
         Ok(begun) => begun,
         Err(reason) => return report(Err(reason)),
     };
@@ -101,10 +103,12 @@ fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(
         return report(Err(Reason::Gone));
     }
     // Beside exec, which takes its time, too. When this process ends, what it traces goes on.
-    let sites = match sites_of(&program, execution.cache) {
-        Ok(sites) => sites,
-        Err(reason) => return report(Err(reason)),
-    };
+    let library = execution.library.map(Library::read).transpose();
+    let (library, sites) =
+        match library.and_then(|library| Ok((library, sites_of(&program, execution.cache)?))) {
+            Ok(read) => read,
+            Err(reason) => return report(Err(reason)),
+        };
     loop {
         match remote.wait() {
             Stop::Exec => break,
@@ -120,10 +124,9 @@ fn trace(pid: pid_t, execution: &Execution<'_>, tell: &OwnedFd, report: &dyn Fn(
     remote.release();
 }
 
-fn look(execution: &Execution<'_>) -> Result<(Program, Option<Library>), Reason> {
-    let path = OsStr::from_bytes(execution.path.to_bytes());
-    let program = Program::of(&File::open(path).map_err(|_| Reason::Unreadable)?)?;
-    Ok((program, execution.library.map(Library::read).transpose()?))
+fn look(execution: &Execution<'_>) -> Result<Program, Reason> {
+    let path = OsStr::from_bytes(execution.program.to_bytes());
+    Program::of(&File::open(path).map_err(|_| Reason::Unreadable)?)
 }
 
 pub(crate) fn sites_of(program: &Program, cache: Option<&Cache>) -> Result<Vec<Site>, Reason> {

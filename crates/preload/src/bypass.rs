@@ -84,6 +84,11 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
         libc::SYS_seccomp if is_filter(fd, second, third) => confine(),
         libc::SYS_prctl => before_prctl([fd, second, third, 0, 0, 0]),
         libc::SYS_io_uring_setup => return Some(setup_call as *mut c_void),
+        // SAFETY: the program's arguments.
+        libc::SYS_io_uring_enter => unsafe {
+            conn::before_ring_enters([fd, second, third, fourth, fifth, 0])
+        },
+        libc::SYS_io_uring_register => conn::before_ring_registers(second),
         number @ (libc::SYS_mmap
         | libc::SYS_munmap
         | libc::SYS_mremap
@@ -131,37 +136,72 @@ extern "C" fn setup_call(
     // SAFETY: the program's arguments, handed on unchanged.
     let fd = unsafe { by_number(number, [a, b, c, d, e, f]) };
     if fd >= 0 {
-        conn::ring_set_up();
+        // SAFETY: the kernel has written them.
+        unsafe { conn::ring_made(fd as c_int, b) };
     }
     fd
 }
 
 /// What liburing's functions return: a negative errno where there is no ring.
-fn made(result: c_int) -> c_int {
+unsafe fn made(result: c_int, ring: *mut c_void) -> c_int {
+    if result >= 0 {
+        // SAFETY: the program's, which liburing has filled.
+        unsafe { conn::liburing_made(ring.expose_provenance()) };
+    }
+    result
+}
+
+/// The same of one whose use nobody sees.
+fn made_unseen(result: c_int) -> c_int {
     if result >= 0 {
         conn::ring_set_up();
     }
     result
 }
 
+fn before_liburing([ring, ..]: Arguments) {
+    // SAFETY: the program's.
+    unsafe { conn::before_liburing_submits(ring) };
+}
+
+// Those of liburing's functions that may submit; the calls behind them are its own.
+stubs! { before_liburing:
+    io_uring_submit, io_uring_submit_and_wait, io_uring_submit_and_wait_timeout, io_uring_submit_and_wait_min_timeout,
+    io_uring_submit_and_get_events, io_uring_wait_cqes, io_uring_wait_cqes_min_timeout, io_uring_wait_cqe_timeout, __io_uring_get_cqe,
+}
+
+fn before_registering(_: Arguments) {
+    conn::ring_set_up();
+}
+
+// Numbers mean other files then.
+stubs! { before_registering:
+    io_uring_register_files, io_uring_register_files_tags, io_uring_register_files_sparse, io_uring_register_files_update,
+    io_uring_register_files_update_tag, io_uring_register_file_alloc_range,
+}
+
 hooks! {
-    /// io_uring_setup(2), liburing's; the calls behind this one and the next three are its own
+    /// io_uring_setup(2), liburing's; the calls behind this one and the next ones are its own
     fn io_uring_setup(entries: c_uint, parameters: *mut c_void) -> c_int {
-        made(covered::io_uring_setup(entries, parameters))
+        made_unseen(covered::io_uring_setup(entries, parameters))
     }
     /// io_uring_queue_init(3)
     fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int {
-        made(covered::io_uring_queue_init(entries, ring, flags))
+        made(covered::io_uring_queue_init(entries, ring, flags), ring)
     }
     /// io_uring_queue_init_params(3)
     fn io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, parameters: *mut c_void) -> c_int {
-        made(covered::io_uring_queue_init_params(entries, ring, parameters))
+        made(covered::io_uring_queue_init_params(entries, ring, parameters), ring)
     }
     /// io_uring_queue_init_mem(3)
     fn io_uring_queue_init_mem(
         entries: c_uint, ring: *mut c_void, parameters: *mut c_void, memory: *mut c_void, size: usize,
     ) -> c_int {
-        made(covered::io_uring_queue_init_mem(entries, ring, parameters, memory, size))
+        made_unseen(covered::io_uring_queue_init_mem(entries, ring, parameters, memory, size))
+    }
+    /// io_uring_queue_mmap(3), which the two above come to, and whoever has made a ring by a call
+    fn io_uring_queue_mmap(fd: c_int, parameters: *mut c_void, ring: *mut c_void) -> c_int {
+        made(covered::io_uring_queue_mmap(fd, parameters, ring), ring)
     }
     /// mlockall(2)
     fn mlockall(flags: c_int) -> c_int {

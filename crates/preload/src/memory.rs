@@ -6,6 +6,7 @@ use core::ffi::{c_int, c_void};
 
 use libc::{off_t, size_t};
 use shunpike_core::Errno;
+use shunpike_core::conn;
 use shunpike_core::sys::call;
 use shunpike_core::zerocopy::{lending, mappings};
 
@@ -75,6 +76,9 @@ unsafe fn map(
         && flags & (libc::MAP_GROWSDOWN | libc::MAP_HUGETLB) == 0
     {
         mappings::mapped(made as usize, len);
+    }
+    if made != -1 && flags & libc::MAP_ANONYMOUS == 0 {
+        conn::ring_mapped(fd as c_int, offset as usize, made as usize);
     }
     core::ptr::with_exposed_provenance_mut(made as usize)
 }

@@ -298,8 +298,9 @@ pub const CALLS: &[Row<&str>] = &[
     row(&["epoll_ctl_old", "epoll_wait_old"], Nothing, "Never were."),
     row(
         &["io_uring_setup", "io_uring_enter", "io_uring_register"],
-        Back(Reason::IoUring, "rings.rs"),
-        "A process that has a ring is on TCP with all its connections.",
+        Back(Reason::IoUring, "conn/rings.rs"),
+        "With a ring that is made, mapped and entered by libc's or liburing's names: a connection that it names; changes of epoll sets are made as by epoll_ctl. With any \
+         other ring: all.",
     ),
     row(
         &["io_submit", "io_getevents", "io_pgetevents", "io_cancel"],

@@ -21,6 +21,7 @@ mod options;
 mod place;
 mod refused;
 mod revoke;
+mod ring;
 mod room;
 mod waits;
 

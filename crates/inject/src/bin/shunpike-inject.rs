@@ -41,6 +41,7 @@ fn main() {
         let own = rustix::process::getpid();
         let execution = trace::Execution {
             path,
+            program: path,
             arguments: &arguments,
             environment: &environment,
             cache: cache.as_ref(),
