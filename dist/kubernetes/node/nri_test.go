@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,18 +11,15 @@ import (
 	"github.com/containerd/nri/pkg/api"
 )
 
-// engine is NRI's half of one, as containerd and CRI-O have it, behind a relay: its library keeps connections, which an engine that ends does not.
+// engine is NRI's half of one, as containerd and CRI-O have it.
 type engine struct {
 	*adaptation.Adaptation
 	joined chan struct{}
-	socket string
-	mutex  sync.Mutex
-	open   []net.Conn
 }
 
 func newEngine(t *testing.T, directory string) *engine {
 	t.Helper()
-	engine := &engine{joined: make(chan struct{}, 8), socket: filepath.Join(directory, "relay.sock")}
+	engine := &engine{joined: make(chan struct{}, 8)}
 	synchronize := func(ctx context.Context, tell adaptation.SyncCB) error {
 		_, err := tell(ctx, nil, nil)
 		engine.joined <- struct{}{}
@@ -44,44 +38,7 @@ func newEngine(t *testing.T, directory string) *engine {
 	engine.Adaptation = made
 	// Once for the plugins that an engine starts itself, of which there are none.
 	<-engine.joined
-	listener, err := net.Listen("unix", engine.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			plugin, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			engine.relay(plugin, real)
-		}
-	}()
 	return engine
-}
-
-func (engine *engine) relay(plugin net.Conn, real string) {
-	inner, err := net.Dial("unix", real)
-	if err != nil {
-		plugin.Close()
-		return
-	}
-	engine.mutex.Lock()
-	engine.open = append(engine.open, plugin, inner)
-	engine.mutex.Unlock()
-	go io.Copy(plugin, inner)
-	go io.Copy(inner, plugin)
-}
-
-// cut ends the connections, as an engine that ends.
-func (engine *engine) cut() {
-	engine.mutex.Lock()
-	defer engine.mutex.Unlock()
-	for _, connection := range engine.open {
-		connection.Close()
-	}
-	engine.open = nil
 }
 
 // waits until a plugin is on the engine's list: it gives one of these pods the device.
@@ -134,7 +91,7 @@ func TestPodsThatSaySoGetTheDevice(t *testing.T) {
 	ended := make(chan error, 1)
 	// Before there is an engine.
 	go func() {
-		ended <- run(ctx, []string{"nri-plugin", "-nri", filepath.Join(directory, "relay.sock"), "-cdi", specification})
+		ended <- run(ctx, []string{"nri-plugin", "-nri", filepath.Join(directory, "nri.sock"), "-cdi", specification})
 	}()
 	yes, no := map[string]string{"shunpike.dev/lane": "true"}, map[string]string{"shunpike.dev/lane": "false"}
 	engine := newEngine(t, directory)
@@ -148,8 +105,6 @@ func TestPodsThatSaySoGetTheDevice(t *testing.T) {
 		}
 	}
 
-	engine.cut()
-	engine.waits(t, &api.PodSandbox{Annotations: yes})
 	if err := os.Remove(specification); err != nil {
 		t.Fatal(err)
 	}
