@@ -200,7 +200,7 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
     conn.block.life.on(Event::Bar);
 }
 
-/// At exit: what the peer wants back, or may not read, goes out, unread bytes reset the connection as on TCP, and what a forked
+/// At exit: lanes end as at close(), with what the peer wants back; unread bytes reset the connection as on TCP, and what a forked
 /// process held, it holds no more.
 pub fn at_exit() {
     lending::close();

@@ -1,6 +1,6 @@
 //! An epoll set as the table of descriptors knows it: plain data, which `sets` keeps and `epoll` reads.
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::mutex::Mutex;
 
@@ -31,7 +31,8 @@ pub struct Set {
     pub(crate) clock: AtomicU64,
     /// When the last wait began in which the kernel told of all that it had.
     pub(crate) told_all: AtomicU64,
-    /// Ticks from when on a sleep looks for connections whose bytes nobody hears of (`tx::unheard`); 0: there are none.
+    /// Ticks from when on a sleep looks for connections whose bytes nobody hears of (`tx::unheard`); 0: there are none. Changes under the
+    /// list's lock.
     pub(crate) unheard_from: AtomicU64,
     /// Link group at which the next look for news begins.
     pub(crate) links: AtomicU32,
@@ -70,17 +71,19 @@ impl Set {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// There is a connection whose bytes nobody hears of: it is noted at it before, and looked at from `at` on, ticks.
-    pub(crate) fn watch_over(&self, at: u64) {
-        // Pairs with the one of `takes_unheard`: who takes the time sees the note, or leaves this one its time.
-        fence(Ordering::SeqCst);
-        let _ = self.unheard_from.compare_exchange(0, at, Ordering::Relaxed, Ordering::Relaxed);
+    /// Nobody hears of the bytes of registration `index`: a sleep from `at` on, ticks, looks at it.
+    pub(crate) fn note_unheard(&self, list: &mut List, index: u32, at: u64) {
+        list.note(index);
+        let from = self.unheard_from.load(Ordering::Relaxed);
+        if from == 0 || at < from {
+            self.unheard_from.store(at, Ordering::Relaxed);
+        }
     }
 
-    /// The caller looks at all such connections now.
-    pub(crate) fn takes_unheard(&self) {
+    /// Those that the caller looks at now, indices, 0 behind the last one. `None`: they may be any of the set's.
+    pub(crate) fn take_unheard(&self, list: &mut List) -> Option<[u32; NOTED]> {
         self.unheard_from.store(0, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        list.take_noted()
     }
 
     /// How many waits through the hooks have begun or ended, wrapping.
@@ -100,8 +103,7 @@ pub(crate) struct List {
     /// The kernel's events left no room for the lanes'.
     pub(crate) kernel_filled: bool,
     pub(crate) sleepers: u32,
-    /// Registrations whose connections were noted (`tx::unheard`) since the last look at these, and how many: more than have room here are
-    /// any of the set's.
+    /// Registrations that were noted (`Set::note_unheard`) since the last look at them, and how many: more than have room here are any.
     noted: [u32; NOTED],
     noted_len: u32,
 }
@@ -124,16 +126,14 @@ impl List {
         }
     }
 
-    /// The connection of registration `index` was noted.
-    pub(crate) fn note(&mut self, index: u32) {
+    fn note(&mut self, index: u32) {
         if let Some(to) = self.noted.get_mut(self.noted_len as usize) {
             *to = index;
         }
         self.noted_len = (self.noted_len + 1).min(NOTED as u32 + 1);
     }
 
-    /// Those that were noted, which are none from now on: indices, 0 behind the last one. `None`: they may be any.
-    pub(crate) fn take_noted(&mut self) -> Option<[u32; NOTED]> {
+    fn take_noted(&mut self) -> Option<[u32; NOTED]> {
         let noted = (self.noted_len as usize <= NOTED).then_some(self.noted);
         (self.noted, self.noted_len) = ([0; NOTED], 0);
         noted

@@ -40,6 +40,7 @@ const ENTRIES: usize = 0x1000_0000;
 const BY_INDEX: usize = 1 << 4;
 /// IORING_REGISTER_: FILES, FILES_UPDATE, FILES2, FILES_UPDATE2, RING_FDS, FILE_ALLOC_RANGE. Then a number means another file, or another ring.
 const RENAMES: [usize; 6] = [2, 6, 13, 14, 20, 25];
+
 /// One that is followed.
 struct Ring {
     /// Where in its words they stand: head, tail, mask, array (0: none).

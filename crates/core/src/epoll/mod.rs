@@ -479,8 +479,7 @@ fn sleep(
             news |= stays || level.settled || level.events & wanted != 0 && reported;
             let full = level.full.then(|| tx::looks_again(&conn.block.tx));
             if let Some(at) = tx::unheard::notes_left(conn) {
-                list.note(index);
-                set.watch_over(at);
+                set.note_unheard(&mut list, index, at);
             }
             bound = bound.into_iter().chain(full).chain(shown).min();
             news |= state::modes(conn.block) != level.modes;
@@ -548,12 +547,12 @@ fn unheard(set: &'static Set) -> Option<u64> {
     if (1..=clock::from_us(tx::unheard::grace_us())).contains(&left) {
         return Some(clock::to_ns(left).max(1));
     }
-    set.takes_unheard();
-    let noted = set.list.lock().take_noted();
+    let noted = set.take_unheard(&mut set.list.lock());
     let mut bound = None;
     let mut look_at = |index: u32, conn: Conn, fd: i32| {
         if let Some(left) = tx::unheard(conn, fd) {
-            set.list.lock().note(index);
+            let at = clock::ticks() + clock::from_us(left / 1000);
+            set.note_unheard(&mut set.list.lock(), index, at);
             bound = Some(bound.map_or(left, |least: u64| least.min(left)));
         }
         above::settle(conn, fd);
@@ -580,9 +579,6 @@ fn unheard(set: &'static Set) -> Option<u64> {
                 after = index;
             }
         }
-    }
-    if let Some(left) = bound {
-        set.watch_over(clock::ticks() + clock::from_us(left / 1000));
     }
     bound
 }

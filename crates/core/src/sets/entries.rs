@@ -121,8 +121,7 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
         // Pairs with the one of `list::watch_over`: who notes the connection finds it here, or it is found noted.
         fence(Ordering::SeqCst);
         if reg.conn.get().is_some_and(|conn| conn.block.tx.unheard_since.load(Ordering::Relaxed) != 0) {
-            list.note(index);
-            set.watch_over(clock::ticks());
+            set.note_unheard(&mut list, index, clock::ticks());
         }
     }
     // A thread that sleeps there has not armed this connection.

@@ -57,7 +57,7 @@ pub fn touch(conn: Conn) {
     }
 }
 
-/// The connection's sets look at it in the first sleep that begins after `at`, ticks; none ends for it.
+/// The connection's sets look at it before their first sleep from `at` on, ticks; one that is under way does not end for it.
 pub(crate) fn watch_over(conn: Conn, at: u64) {
     let Some(first) = link::registrations(conn.block) else { return };
     // Pairs with the one of `entries::take_over`.
@@ -67,8 +67,7 @@ pub(crate) fn watch_over(conn: Conn, at: u64) {
         let Some(set) = reg.set.get() else { return };
         let mut list = set.list.lock();
         if reg.managed.get() && reg.is_in(set) {
-            list.note(index);
-            set.watch_over(at);
+            set.note_unheard(&mut list, index, at);
         }
     });
 }
