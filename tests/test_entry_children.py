@@ -33,7 +33,8 @@ SHELLS = {
     "sh": ["sh", "-c", '"$@"; exit $?', "sh"],
     "sh-background": ["sh", "-c", '"$@" & wait $!; echo $? >&2', "sh"],
     "sh-exec": ["sh", "-c", 'exec "$@"', "sh"],
-    "bash-background": ["bash", "-c", '"$@" & wait', "bash"],
+    # With `wait` alone bash tells of a child that was killed or does not, as it happens.
+    "bash-background": ["bash", "-c", '"$@" & wait $!; echo $? >&2', "bash"],
     "bash-pipe": ["bash", "-c", '"$@" | cat; echo ${PIPESTATUS[@]} >&2', "bash"],
     "of-a-child": ["sh", "-c", "sh -c '\"$@\" & wait $!' sh \"$@\"; exit $?", "sh"],
     "env": ["env", "A=b"],

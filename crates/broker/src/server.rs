@@ -128,6 +128,8 @@ pub struct Server {
     events: Vec<epoll::Event>,
     /// Turns since the nominations that are to be answered were heard.
     looks: u32,
+    /// Whose the broker is.
+    uid: u32,
     answerable: Option<Answerable>,
 }
 
@@ -180,6 +182,7 @@ impl Server {
             exchange,
             sessions: Sessions::new(config.private),
             knobs,
+            uid: rustix::process::geteuid().as_raw(),
             system: System::new(&config, gid),
             ledger: Ledger::default(),
             taps: Taps::default(),

@@ -5,10 +5,11 @@ mod support;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-use shunpike_broker::{QueryError, query, what};
+use shunpike_broker::loopback::LoopbackIsm;
+use shunpike_broker::{Config, Server, what};
 use shunpike_shm::arena::Arena;
 use shunpike_wire::Reason;
-use shunpike_wire::session::{ConnId, FromBroker, LAST_WITHOUT_CONTROL, MAX, Role, ToBroker, VERSION};
+use shunpike_wire::session::{ConnId, FromBroker, LAST_WITHOUT_CONTROL, Role, ToBroker, VERSION};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use support::*;
@@ -396,29 +397,33 @@ fn one_user_cannot_keep_the_others_out() {
     until(|| shunpike_broker::query(&broker.socket, shunpike_broker::what::INFO, "").is_ok());
 }
 
-/// It took an end without a word for a broker in trouble.
+/// It took an end without a word for a broker in trouble. The broker looks when it is told to here: a question that comes after its look
+/// finds nobody.
 #[test]
 fn a_tool_that_is_turned_away_is_told_why_and_a_library_is_told_nothing() {
-    let broker = TestBroker::with(|config| config.max_sessions = 1);
-    let _crowd: Vec<_> = (0..65).map(|_| try_connect(&broker.socket).unwrap()).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = Config::new(directory.path().join("broker.sock"));
+    config.max_sessions = 1;
+    let socket = config.socket.clone();
+    let mut broker = Server::new(config, LoopbackIsm::boxed).unwrap();
+    let mut look = || while broker.turn(Duration::ZERO).unwrap().expect("it goes on") > 0 {};
+    let _crowd: Vec<_> = (0..65).map(|_| try_connect(&socket).unwrap()).collect();
+    look();
     let arena = Arena::create(1).unwrap();
     let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let library = try_connect(&broker.socket).unwrap();
-    // The broker may have closed it already.
-    let mut greeting = [0; MAX];
-    let len = hello(1).encode(&mut greeting).unwrap();
-    let _ = send_bytes(&library, &greeting[..len], &[arena.fd().as_fd(), bell.as_fd()]);
+    let library = try_connect(&socket).unwrap();
+    send(&library, &hello(1), &[arena.fd().as_fd(), bell.as_fd()]);
+    look();
     assert!(receive(&library).is_none());
-    // Where the broker is faster than the question, it finds none to answer.
-    until(|| match query(&broker.socket, what::INFO, "") {
-        Err(QueryError::Refused(failure)) => {
-            assert!(failure.what.contains("turned") && failure.hint.contains("policy"), "{failure}");
-            true
-        }
-        // Some of the crowd may not be admitted yet: the question comes by the operator's door.
-        Ok(_) | Err(QueryError::TurnedAway { .. }) => false,
-        Err(other) => panic!("{other}"),
-    });
+    let tool = try_connect(&socket).unwrap();
+    let empty = shunpike_wire::session::ClcBytes::new(b"").unwrap();
+    send(&tool, &ToBroker::Query { what: what::INFO, arg: empty }, &[]);
+    look();
+    let mut answer = [0; 4096];
+    let (len, _) = rustix::net::recv(&tool, &mut answer, rustix::net::RecvFlags::empty()).unwrap();
+    let answer = std::str::from_utf8(&answer[..len]).unwrap();
+    assert!(answer.contains("turned this connection away") && answer.contains("shunpike policy"), "{answer}");
+    assert!(receive(&tool).is_none(), "that is all");
 }
 
 #[test]

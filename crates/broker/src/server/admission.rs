@@ -20,10 +20,8 @@ use shunpike_wire::session::{MAX_CQS, ToBroker};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Connections let in in one turn.
+/// Connections looked at in one turn: with those that are let in, and those that are turned away, half a millisecond.
 const ACCEPTS_A_TURN: usize = 64;
-/// ... and those looked at, most of which are turned away where they are so many.
-const MOST_A_TURN: usize = 512;
 /// Connections of one user in a second: who waits to be let in waits behind everybody's, so that those who come too often are
 /// turned away by the first look.
 const ARRIVALS: u32 = 1000;
@@ -43,8 +41,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 impl Server {
     /// Lets in who waits at a door.
     pub(super) fn accept(&mut self, door: Door) {
-        let (mut admitted, began) = (0, clock::now());
-        for _ in 0..MOST_A_TURN {
+        let began = clock::now();
+        for _ in 0..ACCEPTS_A_TURN {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = match rustix::net::accept_with(self.listener_at(door), flags) {
                 Ok(socket) => socket,
@@ -57,13 +55,7 @@ impl Server {
                 }
             };
             match self.admit(&socket, door, began) {
-                Ok(peer) => {
-                    self.begin(socket, peer, door);
-                    admitted += 1;
-                    if admitted == ACCEPTS_A_TURN {
-                        return;
-                    }
-                }
+                Ok(peer) => self.begin(socket, peer, door),
                 Err((user, why)) => {
                     if let Some(times) = self.told.turned_away.happened(clock::now()) {
                         tracing::warn!(uid = user, times, "turned a connection away: {why}");
@@ -81,8 +73,7 @@ impl Server {
     /// Who is at the other end, if we serve them. Errors: which user is turned away, and why.
     fn admit(&mut self, socket: &OwnedFd, door: Door, now: Instant) -> Result<Peer, (u32, &'static str)> {
         let (pid, uid) = sockopt::peer_credentials(socket.as_fd()).ok_or((u32::MAX, "it is nobody's"))?;
-        let own = rustix::process::geteuid().as_raw();
-        let is_operators = uid == own || uid == 0;
+        let is_operators = uid == self.uid || uid == 0;
         if self.config.private && !is_operators {
             return Err((uid, "another user's"));
         }
@@ -158,11 +149,15 @@ impl Server {
     /// Closes a session's socket, the only descriptor of it that the broker has. What lies in it unread may have descriptors, and
     /// their last close is not for us to wait for.
     pub(super) fn let_go(&mut self, user: u32, socket: Rc<OwnedFd>) {
-        // Nothing comes any more, and what there is is no more than the socket's buffer holds.
-        datagram::end(socket.as_fd());
+        // Once nothing comes any more, what there is is no more than the socket's buffer holds.
+        let mut is_ended = false;
         loop {
             match datagram::peek(socket.as_fd()) {
                 Ok(Next::End) => return,
+                Ok(Next::Nothing) if !is_ended => {
+                    datagram::end(socket.as_fd());
+                    is_ended = true;
+                }
                 Ok(Next::Message(message)) if !message.has_fds => datagram::take(socket.as_fd()),
                 Err(Errno::INTR) => {}
                 _ => return self.helpers.bury(user, socket, Last::Close, &self.epoll),

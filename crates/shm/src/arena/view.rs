@@ -3,7 +3,7 @@
 use super::{BLOCKS, Block, HEADER, Header, SIZE};
 use crate::region::{self, RegionError};
 use alloc::rc::Rc;
-use alloc::vec::{self, Vec};
+use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,7 +43,7 @@ impl ArenaView {
     /// that were looked at.
     pub fn held<'a>(&'a self, from: u32, looks: &'a mut usize) -> HeldBlocks<'a> {
         let end = (self.header().high.load(Ordering::Relaxed) as usize).min(self.backed()) as u32;
-        HeldBlocks { view: self, next: from, end, looks, chunk: Vec::new().into_iter() }
+        HeldBlocks { view: self, next: from, end, looks, chunk: Vec::new() }
     }
 
     /// How many blocks the memory that the client has touched can hold: a look costs no more than it has.
@@ -57,13 +57,27 @@ impl ArenaView {
     /// # Safety
     /// `T` consists of atomics only and is valid for any bit pattern.
     unsafe fn read<T>(&self, offset: usize) -> T {
-        let mut value = MaybeUninit::<T>::zeroed();
-        let (start, len) = (value.as_mut_ptr().cast::<u8>(), size_of::<T>());
-        // SAFETY: as many bytes as the value has, which are initialised.
-        let bytes = unsafe { core::slice::from_raw_parts_mut(start, len) };
-        let _ = rustix::io::pread(&self.fd, bytes, offset as u64);
+        let mut value = MaybeUninit::uninit();
+        self.read_at(offset, core::slice::from_mut(&mut value));
         // SAFETY: all of it is initialised, and the caller vouches that any bytes will do.
         unsafe { value.assume_init() }
+    }
+
+    /// Adds `count` blocks from number `from` on to `blocks`.
+    fn read_blocks(&self, from: u32, count: usize, blocks: &mut Vec<Block>) {
+        blocks.reserve_exact(count);
+        self.read_at(block_at(from), &mut blocks.spare_capacity_mut()[..count]);
+        // SAFETY: so many more are initialised, and Block is atomics only: any bytes will do.
+        unsafe { blocks.set_len(blocks.len() + count) };
+    }
+
+    /// Initialises `values` with what stands at `offset`, or with zeroes.
+    fn read_at<T>(&self, offset: usize, values: &mut [MaybeUninit<T>]) {
+        values.fill_with(MaybeUninit::zeroed);
+        let (start, len) = (values.as_mut_ptr().cast::<u8>(), size_of_val(values));
+        // SAFETY: as many bytes as the values have, which are initialised.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(start, len) };
+        let _ = rustix::io::pread(&self.fd, bytes, offset as u64);
     }
 }
 
@@ -86,7 +100,18 @@ pub struct HeldBlocks<'a> {
     next: u32,
     end: u32,
     looks: &'a mut usize,
-    chunk: vec::IntoIter<Block>,
+    /// Those that were read, the next one last. The memory is one for all: an allocator may give so much back to the kernel each time.
+    chunk: Vec<Block>,
+}
+
+impl HeldBlocks<'_> {
+    /// Reads some more; none at the end.
+    fn read_more(&mut self) {
+        let count = (self.end.saturating_sub(self.next) as usize).min(CHUNK).min(*self.looks);
+        *self.looks -= count;
+        self.view.read_blocks(self.next, count, &mut self.chunk);
+        self.chunk.reverse();
+    }
 }
 
 impl Iterator for HeldBlocks<'_> {
@@ -94,19 +119,10 @@ impl Iterator for HeldBlocks<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if self.chunk.len() == 0 {
-                let count = (self.end.saturating_sub(self.next) as usize).min(CHUNK).min(*self.looks);
-                if count == 0 {
-                    return None;
-                }
-                *self.looks -= count;
-                // SAFETY: an array of Blocks, which are atomics only.
-                let chunk: [Block; CHUNK] = unsafe { self.view.read(block_at(self.next)) };
-                let mut chunk = Vec::from(chunk);
-                chunk.truncate(count);
-                self.chunk = chunk.into_iter();
+            if self.chunk.is_empty() {
+                self.read_more();
             }
-            let (index, block) = (self.next, self.chunk.next()?);
+            let (index, block) = (self.next, self.chunk.pop()?);
             self.next += 1;
             if block.is_held() {
                 return Some((index, block));
