@@ -54,20 +54,22 @@ pub fn poll(
     timeout: Option<u64>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
+    let signals = call::restarts_before().0;
     seen::polls();
     session::pump_if_news();
     let Some(mut kernel) = Scratch::new(fds.len() + 2) else { return Err(Errno::NOMEM) };
-    poll_with(fds, kernel.slice(), timeout, mask)
+    poll_with(fds, kernel.slice(), timeout, mask, signals)
 }
 
+/// `signals` were handled before the call.
 fn poll_with(
     fds: &mut [libc::pollfd],
     kernel: &mut [libc::pollfd],
     timeout: Option<u64>,
     mask: *const libc::sigset_t,
+    signals: u32,
 ) -> Result<usize, Errno> {
     let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
-    let signals = call::restarts_before().0;
     // TCP's part of a lane is asked now and then, and after a sleep that watched it.
     let mut slept = false;
     loop {
@@ -136,10 +138,6 @@ fn poll_with(
         if any_changed(fds) {
             continue;
         }
-        // A handler that ran meanwhile would have ended the kernel's wait, unless the call's own mask had kept its signal back.
-        if mask.is_null() && call::restarts_before().0 != signals {
-            return Err(Errno::INTR);
-        }
         kernel[fds.len()] = libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 };
         let unrung = match stays {
             _ if sleeper >= 0 => None,
@@ -155,8 +153,12 @@ fn poll_with(
             None => (libc::pollfd { fd: -1, events: 0, revents: 0 }, shortest),
         };
         kernel[fds.len() + 1] = session;
-        let asleep = lanes.then(|| wait::Asleep::begin(Sleep::Poll, -1));
         let ours = if session.fd >= 0 { 2 } else { usize::from(sleeper >= 0) };
+        // A handler that ran meanwhile would have ended the kernel's wait, unless the call's own mask had kept its signal back.
+        if mask.is_null() && call::restarts_before().0 != signals {
+            return Err(Errno::INTR);
+        }
+        let asleep = lanes.then(|| wait::Asleep::begin(Sleep::Poll, -1));
         let mut polled = (host().poll)(&mut kernel[..fds.len() + ours], shortest, mask);
         if ours > 0 && polled == Err(Errno::INVAL) {
             // The kernel refuses more entries than a process may have descriptors, and takes the program's own.

@@ -312,14 +312,16 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
             drop(guard);
             // Not behind a part of the same call: who naps was not rung for that.
             if quiet && source.done() == 0 && !cork::may_be_over(&conn.block.tx) {
+                unheard::published(conn);
                 return Step::Sent(n);
             }
             // A reader that is woken for a part would read that and wait again, for the CPU that we copy the rest on.
             if source.left() > n && source.done() + n < WAKE_BYTES {
                 wait::notify_of_part(conn.block, words, Side::Readers);
-            } else if !wait::notify(conn.block, words, Side::Readers) {
-                unheard::published(conn);
+            } else {
+                wait::notify(conn.block, words, Side::Readers);
             }
+            unheard::published(conn);
             Step::Sent(n)
         }
         Err(seen) => refused(conn, fd, half, &dmb, seen),

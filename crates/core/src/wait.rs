@@ -40,15 +40,12 @@ pub enum Woken {
     Interrupted,
 }
 
-/// Rings the doorbells of whoever sleeps on `side` of this lane, and wakes who naps, after a publish or consume. Says whether somebody had
-/// declared a wait.
+/// Rings the doorbells of whoever sleeps on `side` of this lane, and wakes who naps, after a publish or consume.
 #[inline(always)]
-pub fn notify(block: &Block, words: &Words, side: Side) -> bool {
-    let is_declared = Own::awaited(words, side).declared();
-    if is_declared {
+pub fn notify(block: &Block, words: &Words, side: Side) {
+    if Own::awaited(words, side).declared() {
         notify_declared(block, words, side);
     }
-    is_declared
 }
 
 /// As `notify`, where the caller publishes more at once: who naps is left alone until then, or until its nap is over.

@@ -478,9 +478,6 @@ fn sleep(
                 || level.is_fresh(reg.events.get(), &reg.seen.get());
             news |= stays || level.settled || level.events & wanted != 0 && reported;
             let full = level.full.then(|| tx::looks_again(&conn.block.tx));
-            if let Some(at) = tx::unheard::notes_left(conn) {
-                set.note_unheard(&mut list, index, at);
-            }
             bound = bound.into_iter().chain(full).chain(shown).min();
             news |= state::modes(conn.block) != level.modes;
             if stays

@@ -67,9 +67,8 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     half.full_since.store(half, 0, Ordering::Relaxed);
     half.count(n);
     guard.release();
-    if !wait::notify(conn.block, words, Side::Readers) {
-        tx::unheard::published(conn);
-    }
+    wait::notify(conn.block, words, Side::Readers);
+    tx::unheard::published(conn);
     critical.leave();
     above::settle(conn, fd);
     Some(n)

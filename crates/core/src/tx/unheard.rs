@@ -33,7 +33,8 @@ pub fn unheard(conn: Conn, fd: i32) -> Option<u64> {
     }
 }
 
-/// Bytes were published for a reader that has declared no wait: sets look at the connection when the grace is over.
+/// Bytes were published: sets look at the connection when the grace is over. Also where a wait was declared: one that ended before, by time,
+/// leaves its declaration, and the next one may go past the hooks.
 #[inline(always)]
 pub(crate) fn published(conn: Conn) {
     let half = &conn.block.tx;
@@ -53,14 +54,6 @@ fn note(half: &TxHalf) -> u64 {
     half.unheard_at.store(half.other.load(Ordering::Relaxed), Ordering::Relaxed);
     half.unheard_since.store(now, Ordering::Relaxed);
     now + clock::from_us(grace_us())
-}
-
-/// Before a set sleeps that has just used the connection: bytes that its reader was woken for, and left, are noted too. When the grace will be
-/// over, ticks; `None`: there are none, or they were noted before.
-pub(crate) fn notes_left(conn: Conn) -> Option<u64> {
-    let half = &conn.block.tx;
-    let is_new = half.unheard_since.load(Ordering::Relaxed) == 0 && is_unheard(half);
-    is_new.then(|| note(half))
 }
 
 /// What [`look`] finds under the lock, as far as it is seen without.
