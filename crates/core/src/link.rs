@@ -258,14 +258,14 @@ pub fn part(block: &Block) {
     if number != 0 {
         let slot = block.slot.load(Ordering::Relaxed);
         device::parts(block, (number, slot));
-        leave(number, slot);
+        leave(number, Some(slot));
     }
 }
 
-/// News slot `slot` of the link with this number, which is not 0, is nobody's any more.
-pub(crate) fn leave(number: u32, slot: u16) {
+/// A connection has left the link with this number, which is not 0; news slot `slot` is nobody's any more.
+pub(crate) fn leave(number: u32, slot: Option<u16>) {
     let Some(link) = TABLE.get((number as usize).wrapping_sub(1)) else { return };
-    if let Some(at) = link.slots.get(usize::from(slot)) {
+    if let Some(at) = slot.and_then(|slot| link.slots.get(usize::from(slot))) {
         at.store(0, Ordering::Relaxed);
     }
     if link.conns.fetch_sub(1, Ordering::AcqRel) == 1 && link.over.load(Ordering::Relaxed) {

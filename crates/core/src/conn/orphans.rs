@@ -12,7 +12,7 @@ use shunpike_wire::session::{ConnId, ToBroker};
 use super::sum_up;
 use crate::look::{LEFT, look_soon};
 use crate::session::{self, Session};
-use crate::table::Conn;
+use crate::table::{self, Conn, Entry};
 use crate::{clock, closing, device, holders, link, process, tap, upgrade};
 
 /// Not more often than this, microseconds: the kernel is asked about the others, and the whole list is looked at.
@@ -89,7 +89,10 @@ fn end(session: &mut Session, conn: Conn) -> bool {
 
 /// Another process took the connection off its link group, of which the broker and our own table do not know.
 fn leave_seat(session: &mut Session, block: &Block, seat: device::Seat) {
-    link::leave(seat.link, seat.slot);
+    // The block's next use makes the seat free at the broker: it may be a new connection's already.
+    let is_taken =
+        table::all().any(|(_, entry)| matches!(entry, Entry::Conn(conn) if seat.is_of(conn.block)));
+    link::leave(seat.link, (!is_taken).then_some(seat.slot));
     if let Some(index) = process::index(block) {
         session.send(&ToBroker::Withdraw { conn: ConnId::new(index, seat.name) });
         // What the broker has said of it and we have not heard is void. Another use of the block has another name.

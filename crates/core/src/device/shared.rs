@@ -57,6 +57,11 @@ impl Seat {
         self.link == 0
     }
 
+    /// Whether the block's connection has it now.
+    pub(crate) fn is_of(&self, block: &Block) -> bool {
+        self.is_at(Self::of(block))
+    }
+
     /// The same, by whatever name.
     fn is_at(&self, other: Self) -> bool {
         (self.link, self.slot) == (other.link, other.slot)
