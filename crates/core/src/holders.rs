@@ -95,7 +95,12 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     let server = !state::opener(old);
     block.role.store(u8::from(server), Ordering::Relaxed);
     block.nonblock.store(old.nonblock.load(Ordering::Relaxed), Ordering::Relaxed);
+    block.corked.store(old.corked.load(Ordering::Relaxed), Ordering::Relaxed);
+    block.dups.store(old.dups.load(Ordering::Relaxed), Ordering::Relaxed);
     block.fd.store(fd as u32, Ordering::Relaxed);
+    if old.life.has_ended_reading() {
+        block.life.end_reading();
+    }
     for (to, from) in block.halves().into_iter().zip(old.halves()) {
         to.go_on_from(from);
     }
@@ -104,7 +109,11 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
         header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
     }
     let moved = Conn::new(block);
-    table::set(fd, Entry::Conn(moved));
+    // By all its names: one that was left behind would go on by TCP beside the lane.
+    let is_its = |entry: Entry| matches!(entry, Entry::Conn(other) if other == conn);
+    for (name, _) in table::all().filter(|&(name, entry)| name == fd || is_its(entry)) {
+        table::set(name, Entry::Conn(moved));
+    }
     if leave(old) {
         old.life.on(Event::Close);
         old.free();
