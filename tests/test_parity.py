@@ -21,7 +21,7 @@ CASES = {
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice",
                   "leftover", "finished"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
-                  "stdio", "raw", "output", "file", "input", "reopened", "shell", "clones"],
+                  "stdio", "raw", "output", "file", "input", "reopened", "shell", "clones", "spliced"],
     "waits": ["thousands", "masks", "timers", "flood", "filled", "few"],
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
@@ -93,6 +93,15 @@ def test_ping_pong_in_threads(world, bed, mode):
     out, served = finish_together(client, server)
     assert len(set(out.splitlines())) == 9 and served == "done\n"
     accel.verify(lanes=8, lane_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("mode", EAGER_MODES)
+def test_a_second_number_in_a_forked_child(world, bed, mode):
+    """Its connection moves to a lane by both: one that stayed behind went on by TCP beside it, and bytes overtook one another."""
+    accel, port = Accel.eager(world, mode), free_port()
+    server = accel.server("server", [bed / "names", "server", port]).wait_listening(port)
+    assert finish_together(accel.client("client", [bed / "names", "client", port]), server)[0] == "in order\n"
+    accel.verify(lane_bytes=100)
 
 
 @pytest.mark.parametrize("mode", EAGER_MODES)

@@ -359,6 +359,40 @@ static void letters_client(int fd) {
     for (int i = 0; i < 4; i++) say("%c", data[2 * i]);
 }
 
+/* -- what a reader that turns to stdio wants back stands before what splice() moves -- */
+enum { SPLICED = 500000, A_PIPE = 4096 };
+
+static void spliced_server(int fd) {
+    int small = 4096, ends[2];
+    uint64_t seed = 8;
+    static unsigned char bytes[SPLICED];
+    rng_fill(&seed, bytes, SPLICED);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    send_all(fd, bytes, SPLICED / 2);
+    usleep(150000); /* the reader has turned to stdio, and TCP takes little at once */
+    if (pipe(ends)) die("pipe");
+    for (int at = SPLICED / 2; at < SPLICED;) {
+        ssize_t put = write(ends[1], bytes + at, SPLICED - at < A_PIPE ? SPLICED - at : A_PIPE);
+        if (put <= 0) die("write");
+        at += put;
+        for (ssize_t moved; put > 0; put -= moved)
+            if ((moved = splice(ends[0], NULL, fd, NULL, put, 0)) <= 0) die("splice");
+    }
+    close(fd);
+}
+
+static void spliced_client(int fd) {
+    uint64_t hash = HASH_START, count = 0;
+    int small = 16384;
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    usleep(80000); /* there is something unread */
+    FILE *stream = fdopen(fd, "r");
+    usleep(200000);
+    for (size_t got; (got = fread(data, 1, sizeof data, stream)) > 0; count += got) hash = hash_more(hash, data, got);
+    say("%lu bytes, hash %016lx", (unsigned long)count, (unsigned long)hash);
+    fclose(stream);
+}
+
 /* -- children by clone(): of a child of a child, each parent closes with bytes unread -- */
 static int clones_fd;
 
@@ -412,6 +446,7 @@ static const struct bed_case cases[] = {
     {"output", output_server, letters_client},    {"file", file_server, letters_client},
     {"input", input_server, input_client},        {"reopened", reopened_server, reopened_client},
     {"shell", shell_server, letters_client},      {"clones", clones_server, clones_client},
+    {"spliced", spliced_server, spliced_client},
     {NULL, NULL, NULL},
 };
 

@@ -518,6 +518,9 @@ hooks! {
     ) -> ssize_t {
         if let Some(conn) = ours(to) {
             conn::revoke_for_good(conn, to, Reason::Splice);
+            if let Err(errno) = tx::pay_first(conn, to, flags & libc::SPLICE_F_NONBLOCK == 0) {
+                return answer(Outcome::Ours(Err(errno)), false);
+            }
         }
         if let Some(conn) = ours(from) {
             conn::revoke_for_good(conn, from, Reason::Splice);

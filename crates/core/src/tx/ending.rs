@@ -161,6 +161,21 @@ pub fn conclude(conn: Conn, fd: i32) {
     }
 }
 
+/// Before the kernel moves bytes of its own into the connection: what is owed goes first. Errors: EAGAIN where the call does not wait, EINTR.
+pub fn pay_first(conn: Conn, fd: i32, waits: bool) -> Result<(), Errno> {
+    loop {
+        revoke(conn, fd);
+        if !owes(&conn.block.tx) {
+            return Ok(());
+        }
+        if !waits {
+            return Err(Errno::AGAIN);
+        }
+        call::must_block(conn.block, fd)?;
+        sys::poll(&mut [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }], None, core::ptr::null())?;
+    }
+}
+
 /// Pays what is owed, and waits for TCP's room no longer than the grace.
 fn pay_all(conn: Conn, fd: i32) {
     let deadline =
