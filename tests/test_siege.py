@@ -291,22 +291,26 @@ def test_a_broker_that_was_killed_in_the_midst_of_an_attack_has_a_successor(worl
 
 
 def test_a_question_about_a_pid_does_not_tell_whether_it_has_a_session(world):
-    """`chk` says whether policy permits a lane, by the user that the tool names: of another user's program nothing else."""
-    query, check, user = 9, 13, ATTACKERS[0]
+    """`chk` says whether policy permits a lane, by the user that the tool names: of another user's program nothing else. `explain` and
+    `revoke` say of it what they say of one that there is not."""
+    check, explain, revoke, user = 13, 9, 11, ATTACKERS[0]
     broker = world.broker()
     its = Session(broker)
     assert its.hear()[0] == WELCOME
 
-    def asked(pid):
-        question = f"{pid} {user}".encode()
+    def asked(what, pid, more=""):
+        question = f"{pid}{more}".encode()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as tool:
             tool.connect(str(broker.socket))
-            tool.send(struct.pack("<HHH", query, check, len(question)) + question)
-            return json.loads(b"".join(iter(lambda: tool.recv(1 << 16), b"")))
+            tool.send(struct.pack("<HHH", QUERY, what, len(question)) + question)
+            return json.loads(b"".join(iter(lambda: tool.recv(1 << 16), b"")).replace(str(pid).encode(), b"PID"))
 
-    assert asked(os.getpid())["session"], "root is told"
-    with_session, without = (as_user(user, lambda pid=pid: asked(pid)) for pid in (os.getpid(), 1))
-    assert with_session == without and without["permitted"] and not without["session"]
+    assert asked(check, os.getpid(), f" {user}")["session"], "root is told"
+    for what, more in ((check, f" {user}"), (explain, ""), (explain, ":3"), (revoke, ""), (revoke, ":3")):
+        with_session, without = (as_user(user, lambda pid=pid: asked(what, pid, more)) for pid in (os.getpid(), 4_000_001))
+        assert with_session == without, (what, with_session, without)
+    without = as_user(user, lambda: asked(check, 4_000_001, f" {user}"))
+    assert without["permitted"] and not without["session"]
     its.socket.close()
 
 

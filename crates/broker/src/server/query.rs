@@ -62,8 +62,9 @@ impl Server {
                 if !other_versions.is_empty() {
                     return Ok(json(&Explanations { explanations: Vec::new(), other_versions }));
                 }
-                let found =
-                    self.found(asker, connections::of(self, pid, fd, |id| is_shown(&self.sessions, id)))?;
+                let is_shown = |id| is_shown(&self.sessions, id);
+                let found = connections::of(self, pid, fd, is_shown, |id| self.may_know_of(asker, id));
+                let found = self.found(asker, found)?;
                 explain::explain(
                     found.into_iter().map(|found| found.connection).collect(),
                     &self.config.policy,
@@ -132,8 +133,16 @@ impl Server {
         Processes { processes: processes.map(|(_, session, program)| process(session, program)).collect() }
     }
 
+    /// Whether an asker hears that there is such a session: one that it may neither look into nor have as a peer is as none.
+    fn may_know_of(&self, asker: SessionId, id: SessionId) -> bool {
+        let [asking, its] =
+            [asker, id].map(|id| self.sessions.get(&id).map(|session| &session.peer.identity));
+        let is_peer = |(asking, its)| self.config.policy.permits(asking, its);
+        asking.zip(its).is_some_and(is_peer) || self.sessions.is_shown(asker)(&self.sessions, id)
+    }
+
     /// Whether a lane between the asker and a process would be allowed. The user is the tool's word: it only
-    /// decides what the tool says. A session that the asker may neither see nor have as a peer is as none.
+    /// decides what the tool says.
     fn check(&self, asker: SessionId, arg: &str) -> Reply {
         let wrong = || failure("not a process", arg, "use: PID UID");
         let (pid, uid) = arg.split_once(' ').ok_or_else(wrong)?;
@@ -141,11 +150,8 @@ impl Server {
         let uid: u32 = uid.parse().map_err(|_| wrong())?;
         let asking = self.sessions.get(&asker).map(|session| &session.peer.identity).ok_or_else(wrong)?;
         let policy = &self.config.policy;
-        let is_shown = self.sessions.is_shown(asker);
         let known = self.sessions.iter().find(|(id, session)| {
-            let is_known =
-                || is_shown(&self.sessions, **id) || policy.permits(asking, &session.peer.identity);
-            session.is_programs() && pid != 0 && session.peer.pid == pid && is_known()
+            session.is_programs() && pid != 0 && session.peer.pid == pid && self.may_know_of(asker, **id)
         });
         let of_user = Identity::of_user(uid);
         let permitted = policy.permits(asking, known.map_or(&of_user, |(_, session)| &session.peer.identity));
@@ -294,7 +300,8 @@ impl Server {
             self.revoke_laneless(|id, _| others.contains(&id));
             return Ok(done(&format!("asked {arg} to go back to TCP")));
         }
-        let found = connections::parties(self, pid, fd, |id| is_shown(&self.sessions, id));
+        let is_shown = |id| is_shown(&self.sessions, id);
+        let found = connections::parties(self, pid, fd, is_shown, |id| self.may_know_of(asker, id));
         let parties = self.found(asker, found)?;
         for party in parties {
             self.exchange.revoke(party);
