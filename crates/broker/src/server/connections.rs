@@ -3,12 +3,13 @@
 use super::Server;
 use crate::ends::{Party, SessionId};
 use crate::ism::Cursors;
+use crate::ledger::Looks;
 use crate::listing::Listing;
 use crate::reply::{failure, json};
 use crate::report::{Connection, Failure, ReasonText};
 use crate::runtime::OwnPid;
 use crate::session::{Program, Session};
-use crate::stats::{ArenaKey, Looks, direction};
+use crate::stats::{ArenaKey, direction};
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbToken, Reason, cdc};
@@ -177,7 +178,7 @@ pub fn of(
     let mut trees: Vec<Tree<'_>> = trees(server).into_values().collect();
     // A child may speak for a connection in an arena whose sessions are others': those come last, and as far as a look may go.
     trees.sort_by_key(|tree| !tree.iter().any(|(_, session, _)| session.peer.pid == pid));
-    let mut looks = Looks::default();
+    let mut looks = Looks::among(1);
     for tree in trees {
         let Some((_, session, program)) = tree.first() else { continue };
         if !tree.iter().any(|(id, ..)| is_shown(*id)) {
