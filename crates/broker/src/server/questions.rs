@@ -20,8 +20,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How long questions are answered in one turn. A single one may take longer.
-const A_TURN: Duration = Duration::from_millis(2);
+/// How long questions are answered in one turn: a match takes some turns, and so long in each. A single one may take longer.
+const A_TURN: Duration = Duration::from_micros(500);
 
 /// What is to be answered.
 #[allow(clippy::large_enum_variant, reason = "most are of the larger kind, and few")]
