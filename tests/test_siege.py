@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import platform
+import re
+import resource
 import select
 import signal
 import socket
@@ -21,7 +23,7 @@ from bridge import (AGAIN, ARENA, CONN, CONTROL, GONE, HELLO, MATCHED, NOMINATE,
                     versions)  # fmt: skip
 from netns import needs_root
 from procs import PATIENCE, until
-from siege import INFO, QUERY, floods, lingering, nomination, say, session, tcp_pair
+from siege import BLOCK, BLOCKS, HEADER, INFO, QUERY, SS, floods, lingering, nomination, say, session, tcp_pair
 from test_metrics import asked_by_hand
 
 pytestmark = [pytest.mark.users, pytest.mark.timed, needs_root]
@@ -258,6 +260,27 @@ def test_more_users_than_helpers_are_all_served(world):
         it.close()
 
 
+def test_more_users_than_there_are_places_leave_the_operator_its_own(world):
+    """Who has subordinate users has the places of as many users: all but the operator's."""
+    broker = world.broker()
+
+    def connect():
+        it = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        it.connect(str(broker.socket))
+        return it
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 8192), max(limits[1], 8192)))
+    crowd = [as_user(70000 + n, connect) for n in range(4200)]
+    crowd[-1].settimeout(10 * PATIENCE)
+    assert not crowd[-1].recv(1), "it finds no place"
+    assert crowd[0] in select.select([], crowd[:1], [], 0)[1] and not select.select(crowd[:1], [], [], 0)[0], "the first has one yet"
+    assert json.loads(asked_by_hand(broker))["pid"] == broker.proc.pid
+    for it in crowd:
+        it.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @pytest.mark.parametrize("attack", ["hold_a_lock", "keep_a_doorbell"])
 def test_a_broker_that_was_killed_in_the_midst_of_an_attack_has_a_successor(world, attack):
     """Who waits for a client's lock is a helper, which does not hold the broker's; or the killed broker, when it has let go of all
@@ -291,23 +314,52 @@ def test_a_broker_that_was_killed_in_the_midst_of_an_attack_has_a_successor(worl
 
 
 def test_a_question_about_a_pid_does_not_tell_whether_it_has_a_session(world):
-    """`chk` says whether policy permits a lane, by the user that the tool names: of another user's program nothing else."""
-    query, check, user = 9, 13, ATTACKERS[0]
+    """`chk` says whether policy permits a lane, by the user that the tool names: of another user's program nothing else. `explain` and
+    `revoke` say of it what they say of one that there is not."""
+    check, explain, revoke, user = 13, 9, 11, ATTACKERS[0]
     broker = world.broker()
     its = Session(broker)
     assert its.hear()[0] == WELCOME
 
-    def asked(pid):
-        question = f"{pid} {user}".encode()
+    def asked(what, pid, more=""):
+        question = f"{pid}{more}".encode()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as tool:
             tool.connect(str(broker.socket))
-            tool.send(struct.pack("<HHH", query, check, len(question)) + question)
-            return json.loads(b"".join(iter(lambda: tool.recv(1 << 16), b"")))
+            tool.send(struct.pack("<HHH", QUERY, what, len(question)) + question)
+            return json.loads(b"".join(iter(lambda: tool.recv(1 << 16), b"")).replace(str(pid).encode(), b"PID"))
 
-    assert asked(os.getpid())["session"], "root is told"
-    with_session, without = (as_user(user, lambda pid=pid: asked(pid)) for pid in (os.getpid(), 1))
-    assert with_session == without and without["permitted"] and not without["session"]
+    assert asked(check, os.getpid(), f" {user}")["session"], "root is told"
+    for what, more in ((check, f" {user}"), (explain, ""), (explain, ":3"), (revoke, ""), (revoke, ":3")):
+        with_session, without = (as_user(user, lambda pid=pid: asked(what, pid, more)) for pid in (os.getpid(), 4_000_001))
+        assert with_session == without, (what, with_session, without)
+    without = as_user(user, lambda: asked(check, 4_000_001, f" {user}"))
+    assert without["permitted"] and not without["session"]
     its.socket.close()
+
+
+def test_a_list_of_many_connections_takes_no_memory_of_the_broker(world):
+    """Root's `ss` shows everybody's. It is made as it is read: the broker stays as large as it was, and far under 128 MiB."""
+    broker, kept = world.broker(), []
+    largest = lambda: int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{broker.proc.pid}/status").read_text())[1])
+    for _ in range(4):
+        arena = memory(ARENA)
+        header, block = struct.pack("II", os.getpid(), BLOCKS).ljust(HEADER, b"\0"), struct.pack("Q", 1).ljust(BLOCK, b"\0")
+        os.pwrite(arena, header + block * BLOCKS, 0)
+        kept.append(as_user(ATTACKERS[0], lambda arena=arena: session(str(broker.socket), arena=arena)))
+        kept[-1].settimeout(10 * PATIENCE)
+        assert kept[-1].recv(1024), "a welcome"
+        os.close(arena)
+    before, shown, began = largest(), 0, time.monotonic()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as tool:
+        tool.connect(str(broker.socket))
+        tool.send(struct.pack("<HHH", QUERY, SS, 0))
+        while piece := tool.recv(1 << 16):
+            shown += piece.count(b'"cookie"')
+    print(f"{shown} connections in {time.monotonic() - began:.1f} s; the broker had {before} KiB, and then {largest()}")
+    assert shown > 0.9 * 4 * BLOCKS, "what a piece's end cuts is not counted here"
+    assert largest() < min(before + (16 << 10), 128 << 10)
+    for it in kept:
+        it.close()
 
 
 def test_descriptors_that_do_not_close_are_not_kept(world):

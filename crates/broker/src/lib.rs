@@ -36,6 +36,7 @@ pub mod ism;
 mod journal;
 mod knobs;
 mod laneless;
+mod ledger;
 pub mod links;
 mod listing;
 pub mod loopback;

@@ -3,6 +3,7 @@
 //! No descriptor of a client's is received here but memory and eventfds that a helper has looked at: see [`helpers`].
 
 mod admission;
+mod census;
 mod connections;
 mod hearing;
 mod journal;
@@ -24,6 +25,7 @@ use crate::foreign::{Graves, Last, Shared};
 use crate::helpers::{self, Helpers};
 use crate::ism::MakeDevice;
 use crate::journal::Journal;
+use crate::ledger::Ledger;
 use crate::metrics::{self, Metrics};
 use crate::policy::{self};
 use crate::program_knobs::ProgramKnobs;
@@ -32,13 +34,13 @@ use crate::runtime::{self, Place};
 use crate::sequence::SequenceReader;
 use crate::session::{Door, Kind, Sent, Session};
 use crate::settings::Settings;
-use crate::stats::Ledger;
 use crate::successor::LOOK;
 use crate::system::System;
 
 use crate::config::Config;
 use crate::error::BrokerError;
 use crate::orders::{Order, Orders};
+use census::Census;
 use operators::Operators;
 use questions::Questions;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -47,7 +49,6 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use rustix::time::Timespec;
 use sessions::Sessions;
-use shunpike_shm::arena::BLOCKS;
 use shunpike_shm::pages::KnobPage;
 use shunpike_shm::published::Published;
 use std::cell::Cell;
@@ -78,6 +79,7 @@ pub struct Server {
     pub(crate) knobs: Published<KnobPage>,
     pub(crate) system: System,
     pub(crate) ledger: Ledger,
+    census: Census,
     pub(crate) settings: Settings,
     pub(crate) taps: Taps,
     pub(crate) journal: Journal,
@@ -185,6 +187,7 @@ impl Server {
             uid: rustix::process::geteuid().as_raw(),
             system: System::new(&config, gid),
             ledger: Ledger::default(),
+            census: Census::default(),
             taps: Taps::default(),
             journal: Journal::default(),
             began,
@@ -269,6 +272,7 @@ impl Server {
             None => patience,
         };
         let patience = match self.questions.due_at(&self.answering, clock::now()) {
+            _ if self.census.is_at_work() => Duration::ZERO,
             Some(at) if at <= clock::now() => Duration::ZERO,
             _ => patience,
         };
@@ -297,7 +301,7 @@ impl Server {
             self.deliver();
             self.look_at_operators();
         }
-        let answered = self.answer_questions();
+        let answered = self.answer_questions() + usize::from(self.count());
         if looks_first {
             self.looks += 1;
             if events.is_empty() || self.looks >= LOOKS {
@@ -351,6 +355,7 @@ impl Server {
         self.place.leave();
         let all: Vec<SessionId> = self.sessions.keys().copied().collect();
         all.into_iter().for_each(|id| self.end(id));
+        self.forgo_last_looks();
     }
 
     /// Whether the broker serves that is to take over; looks once in a second.
@@ -380,7 +385,7 @@ impl Server {
 
     /// Whether no session, and nothing of any, is left.
     pub fn is_empty(&self) -> bool {
-        self.sessions.is_empty() && self.exchange.is_empty()
+        self.sessions.is_empty() && self.exchange.is_empty() && !self.census.is_at_work()
     }
 
     /// Whether all tables agree with one another, for tests. Errors: which do not.
@@ -456,21 +461,16 @@ impl Server {
         journal::note_news(&mut self.journal, &mut self.exchange, &self.sessions);
         let Some(session) = self.sessions.remove(&id) else { return };
         let _ = epoll::delete(self.set_of(session.door), session.as_fd());
-        let arena = session.program().map(|program| Rc::clone(program.arena.fd()));
+        let arena = session.program().map(|program| (program.key, program.arena.clone()));
         if let Some(program) = session.program() {
             tracing::debug!(session = id.0, pid = session.peer.pid, comm = program.comm, "ended");
-            let (user, now) = (session.peer.uid(), clock::now());
-            // What a user's greetings and ends cost is of its share for questions: whose share is spent is not counted in full.
-            let is_counted = session.peer.is_operator || self.answering.has_left(user, now);
-            let looks = if is_counted { BLOCKS } else { 0 };
-            self.ledger.end(program.key, &program.arena, looks);
-            self.answering.spend(user, clock::since(now), now);
             self.exchange.end_session(id);
         }
         self.taps.end_of(&mut self.exchange, id);
-        let user = session.peer.uid();
+        let (user, is_operator) = (session.peer.uid(), session.peer.is_operator);
         self.helpers.forget(user, id);
         self.questions.forget(user, id);
+        self.census.forget(id);
         self.answerable.iter_mut().for_each(|all| all.caught_up(id));
         let socket = session.socket();
         datagram::end(socket.as_fd());
@@ -478,27 +478,15 @@ impl Server {
         // First: a helper may close it as soon as it is asked to, and must find this one gone.
         drop(session);
         self.let_go(user, socket);
-        if let Some(arena) = arena {
-            self.helpers.bury(user, arena, Last::Free, &self.epoll);
+        match arena {
+            Some((key, arena)) if self.ledger.end(key) => self.look_at_last(user, is_operator, key, arena),
+            Some((_, arena)) => self.helpers.bury(user, arena.into_fd(), Last::Free, &self.epoll),
+            None => {}
         }
         self.bury();
-        if !self.sessions.values().any(|session| session.peer.uid() == user) {
-            self.queued.remove(&user);
-            self.helpers.dismiss(user, &self.epoll);
-        }
+        self.dismiss_if_last(user);
         if self.sessions.is_empty() {
             self.idle_since = Some(clock::now());
-        }
-    }
-
-    /// Has what nobody needs any more closed.
-    fn bury(&mut self) {
-        for (user, fd, last) in self.graves.take() {
-            self.helpers.bury(user, Rc::new(fd), last, &self.epoll);
-        }
-        if self.helpers.is_clogged() && self.paused_until.is_none() {
-            tracing::warn!("too much waits to be closed; pausing");
-            self.pause_accepting(Door::Everybodys);
         }
     }
 
@@ -578,12 +566,6 @@ impl Server {
             self.place.stay();
             false
         }
-    }
-
-    fn serve_metrics(&mut self, id: u64) {
-        let Some(mut metrics) = self.metrics.take() else { return };
-        metrics.serve(id, &self.epoll, || self.figures());
-        self.metrics = Some(metrics);
     }
 }
 

@@ -26,6 +26,8 @@ pub enum Step {
 pub struct Scrape {
     /// When it has to be done.
     pub until: Instant,
+    /// Whether it waits for the text.
+    pub awaits: bool,
     socket: OwnedFd,
     request: Vec<u8>,
     answer: Option<Answer>,
@@ -40,7 +42,7 @@ struct Answer {
 impl Scrape {
     /// A connection just accepted, non-blocking.
     pub fn new(socket: OwnedFd, until: Instant) -> Self {
-        Self { until, socket, request: Vec::new(), answer: None }
+        Self { until, awaits: false, socket, request: Vec::new(), answer: None }
     }
 
     /// Reads or writes as far as it goes at once.
@@ -80,6 +82,7 @@ impl Scrape {
 
     /// Answers with `text`.
     pub fn answer(&mut self, text: &Rc<str>) -> Step {
+        self.awaits = false;
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         self.begin("200 OK", &format!("Content-Type: {kind}\r\n"), Rc::clone(text))
     }

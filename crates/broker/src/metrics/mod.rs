@@ -1,6 +1,6 @@
 //! Metrics over HTTP, where the operator asks for them: OpenMetrics text, made of the same sums as the tools' answers.
 //!
-//! A scrape costs the broker one look at the arenas, at most so many times a second however many ask; programs are not
+//! A scrape costs the broker one round over the arenas, in turns, at most so many times a second however many ask; programs are not
 //! touched. Sockets are non-blocking, requests and answers bounded: a slow scraper keeps itself waiting.
 
 mod http;
@@ -94,26 +94,53 @@ impl Metrics {
         })
     }
 
-    /// Something happened at `id`. `figures` are asked for when a scrape wants them and those of the last are stale.
-    pub fn serve(&mut self, id: u64, epoll: &OwnedFd, figures: impl FnOnce() -> Figures) {
+    /// Something happened at `id`. Whether figures are wanted: see [`Metrics::tell`].
+    pub fn serve(&mut self, id: u64, epoll: &OwnedFd) -> bool {
         if id == LISTENER {
-            return self.accept(epoll);
+            self.accept(epoll);
+            return false;
         }
-        let Some(scrape) = self.scrapes.get_mut(&id) else { return };
-        let mut step = scrape.go_on();
-        if let Step::Asks = step {
-            let text = fresh(&mut self.text, &mut self.served, figures);
-            step = scrape.answer(&text);
+        let Some(scrape) = self.scrapes.get_mut(&id) else { return false };
+        let step = scrape.go_on();
+        if step != Step::Asks || scrape.awaits {
+            self.take(id, step, epoll);
+            return false;
         }
+        self.served.scrapes += 1;
+        if let Some((made, text)) = &self.text
+            && clock::since(*made) < FRESH
+        {
+            let step = scrape.answer(text);
+            self.take(id, step, epoll);
+            return false;
+        }
+        scrape.awaits = true;
+        // Nothing that it says is read meanwhile.
+        self.listen_to(id, EventFlags::empty(), epoll);
+        self.scrapes.values().filter(|scrape| scrape.awaits).count() == 1
+    }
+
+    /// Answers those who wait for these figures.
+    pub fn tell(&mut self, figures: &Figures, epoll: &OwnedFd) {
+        let text: Rc<str> = text::of(figures, self.served).into();
+        let waiting = self.scrapes.iter_mut().filter(|(_, scrape)| scrape.awaits);
+        let steps: Vec<(u64, Step)> = waiting.map(|(id, scrape)| (*id, scrape.answer(&text))).collect();
+        self.text = Some((clock::now(), text));
+        steps.into_iter().for_each(|(id, step)| self.take(id, step, epoll));
+    }
+
+    fn take(&mut self, id: u64, step: Step, epoll: &OwnedFd) {
         match step {
             Step::Reads | Step::Asks => {}
-            Step::Writes => {
-                let flags = EventFlags::OUT;
-                if epoll::modify(epoll, scrape.as_fd(), EventData::new_u64(id), flags).is_err() {
-                    self.end(id, epoll);
-                }
-            }
+            Step::Writes => self.listen_to(id, EventFlags::OUT, epoll),
             Step::Over => self.end(id, epoll),
+        }
+    }
+
+    fn listen_to(&mut self, id: u64, flags: EventFlags, epoll: &OwnedFd) {
+        let Some(scrape) = self.scrapes.get(&id) else { return };
+        if epoll::modify(epoll, scrape.as_fd(), EventData::new_u64(id), flags).is_err() {
+            self.end(id, epoll);
         }
     }
 
@@ -179,22 +206,6 @@ impl Drop for Metrics {
             let _ = std::fs::remove_file(path);
         }
     }
-}
-
-fn fresh(
-    text: &mut Option<(Instant, Rc<str>)>,
-    served: &mut Served,
-    figures: impl FnOnce() -> Figures,
-) -> Rc<str> {
-    served.scrapes += 1;
-    if let Some((made, text)) = text
-        && clock::since(*made) < FRESH
-    {
-        return Rc::clone(text);
-    }
-    let made: Rc<str> = text::of(&figures(), *served).into();
-    *text = Some((clock::now(), Rc::clone(&made)));
-    made
 }
 
 /// A stream socket at `path`, in the place of one that nobody serves any more.

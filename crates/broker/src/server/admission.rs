@@ -165,6 +165,25 @@ impl Server {
         }
     }
 
+    /// A user without sessions has no helpers.
+    pub(super) fn dismiss_if_last(&mut self, user: u32) {
+        if !self.sessions.values().any(|session| session.peer.uid() == user) {
+            self.queued.remove(&user);
+            self.helpers.dismiss(user, &self.epoll);
+        }
+    }
+
+    /// Has what nobody needs any more closed.
+    pub(super) fn bury(&mut self) {
+        for (user, fd, last) in self.graves.take() {
+            self.helpers.bury(user, Rc::new(fd), last, &self.epoll);
+        }
+        if self.helpers.is_clogged() && self.paused_until.is_none() {
+            tracing::warn!("too much waits to be closed; pausing");
+            self.pause_accepting(Door::Everybodys);
+        }
+    }
+
     pub(super) fn pause_accepting(&mut self, door: Door) {
         self.paused_until = Some(clock::now() + PAUSE);
         self.listen_at(door, EventFlags::empty());

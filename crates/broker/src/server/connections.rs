@@ -3,12 +3,13 @@
 use super::Server;
 use crate::ends::{Party, SessionId};
 use crate::ism::Cursors;
+use crate::ledger::Looks;
 use crate::listing::Listing;
 use crate::reply::{failure, json};
 use crate::report::{Connection, Failure, ReasonText};
 use crate::runtime::OwnPid;
 use crate::session::{Program, Session};
-use crate::stats::{ArenaKey, Looks, direction};
+use crate::stats::{ArenaKey, direction};
 use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbToken, Reason, cdc};
@@ -121,6 +122,15 @@ impl Listing {
     }
 }
 
+/// Why a process's connections are not told of: they are others', or there are none.
+fn nothing(on: &str, is_hidden: bool) -> Failure {
+    if is_hidden {
+        return failure("not permitted", on, "another user's");
+    }
+    let hint = "was it started by 'shunpike run', and does it have TCP connections? See 'shunpike ss'";
+    failure("no watched connection", on, hint)
+}
+
 /// What is to be revoked for a process, or a descriptor of it: one connection, or with `ConnId(0)` all of a session.
 /// Errors: as [`of`].
 pub fn parties(
@@ -128,6 +138,7 @@ pub fn parties(
     pid: u32,
     fd: Option<u32>,
     is_shown: impl Fn(SessionId) -> bool,
+    is_known: impl Fn(SessionId) -> bool,
 ) -> Result<Vec<Party>, Failure> {
     let all = |session| Party { session, conn: ConnId(0) };
     let own: Vec<SessionId> = server
@@ -137,7 +148,7 @@ pub fn parties(
         .map(|(id, ..)| id)
         .collect();
     if fd.is_some() || own.is_empty() {
-        let found = of(server, pid, fd, is_shown)?;
+        let found = of(server, pid, fd, is_shown, is_known)?;
         let mut parties: Vec<Party> = found.iter().map(|found| found.party).collect();
         if fd.is_none() {
             parties = parties.into_iter().map(|party| all(party.session)).collect();
@@ -148,17 +159,18 @@ pub fn parties(
     if own.iter().all(|id| is_shown(*id)) {
         Ok(own.into_iter().map(all).collect())
     } else {
-        Err(failure("not permitted", &format!("PID {pid}"), "another user's"))
+        Err(nothing(&format!("PID {pid}"), own.into_iter().any(is_known)))
     }
 }
 
 /// The connections of a process, or the one of a descriptor of it, as far as they are of sessions that `is_shown`.
-/// Errors: there is none, or one is not shown; or they are too many.
+/// Errors: there is none, or none that is shown, which is told of sessions that `is_known`; or they are too many.
 pub fn of(
     server: &Server,
     pid: u32,
     fd: Option<u32>,
     is_shown: impl Fn(SessionId) -> bool,
+    is_known: impl Fn(SessionId) -> bool,
 ) -> Result<Vec<Found>, Failure> {
     let on = fd.map_or_else(|| format!("PID {pid}"), |fd| format!("PID {pid}, descriptor {fd}"));
     let mut all = Vec::new();
@@ -166,11 +178,11 @@ pub fn of(
     let mut trees: Vec<Tree<'_>> = trees(server).into_values().collect();
     // A child may speak for a connection in an arena whose sessions are others': those come last, and as far as a look may go.
     trees.sort_by_key(|tree| !tree.iter().any(|(_, session, _)| session.peer.pid == pid));
-    let mut looks = Looks::default();
+    let mut looks = Looks::among(1);
     for tree in trees {
         let Some((_, session, program)) = tree.first() else { continue };
         if !tree.iter().any(|(id, ..)| is_shown(*id)) {
-            is_hidden |= tree.iter().any(|(_, session, _)| session.peer.pid == pid);
+            is_hidden |= tree.iter().any(|(id, session, _)| session.peer.pid == pid && is_known(*id));
             continue;
         }
         let maker = program.arena.header().pid.load(Ordering::Relaxed);
@@ -184,7 +196,7 @@ pub fn of(
                 continue;
             }
             if !is_shown(found.party.session) {
-                is_hidden = true;
+                is_hidden |= is_known(found.party.session);
                 continue;
             }
             if all.len() == MOST {
@@ -197,12 +209,8 @@ pub fn of(
             all.push(found);
         }
     }
-    if all.is_empty() && is_hidden {
-        return Err(failure("not permitted", &on, "another user's"));
-    }
     if all.is_empty() {
-        let hint = "was it started by 'shunpike run', and does it have TCP connections? See 'shunpike ss'";
-        return Err(failure("no watched connection", &on, hint));
+        return Err(nothing(&on, is_hidden));
     }
     all.sort_by_key(|found| (found.connection.pid, found.connection.fd));
     Ok(all)

@@ -26,6 +26,7 @@ use shunpike_wire::session::{CONTROL, FromBroker, MAX_CQS, SessionError, ToBroke
 use shunpike_wire::{DmbSize, Reason};
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 /// Messages of one client that are handled before the others have their turn.
 const MESSAGES_A_TURN: usize = 16;
@@ -330,7 +331,7 @@ impl Server {
         let fds = vec![page_fd, self.knobs_for(&comm)];
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
-        self.ledger.begin(key, &view);
+        self.ledger.begin(key, user, view.header().pid.load(Ordering::Relaxed));
         let confinement = Confinement::of(session.peer.pid);
         let confinement = confinement.filter(|_| runtime::is_alive(session.as_fd()));
         // Shown, and nothing else.

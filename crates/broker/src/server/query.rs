@@ -1,6 +1,7 @@
 //! Answers to the tools.
 
 use super::Server;
+use super::census::Fresh;
 use super::{connections, journal};
 use crate::client::what;
 use crate::clock;
@@ -15,11 +16,13 @@ use crate::report::{
 };
 use crate::session::{Program, Session};
 use crate::settings::Knob;
-use crate::stats::{self, ArenaKey, Looks};
-use shunpike_shm::arena::ArenaView;
 use shunpike_wire::Eid;
 use shunpike_wire::session::{MAX_UEIDS, VERSION};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// `info` tells of much else than sums, and comes in time however long these take.
+const SOON: Duration = Duration::from_millis(2);
 
 impl Server {
     /// The answer to a query: JSON text, of a type in `report`.
@@ -33,20 +36,18 @@ impl Server {
 
     fn reply(&mut self, asker: SessionId, what: u16, arg: &str) -> Reply {
         match what {
-            what::STATS => Ok(json(&self.stats(self.sessions.gets_exact_figures(asker)))),
+            what::STATS => Ok(json(&self.stats())),
             what::STATS_RESET => {
                 self.sessions.may_change(asker)?;
-                let mut ledger = std::mem::take(&mut self.ledger);
-                ledger.reset(self.sessions.arenas());
-                self.ledger = ledger;
+                self.ledger.reset();
                 Ok(done("the statistics begin anew"))
             }
-            what::DEVICE => Ok(json(&self.device(self.sessions.gets_exact_figures(asker)))),
+            what::DEVICE => Ok(json(&self.device())),
             what::DEVICE_SET => {
                 self.set_device(asker, arg)?;
-                Ok(json(&self.device(true)))
+                Ok(json(&self.device()))
             }
-            what::INFO => Ok(json(&self.info(self.config.private))),
+            what::INFO => Ok(json(&self.info())),
             what::UEID => {
                 if arg != "show" {
                     self.sessions.may_change(asker)?;
@@ -62,8 +63,9 @@ impl Server {
                 if !other_versions.is_empty() {
                     return Ok(json(&Explanations { explanations: Vec::new(), other_versions }));
                 }
-                let found =
-                    self.found(asker, connections::of(self, pid, fd, |id| is_shown(&self.sessions, id)))?;
+                let is_shown = |id| is_shown(&self.sessions, id);
+                let found = connections::of(self, pid, fd, is_shown, |id| self.may_know_of(asker, id));
+                let found = self.found(asker, found)?;
                 explain::explain(
                     found.into_iter().map(|found| found.connection).collect(),
                     &self.config.policy,
@@ -87,30 +89,31 @@ impl Server {
         &self.system.life
     }
 
-    fn stats(&self, now: bool) -> Stats {
-        let (when, stats) = if now {
-            (clock::now(), self.ledger.report(self.sessions.arenas()))
-        } else {
-            self.ledger.report_lately(self.sessions.arenas())
-        };
-        let at_us = when.saturating_duration_since(self.began).as_micros() as u64;
-        Stats { broker: self.life().to_owned(), at_us: Some(at_us), ..stats }
+    /// How fresh the figures have to be that an answer is made of, where it is.
+    pub(super) fn freshness(&self, asker: SessionId, what: u16) -> Option<Fresh> {
+        let is_exact = self.sessions.gets_exact_figures(asker);
+        match what {
+            what::STATS_RESET => is_exact.then_some(Fresh::Exact),
+            what::INFO if !self.config.private => Some(Fresh::Soon(SOON)),
+            what::STATS | what::DEVICE | what::PROCESSES | what::INFO if is_exact => Some(Fresh::Exact),
+            what::STATS | what::DEVICE | what::PROCESSES => Some(Fresh::Lately),
+            _ => None,
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        let at_us =
+            self.census.counted_at().map(|at| at.saturating_duration_since(self.began).as_micros() as u64);
+        Stats { broker: self.life().to_owned(), at_us, ..self.ledger.report() }
     }
 
     /// What metrics are made of: counts since the broker began, whatever was reset.
     pub(crate) fn figures(&self) -> Figures {
-        let views: HashMap<ArenaKey, (u32, &ArenaView)> =
-            self.sessions.arenas().map(|(key, user, view)| (key, (user, view))).collect();
-        let mut looks = Looks::default();
-        let open: Vec<[u64; 2]> =
-            views.values().map(|(user, view)| stats::open(view, looks.of(*user))).collect();
         Figures {
-            info: self.info(true),
-            stats: self.ledger.total(self.sessions.arenas()),
+            info: self.info(),
+            stats: self.ledger.total(),
             settings: Knob::ALL.into_iter().map(|knob| self.settings.report(knob)).collect(),
-            open: open
-                .into_iter()
-                .fold([0; 2], |[lanes, plain], [more, others]| [lanes + more, plain + others]),
+            open: self.ledger.open(),
         }
     }
 
@@ -122,18 +125,25 @@ impl Server {
             self.sessions.programs().filter(|(id, ..)| is_shown(&self.sessions, *id)).collect();
         programs.sort_by_key(|(id, ..)| *id);
         let processes = programs.into_iter().filter(|(_, _, program)| seen.insert(program.key));
-        let mut looks = Looks::default();
-        let mut process = |session: &Session, program: &Program| Process {
+        let process = |session: &Session, program: &Program| Process {
             pid: session.peer.pid,
             uid: session.peer.uid(),
             comm: program.comm.clone(),
-            ..stats::process(&program.arena, looks.of(session.peer.uid()))
+            ..self.ledger.process(program.key)
         };
         Processes { processes: processes.map(|(_, session, program)| process(session, program)).collect() }
     }
 
+    /// Whether an asker hears that there is such a session: one that it may neither look into nor have as a peer is as none.
+    fn may_know_of(&self, asker: SessionId, id: SessionId) -> bool {
+        let [asking, its] =
+            [asker, id].map(|id| self.sessions.get(&id).map(|session| &session.peer.identity));
+        let is_peer = |(asking, its)| self.config.policy.permits(asking, its);
+        asking.zip(its).is_some_and(is_peer) || self.sessions.is_shown(asker)(&self.sessions, id)
+    }
+
     /// Whether a lane between the asker and a process would be allowed. The user is the tool's word: it only
-    /// decides what the tool says. A session that the asker may neither see nor have as a peer is as none.
+    /// decides what the tool says.
     fn check(&self, asker: SessionId, arg: &str) -> Reply {
         let wrong = || failure("not a process", arg, "use: PID UID");
         let (pid, uid) = arg.split_once(' ').ok_or_else(wrong)?;
@@ -141,11 +151,8 @@ impl Server {
         let uid: u32 = uid.parse().map_err(|_| wrong())?;
         let asking = self.sessions.get(&asker).map(|session| &session.peer.identity).ok_or_else(wrong)?;
         let policy = &self.config.policy;
-        let is_shown = self.sessions.is_shown(asker);
         let known = self.sessions.iter().find(|(id, session)| {
-            let is_known =
-                || is_shown(&self.sessions, **id) || policy.permits(asking, &session.peer.identity);
-            session.is_programs() && pid != 0 && session.peer.pid == pid && is_known()
+            session.is_programs() && pid != 0 && session.peer.pid == pid && self.may_know_of(asker, **id)
         });
         let of_user = Identity::of_user(uid);
         let permitted = policy.permits(asking, known.map_or(&of_user, |(_, session)| &session.peer.identity));
@@ -161,7 +168,7 @@ impl Server {
         }))
     }
 
-    fn device(&self, now: bool) -> Device {
+    fn device(&self) -> Device {
         let device = self.exchange.device.as_ref();
         let on = |knob| self.settings.get(knob) != 0;
         Device {
@@ -171,11 +178,7 @@ impl Server {
             active: on(Knob::Active),
             dmb_copy: on(Knob::DmbCopy),
             dmb_type: "virtual".to_owned(),
-            xfer_bytes: if now {
-                self.ledger.moved(self.sessions.arenas())
-            } else {
-                self.ledger.moved_lately(self.sessions.arenas())
-            },
+            xfer_bytes: self.ledger.moved(),
             rmem: self.settings.get(Knob::Rmem),
             dmbs_cnt: device.dmb_count() as u64,
             max_dmbs: device.dmb_limit() as u64,
@@ -184,7 +187,7 @@ impl Server {
         }
     }
 
-    fn info(&self, now: bool) -> Info {
+    fn info(&self) -> Info {
         Info {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol: VERSION,
@@ -199,7 +202,7 @@ impl Server {
             other_versions: self.sessions.laneless().count() as u64,
             waiting: self.exchange.waiting() as u64,
             ueids: self.system.report(),
-            device: self.device(now),
+            device: self.device(),
         }
     }
 
@@ -294,7 +297,8 @@ impl Server {
             self.revoke_laneless(|id, _| others.contains(&id));
             return Ok(done(&format!("asked {arg} to go back to TCP")));
         }
-        let found = connections::parties(self, pid, fd, |id| is_shown(&self.sessions, id));
+        let is_shown = |id| is_shown(&self.sessions, id);
+        let found = connections::parties(self, pid, fd, is_shown, |id| self.may_know_of(asker, id));
         let parties = self.found(asker, found)?;
         for party in parties {
             self.exchange.revoke(party);

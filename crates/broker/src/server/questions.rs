@@ -20,8 +20,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How long questions are answered in one turn. A single one may take longer.
-const A_TURN: Duration = Duration::from_millis(2);
+/// How long questions are answered in one turn: a match takes some turns, and so long in each. A single one may take longer.
+const A_TURN: Duration = Duration::from_micros(500);
 
 /// What is to be answered.
 #[allow(clippy::large_enum_variant, reason = "most are of the larger kind, and few")]
@@ -87,13 +87,14 @@ impl Questions {
 impl Server {
     /// A tool asks something, or can be told more.
     pub(super) fn take_question(&mut self, id: SessionId, asked: Asked) {
-        if self.sessions.gets_exact_figures(id) {
-            return self.answer(id, asked);
-        }
+        let is_operators = self.sessions.gets_exact_figures(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if let Asked::This(..) = asked {
             // Nothing else is expected of it.
             session.kind = Kind::Tool;
+        }
+        if is_operators {
+            return self.answer(id, asked);
         }
         let user = session.peer.uid();
         // It is asked for once.
@@ -132,13 +133,31 @@ impl Server {
             Asked::This(what::SS, _) => self.begin_listing(id),
             Asked::This(what::PIDS, arg) => self.tell_processes(id, arg.as_slice()),
             Asked::This(what, arg) => {
-                let text = self.query(id, what, arg.as_slice());
-                self.tell(id, &text);
+                let fresh = self.freshness(id, what);
+                if fresh.is_none_or(|fresh| !self.wait_for_figures(id, what, arg, fresh)) {
+                    self.answer_at_once(id, what, arg);
+                }
             }
             Asked::More => {
                 let sent = self.list_more(id);
                 self.note(id, sent);
             }
+        }
+    }
+
+    fn answer_at_once(&mut self, id: SessionId, what: u16, arg: ClcBytes) {
+        let text = self.query(id, what, arg.as_slice());
+        self.tell(id, &text);
+    }
+
+    /// Answers what has waited for figures.
+    pub(super) fn answer_with_figures(&mut self, id: SessionId, what: u16, arg: ClcBytes) {
+        let Some(user) = self.sessions.get(&id).map(|session| session.peer.uid()) else { return };
+        let (began, is_operators) = (clock::now(), self.sessions.gets_exact_figures(id));
+        self.answer_at_once(id, what, arg);
+        self.deliver();
+        if !is_operators {
+            self.answering.spend(user, clock::since(began), began);
         }
     }
 

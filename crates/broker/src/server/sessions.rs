@@ -7,9 +7,7 @@ use crate::reply::failure;
 use crate::report::{Failure, OtherVersion, ReasonText};
 use crate::runtime;
 use crate::session::{Kind, Peer, Program, Session};
-use crate::stats::ArenaKey;
 use rustix::fd::AsFd;
-use shunpike_shm::arena::ArenaView;
 use shunpike_wire::Reason;
 use shunpike_wire::session::VERSION;
 use std::collections::HashMap;
@@ -52,11 +50,6 @@ impl Sessions {
         self.by_id.iter().filter_map(|(id, session)| Some((*id, session, session.program()?)))
     }
 
-    /// Their arenas, with their users.
-    pub(crate) fn arenas(&self) -> impl Iterator<Item = (ArenaKey, u32, &ArenaView)> {
-        self.programs().map(|(_, session, program)| (program.key, session.peer.uid(), &program.arena))
-    }
-
     /// Whether an asker is root or the broker's own user. A container's root may be root by number only: for
     /// the system-wide broker it has to be in the broker's own pid namespace.
     pub(crate) fn may_change(&self, asker: SessionId) -> Result<(), Failure> {
@@ -93,8 +86,8 @@ impl Sessions {
         move |sessions, id| all || is_own(sessions, id) == Some(true)
     }
 
-    /// Whether an asker gets figures of this moment. What looks at everybody's programs is made once a second for others,
-    /// however many ask, and for what must be quick.
+    /// Whether an asker gets figures of this moment, and at once. For others what looks at everybody's programs is made once a second,
+    /// however many ask.
     pub(crate) fn gets_exact_figures(&self, asker: SessionId) -> bool {
         self.private || self.may_change(asker).is_ok()
     }

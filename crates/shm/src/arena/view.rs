@@ -10,6 +10,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Another process's arena, for the broker: it is read, never mapped. A look through a mapping would allocate what was never
 /// written, or was punched out since, and charge it to whoever looks.
+#[derive(Clone)]
 pub struct ArenaView {
     fd: Rc<OwnedFd>,
 }
@@ -25,6 +26,11 @@ impl ArenaView {
     /// Its memfd.
     pub fn fd(&self) -> &Rc<OwnedFd> {
         &self.fd
+    }
+
+    /// Its memfd alone.
+    pub fn into_fd(self) -> Rc<OwnedFd> {
+        self.fd
     }
 
     /// The counters as they are now. Written by the client at will: believe nothing that matters.
