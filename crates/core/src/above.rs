@@ -13,6 +13,8 @@ pub struct Above {
     pub revoke: fn(Conn, i32, Reason),
     /// Closes both lanes, and the connection stays on TCP.
     pub revoke_for_good: fn(Conn, i32, Reason),
+    /// The same, and what is unread goes to TCP, too: an epoll set that processes share tells of it.
+    pub leave_to_sets: fn(Conn, i32),
     /// So many calls have moved bytes by TCP in one direction.
     pub moved: fn(Conn, i32, u16),
 }
@@ -21,6 +23,7 @@ static ABOVE: Once<Above> = Once::with(&Above {
     settle: |_, _| {},
     revoke: |_, _, _| {},
     revoke_for_good: |_, _, _| {},
+    leave_to_sets: |_, _| {},
     moved: |_, _, _| {},
 });
 
@@ -57,6 +60,12 @@ pub(crate) fn revoke(conn: Conn, fd: i32, reason: Reason) {
 #[cold]
 pub(crate) fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
     tell(|above| (above.revoke_for_good)(conn, fd, reason));
+}
+
+/// Closes both lanes of a connection for good; what is unread goes to TCP.
+#[cold]
+pub(crate) fn leave_to_sets(conn: Conn, fd: i32) {
+    tell(|above| (above.leave_to_sets)(conn, fd));
 }
 
 /// After a call on plain TCP that moved bytes, one of so many in its direction: perhaps it is time for a lane.

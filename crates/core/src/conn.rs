@@ -23,7 +23,7 @@ mod rings;
 
 pub use given::spawned;
 pub use handover::{
-    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, leave_shared_sets,
+    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, leave_to_sets,
     let_go_of_all, ring_set_up,
 };
 pub use named::{give_socket, give_sockets, has_other_names};

@@ -35,6 +35,7 @@ pub fn start(options: Options) {
         settle: conn::settle_slowly,
         revoke: conn::revoke,
         revoke_for_good: conn::revoke_for_good,
+        leave_to_sets: conn::leave_to_sets,
         moved: conn::moved,
     });
     session::attach(&session::Above {
@@ -74,7 +75,7 @@ pub fn leave(reason: Reason) {
 
 /// Before fork(): the child will hold every connection too, as a tenant of the arenas they are in.
 pub fn before_fork() {
-    conn::leave_shared_sets();
+    sets::to_be_shared();
     // Not while a lane is being opened: it is mapped in both processes, or in neither's state. And not while another
     // thread is within what any lock protects: the child gets a copy of it, and no thread that would finish.
     session::hold_across_fork();

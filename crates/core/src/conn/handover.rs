@@ -88,9 +88,9 @@ pub fn before_shell() -> u32 {
     proc::last_made().map_or(u32::MAX, |last| last + 1)
 }
 
-/// Before fork(), with no lock held: those whose one-shots stand in sets that the child will share.
-pub fn leave_shared_sets() {
-    sets::to_be_shared(|conn, fd| leave_to_others(conn, fd, Event::Bar, Reason::NestedSets));
+/// Sets that processes share are to tell of it. With no lock held.
+pub fn leave_to_sets(conn: Conn, fd: i32) {
+    leave_to_others(conn, fd, Event::Bar, Reason::NestedSets);
 }
 
 fn survive(child: u32) {

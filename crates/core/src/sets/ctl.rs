@@ -41,6 +41,15 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         _ => return None,
     };
     own(set);
+    if let Some(conn) = conn
+        && op == libc::EPOLL_CTL_MOD
+        && set.shared.load(Ordering::Relaxed)
+        && event.is_some_and(|event| event.events & ONESHOT != 0)
+        && on_lane(conn)
+    {
+        // Whoever is to be told of it, it is told by TCP.
+        above::leave_to_sets(conn, fd);
+    }
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn
         && let Some(reason) = bar_of_entry(set, event.map_or(0, |event| event.events))

@@ -27,7 +27,7 @@ use shunpike_wire::Reason;
 
 use crate::set::{List, Set};
 use crate::table::{self, Conn, Entry};
-use crate::tls::thread;
+use crate::tls::{critical, thread};
 use crate::{above, link, process, state};
 
 use self::entries::{restore_left, share};
@@ -152,9 +152,9 @@ pub fn watch(set: &'static Set) {
 }
 
 /// Before fork(): connections on lanes whose one-shots the child will have, too, go back to TCP: whether one has fired only this process
-/// knows until then. `leave`: for those that have, of which what is unread goes to TCP as well, as either process may arm them. Where
-/// one is armed, it stays in the ring, and both are told: a sender that makes no call would never take it back. With no lock held.
-pub fn to_be_shared(mut leave: impl FnMut(Conn, i32)) {
+/// knows until then. What is unread stays in the ring, where both find it: a sender that makes no call would never take it back. An armed one
+/// is told of by both; one that has fired leaves it to TCP when it is armed (`ctl`). With no lock held.
+pub fn to_be_shared() {
     // First: from here on none comes on a lane. SeqCst, as in `watch`.
     open_sets().for_each(|set| set.shared.store(true, Ordering::SeqCst));
     // Those of a parent are on TCP since its fork.
@@ -168,14 +168,21 @@ pub fn to_be_shared(mut leave: impl FnMut(Conn, i32)) {
                 reg.events.get() & ONESHOT != 0
             };
             let Some((index, conn, fd)) = managed_after(set, after, is_shot) else { break };
-            if has_fired.get() {
-                leave(conn, fd);
+            if has_fired.get() && !has_unread(conn) {
+                above::leave_to_sets(conn, fd);
             } else {
                 above::revoke_for_good(conn, fd, Reason::NestedSets);
             }
             after = index;
         }
     }
+}
+
+/// Whether bytes lie unread in the ring.
+fn has_unread(conn: Conn) -> bool {
+    let half = &conn.block.rx;
+    let _critical = critical();
+    state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed))
 }
 
 /// Whether another process that has the connection took it back to TCP.
