@@ -1,12 +1,17 @@
-/* Signals in calls that wait: their handlers jump away.
+/* Signals in calls that wait: their handlers jump away, return, or are kept back by the call's mask.
  *   handled server|client CASE PORT */
 #include "bed.h"
 #include <setjmp.h>
 #include <sys/epoll.h>
 #include <sys/time.h>
 
-static volatile sig_atomic_t waits;
+static volatile sig_atomic_t handled, waits;
 static sigjmp_buf back;
+
+static void on_signal(int number) {
+    (void)number;
+    handled++;
+}
 
 static void jump(int number) {
     (void)number;
@@ -32,11 +37,11 @@ static int set_of(int fd) {
     return set;
 }
 
-/* Echoes each byte, some later than a spin lasts. */
+/* Echoes each byte: an 's' at leisure, and some others later than a spin lasts. */
 static void echo_server(int fd) {
     char byte;
     for (int i = 0; recv_upto(fd, &byte, 1) == 1; i++) {
-        if (i % 3 == 0) usleep(300);
+        if (byte == 's' || i % 3 == 0) usleep(byte == 's' ? 3000 : 300);
         send_all(fd, &byte, 1);
     }
 }
@@ -67,9 +72,34 @@ static void jumps_client(int fd) {
 
 #define jumps_server echo_server
 
+/* -- epoll_pwait whose mask keeps the signal back: it is no end of the call, whenever its handler runs -- */
+static void masked_client(int fd) {
+    enum { ROUNDS = 300, ANSWERED = 60 };
+    const int set = set_of(fd);
+    struct epoll_event event;
+    sigset_t all;
+    char byte;
+    int ended = 0;
+    sigfillset(&all);
+    handle(SIGALRM, on_signal, 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        /* After waits that were short a thread spins. */
+        for (int j = 0; j <= ANSWERED; j++) {
+            send_all(fd, j < ANSWERED ? "x" : "s", 1);
+            if (j == ANSWERED) alarm_in(8 + i % 25, 0);
+            while (epoll_pwait(set, &event, 1, -1, &all) < 0) ended++;
+            recv_all(fd, &byte, 1);
+        }
+    }
+    say("handlers %d, calls that ended by EINTR: %d", (int)handled, ended);
+}
+
+#define masked_server echo_server
+
 int main(int argc, char **argv) {
     static const struct bed_case cases[] = {
         {"jumps", jumps_server, jumps_client},
+        {"masked", masked_server, masked_client},
         {NULL, NULL, NULL},
     };
     return run_case(argc, argv, cases);

@@ -122,8 +122,7 @@ pub fn wait(
             n = turn(set, epfd, out, false, true);
         }
         if n == 0 && (!lanes || !complete) {
-            // A handler that ran while we looked would have ended the kernel's own wait.
-            if call::restarts_before().0 != signals {
+            if was_interrupted(mask, signals) {
                 wake_others(set);
                 return Err(Errno::INTR);
             }
@@ -153,6 +152,12 @@ pub fn wait(
             stand_all(set);
         }
     }
+}
+
+/// Whether a handler ran since so many signals were handled: it would have ended the kernel's own wait, unless the call's mask had kept its
+/// signal back.
+fn was_interrupted(mask: *const libc::sigset_t, signals: u32) -> bool {
+    mask.is_null() && call::restarts_before().0 != signals
 }
 
 /// The kernel has told the program of `n` events since `before`: how many more there are of lanes that came meanwhile.
@@ -507,8 +512,8 @@ fn sleep(
             }
         }
         drop(critical);
-        // Signals that were kept back until here.
-        if call::restarts_before().0 != signals {
+        // By signals that were kept back until here.
+        if was_interrupted(mask, signals) {
             set.list.lock().sleepers -= 1;
             return Err(Errno::INTR);
         }
