@@ -16,7 +16,7 @@ from procs import finish_together, free_port
 pytestmark = pytest.mark.parity
 
 CASES = {
-    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused"],
+    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused", "blocks"],
     "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal", "messages"],
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice",
                   "leftover", "finished"],

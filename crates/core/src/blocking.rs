@@ -9,6 +9,7 @@ use shunpike_shm::arena::{Block, Half};
 use crate::call;
 use crate::sets;
 use crate::table::Conn;
+use crate::tls::thread;
 use crate::wait::{Nap, Napped};
 
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds.
@@ -47,6 +48,23 @@ impl Blocking {
     /// Whether the call blocks, as far as we know.
     pub fn may_wait(&self, block: &Block) -> bool {
         !self.dontwait && block.nonblock.load(Ordering::Relaxed) == 0
+    }
+
+    /// Of a call that is about to say EAGAIN: whether it blocks after all, as O_NONBLOCK was cleared by a call that no hook saw. The kernel is
+    /// asked where that is `due`, and the second time in a row: a program that does not block waits before it comes again.
+    pub fn blocks_after_all(&self, block: &Block, fd: i32, half: &Half, due: bool) -> bool {
+        if self.dontwait {
+            return false;
+        }
+        let refused = &thread().refused;
+        let at = (core::ptr::from_ref(half).addr() as u32 ^ half.cursor.load(Ordering::Relaxed) as u32) << 1;
+        let before = refused.load(Ordering::Relaxed);
+        refused.store(at | u32::from(before & !1 == at), Ordering::Relaxed);
+        let blocks = (due || before == at) && call::must_block(block, fd).is_ok();
+        if blocks {
+            block.nonblock.store(0, Ordering::Relaxed);
+        }
+        blocks
     }
 
     /// Asks the kernel, unless it was. Errors: EAGAIN when the call does not block.

@@ -45,6 +45,8 @@ pub struct Thread {
     pub sleeps_long: AtomicBool,
     /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
     pub looked_in: AtomicU32,
+    /// Where its last call was that said EAGAIN, and whether that was the second or a later one there ([`Blocking`](crate::blocking::Blocking)).
+    pub refused: AtomicU32,
     /// Ticks until which its spins do not yield.
     pub keep_until: AtomicU64,
     /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it.

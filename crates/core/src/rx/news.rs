@@ -143,12 +143,16 @@ impl Wait {
         if !self.blocking.may_wait(block) {
             let now = clock::ticks();
             let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
-            if since > clock::from_us(tcp_check_us(fd)) {
+            let due = since > clock::from_us(tcp_check_us(fd));
+            if due {
                 half.checked.store(now, Ordering::Relaxed);
                 if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::tcp_shows(fd, NEWS) != 0 {
                     tcp_news(conn, fd);
                     return Ok(());
                 }
+            }
+            if self.blocking.blocks_after_all(block, fd, half, due) {
+                return Ok(());
             }
             return Err(Errno::AGAIN);
         }

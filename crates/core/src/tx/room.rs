@@ -196,7 +196,8 @@ impl Wait {
         let half = &block.tx;
         wake_readers(conn);
         if !self.blocking.may_wait(block) {
-            if overflow(conn, fd) {
+            // A full ring is seldom.
+            if overflow(conn, fd) || self.blocking.blocks_after_all(block, fd, half, true) {
                 return Ok(());
             }
             block.starved.fetch_add(1, Ordering::Relaxed);
