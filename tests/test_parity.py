@@ -22,7 +22,7 @@ CASES = {
                   "leftover", "finished"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw", "output", "file", "input", "reopened", "shell", "clones"],
-    "waits": ["thousands", "masks", "timers", "flood", "filled", "few"],
+    "waits": ["thousands", "masks", "timers", "flood", "filled", "few", "exceptional"],
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
