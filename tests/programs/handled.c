@@ -96,10 +96,33 @@ static void masked_client(int fd) {
 
 #define masked_server echo_server
 
+/* -- a part of what MSG_WAITALL asks for, and a handler with SA_RESTART: the part is what the call returns -- */
+static void part_client(int fd) {
+    char bytes[10];
+    int64_t began = now_ms();
+    handle(SIGALRM, on_signal, SA_RESTART);
+    tell();
+    alarm_in(300000, 0);
+    say("a part: %s", outcome(recv(fd, bytes, sizeof bytes, MSG_WAITALL)));
+    say("at the signal: %d", handled == 1 && now_ms() - began < 1500);
+    tell();
+    say("the rest: %s", outcome(recv(fd, bytes, 7, MSG_WAITALL)));
+}
+
+static void part_server(int fd) {
+    await();
+    send_all(fd, "abc", 3);
+    struct pollfd told = {wait_fd, POLLIN, 0};
+    poll(&told, 1, 3000); /* not for ever: who waits for all would */
+    send_all(fd, "defghij", 7);
+    await();
+}
+
 int main(int argc, char **argv) {
     static const struct bed_case cases[] = {
         {"jumps", jumps_server, jumps_client},
         {"masked", masked_server, masked_client},
+        {"part", part_server, part_client},
         {NULL, NULL, NULL},
     };
     return run_case(argc, argv, cases);

@@ -30,6 +30,8 @@ pub struct Blocking {
     deadline: Option<u64>,
     /// Counts of handled signals when the call began, or was last asked whether one ends it.
     signals: (u32, u32),
+    /// It went on after one.
+    attended: bool,
 }
 
 impl Blocking {
@@ -42,6 +44,7 @@ impl Blocking {
             timeout: None,
             deadline: None,
             signals: call::restarts_before(),
+            attended: false,
         }
     }
 
@@ -84,6 +87,11 @@ impl Blocking {
         call::remaining(self.deadline)
     }
 
+    /// Whether a signal was handled since the call began: one that has moved a part ends then, whatever its handler's flags.
+    pub fn is_signalled(&self) -> bool {
+        self.attended || call::restarts_before() != self.signals
+    }
+
     /// After a sleep that a signal ended; see [`call::interrupted`]. Errors: EINTR.
     pub fn interrupted(&self) -> Result<(), Errno> {
         call::interrupted(self.signals, self.timeout.is_some())
@@ -97,6 +105,7 @@ impl Blocking {
         }
         self.interrupted()?;
         self.signals = now;
+        self.attended = true;
         Ok(())
     }
 

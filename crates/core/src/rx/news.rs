@@ -130,6 +130,11 @@ impl Wait {
         Self { blocking: Blocking::new(flags, libc::SO_RCVTIMEO), napped: false }
     }
 
+    /// See [`Blocking::is_signalled`].
+    pub(super) fn is_signalled(&self) -> bool {
+        self.blocking.is_signalled()
+    }
+
     /// Whether the call blocks, as far as we know.
     pub(super) fn may_wait(&self, block: &Block) -> bool {
         self.blocking.may_wait(block)
