@@ -318,11 +318,32 @@ static void exceptional_server(int fd) {
     await();
 }
 
+/* -- both ends write before they read: TCP's buffers take it, and neither waits for the other -- */
+static void mutual(int fd, int is_first) {
+    enum { ROUNDS = 60, SIZE = 400000, SLOW_MS = 60 };
+    static unsigned char bytes[SIZE];
+    int slow = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        /* Both begin at once. */
+        if (is_first) send_all(fd, bytes, 1), recv_all(fd, bytes, 1);
+        else recv_all(fd, bytes, 1), send_all(fd, bytes, 1);
+        int64_t began = now_ms();
+        send_all(fd, bytes, SIZE);
+        recv_all(fd, bytes, SIZE);
+        slow += now_ms() - began >= SLOW_MS;
+    }
+    say("stalls: %s", slow ? "some" : "none");
+}
+
+static void mutual_client(int fd) { mutual(fd, 1); }
+static void mutual_server(int fd) { mutual(fd, 0); }
+
 int main(int argc, char **argv) {
     static const struct bed_case cases[] = {
         {"thousands", thousands_server, thousands_client}, {"masks", masks_server, masks_client},
         {"timers", timers_server, timers_client},          {"flood", flood_server, flood_client},
         {"filled", filled_server, filled_client},          {"few", few_server, few_client},
+        {"mutual", mutual_server, mutual_client},
         {"exceptional", exceptional_server, exceptional_client},
         {NULL, NULL, NULL},
     };
