@@ -27,7 +27,7 @@ CASES = {
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
-    "handled": ["jumps", "masked", "part"],
+    "handled": ["jumps", "masked", "part", "cancelled"],
 }  # fmt: skip
 
 

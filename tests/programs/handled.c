@@ -1,6 +1,8 @@
-/* Signals in calls that wait: their handlers jump away, return, or are kept back by the call's mask.
+/* Signals in calls that wait: their handlers jump away, return, or are kept back by the call's mask; and threads
+ * that are cancelled there.
  *   handled server|client CASE PORT */
 #include "bed.h"
+#include <pthread.h>
 #include <setjmp.h>
 #include <sys/epoll.h>
 #include <sys/time.h>
@@ -118,11 +120,62 @@ static void part_server(int fd) {
     await();
 }
 
+/* -- two threads that wait for one set, of which one is cancelled as a byte comes: the other one is told of it -- */
+enum { CANCELS = 40 };
+
+static int shared_set;
+static volatile int taken;
+
+static void *takes(void *fd) {
+    for (;;) {
+        struct epoll_event event;
+        char byte;
+        int told = epoll_wait(shared_set, &event, 1, -1);
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+        if (told == 1 && recv(*(int *)fd, &byte, 1, MSG_DONTWAIT) == 1) taken++;
+        pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    }
+    return NULL;
+}
+
+static void cancelled_client(int fd) {
+    int lost = 0;
+    shared_set = set_of(fd);
+    for (int i = 0; i < CANCELS; i++) {
+        pthread_t first, second;
+        char byte;
+        taken = 0;
+        pthread_create(&first, NULL, takes, &fd);
+        usleep(5000);
+        pthread_create(&second, NULL, takes, &fd);
+        usleep(25000);
+        tell();
+        for (int64_t until = now_ns() + i * 10000; now_ns() < until;) {}
+        pthread_cancel(first);
+        for (int64_t until = now_ms() + 1000; !taken && now_ms() < until;) usleep(200);
+        pthread_cancel(second);
+        pthread_join(first, NULL);
+        pthread_join(second, NULL);
+        if (!taken) lost++, recv_all(fd, &byte, 1);
+    }
+    say("bytes not told of: %d", lost);
+    tell();
+}
+
+static void cancelled_server(int fd) {
+    for (int i = 0; i < CANCELS; i++) {
+        await();
+        send_all(fd, "!", 1);
+    }
+    await();
+}
+
 int main(int argc, char **argv) {
     static const struct bed_case cases[] = {
         {"jumps", jumps_server, jumps_client},
         {"masked", masked_server, masked_client},
         {"part", part_server, part_client},
+        {"cancelled", cancelled_server, cancelled_client},
         {NULL, NULL, NULL},
     };
     return run_case(argc, argv, cases);
