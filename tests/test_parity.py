@@ -16,16 +16,17 @@ from procs import finish_together, free_port
 pytestmark = pytest.mark.parity
 
 CASES = {
-    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused"],
+    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused", "blocks"],
     "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal", "messages"],
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice",
                   "leftover", "finished"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw", "output", "file", "input", "reopened", "shell", "clones", "spliced"],
-    "waits": ["thousands", "masks", "timers", "flood", "filled", "few"],
+    "waits": ["thousands", "masks", "timers", "flood", "filled", "few", "exceptional", "mutual"],
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
+    "handled": ["jumps", "masked", "part", "cancelled"],
 }  # fmt: skip
 
 

@@ -298,11 +298,37 @@ static void refused_client(int fd) {
     say("%d %d", linger.l_onoff, linger.l_linger);
 }
 
+/* -- O_NONBLOCK, cleared past fcntl() and ioctl(): the call blocks again -- */
+static void blocks_client(int fd) {
+    char byte;
+    for (int way = 0; way < 3; way++) {
+        int off = 0;
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        say("nothing: %s", outcome(recv(fd, &byte, 1, 0)));
+        if (way == 0) syscall(SYS_fcntl, fd, F_SETFL, 0);
+        else if (way == 1) unseen_call(SYS_fcntl, fd, F_SETFL, 0, 0);
+        else unseen_call(SYS_ioctl, fd, FIONBIO, (long)&off, 0);
+        tell();
+        say("a byte: %s", outcome(recv(fd, &byte, 1, 0)));
+    }
+    tell();
+}
+
+static void blocks_server(int fd) {
+    for (int way = 0; way < 3; way++) {
+        await();
+        usleep(100000);
+        send_all(fd, "!", 1);
+    }
+    await();
+}
+
 static const struct bed_case cases[] = {
     {"peek", peek_server, peek_client},       {"waitall", waitall_server, waitall_client},
     {"dontwait", dontwait_server, dontwait_client}, {"lengths", lengths_server, lengths_client},
     {"files", files_server, files_client},    {"vectors", vectors_server, vectors_client},
     {"dups", dups_server, dups_client},       {"refused", refused_server, refused_client},
+    {"blocks", blocks_server, blocks_client},
     {NULL, NULL, NULL},
 };
 

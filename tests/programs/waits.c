@@ -294,11 +294,57 @@ static void few_server(int fd) {
     }
 }
 
+/* -- select() for exceptional conditions alone: a peer that resets is none -- */
+static void exceptional_client(int fd) {
+    tell();
+    for (int i = 0; i < 3; i++) {
+        struct timeval left = {0, 300000};
+        fd_set exceptional;
+        int64_t began = now_ms();
+        FD_ZERO(&exceptional);
+        FD_SET(fd, &exceptional);
+        int told = select(fd + 1, NULL, NULL, &exceptional, &left);
+        say("select: %d, the whole time: %d, left: %d", told, now_ms() - began >= 290, left.tv_usec != 0);
+    }
+    tell();
+}
+
+static void exceptional_server(int fd) {
+    struct linger none = {1, 0};
+    await();
+    usleep(100000);
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    close(fd);
+    await();
+}
+
+/* -- both ends write before they read: TCP's buffers take it, and neither waits for the other -- */
+static void mutual(int fd, int is_first) {
+    enum { ROUNDS = 60, SIZE = 400000, SLOW_MS = 60 };
+    static unsigned char bytes[SIZE];
+    int slow = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        /* Both begin at once. */
+        if (is_first) send_all(fd, bytes, 1), recv_all(fd, bytes, 1);
+        else recv_all(fd, bytes, 1), send_all(fd, bytes, 1);
+        int64_t began = now_ms();
+        send_all(fd, bytes, SIZE);
+        recv_all(fd, bytes, SIZE);
+        slow += now_ms() - began >= SLOW_MS;
+    }
+    say("stalls: %s", slow ? "some" : "none");
+}
+
+static void mutual_client(int fd) { mutual(fd, 1); }
+static void mutual_server(int fd) { mutual(fd, 0); }
+
 int main(int argc, char **argv) {
     static const struct bed_case cases[] = {
         {"thousands", thousands_server, thousands_client}, {"masks", masks_server, masks_client},
         {"timers", timers_server, timers_client},          {"flood", flood_server, flood_client},
         {"filled", filled_server, filled_client},          {"few", few_server, few_client},
+        {"mutual", mutual_server, mutual_client},
+        {"exceptional", exceptional_server, exceptional_client},
         {NULL, NULL, NULL},
     };
     return run_case(argc, argv, cases);

@@ -29,6 +29,8 @@ pub struct Blocking {
     deadline: Option<u64>,
     /// Counts of handled signals when the call began, or was last asked whether one ends it.
     signals: (u32, u32),
+    /// It went on after one.
+    attended: bool,
 }
 
 impl Blocking {
@@ -41,12 +43,22 @@ impl Blocking {
             timeout: None,
             deadline: None,
             signals: call::restarts_before(),
+            attended: false,
         }
     }
 
     /// Whether the call blocks, as far as we know.
     pub fn may_wait(&self, block: &Block) -> bool {
         !self.dontwait && block.nonblock.load(Ordering::Relaxed) == 0
+    }
+
+    /// Of a call that is about to say EAGAIN: whether it blocks after all, as O_NONBLOCK was cleared by a call that no hook saw. Asks the kernel.
+    pub fn blocks_after_all(&self, block: &Block, fd: i32) -> bool {
+        let blocks = !self.dontwait && call::must_block(block, fd).is_ok();
+        if blocks {
+            block.nonblock.store(0, Ordering::Relaxed);
+        }
+        blocks
     }
 
     /// Asks the kernel, unless it was. Errors: EAGAIN when the call does not block.
@@ -66,6 +78,11 @@ impl Blocking {
         call::remaining(self.deadline)
     }
 
+    /// Whether a signal was handled since the call began: one that has moved a part ends then, whatever its handler's flags.
+    pub fn is_signalled(&self) -> bool {
+        self.attended || call::restarts_before() != self.signals
+    }
+
     /// After a sleep that a signal ended; see [`call::interrupted`]. Errors: EINTR.
     pub fn interrupted(&self) -> Result<(), Errno> {
         call::interrupted(self.signals, self.timeout.is_some())
@@ -79,6 +96,7 @@ impl Blocking {
         }
         self.interrupted()?;
         self.signals = now;
+        self.attended = true;
         Ok(())
     }
 

@@ -22,7 +22,7 @@ pub struct Host {
     pub answer_faults: fn(),
     /// Whether there is a handler without SA_RESTART that the program has installed past the entry, which may have run.
     pub may_be_interrupted: fn() -> bool,
-    /// The calling thread has something to give back: [`wait::thread_ends`](crate::wait::thread_ends) is to be called at its end.
+    /// The calling thread has something to give back: [`sets::recall`](crate::sets::recall) and [`wait::thread_ends`](crate::wait::thread_ends) are to be called at its end.
     pub owes: fn(),
     /// The CPU that the calling thread runs on; any number where that cannot be said.
     pub cpu: fn() -> u32,

@@ -376,11 +376,19 @@ pub struct Select {
     words: usize,
 }
 
+/// What each of the three sets asks for, and what it is told of.
+const ASKED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
 const WANTS: [i16; 3] = [
     libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR,
     libc::POLLOUT | libc::POLLERR,
     libc::POLLPRI,
 ];
+
+/// For each of the three sets, whether it has what was told of.
+fn bits(one: &libc::pollfd) -> impl Iterator<Item = bool> {
+    let (events, revents) = (one.events, one.revents);
+    ASKED.into_iter().zip(WANTS).map(move |(asked, told)| events & asked != 0 && revents & told != 0)
+}
 
 impl Select {
     /// The call as pollfds. `None` when no descriptor in it is ours: libc's business.
@@ -411,8 +419,7 @@ impl Select {
         let mut scratch = Scratch::new(count)?;
         let mut used = 0;
         for fd in (0..nfds).filter(|&fd| in_any(fd)) {
-            let events = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
-            let events = (0..3).filter(|&i| at(sets[i], fd)).fold(0, |sum, i| sum | events[i]);
+            let events = (0..3).filter(|&i| at(sets[i], fd)).fold(0, |sum, i| sum | ASKED[i]);
             scratch.slice()[used] = libc::pollfd { fd: fd as i32, events, revents: 0 };
             used += 1;
         }
@@ -422,6 +429,18 @@ impl Select {
     /// The descriptors of the call.
     pub fn fds(&mut self) -> &mut [libc::pollfd] {
         &mut self.scratch.slice()[..self.used]
+    }
+
+    /// Where all that was told of is no bit of any set, takes it out of the call, and says so: the kernel's select waits on.
+    pub fn mutes(&mut self) -> bool {
+        let mutes = !self
+            .fds()
+            .iter()
+            .any(|one| one.revents & libc::POLLNVAL != 0 || bits(one).any(|is_told| is_told));
+        if mutes {
+            self.fds().iter_mut().filter(|one| one.revents != 0).for_each(|one| one.fd = -1);
+        }
+        mutes
     }
 
     /// Writes the result back and returns the number of bits, as select does. Errors: EBADF.
@@ -438,9 +457,8 @@ impl Select {
         }
         let mut n = 0;
         for one in self.fds().iter() {
-            let asked = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
-            for i in 0..3 {
-                if one.events & asked[i] != 0 && one.revents & WANTS[i] != 0 {
+            for (i, is_told) in bits(one).enumerate() {
+                if is_told {
                     let fd = one.fd as usize;
                     // SAFETY: as in `new`.
                     unsafe { *sets[i].add(fd / 64) |= 1 << (fd % 64) };

@@ -137,6 +137,7 @@ fn attempt(
             Step::Empty if bufs.done() > 0 && !whole => return Outcome::Ours(Ok(bufs.done())),
             Step::Again | Step::Plain => {}
             Step::Failed(errno) => return ended(&bufs, errno),
+            Step::Empty if bufs.done() > 0 && wait.is_signalled() => return Outcome::Ours(Ok(bufs.done())),
             Step::Empty => {
                 if let Err(errno) = wait.more(conn, fd).and_then(|()| call::still_at(conn, fd)) {
                     return ended(&bufs, errno);

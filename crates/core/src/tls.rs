@@ -4,7 +4,9 @@
 
 pub mod epochs;
 
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence,
+};
 
 use shunpike_arch::{self as arch, ThreadBlock};
 use shunpike_shm::grace::Reader;
@@ -43,6 +45,8 @@ pub struct Thread {
     pub in_place: AtomicBool,
     /// Its last wait lasted longer than a nap.
     pub sleeps_long: AtomicBool,
+    /// Its end is told of.
+    pub is_marked: AtomicBool,
     /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
     pub looked_in: AtomicU32,
     /// Ticks until which its spins do not yield.
@@ -59,6 +63,8 @@ pub struct Thread {
     pub tcp_calls: AtomicU32,
     /// ... when it last looked at a set with lanes.
     pub tcp_known: AtomicU32,
+    /// Set of which it asks the kernel (`sets::asked`); 0 none.
+    pub asked: AtomicUsize,
     /// Tenant numbers that await the child that this thread forks, plus one, a byte for each arena.
     pub reserved: AtomicU64,
 }

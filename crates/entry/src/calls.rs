@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use shunpike_arch as arch;
 use shunpike_core::wire::Reason;
 use shunpike_core::zerocopy::lending;
-use shunpike_core::{conn, life, limits, process, table, tls, user, wait};
+use shunpike_core::{conn, life, limits, process, sets, table, tls, user, wait};
 
 use crate::errno::as_kernels;
 use crate::real::by_number;
@@ -486,6 +486,7 @@ unsafe fn forked(
 
 /// What the calling thread has is given back. A list of locks in its memory, which is another thread's next, is not looked at by the kernel.
 fn thread_ends() {
+    sets::recall();
     wait::thread_ends();
     let [head, ..] = &arch::thread_block().locks;
     if state::is_in_block(head.load(Ordering::Relaxed) as usize) {

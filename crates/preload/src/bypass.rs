@@ -11,7 +11,7 @@ use shunpike_core::{conn, life, limits, process};
 use crate::indirect::{
     before_bpf, before_option, before_submit, before_unshare, is_filter, is_filter_by_prctl,
 };
-use crate::lifecycle::{hand_over, let_go};
+use crate::lifecycle::{controlled, hand_over, let_go};
 use crate::memory;
 use crate::real::{Arguments, by_number};
 use crate::{children, control, exec, removed, syscall};
@@ -89,6 +89,7 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
             conn::before_ring_enters([fd, second, third, fourth, fifth, 0])
         },
         libc::SYS_io_uring_register => conn::before_ring_registers(second),
+        libc::SYS_fcntl if !table::is_none(fd as c_int) => return Some(fcntl_call as *mut c_void),
         number @ (libc::SYS_mmap
         | libc::SYS_munmap
         | libc::SYS_mremap
@@ -121,6 +122,22 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
 
 stubs! { before_syscall:
     syscall,
+}
+
+/// syscall(2) of fcntl(2).
+extern "C" fn fcntl_call(
+    number: c_long,
+    fd: usize,
+    command: usize,
+    arg: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    // SAFETY: the program's arguments, handed on unchanged.
+    let result = unsafe { by_number(number, [fd, command, arg, d, e, f]) };
+    controlled(fd as c_int, command as c_int, arg, result as c_int);
+    result
 }
 
 /// syscall(2) of io_uring_setup(2). The arguments that this one does not have are handed on, too, as a tracer may see them.

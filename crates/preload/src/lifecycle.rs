@@ -493,7 +493,7 @@ fn duplicate_to(fd: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
 }
 
 /// What fcntl has done, written down.
-fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_int {
+pub(crate) fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_int {
     if rc < 0 {
         return rc;
     }

@@ -254,11 +254,19 @@ pub unsafe fn pselect_by(
 }
 
 fn answered(call: &mut mixed::Select, ns: Option<u64>, mask: *const sigset_t) -> c_int {
-    let told = mixed::poll(call.fds(), ns, mask);
-    if let Ok(told @ 1..) = told {
-        seen::told(call.fds(), told);
+    let began = ns.map(|_| clock::now());
+    let mut left = ns;
+    loop {
+        let told = mixed::poll(call.fds(), left, mask);
+        if let Ok(told @ 1..) = told {
+            seen::told(call.fds(), told);
+            if call.mutes() {
+                left = ns.zip(began).map(|(ns, began)| ns.saturating_sub(clock::now() - began));
+                continue;
+            }
+        }
+        return result(told.and_then(|_| call.answer()));
     }
-    result(told.and_then(|_| call.answer()))
 }
 
 /// epoll_wait and its kin, of which `covered` is libc's own.

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use shunpike_arch::weak_function;
-use shunpike_core::wait;
+use shunpike_core::{sets, wait};
 
 const NO_KEY: u32 = u32::MAX;
 
@@ -50,5 +50,6 @@ pub fn mark() {
 }
 
 extern "C" fn thread_ends(_: *mut c_void) {
+    sets::recall();
     wait::thread_ends();
 }

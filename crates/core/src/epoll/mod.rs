@@ -18,7 +18,7 @@ use crate::sets::list::{news, next, push};
 use crate::sets::refusal::{PUT_BACK_NS, bar_of, has_lost, put_back};
 use crate::sets::regs::{BELL, CONTROL, Control, Reg, has_tags, index_and_turn, managed_after, reg, untag};
 use crate::sets::standing::stand_all;
-use crate::sets::{EDGE, WAIT, has_lanes, is_inherited, is_left, own, ring};
+use crate::sets::{EDGE, WAIT, asked, has_lanes, is_inherited, is_left, own, ring};
 use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::{critical, thread};
@@ -122,8 +122,7 @@ pub fn wait(
             n = turn(set, epfd, out, false, true);
         }
         if n == 0 && (!lanes || !complete) {
-            // A handler that ran while we looked would have ended the kernel's own wait.
-            if call::restarts_before().0 != signals {
+            if was_interrupted(mask, signals) {
                 wake_others(set);
                 return Err(Errno::INTR);
             }
@@ -153,6 +152,12 @@ pub fn wait(
             stand_all(set);
         }
     }
+}
+
+/// Whether a handler ran since so many signals were handled: it would have ended the kernel's own wait, unless the call's mask had kept its
+/// signal back.
+fn was_interrupted(mask: *const libc::sigset_t, signals: u32) -> bool {
+    mask.is_null() && call::restarts_before().0 != signals
 }
 
 /// The kernel has told the program of `n` events since `before`: how many more there are of lanes that came meanwhile.
@@ -198,6 +203,9 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
         list.kernel_at = now;
     }
     drop(list);
+    if due {
+        asked::recall();
+    }
     let of_kernel = |out: &mut [libc::epoll_event], control: Option<&Control>| {
         kernel(set, epfd, out, Some(0), core::ptr::null(), control).unwrap_or(0)
     };
@@ -251,11 +259,11 @@ fn kernel(
     control: Option<&Control>,
 ) -> Result<usize, Errno> {
     const NONE: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
-    match out.len() {
+    asked::asking(set, || match out.len() {
         // Clearing the larger one takes as long as all the rest.
         0..=FEW => kernel_by(&mut [NONE; FEW], set, epfd, out, (timeout, mask), control),
         _ => kernel_by(&mut [NONE; BATCH], set, epfd, out, (timeout, mask), control),
-    }
+    })
 }
 
 /// ... by way of `batch`.
@@ -456,6 +464,7 @@ fn sleep(
     mask: *const libc::sigset_t,
     signals: u32,
 ) -> Result<Option<usize>, Errno> {
+    asked::recall();
     let mut bound = if left == Some(0) { None } else { unheard(set) };
     let lanes = set.managed.load(Ordering::SeqCst) > 0;
     let mut asleep = None;
@@ -465,6 +474,7 @@ fn sleep(
         if let Some(better) = cq.and_then(|cq| process::better_cq(cq as u8)) {
             move_to(set, better);
         }
+        asked::mark();
         let critical = critical();
         let mut list = set.list.lock();
         let mut news = false;
@@ -497,19 +507,19 @@ fn sleep(
         if news {
             return Ok(None);
         }
-        list.sleepers += 1;
+        asked::sleeps(set, &mut list);
         drop(list);
         if let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) {
             link::all().for_each(|link| link.declare_sleep(cq as u8));
             if link::all().any(|link| link.has_news(cq as u8)) {
-                set.list.lock().sleepers -= 1;
+                asked::wakes(set, &mut set.list.lock());
                 return Ok(None);
             }
         }
         drop(critical);
-        // Signals that were kept back until here.
-        if call::restarts_before().0 != signals {
-            set.list.lock().sleepers -= 1;
+        // By signals that were kept back until here.
+        if was_interrupted(mask, signals) {
+            asked::wakes(set, &mut set.list.lock());
             return Err(Errno::INTR);
         }
         asleep = Some(wait::Asleep::begin(Sleep::Set, epfd));
@@ -525,7 +535,7 @@ fn sleep(
     }
     if lanes && left != Some(0) {
         let mut list = set.list.lock();
-        list.sleepers -= 1;
+        asked::wakes(set, &mut list);
         list.kernel_at = clock::ticks();
     }
     let n = result?;

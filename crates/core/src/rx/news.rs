@@ -130,6 +130,11 @@ impl Wait {
         Self { blocking: Blocking::new(flags, libc::SO_RCVTIMEO), napped: false }
     }
 
+    /// See [`Blocking::is_signalled`].
+    pub(super) fn is_signalled(&self) -> bool {
+        self.blocking.is_signalled()
+    }
+
     /// Whether the call blocks, as far as we know.
     pub(super) fn may_wait(&self, block: &Block) -> bool {
         self.blocking.may_wait(block)
@@ -143,12 +148,16 @@ impl Wait {
         if !self.blocking.may_wait(block) {
             let now = clock::ticks();
             let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
-            if since > clock::from_us(tcp_check_us(fd)) {
+            let due = since > clock::from_us(tcp_check_us(fd));
+            if due {
                 half.checked.store(now, Ordering::Relaxed);
                 if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::tcp_shows(fd, NEWS) != 0 {
                     tcp_news(conn, fd);
                     return Ok(());
                 }
+            }
+            if due && self.blocking.blocks_after_all(block, fd) {
+                return Ok(());
             }
             return Err(Errno::AGAIN);
         }

@@ -9,6 +9,7 @@ use super::ring;
 use crate::link;
 use crate::set::{List, Set};
 use crate::table::Conn;
+use crate::tls::critical;
 
 pub(crate) fn push(list: &mut List, index: u32) {
     let Some(new) = reg(index) else { return };
@@ -115,6 +116,8 @@ pub(crate) fn news(set: &'static Set, all: bool) {
     let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1) else { return };
     for link in link::round(&set.links, if all { link::LINKS } else { SOME }) {
         if link.has_news(cq as u8) {
+            // What is taken and not yet on a list is lost to a handler that jumps away.
+            let _critical = critical();
             link.take_news(cq as u8, |first| managed_of(first, |index| look_at(index, Some(set))));
         }
     }

@@ -12,6 +12,7 @@
 //! kernel for them; `list`: the active list; `refusal`: sets that the kernel gives no entry; `standing`: how those that have no lanes are told
 //! of what a lane leaves behind. How a set is looked at and waited for is [`epoll`](crate::epoll)'s.
 
+pub(crate) mod asked;
 pub(crate) mod ctl;
 pub(crate) mod entries;
 pub(crate) mod list;
@@ -34,6 +35,7 @@ use self::entries::{restore_left, share};
 use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 use self::standing::hush;
 
+pub use self::asked::recall;
 pub use self::ctl::{bars, closing, ctl, forget, watches};
 pub use self::entries::{give_words, manage, restore};
 pub(crate) use self::list::watch_over;

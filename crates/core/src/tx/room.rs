@@ -115,6 +115,18 @@ fn room(half: &TxHalf) -> Option<(u64, Dmb)> {
     Some((dmb.room(cons.offset(), half.cursor.load(Ordering::Relaxed))?, dmb))
 }
 
+/// Whether the peer, which does not read, is a writer that waits for us to read: each would wait for the other's grace.
+fn peer_writes(conn: Conn) -> bool {
+    let half = &conn.block.rx;
+    let _critical = critical();
+    half.mode.load(Ordering::Relaxed) == mode::LANE
+        && state::rx_dmb(half).is_some_and(|dmb| {
+            let words = dmb.words();
+            words.waiting(Side::Writers).declared()
+                && words.prod().offset() != half.cursor.load(Ordering::Relaxed)
+        })
+}
+
 /// Ends the lanes of a writer that found no room for longer than the grace: a stopped receiver must not block
 /// it where TCP's buffers would take the bytes. Says whether it did.
 pub fn overflow(conn: Conn, fd: i32) -> bool {
@@ -163,12 +175,13 @@ fn overflowed(conn: Conn, fd: i32) -> Overflow {
         return Overflow::No;
     }
     let waited = now.wrapping_sub(since);
+    let is_mutual = || waited >= clock::from_us(PAUSE_US) && peer_writes(conn);
     let may_pause = || {
         left < half.full_with.load(Ordering::Relaxed)
             && waited >= clock::from_us(PAUSE_US)
             && sys::tcp_shows(fd, libc::POLLOUT) & libc::POLLOUT != 0
     };
-    if waited < clock::from_us(grace_us()) && !may_pause() {
+    if waited < clock::from_us(grace_us()) && !may_pause() && !is_mutual() {
         return Overflow::No;
     }
     state::note(conn.block, Reason::GraceExceeded);
@@ -196,7 +209,8 @@ impl Wait {
         let half = &block.tx;
         wake_readers(conn);
         if !self.blocking.may_wait(block) {
-            if overflow(conn, fd) {
+            // A full ring is seldom.
+            if overflow(conn, fd) || self.blocking.blocks_after_all(block, fd) {
                 return Ok(());
             }
             block.starved.fetch_add(1, Ordering::Relaxed);
@@ -213,7 +227,7 @@ impl Wait {
         if overflow(conn, fd) {
             return Ok(());
         }
-        if !self.napped && self.nap(conn, fd)? != Napped::Over {
+        if !self.napped && (self.nap(conn, fd)? != Napped::Over || overflow(conn, fd)) {
             return Ok(());
         }
         let cq = wait::sleeping_cq();
@@ -231,7 +245,8 @@ impl Wait {
             wait::notify(block, dmb.words(), Side::Readers);
         }
         let remaining = self.blocking.remaining()?;
-        let grace = looks_again(half) + 1;
+        let patience = looks_again(half);
+        let grace = if peer_writes(conn) { patience.min(PAUSE_US * 1000) } else { patience } + 1;
         self.blocking.attend_signals()?;
         let nap = remaining.map_or(grace, |left| left.min(grace));
         match wait::sleep(block, fd, events, Some(nap)) {

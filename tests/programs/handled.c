@@ -1,0 +1,182 @@
+/* Signals in calls that wait: their handlers jump away, return, or are kept back by the call's mask; and threads
+ * that are cancelled there.
+ *   handled server|client CASE PORT */
+#include "bed.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <sys/epoll.h>
+#include <sys/time.h>
+
+static volatile sig_atomic_t handled, waits;
+static sigjmp_buf back;
+
+static void on_signal(int number) {
+    (void)number;
+    handled++;
+}
+
+static void jump(int number) {
+    (void)number;
+    if (!waits) return;
+    waits = 0;
+    siglongjmp(back, 1);
+}
+
+static void handle(int number, void (*handler)(int), int flags) {
+    struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
+    if (sigaction(number, &action, NULL)) die("sigaction");
+}
+
+static void alarm_in(int us, int every) {
+    struct itimerval timer = {{0, every}, {0, us}};
+    if (setitimer(ITIMER_REAL, &timer, NULL)) die("setitimer");
+}
+
+static int set_of(int fd) {
+    struct epoll_event event = {.events = EPOLLIN};
+    int set = epoll_create1(EPOLL_CLOEXEC);
+    if (set < 0 || epoll_ctl(set, EPOLL_CTL_ADD, fd, &event)) die("a set");
+    return set;
+}
+
+/* Echoes each byte: an 's' at leisure, and some others later than a spin lasts. */
+static void echo_server(int fd) {
+    char byte;
+    for (int i = 0; recv_upto(fd, &byte, 1) == 1; i++) {
+        if (byte == 's' || i % 3 == 0) usleep(byte == 's' ? 3000 : 300);
+        send_all(fd, &byte, 1);
+    }
+}
+
+/* -- siglongjmp out of epoll_wait, at any moment: what was posted is not lost by that -- */
+static void jumps_client(int fd) {
+    enum { ROUNDS = 9000, EVERY_US = 337, SLOW_MS = 90 };
+    struct epoll_event event;
+    char byte;
+    const int set = set_of(fd);
+    volatile int slow = 0;
+    handle(SIGALRM, jump, 0);
+    alarm_in(EVERY_US, EVERY_US);
+    for (volatile int i = 0; i < ROUNDS; i++) {
+        volatile int64_t began = now_ms();
+        send_all(fd, "x", 1);
+        sigsetjmp(back, 1);
+        waits = 1;
+        int told = epoll_wait(set, &event, 1, 10000);
+        waits = 0;
+        expect(told == 1, "the byte comes");
+        recv_all(fd, &byte, 1);
+        slow += now_ms() - began >= SLOW_MS;
+    }
+    alarm_in(0, 0);
+    say("rounds that stalled: %s", slow ? "some" : "none");
+}
+
+#define jumps_server echo_server
+
+/* -- epoll_pwait whose mask keeps the signal back: it is no end of the call, whenever its handler runs -- */
+static void masked_client(int fd) {
+    enum { ROUNDS = 300, ANSWERED = 60 };
+    const int set = set_of(fd);
+    struct epoll_event event;
+    sigset_t all;
+    char byte;
+    int ended = 0;
+    sigfillset(&all);
+    handle(SIGALRM, on_signal, 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        /* After waits that were short a thread spins. */
+        for (int j = 0; j <= ANSWERED; j++) {
+            send_all(fd, j < ANSWERED ? "x" : "s", 1);
+            if (j == ANSWERED) alarm_in(8 + i % 25, 0);
+            while (epoll_pwait(set, &event, 1, -1, &all) < 0) ended++;
+            recv_all(fd, &byte, 1);
+        }
+    }
+    say("handlers %d, calls that ended by EINTR: %d", (int)handled, ended);
+}
+
+#define masked_server echo_server
+
+/* -- a part of what MSG_WAITALL asks for, and a handler with SA_RESTART: the part is what the call returns -- */
+static void part_client(int fd) {
+    char bytes[10];
+    int64_t began = now_ms();
+    handle(SIGALRM, on_signal, SA_RESTART);
+    tell();
+    alarm_in(300000, 0);
+    say("a part: %s", outcome(recv(fd, bytes, sizeof bytes, MSG_WAITALL)));
+    say("at the signal: %d", handled == 1 && now_ms() - began < 1500);
+    tell();
+    say("the rest: %s", outcome(recv(fd, bytes, 7, MSG_WAITALL)));
+}
+
+static void part_server(int fd) {
+    await();
+    send_all(fd, "abc", 3);
+    struct pollfd told = {wait_fd, POLLIN, 0};
+    poll(&told, 1, 3000); /* not for ever: who waits for all would */
+    send_all(fd, "defghij", 7);
+    await();
+}
+
+/* -- two threads that wait for one set, of which one is cancelled as a byte comes: the other one is told of it -- */
+enum { CANCELS = 40 };
+
+static int shared_set;
+static volatile int taken;
+
+static void *takes(void *fd) {
+    for (;;) {
+        struct epoll_event event;
+        char byte;
+        int told = epoll_wait(shared_set, &event, 1, -1);
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+        if (told == 1 && recv(*(int *)fd, &byte, 1, MSG_DONTWAIT) == 1) taken++;
+        pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    }
+    return NULL;
+}
+
+static void cancelled_client(int fd) {
+    int lost = 0;
+    shared_set = set_of(fd);
+    for (int i = 0; i < CANCELS; i++) {
+        pthread_t first, second;
+        char byte;
+        taken = 0;
+        pthread_create(&first, NULL, takes, &fd);
+        usleep(5000);
+        pthread_create(&second, NULL, takes, &fd);
+        usleep(25000);
+        tell();
+        for (int64_t until = now_ns() + i * 10000; now_ns() < until;) {}
+        pthread_cancel(first);
+        for (int64_t until = now_ms() + 1000; !taken && now_ms() < until;) usleep(200);
+        pthread_cancel(second);
+        pthread_join(first, NULL);
+        pthread_join(second, NULL);
+        if (!taken) lost++, recv_all(fd, &byte, 1);
+    }
+    say("bytes not told of: %d", lost);
+    tell();
+}
+
+static void cancelled_server(int fd) {
+    for (int i = 0; i < CANCELS; i++) {
+        await();
+        send_all(fd, "!", 1);
+    }
+    await();
+}
+
+int main(int argc, char **argv) {
+    static const struct bed_case cases[] = {
+        {"jumps", jumps_server, jumps_client},
+        {"masked", masked_server, masked_client},
+        {"part", part_server, part_client},
+        {"cancelled", cancelled_server, cancelled_client},
+        {NULL, NULL, NULL},
+    };
+    return run_case(argc, argv, cases);
+}
