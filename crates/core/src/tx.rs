@@ -15,7 +15,10 @@ use shunpike_shm::lane::{Cursor, Dmb, MAX_OFFSET, MIN_WINDOW, Side};
 use shunpike_shm::lock::Section;
 use shunpike_wire::Reason;
 
-pub use ending::{asked_to_leave, attend, conclude, end, end_last, is_to_attend, outside_tcp, owes, revoke};
+pub use ending::{
+    asked_to_leave, attend, conclude, conclude_stream, end, end_last, is_to_attend, must_attend, outside_tcp,
+    owes, revoke,
+};
 pub use room::{has_room, looks_again, overflow};
 pub use unheard::unheard;
 

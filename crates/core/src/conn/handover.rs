@@ -11,7 +11,9 @@ use super::{drop_end, given};
 use crate::host::is_alone;
 use crate::table::{self, Conn, Entry};
 use crate::zerocopy::lending;
-use crate::{above, closing, eager, keepalive, proc, process, rings, sets, state, sys, tx, upgrade};
+use crate::{
+    above, clock, closing, eager, holders, keepalive, proc, process, rings, sets, state, sys, tx, upgrade,
+};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
@@ -20,21 +22,23 @@ use crate::{above, closing, eager, keepalive, proc, process, rings, sets, state,
 /// stand there then are out of a foreign program's reach, unless it has taken them back itself (`tx::conclude`).
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     given::to_anybody(conn.block);
-    leave_to_others(conn, fd, Event::Bar, reason);
+    leave_to_others(conn, fd, Event::Bar, reason, false);
 }
 
 /// `hand_over` to a process that is known: `child`.
 fn hand_over_to(conn: Conn, fd: i32, child: u32) {
     given::to_child(conn.block, fd, child);
-    hand_over_to_listed(conn, fd);
+    // A child that is ourselves executes another program in our place.
+    leave_to_others(conn, fd, Event::Give, Reason::HandedOver, child != process::pid());
 }
 
 /// Hands it over to the children that its list names already.
 pub(super) fn hand_over_to_listed(conn: Conn, fd: i32) {
-    leave_to_others(conn, fd, Event::Give, Reason::HandedOver);
+    leave_to_others(conn, fd, Event::Give, Reason::HandedOver, true);
 }
 
-fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
+/// `reads_on`: this process does, with hooks. What never comes by TCP it reads from the ring.
+fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason, reads_on: bool) {
     let block = conn.block;
     state::note(block, reason);
     eager::given(block);
@@ -47,7 +51,7 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     }
     // Only now: another thread may have opened the lane meanwhile.
     keepalive::over(conn, fd);
-    closing::ask_back(conn);
+    closing::ask_back(conn, reads_on);
     // Only now: who finds our lane ended finds LEAVE, too.
     tx::conclude(conn, fd);
     if is_ours {
@@ -74,6 +78,19 @@ fn is_socket_of(block: &Block, fd: i32) -> bool {
 /// Before exec(): connections whose descriptors survive it are handed over, on a lane or not yet.
 pub fn before_exec() {
     survive(sys::pid());
+    if sys::pid() != process::pid() {
+        return;
+    }
+    // What this program owes nobody pays after it.
+    let began = clock::now();
+    for (fd, entry) in table::all() {
+        if let Entry::Conn(conn) = entry
+            && holders::alone(conn.block)
+            && tx::must_attend(conn)
+        {
+            tx::conclude_stream(conn, fd, clock::now() - began);
+        }
+    }
 }
 
 /// Before posix_spawn(): those that the child inherits are. [`given::spawned`] follows.
@@ -90,7 +107,7 @@ pub fn before_shell() -> u32 {
 
 /// Before fork(), with no lock held: those whose one-shots stand in sets that the child will share.
 pub fn leave_shared_sets() {
-    sets::to_be_shared(|conn, fd| leave_to_others(conn, fd, Event::Bar, Reason::NestedSets));
+    sets::to_be_shared(|conn, fd| leave_to_others(conn, fd, Event::Bar, Reason::NestedSets, false));
 }
 
 fn survive(child: u32) {
