@@ -19,7 +19,7 @@ use crate::{
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
 ///
 /// A sender that ended its lane before we could ask has counted on our reading the ring to its end; bytes that
-/// stand there then are out of a foreign program's reach, unless it has taken them back itself (`tx::conclude`).
+/// stand there then are out of a foreign program's reach, unless it has taken them back itself (`tx::conclude`): COMPLIANCE.md.
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     given::to_anybody(conn.block);
     leave_to_others(conn, fd, Event::Bar, reason, false);
@@ -81,16 +81,26 @@ pub fn before_exec() {
     if sys::pid() != process::pid() {
         return;
     }
-    // What this program owes nobody pays after it.
+    // What this program owes nobody pays after it, and what is left in a ring nobody reads.
     let began = clock::now();
     for (fd, entry) in table::all() {
-        if let Entry::Conn(conn) = entry
-            && holders::alone(conn.block)
-            && tx::must_attend(conn)
-        {
+        let Entry::Conn(conn) = entry else { continue };
+        if !holders::alone(conn.block) {
+            continue;
+        }
+        if tx::must_attend(conn) {
             tx::conclude_stream(conn, fd, clock::now() - began);
         }
+        if survives_exec(fd) && conn.block.rx.mode.load(Ordering::Relaxed) == mode::LANE {
+            // To the next program TCP's end would look like that of all bytes.
+            let _ = rustix::net::connect_unspec(sys::borrowed(fd));
+        }
     }
+}
+
+fn survives_exec(fd: i32) -> bool {
+    rustix::io::fcntl_getfd(sys::borrowed(fd))
+        .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
 /// Before posix_spawn(): those that the child inherits are. [`given::spawned`] follows.
@@ -115,18 +125,14 @@ fn survive(child: u32) {
     if sys::pid() == process::pid() {
         lending::close();
     }
-    let survives = |fd| {
-        rustix::io::fcntl_getfd(sys::borrowed(fd))
-            .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
-    };
     for (fd, entry) in table::all() {
         if let Entry::Conn(conn) = entry
-            && survives(fd)
+            && survives_exec(fd)
             && is_socket_of(conn.block, fd)
         {
             hand_over_to(conn, fd, child);
         }
-        if matches!(entry, Entry::Socket) && survives(fd) {
+        if matches!(entry, Entry::Socket) && survives_exec(fd) {
             give_socket(fd);
         }
     }
@@ -134,7 +140,7 @@ fn survive(child: u32) {
     if sys::pid() == process::pid() {
         for (fd, entry) in table::all() {
             if let Entry::Set(set) = entry
-                && survives(fd)
+                && survives_exec(fd)
             {
                 sets::give_words(set);
             }
