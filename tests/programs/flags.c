@@ -298,7 +298,7 @@ static void refused_client(int fd) {
     say("%d %d", linger.l_onoff, linger.l_linger);
 }
 
-/* -- O_NONBLOCK, cleared past fcntl() and ioctl(): the call blocks again -- */
+/* -- O_NONBLOCK, cleared past fcntl() and ioctl(): the call blocks again, after a moment -- */
 static void blocks_client(int fd) {
     char byte;
     for (int way = 0; way < 3; way++) {
@@ -308,6 +308,7 @@ static void blocks_client(int fd) {
         if (way == 0) syscall(SYS_fcntl, fd, F_SETFL, 0);
         else if (way == 1) unseen_call(SYS_fcntl, fd, F_SETFL, 0, 0);
         else unseen_call(SYS_ioctl, fd, FIONBIO, (long)&off, 0);
+        if (way > 0) usleep(2000); /* nobody has seen that: it is found when TCP is looked at again */
         tell();
         say("a byte: %s", outcome(recv(fd, &byte, 1, 0)));
     }

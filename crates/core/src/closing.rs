@@ -101,8 +101,9 @@ pub fn stop_receiving(conn: Conn, half: RxHeld<'_>) {
     }
 }
 
-/// Wants no more by the lane towards us, and by TCP what is unread: its sender takes that back.
-pub fn ask_back(conn: Conn) {
+/// Wants no more by the lane towards us, and by TCP what is unread: its sender takes that back. `reads_on`: with hooks, when it has
+/// (`rx::ask_back`).
+pub fn ask_back(conn: Conn, reads_on: bool) {
     {
         let guard = conn.block.rx.lock(critical());
         let half = guard.held();
@@ -117,7 +118,8 @@ pub fn ask_back(conn: Conn) {
         let empty = dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed);
         let taken = dmb.words().cons().has(Cursor::TAKEN);
         // Else the sender had ended its lane before, and takes nothing back: what is unread is read here.
-        if asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || empty || taken {
+        let comes_back = asked.unwrap_or_else(|seen| seen).has(Cursor::LEAVE) || taken;
+        if empty || comes_back && !reads_on {
             half.mode.store(half, mode::PLAIN, Ordering::Release);
             rx_closed(conn, half);
         }

@@ -23,8 +23,8 @@ mod rings;
 
 pub use given::spawned;
 pub use handover::{
-    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, leave_to_sets,
-    let_go_of_all, ring_set_up,
+    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, leave_to_sets, let_go_of_all,
+    ring_set_up,
 };
 pub use named::{give_socket, give_sockets, has_other_names};
 pub use rings::{
@@ -204,23 +204,24 @@ pub fn revoke_for_good(conn: Conn, fd: i32, reason: Reason) {
 /// process held, it holds no more.
 pub fn at_exit() {
     lending::close();
+    let began = clock::now();
     for (fd, entry) in table::all() {
         let Entry::Conn(conn) = entry else { continue };
-        let critical = critical();
         let alone = holders::alone(conn.block);
         if alone {
             tx::end_last(conn, fd);
         }
-        if tx::asked_to_leave(&conn.block.tx) || tx::owes(&conn.block.tx) {
-            tx::conclude(conn, fd);
+        if tx::must_attend(conn) {
+            tx::conclude_stream(conn, fd, clock::now() - began);
         }
         if alone {
             tap::over(conn.block);
-            let guard = conn.block.rx.lock(&critical);
+            let guard = conn.block.rx.lock(critical());
             let half = guard.held();
             if let Some(dmb) = state::rx_dmb(&half) {
                 if leaves_unread(half, &dmb) {
-                    reset_at_close(fd);
+                    // As TCP does with unread data (RFC 1122, 4.2.2.13).
+                    sys::reset_at_close(fd);
                 }
                 let _ = dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
                 wait::notify(conn.block, dmb.words(), Side::Writers);
@@ -241,12 +242,6 @@ fn leaves_unread(half: RxHeld<'_>, dmb: &Dmb) -> bool {
     matches!(half.mode.load(Ordering::Relaxed), mode::GRANTED | mode::LANE)
         && dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed)
         && !dmb.words().cons().has(Cursor::TAKEN)
-}
-
-/// As TCP does with unread data: the peer gets a reset (RFC 1122, 4.2.2.13).
-fn reset_at_close(fd: i32) {
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
 }
 
 /// close(): before libc's own.
@@ -380,7 +375,11 @@ fn abandon_handshake(conn: Conn) {
 fn end_lanes(conn: Conn, fd: i32, open: bool) {
     let block = conn.block;
     end_receiving(conn, fd, open);
-    tx::conclude(conn, fd);
+    if open {
+        tx::conclude_stream(conn, fd, 0);
+    } else {
+        tx::conclude(conn, fd);
+    }
     let mut session = session::lock();
     upgrade::forget(&mut session, block);
     // Up to here another thread could hear the broker, and open a lane.
@@ -403,7 +402,8 @@ fn end_receiving(conn: Conn, fd: i32, open: bool) {
     let half = guard.held();
     if let Some(dmb) = state::rx_dmb(&half) {
         if open && leaves_unread(half, &dmb) {
-            reset_at_close(fd);
+            // As TCP does with unread data (RFC 1122, 4.2.2.13).
+            sys::reset_at_close(fd);
         }
         let _ = dmb.words().flag(half.generation.load(Ordering::Relaxed), Cursor::STOP, 0);
         wait::notify(conn.block, dmb.words(), Side::Writers);
@@ -451,7 +451,9 @@ pub fn shutdown(fd: i32, how: i32) {
     let Some(conn) = table::conn(fd) else { return };
     session::pump_if_news();
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        tx::conclude(conn, fd);
+        if !tx::conclude_stream(conn, fd, 0) {
+            let _ = rustix::net::connect_unspec(sys::borrowed(fd));
+        }
         tap::over(conn.block);
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {

@@ -30,8 +30,7 @@ pub fn wake_ourselves() {
 /// The peer broke the protocol: this connection ends as by a reset, on both sides. By who holds one of its locks.
 pub fn reset(conn: Conn, fd: i32, held: impl Held, reason: Reason) {
     state::note(conn.block, reason);
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    sys::reset_at_close(fd);
     let _ = rustix::net::shutdown(sys::borrowed(fd), rustix::net::Shutdown::Both);
     let halves: [(&Half, Side); 2] = [(&conn.block.rx, Side::Readers), (&conn.block.tx, Side::Writers)];
     for (half, side) in halves {

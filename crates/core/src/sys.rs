@@ -15,7 +15,7 @@ use crate::text::Text;
 
 pub use tcp::{
     Counts, SIOCINQ, SIOCOUTQ, Shown, counts, is_held_back, left_out_by_siocinq, peer_may_send, queue,
-    tcp_shows, tcp_takes, unread,
+    reset_at_close, tcp_shows, tcp_takes, unread,
 };
 
 /// Result of a call that counts bytes or descriptors.

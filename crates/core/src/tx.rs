@@ -16,7 +16,8 @@ use shunpike_shm::lock::Section;
 use shunpike_wire::Reason;
 
 pub use ending::{
-    asked_to_leave, attend, conclude, end, end_last, is_to_attend, outside_tcp, owes, pay_first, revoke,
+    asked_to_leave, attend, conclude, conclude_stream, end, end_last, is_to_attend, must_attend, outside_tcp,
+    owes, pay_first, revoke,
 };
 pub use room::{has_room, looks_again, overflow};
 pub use unheard::unheard;

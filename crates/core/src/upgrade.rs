@@ -476,7 +476,7 @@ pub fn given_away(conn: Conn, id: Option<ConnId>) {
     if id_of(conn.block) == Some(id) && conn.block.life.phase().is_left() {
         // First: a peer that hears of our end while it has begun to send ends its lane, and what is unread would be in a ring that the
         // other programs do not know.
-        closing::ask_back(conn);
+        closing::ask_back(conn, false);
         forget(&mut session, conn.block);
         part_unless_granted(conn);
     }

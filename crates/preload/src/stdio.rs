@@ -1,13 +1,16 @@
 //! stdio's streams are opened and closed inside libc.
 
-use core::ffi::{c_char, c_int};
-use libc::FILE;
-use shunpike_core::table;
+use core::ffi::{c_char, c_int, c_void};
+use libc::{FILE, off64_t, size_t, ssize_t};
+use shunpike_arch::weak_function;
 use shunpike_core::wire::Reason;
+use shunpike_core::{conn, table};
 
+use crate::data::{read, write};
 use crate::errno::{errno, set_errno};
-use crate::lifecycle::{hand_over, let_go};
+use crate::lifecycle::{close, hand_over, let_go};
 use crate::streams;
+use crate::this_libc::is_musl;
 
 /// The number of a stream, -1 where it has none, which is no error.
 unsafe fn number(stream: *mut FILE) -> c_int {
@@ -40,6 +43,64 @@ unsafe fn closing(stream: *mut FILE) {
     }
 }
 
+/// How a stream of glibc's begins (bits/types/struct_FILE.h): with flags, places in its buffers, and its number.
+#[repr(C)]
+struct Head {
+    flags: c_int,
+    places: [usize; 13],
+    number: c_int,
+}
+
+/// The number of a stream that has calls of its own.
+const NO_NUMBER: c_int = -2;
+
+/// fopencookie(3): the calls of such a stream.
+#[repr(C)]
+struct Calls {
+    read: unsafe extern "C-unwind" fn(*mut c_void, *mut c_char, size_t) -> ssize_t,
+    write: unsafe extern "C-unwind" fn(*mut c_void, *const c_char, size_t) -> ssize_t,
+    seek: unsafe extern "C-unwind" fn(*mut c_void, *mut off64_t, c_int) -> c_int,
+    close: unsafe extern "C-unwind" fn(*mut c_void) -> c_int,
+}
+
+unsafe extern "C-unwind" fn read_hooked(fd: *mut c_void, to: *mut c_char, len: size_t) -> ssize_t {
+    // SAFETY: the stream's buffer, or the program's.
+    unsafe { read(fd.addr() as c_int, to.cast(), len) }
+}
+
+unsafe extern "C-unwind" fn write_hooked(fd: *mut c_void, from: *const c_char, len: size_t) -> ssize_t {
+    // SAFETY: as above. An error is a 0.
+    unsafe { write(fd.addr() as c_int, from.cast(), len).max(0) }
+}
+
+unsafe extern "C-unwind" fn seek_nowhere(_fd: *mut c_void, _at: *mut off64_t, _from: c_int) -> c_int {
+    set_errno(libc::ESPIPE);
+    -1
+}
+
+unsafe extern "C-unwind" fn close_hooked(fd: *mut c_void) -> c_int {
+    // SAFETY: the stream's own number.
+    unsafe { close(fd.addr() as c_int) }
+}
+
+/// A stream for a connection whose sender has ended with bytes unread in the ring, where libc's own reads would not find them: it reads by
+/// our hooks. `None`: there are none, or this libc has no such stream that has a number.
+unsafe fn open_hooked(fd: c_int, mode: *const c_char) -> Option<*mut FILE> {
+    type Open = unsafe extern "C" fn(*mut c_void, *const c_char, Calls) -> *mut FILE;
+    table::conn(fd).filter(|&conn| !conn::reads_tcp(conn) && !is_musl())?;
+    let open = weak_function!("fopencookie": Open)?;
+    let calls = Calls { read: read_hooked, write: write_hooked, seek: seek_nowhere, close: close_hooked };
+    // SAFETY: the program's mode; the calls live as long as this library.
+    let stream = unsafe { open(core::ptr::without_provenance_mut(fd as usize), mode, calls) };
+    let head = stream.cast::<Head>();
+    // SAFETY: a stream of glibc's, just opened and known to nobody else.
+    if !stream.is_null() && unsafe { (*head).number } == NO_NUMBER {
+        // SAFETY: as above.
+        unsafe { (*head).number = fd };
+    }
+    Some(stream)
+}
+
 hooks! {
     /// fopen(3)
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE { opened(covered::fopen(path, mode)) }
@@ -48,7 +109,7 @@ hooks! {
     /// fdopen(3)
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         hand_over(fd, Reason::Stdio);
-        opened(covered::fdopen(fd, mode))
+        opened(open_hooked(fd, mode).unwrap_or_else(|| covered::fdopen(fd, mode)))
     }
     /// freopen(3), which closes inside libc, also where it fails
     fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {

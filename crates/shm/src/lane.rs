@@ -7,7 +7,7 @@
 //! |---|---|---|---|---|
 //! | prod | 0x000 | S publishes, ENDs; R sets STOP, LEAVE | both | end the lane, reset the connection (beyond the ring: refused) |
 //! | reach | 0x088 | R | S | be more than R can read: R's own loss |
-//! | cons | 0x080 | R consumes; S sets TAKEN | both | end the lane, reset the connection; S never reads behind it but its own ring bytes |
+//! | cons | 0x080 | R consumes; S sets TAKEN, UNPAID | both | end the lane, reset the connection; S never reads behind it but its own ring bytes |
 //! | start | 0x100 | S | R | make R wait for TCP bytes that never come: R's TCP count is compared, a mismatch resets |
 //! | rwait | 0x180 | R declares; S clears | S | cost S a needless post or futex wake, or R its wake-up |
 //! | wwait | 0x200 | S declares; R clears | R | the same the other way round |

@@ -11,30 +11,34 @@ use super::{drop_end, given};
 use crate::host::is_alone;
 use crate::table::{self, Conn, Entry};
 use crate::zerocopy::lending;
-use crate::{above, closing, eager, keepalive, proc, process, rings, sets, state, sys, tx, upgrade};
+use crate::{
+    above, clock, closing, eager, holders, keepalive, proc, process, rings, sets, state, sys, tx, upgrade,
+};
 
 /// The descriptor goes to code that knows nothing of lanes (exec, SCM_RIGHTS, stdio): the sender takes back
 /// what we have not read and sends it by TCP (models/lane.pml, LEAVE).
 ///
 /// A sender that ended its lane before we could ask has counted on our reading the ring to its end; bytes that
-/// stand there then are out of a foreign program's reach, unless it has taken them back itself (`tx::conclude`).
+/// stand there then are out of a foreign program's reach, unless it has taken them back itself (`tx::conclude`): COMPLIANCE.md.
 pub fn hand_over(conn: Conn, fd: i32, reason: Reason) {
     given::to_anybody(conn.block);
-    leave_to_others(conn, fd, Event::Bar, reason);
+    leave_to_others(conn, fd, Event::Bar, reason, false);
 }
 
 /// `hand_over` to a process that is known: `child`.
 fn hand_over_to(conn: Conn, fd: i32, child: u32) {
     given::to_child(conn.block, fd, child);
-    hand_over_to_listed(conn, fd);
+    // A child that is ourselves executes another program in our place.
+    leave_to_others(conn, fd, Event::Give, Reason::HandedOver, child != process::pid());
 }
 
 /// Hands it over to the children that its list names already.
 pub(super) fn hand_over_to_listed(conn: Conn, fd: i32) {
-    leave_to_others(conn, fd, Event::Give, Reason::HandedOver);
+    leave_to_others(conn, fd, Event::Give, Reason::HandedOver, true);
 }
 
-fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
+/// `reads_on`: this process does, with hooks. What never comes by TCP it reads from the ring.
+fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason, reads_on: bool) {
     let block = conn.block;
     state::note(block, reason);
     eager::given(block);
@@ -47,7 +51,7 @@ fn leave_to_others(conn: Conn, fd: i32, event: Event, reason: Reason) {
     }
     // Only now: another thread may have opened the lane meanwhile.
     keepalive::over(conn, fd);
-    closing::ask_back(conn);
+    closing::ask_back(conn, reads_on);
     // Only now: who finds our lane ended finds LEAVE, too.
     tx::conclude(conn, fd);
     if is_ours {
@@ -74,6 +78,29 @@ fn is_socket_of(block: &Block, fd: i32) -> bool {
 /// Before exec(): connections whose descriptors survive it are handed over, on a lane or not yet.
 pub fn before_exec() {
     survive(sys::pid());
+    if sys::pid() != process::pid() {
+        return;
+    }
+    // What this program owes nobody pays after it, and what is left in a ring nobody reads.
+    let began = clock::now();
+    for (fd, entry) in table::all() {
+        let Entry::Conn(conn) = entry else { continue };
+        if !holders::alone(conn.block) {
+            continue;
+        }
+        if tx::must_attend(conn) {
+            tx::conclude_stream(conn, fd, clock::now() - began);
+        }
+        if survives_exec(fd) && conn.block.rx.mode.load(Ordering::Relaxed) == mode::LANE {
+            // To the next program TCP's end would look like that of all bytes.
+            let _ = rustix::net::connect_unspec(sys::borrowed(fd));
+        }
+    }
+}
+
+fn survives_exec(fd: i32) -> bool {
+    rustix::io::fcntl_getfd(sys::borrowed(fd))
+        .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
 /// Before posix_spawn(): those that the child inherits are. [`given::spawned`] follows.
@@ -90,7 +117,7 @@ pub fn before_shell() -> u32 {
 
 /// Sets that processes share are to tell of it. With no lock held.
 pub fn leave_to_sets(conn: Conn, fd: i32) {
-    leave_to_others(conn, fd, Event::Bar, Reason::NestedSets);
+    leave_to_others(conn, fd, Event::Bar, Reason::NestedSets, false);
 }
 
 fn survive(child: u32) {
@@ -98,18 +125,14 @@ fn survive(child: u32) {
     if sys::pid() == process::pid() {
         lending::close();
     }
-    let survives = |fd| {
-        rustix::io::fcntl_getfd(sys::borrowed(fd))
-            .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
-    };
     for (fd, entry) in table::all() {
         if let Entry::Conn(conn) = entry
-            && survives(fd)
+            && survives_exec(fd)
             && is_socket_of(conn.block, fd)
         {
             hand_over_to(conn, fd, child);
         }
-        if matches!(entry, Entry::Socket) && survives(fd) {
+        if matches!(entry, Entry::Socket) && survives_exec(fd) {
             give_socket(fd);
         }
     }
@@ -117,7 +140,7 @@ fn survive(child: u32) {
     if sys::pid() == process::pid() {
         for (fd, entry) in table::all() {
             if let Entry::Set(set) = entry
-                && survives(fd)
+                && survives_exec(fd)
             {
                 sets::give_words(set);
             }

@@ -8,7 +8,7 @@ use shunpike_shm::arena::{RxHalf, RxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
-use super::ring::taken;
+use super::ring::{owed, taken};
 use super::{NEWS, Step, finish};
 use crate::table::Conn;
 use crate::{clock, link, reset, state, sys, wait};
@@ -50,18 +50,27 @@ pub(super) fn step(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: Cu
     let is_over = sys::tcp_shows(fd, NEWS) & !(libc::POLLIN | libc::POLLPRI) != 0 && !sys::peer_may_send(fd);
     if dmb.words().cons().has(Cursor::TAKEN) {
         taken(conn, half, dmb, prod, at, fd)
-    } else if is_over || left(&half) == 0 {
-        lost(conn, fd, half)
+    } else if is_lent(half, dmb) {
+        if is_over || left(&half) == 0 { lost(conn, fd, half) } else { Step::Empty }
+    } else if is_over {
+        // Its sender died before it could answer: as if it had right after it.
+        owed(conn, half, dmb, prod, at, fd)
     } else {
         Step::Empty
     }
 }
 
-/// For how long an answer is waited for, nanoseconds; `None` where nothing was asked. Within a critical section.
+/// For how long an answer is waited for, nanoseconds; `None` where nothing was asked, or what was asked for is in the ring at the worst. Within a
+/// critical section.
 pub(super) fn bound(half: &RxHalf) -> Option<u64> {
     let is_asked = half.mode.load(Ordering::Relaxed) == mode::LANE
         && state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE));
-    is_asked.then(|| left(half))
+    is_asked.then(|| left(half)).filter(|&left| left > 0)
+}
+
+/// Whether some of what is unread is in the sender's memory, not in the ring.
+fn is_lent(half: RxHeld<'_>, dmb: &Dmb) -> bool {
+    dmb.words().lent().0 != half.own().loans.load(Ordering::Relaxed)
 }
 
 fn left(half: &RxHalf) -> u64 {

@@ -31,8 +31,7 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
     let debt = half.mode.load(Ordering::Relaxed) == mode::DEBT;
     let seen = half.tcp_bytes.load(Ordering::Relaxed);
     if debt && seen >= half.debt_end.load(Ordering::Relaxed) {
-        finish(conn, half);
-        return Step::Again;
+        return paid(conn, half, &dmb, fd);
     }
     // First what TCP has, only then the start word: bytes counted now were written before it.
     let (queued, is_over) = match Tcp::look(fd) {
@@ -62,7 +61,7 @@ pub(super) fn read(conn: Conn, fd: i32, half: RxHeld<'_>, bufs: &Bufs<'_>, flags
     if queued == 0 {
         if !is_over {
             // Who owes it may be stopped: as on TCP that is no end.
-            return Step::Empty;
+            return if debt && was_read_by_others(conn, fd, half) { Step::Again } else { Step::Empty };
         }
         return match (debt, sys::peer_may_send(fd)) {
             // Our own SHUT_RD. What is owed comes yet,
@@ -259,20 +258,23 @@ fn end_reading(conn: Conn, fd: i32, half: RxHeld<'_>, dmb: &Dmb) -> Step {
     }
 }
 
-/// The sender died between taking back and resending: what never came by TCP is still in the ring.
+/// The sender ended between taking back and resending: what never came by TCP is still in the ring.
 fn inherit(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32, fd: i32) -> Step {
-    let seen = half.tcp_bytes.load(Ordering::Relaxed);
+    let is_unpaid = dmb.words().cons().has(Cursor::UNPAID);
+    // Another program may have read some of it. A stream's end counts as a byte (tcp_fin, net/ipv4/tcp_input.c), a reset does not.
+    let read = sys::counts(fd, state::opener(conn.block))
+        .map_or(0, |counts| counts.received.saturating_sub(u64::from(!is_unpaid)));
+    let seen = half.tcp_bytes.load(Ordering::Relaxed).max(read);
     let end = half.debt_end.load(Ordering::Relaxed);
     let cursor = half.cursor.load(Ordering::Relaxed);
-    let Some(dmb) = dmb.as_sent_behind(cursor) else { return violated(conn, fd, half) };
-    let owed = end.saturating_sub(seen).min(dmb.most(cursor));
+    let Some(sent) = dmb.as_sent_behind(cursor) else { return violated(conn, fd, half) };
+    let owed = end.saturating_sub(seen).min(sent.most(cursor));
     let from = owed_at(half, seen);
     if owed == 0 {
-        finish(conn, half);
-        return Step::Again;
+        return paid(conn, half, dmb, fd);
     }
     let n = bufs.left().min(owed as usize);
-    if let Err(errno) = peek::deliver(half, &dmb, bufs, from, n, flags) {
+    if let Err(errno) = peek::deliver(half, &sent, bufs, from, n, flags) {
         return Step::Failed(errno);
     }
     if flags & libc::MSG_PEEK == 0 {
@@ -280,6 +282,27 @@ fn inherit(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, bufs: &Bufs<'_>, flags: i32,
         // These came by no TCP byte: the kernel's count will not have them. It does not matter any more.
     }
     Step::Data(n)
+}
+
+/// Of a connection that others have, too: whether they have read of what was owed, as the kernel counts.
+fn was_read_by_others(conn: Conn, fd: i32, half: RxHeld<'_>) -> bool {
+    let seen = half.tcp_bytes.load(Ordering::Relaxed);
+    let read = || sys::counts(fd, state::opener(conn.block)).ok().filter(|counts| counts.established);
+    let more = conn.block.life.phase().is_left().then(read).flatten().filter(|counts| counts.received > seen);
+    if let Some(counts) = more {
+        half.tcp_bytes.store(counts.received, Ordering::Relaxed);
+    }
+    more.is_some()
+}
+
+/// All that was owed is delivered.
+fn paid(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, fd: i32) -> Step {
+    if dmb.words().cons().has(Cursor::UNPAID) && !sys::peer_may_send(fd) {
+        // Nothing is missing: the reset is the stream's end.
+        let _ = sys::option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+    }
+    finish(conn, half);
+    Step::Again
 }
 
 #[cfg(test)]

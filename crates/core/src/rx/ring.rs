@@ -193,10 +193,16 @@ fn unread_as(
 
 /// The sender took back what is unread: it comes by TCP.
 pub(super) fn taken(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
-    let own = half.own();
-    if dmb.words().cons() != at.with(Cursor::TAKEN) {
+    let cons = dmb.words().cons();
+    if cons.with(Cursor::UNPAID) != at.with(Cursor::TAKEN | Cursor::UNPAID) || !cons.has(Cursor::TAKEN) {
         return violated(conn, fd, half);
     }
+    owed(conn, half, dmb, prod, at, fd)
+}
+
+/// What is unread comes by TCP, as far as it ever does. No byte is published any more.
+pub(super) fn owed(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: Cursor, fd: i32) -> Step {
+    let own = half.own();
     // END stands since before TAKEN, so prod is final.
     let last = dmb.words().prod();
     let owed = last.offset().wrapping_sub(at.offset());

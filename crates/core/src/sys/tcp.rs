@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::{Res, call, option, poll_now, recv};
+use super::{Res, call, option, poll_now, recv, set_option};
 
 /// ioctl(2) that fills an int: SIOCINQ, SIOCOUTQ.
 pub fn queue(fd: i32, request: libc::c_ulong) -> Res {
@@ -39,6 +39,12 @@ pub const SIOCOUTQ: libc::c_ulong = 0x5411;
 pub fn tcp_takes(fd: i32) -> u64 {
     let buffer = option::<i32>(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).map_or(0, |bytes| bytes as u64);
     (buffer / 2).saturating_sub(queue(fd, SIOCOUTQ).map_or(u64::MAX, |queued| queued as u64))
+}
+
+/// Whoever closes it last resets the connection.
+pub fn reset_at_close(fd: i32) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
 }
 
 /// What TCP itself shows of a connection, among `events` and POLLHUP. Not POLLERR: with the connection's end it never comes

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use shunpike_shm::arena::{Held, TxHalf, TxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
@@ -10,17 +11,24 @@ use super::recount;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{call, closing, cork, process, send_lock, state, sys, wait};
+use crate::{call, closing, cork, process, send_lock, state, sys, wait, window};
 
-/// Most bytes that are taken back at a stream's end: TCP takes so many at once.
-const LAST_MOST: u64 = 64 * 1024;
+/// Most bytes that are taken back at a stream's end: what a lane grows to though its reader may do nothing. One that reads more goes on.
+const LAST_MOST: u64 = window::FREE;
+/// TCP takes so many at once in any case.
+const AT_ONCE: u64 = 64 * 1024;
+
+/// A program whose sends wait ends its stream with so much patience, nanoseconds: on TCP its last send would have waited without end.
+const PATIENCE: u64 = 5_000_000_000;
+/// Whether TCP has moved any is looked at after so long, nanoseconds.
+const LOOK: u64 = 10_000_000;
 
 /// What of the bytes that are unread goes by TCP as a lane ends.
 #[derive(Copy, Clone)]
 enum Unread {
     /// All, as far as TCP takes it at once: a rest would wait for this program's next call.
     AtOnce,
-    /// All where that is at most so many bytes, else nothing. The caller waits until TCP has taken it.
+    /// All where that is at most so many bytes and TCP takes them at once, as far as can be said; else nothing. The caller waits until it has.
     AtMost(u64),
 }
 
@@ -57,7 +65,9 @@ fn end_with(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, what: Unread) {
 fn goes_back(fd: i32, unread: u64, what: Unread) -> bool {
     let fits = match what {
         Unread::AtOnce => unread > 0 && unread <= sys::tcp_takes(fd),
-        Unread::AtMost(most) => (1..=most).contains(&unread),
+        Unread::AtMost(most) => {
+            (1..=most).contains(&unread) && (unread <= AT_ONCE || unread <= sys::tcp_takes(fd))
+        }
     };
     // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
     fits && sys::tcp_shows(fd, libc::POLLRDHUP) == 0
@@ -128,12 +138,15 @@ fn revoke_with(conn: Conn, fd: i32, what: Unread) {
 /// What a thread must not sleep over, whatever it waits for: a receiver that wants no more by its lane, and gets by
 /// TCP what it has not read where it left.
 pub fn attend(conn: Conn, fd: i32) {
-    let critical = critical();
-    let must = is_to_attend(&conn.block.tx);
-    drop(critical);
-    if must {
+    if must_attend(conn) {
         revoke(conn, fd);
     }
+}
+
+/// Whether there is something to [`attend`] to.
+pub fn must_attend(conn: Conn) -> bool {
+    let _critical = critical();
+    is_to_attend(&conn.block.tx)
 }
 
 /// Whether there is something to [`attend`] to. Within a critical section.
@@ -147,15 +160,46 @@ pub fn owes(half: &TxHalf) -> bool {
     half.mode.load(Ordering::Acquire) == mode::DEBT
 }
 
-/// Ends the lane before the stream's end, or before the descriptor is somebody else's: nothing may be owed after
-/// it. Waits for TCP's room no longer than the grace.
+/// For how long a lane's last bytes are offered to TCP, nanoseconds.
+#[derive(Copy, Clone)]
+struct Patience {
+    /// While neither TCP takes any nor the peer's TCP of what that has.
+    idle: u64,
+    /// In all.
+    whole: Option<u64>,
+}
+
+impl Patience {
+    /// Of a program that goes on, or whose sends do not wait.
+    fn little() -> Self {
+        let grace = u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000;
+        Self { idle: grace, whole: Some(10 * grace) }
+    }
+
+    /// Of one that ends the stream of `fd`, and has waited for `spent` already. Where its sends wait, TCP's would have waited for this reader.
+    fn at_end(fd: i32, spent: u64) -> Self {
+        let little = Self::little();
+        match rustix::fs::fcntl_getfl(sys::borrowed(fd)) {
+            Ok(flags) if !flags.contains(OFlags::NONBLOCK) => {
+                Self { idle: PATIENCE.saturating_sub(spent).max(little.idle), whole: None }
+            }
+            _ => little,
+        }
+    }
+}
+
+/// Ends the lane before the descriptor is somebody else's: nothing should be owed after it. Waits a little for TCP's room.
 pub fn conclude(conn: Conn, fd: i32) {
+    conclude_within(conn, fd, Patience::little());
+}
+
+fn conclude_within(conn: Conn, fd: i32, patience: Patience) {
     revoke_with(conn, fd, Unread::AtMost(last_most(conn)));
     if !owes(&conn.block.tx) {
         return;
     }
     let widened = Widened::to_take(fd, outside_tcp(conn));
-    pay_all(conn, fd);
+    pay_all(conn, fd, patience);
     if let Some(before) = widened {
         before.restore(fd);
     }
@@ -176,16 +220,54 @@ pub fn pay_first(conn: Conn, fd: i32, waits: bool) -> Result<(), Errno> {
     }
 }
 
-/// Pays what is owed, and waits for TCP's room no longer than the grace.
-fn pay_all(conn: Conn, fd: i32) {
-    let deadline =
-        call::deadline(Some(u64::from(process::knobs().grace_ms.load(Ordering::Relaxed)) * 1_000_000));
+/// Ends the lane before the stream's end: close(), shutdown(), the process's end, which has waited for `spent` nanoseconds already. False: bytes
+/// are owed still. They must never look like a whole stream, whoever reads it and however this process ends: closing it is a reset.
+pub fn conclude_stream(conn: Conn, fd: i32, spent: u64) -> bool {
+    revoke_with(conn, fd, Unread::AtMost(last_most(conn)));
+    if !owes(&conn.block.tx) {
+        return true;
+    }
+    let before = sys::option::<libc::linger>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
+    if before.is_ok_and(|linger| linger.l_onoff != 0 && linger.l_linger == 0) {
+        // The program's own wish.
+        conclude_within(conn, fd, Patience::little());
+        return !owes(&conn.block.tx);
+    }
+    sys::reset_at_close(fd);
+    {
+        let guard = send_lock::lock(conn.block, critical());
+        let half = guard.held();
+        if let Some(dmb) = state::tx_dmb(&half) {
+            dmb.words().mark_unpaid(half.generation.load(Ordering::Relaxed));
+        }
+    }
+    conclude_within(conn, fd, Patience::at_end(fd, spent));
+    let is_paid = !owes(&conn.block.tx);
+    if let Ok(before) = before
+        && is_paid
+    {
+        let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &before);
+    }
+    is_paid
+}
+
+/// Pays what is owed, and waits for TCP's room.
+fn pay_all(conn: Conn, fd: i32, patience: Patience) {
+    let moved = || (conn.block.tx.tcp_bytes.load(Ordering::Relaxed), sys::queue(fd, sys::SIOCOUTQ));
+    let mut last = moved();
+    let [mut idle, whole] = [Some(patience.idle), patience.whole].map(call::deadline);
     loop {
         revoke(conn, fd);
-        let Ok(left) = call::remaining(deadline) else { return };
         if !owes(&conn.block.tx) {
             return;
         }
+        let now = moved();
+        if now != last {
+            (last, idle) = (now, call::deadline(Some(patience.idle)));
+        }
+        let (Ok(Some(left)), Ok(_)) = (call::remaining(idle), call::remaining(whole)) else { return };
+        // TCP tells of room when a good part of its buffer is free, not of each byte that goes.
+        let left = Some(left.min(LOOK));
         let _ =
             sys::poll(&mut [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }], left, core::ptr::null());
     }

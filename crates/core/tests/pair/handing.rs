@@ -2,7 +2,7 @@
 
 use crate::end::{End, Res, libcs};
 use crate::fork::{Child, Ended};
-use crate::{NOTHING, Pair, as_tcp};
+use crate::{NOTHING, Pair, as_tcp, as_tcp_once};
 use shunpike_core::{conn, life};
 use shunpike_shm::lifecycle::Phase;
 use shunpike_wire::Reason;
@@ -122,4 +122,42 @@ fn a_ring_ends_all_lanes() {
 #[test]
 fn a_filter_of_system_calls_ends_all_lanes() {
     all_goes_back_by(life::confine);
+}
+
+/// The server's end is a child's, too, for a while.
+fn lend(end: &End) {
+    survives_exec(end);
+    conn::before_spawn();
+    conn::spawned(None);
+}
+
+/// The client's end is closed by the kernel, without a word.
+fn kill(end: &End) {
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { libc::close(end.fd) }, 0);
+}
+
+#[test]
+fn who_lent_it_reads_what_a_sender_that_was_killed_could_not_take_back() {
+    as_tcp_once(|pair| {
+        pair.client.send(b"unread").expect("room");
+        lend(&pair.server);
+        kill(&pair.client);
+        (pair.server.recv_all(), pair.server.recv_all())
+    });
+}
+
+#[test]
+fn who_lent_it_goes_on_by_tcp() {
+    as_tcp(|pair| {
+        pair.client.send(b"unread, ").expect("room");
+        lend(&pair.server);
+        pair.client.shows();
+        pair.client.send(b"and more, ").expect("room");
+        // The child reads some of it, of which no hook knows.
+        let read = (foreign_read(&pair.server), pair.server.recv_all());
+        assert!(pair.is_on_tcp());
+        pair.client.send(b"and the rest").expect("room");
+        (read, pair.server.recv_all())
+    });
 }

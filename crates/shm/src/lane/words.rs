@@ -54,6 +54,8 @@ impl Cursor {
     pub const LEAVE: u64 = 4;
     /// cons: the sender has taken back what was unread.
     pub const TAKEN: u64 = 1;
+    /// cons, with TAKEN: the sender's stream is over. Where TCP ends by a reset, that says only that it has not taken all of what was unread.
+    pub const UNPAID: u64 = 2;
 
     /// A cursor without flags.
     pub const fn new(generation: u32, offset: u64) -> Self {
@@ -425,6 +427,15 @@ impl Words {
                 Ok(_) => return Some((seen.offset(), prod.offset())),
                 Err(other) => seen = Cursor(other),
             }
+        }
+    }
+
+    /// Sender, when it has taken back and TCP may not take all of it before the end.
+    pub fn mark_unpaid(&self, generation: u32) {
+        let seen = self.cons();
+        if seen.generation() == generation && seen.has(Cursor::TAKEN) {
+            // Nobody else writes it any more. The receiver looks when it has seen TCP's end, which comes after.
+            self.cons.0.store(seen.with(Cursor::UNPAID).0, Ordering::Release);
         }
     }
 
