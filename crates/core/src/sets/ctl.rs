@@ -45,9 +45,10 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         && op == libc::EPOLL_CTL_MOD
         && set.shared.load(Ordering::Relaxed)
         && event.is_some_and(|event| event.events & ONESHOT != 0)
+        && managed(glimpse(set, fd)).is_some_and(|(_, reg)| reg.disarmed.get())
         && on_lane(conn)
     {
-        // Whoever is to be told of it, it is told by TCP.
+        // One that has fired, and left what is unread in the ring: either process is to be told of that, by TCP.
         above::leave_to_sets(conn, fd);
     }
     let result = change(set, epfd, op, fd, conn, event)?;
