@@ -11,12 +11,10 @@ use super::recount;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{call, closing, cork, process, send_lock, state, sys, wait, window};
+use crate::{call, closing, cork, process, send_lock, state, sys, wait};
 
-/// Most bytes that are taken back at a stream's end: what a lane grows to though its reader may do nothing. One that reads more goes on.
-const LAST_MOST: u64 = window::FREE;
-/// TCP takes so many at once in any case.
-const AT_ONCE: u64 = 64 * 1024;
+/// Most bytes that are taken back at a stream's end: TCP takes so many at once.
+const LAST_MOST: u64 = 64 * 1024;
 
 /// A program whose sends wait ends its stream with so much patience, nanoseconds: on TCP its last send would have waited without end.
 const PATIENCE: u64 = 5_000_000_000;
@@ -28,7 +26,7 @@ const LOOK: u64 = 10_000_000;
 enum Unread {
     /// All, as far as TCP takes it at once: a rest would wait for this program's next call.
     AtOnce,
-    /// All where that is at most so many bytes and TCP takes them at once, as far as can be said; else nothing. The caller waits until it has.
+    /// All where that is at most so many bytes, else nothing. The caller waits until TCP has taken it.
     AtMost(u64),
 }
 
@@ -65,9 +63,7 @@ fn end_with(conn: Conn, fd: i32, half: TxHeld<'_>, dmb: &Dmb, what: Unread) {
 fn goes_back(fd: i32, unread: u64, what: Unread) -> bool {
     let fits = match what {
         Unread::AtOnce => unread > 0 && unread <= sys::tcp_takes(fd),
-        Unread::AtMost(most) => {
-            (1..=most).contains(&unread) && (unread <= AT_ONCE || unread <= sys::tcp_takes(fd))
-        }
+        Unread::AtMost(most) => (1..=most).contains(&unread),
     };
     // A peer that has ended its own stream may have shut both directions: it would answer a byte by TCP with a reset.
     fits && sys::tcp_shows(fd, libc::POLLRDHUP) == 0
