@@ -152,8 +152,10 @@ def test_one_end_alone(world, made, mode, kind, how, client):
 
 
 @pytest.mark.parametrize("mode", ["both", "earned"])
-# What goes past a libc's hooks is a second libc's, which no static program has.
-@pytest.mark.parametrize("program,case", [(program, case) for program, cases in CASES.items() for case in cases if case != "unknown"])
+# What goes past a libc's hooks is a second libc's, which no static program has. A signal that came within our code ends the wait there, whatever
+# the call's mask keeps back (COMPLIANCE.md).
+@pytest.mark.parametrize("program,case", [(program, case) for program, cases in CASES.items() for case in cases
+                                          if case not in ("unknown", "masked")])  # fmt: skip
 def test_case(world, static_bed, mode, program, case):
     """The C test-bed prints the same on lanes as on TCP."""
     wanted = on_tcp(static_bed, program, case)

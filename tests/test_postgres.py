@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from procs import free_port
+from procs import free_port, until
 from test_tap import Tap
 
 pytestmark = pytest.mark.programs
@@ -66,6 +66,8 @@ def postgres(world, mode, cluster, bindir, owner):
     argv = [bindir / "postgres", "-D", data, *(part for key, value in settings.items() for part in ("-c", f"{key}={value}"))]
     server = accel.server("postgres", argv, stop_signal=signal.SIGINT)  # SIGINT: "fast" shutdown
     server.wait_listening(port)
+    # It listens before it serves.
+    until(lambda: "ready to accept connections" in server.err, server.describe, seconds=30)
     yield accel, port
     assert "was terminated by signal" not in server.err, server.err
 
