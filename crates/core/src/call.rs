@@ -76,6 +76,12 @@ pub fn restarts_before() -> (u32, u32) {
     (thread().handled.load(Ordering::Relaxed), thread().interrupts.load(Ordering::Relaxed))
 }
 
+/// Whether a handler ran since so many signals were handled, which would have ended the kernel's own poll or epoll_wait, unless the call's mask
+/// had kept its signal back.
+pub fn ends_wait(handled: u32, mask: *const libc::sigset_t) -> bool {
+    mask.is_null() && restarts_before().0 != handled
+}
+
 /// After a sleep that a signal ended: on with it if every handler that ran has SA_RESTART and the socket has
 /// no timeout (signal(7)). One that nobody told us of is libc's own (setgid() in another thread), or was installed past us. Errors: EINTR.
 pub fn interrupted((handled, interrupts): (u32, u32), timed: bool) -> Result<(), Errno> {

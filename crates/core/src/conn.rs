@@ -212,7 +212,12 @@ pub fn at_exit() {
             tx::end_last(conn, fd);
         }
         if tx::must_attend(conn) {
-            tx::conclude_stream(conn, fd, clock::now() - began);
+            if alone {
+                tx::conclude_stream(conn, fd, clock::now() - began);
+            } else {
+                // The stream goes on with the others.
+                tx::conclude(conn, fd);
+            }
         }
         if alone {
             tap::over(conn.block);
@@ -297,9 +302,8 @@ fn close_lent(fd: i32) {
 fn drop_end(conn: Conn, fd: i32, open: bool) {
     orphans::note_activity();
     let block = conn.block;
-    let same = |entry: &Entry| matches!(entry, Entry::Conn(other) if *other == conn);
     if block.dups.load(Ordering::Relaxed) != 0
-        && let Some((other, _)) = table::all().find(|(_, entry)| same(entry))
+        && let Some(other) = table::names_of(conn).next()
     {
         let _ = block.fd.compare_exchange(fd as u32, other as u32, Ordering::Relaxed, Ordering::Relaxed);
         return;

@@ -109,10 +109,12 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
         header.handled[usize::from(server)].fetch_add(1, Ordering::Relaxed);
     }
     let moved = Conn::new(block);
-    // By all its names: one that was left behind would go on by TCP beside the lane.
-    let is_its = |entry: Entry| matches!(entry, Entry::Conn(other) if other == conn);
-    for (name, _) in table::all().filter(|&(name, entry)| name == fd || is_its(entry)) {
-        table::set(name, Entry::Conn(moved));
+    table::set(fd, Entry::Conn(moved));
+    if block.dups.load(Ordering::Relaxed) != 0 {
+        // One that was left behind would go on by TCP beside the lane.
+        for name in table::names_of(conn) {
+            table::set(name, Entry::Conn(moved));
+        }
     }
     if leave(old) {
         old.life.on(Event::Close);

@@ -154,8 +154,7 @@ fn poll_with(
         };
         kernel[fds.len() + 1] = session;
         let ours = if session.fd >= 0 { 2 } else { usize::from(sleeper >= 0) };
-        // A handler that ran meanwhile would have ended the kernel's wait, unless the call's own mask had kept its signal back.
-        if mask.is_null() && call::restarts_before().0 != signals {
+        if call::ends_wait(signals, mask) {
             return Err(Errno::INTR);
         }
         let asleep = lanes.then(|| wait::Asleep::begin(Sleep::Poll, -1));

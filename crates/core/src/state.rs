@@ -54,6 +54,11 @@ pub fn rx_dmb(half: &RxHalf) -> Option<Dmb> {
     whole_dmb(half)
 }
 
+/// Whether bytes lie unread in the ring towards us. Within a critical section.
+pub fn has_unread(half: &RxHalf) -> bool {
+    rx_dmb(half).is_some_and(|dmb| dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed))
+}
+
 /// The DMB of the lane towards the peer, the peer's.
 #[inline]
 pub fn tx_dmb(half: &TxHalf) -> Option<Dmb> {

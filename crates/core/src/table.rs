@@ -192,6 +192,11 @@ pub fn all() -> impl Iterator<Item = (i32, Entry)> {
     (0..HIGH.load(Ordering::Relaxed) as i32).filter(|&fd| !is_none(fd)).map(|fd| (fd, look(fd)))
 }
 
+/// Every descriptor of the connection.
+pub fn names_of(conn: Conn) -> impl Iterator<Item = i32> {
+    all().filter(move |(_, entry)| matches!(entry, Entry::Conn(other) if *other == conn)).map(|(fd, _)| fd)
+}
+
 fn pack(entry: Entry) -> u64 {
     match entry {
         Entry::None => 0,

@@ -122,7 +122,7 @@ pub fn wait(
             n = turn(set, epfd, out, false, true);
         }
         if n == 0 && (!lanes || !complete) {
-            if was_interrupted(mask, signals) {
+            if call::ends_wait(signals, mask) {
                 wake_others(set);
                 return Err(Errno::INTR);
             }
@@ -152,12 +152,6 @@ pub fn wait(
             stand_all(set);
         }
     }
-}
-
-/// Whether a handler ran since so many signals were handled: it would have ended the kernel's own wait, unless the call's mask had kept its
-/// signal back.
-fn was_interrupted(mask: *const libc::sigset_t, signals: u32) -> bool {
-    mask.is_null() && call::restarts_before().0 != signals
 }
 
 /// The kernel has told the program of `n` events since `before`: how many more there are of lanes that came meanwhile.
@@ -518,7 +512,7 @@ fn sleep(
         }
         drop(critical);
         // By signals that were kept back until here.
-        if was_interrupted(mask, signals) {
+        if call::ends_wait(signals, mask) {
             asked::wakes(set, &mut set.list.lock());
             return Err(Errno::INTR);
         }

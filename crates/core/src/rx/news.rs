@@ -148,16 +148,15 @@ impl Wait {
         if !self.blocking.may_wait(block) {
             let now = clock::ticks();
             let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
-            let due = since > clock::from_us(tcp_check_us(fd));
-            if due {
+            if since > clock::from_us(tcp_check_us(fd)) {
                 half.checked.store(now, Ordering::Relaxed);
                 if half.mode.load(Ordering::Relaxed) == mode::LANE && sys::tcp_shows(fd, NEWS) != 0 {
                     tcp_news(conn, fd);
                     return Ok(());
                 }
-            }
-            if due && self.blocking.blocks_after_all(block, fd) {
-                return Ok(());
+                if self.blocking.blocks_after_all(block, fd) {
+                    return Ok(());
+                }
             }
             return Err(Errno::AGAIN);
         }

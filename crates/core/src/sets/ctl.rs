@@ -269,11 +269,8 @@ fn leaving(conn: Conn, fd: i32) {
     if conn.block.dups.load(Ordering::Relaxed) != 0 || !holders::alone(conn.block) {
         give_all_back();
     }
-    let here = || {
-        conn.block.dups.load(Ordering::Relaxed) != 0
-            && table::all()
-                .any(|(other, entry)| other != fd && matches!(entry, Entry::Conn(other) if other == conn))
-    };
+    let here =
+        || conn.block.dups.load(Ordering::Relaxed) != 0 && table::names_of(conn).any(|other| other != fd);
     if conn.block.life.was_lent() && !here() && holders::alone(conn.block) {
         return deregister(fd);
     }

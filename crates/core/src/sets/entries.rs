@@ -15,7 +15,7 @@ use super::regs::{
 use super::standing::{standing, tell_nothing};
 use super::{EDGE, EXCLUSIVE, ONESHOT, is_inherited, open_sets, ring};
 use crate::set::Set;
-use crate::table::{self, Conn, Entry};
+use crate::table::{self, Conn};
 use crate::tls::critical;
 use crate::{clock, holders, link, process, sys, told, wait};
 
@@ -38,10 +38,7 @@ pub fn manage(conn: Conn, fd: i32) {
     };
     manage(fd);
     if conn.block.dups.load(Ordering::Relaxed) != 0 {
-        let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
-        table::all()
-            .filter(|&(other, entry)| other != fd && same(entry))
-            .for_each(|(other, _)| manage(other));
+        table::names_of(conn).filter(|&other| other != fd).for_each(manage);
     }
 }
 

@@ -170,7 +170,11 @@ pub fn to_be_shared() {
                 reg.events.get() & ONESHOT != 0
             };
             let Some((index, conn, fd)) = managed_after(set, after, is_shot) else { break };
-            if has_fired.get() && !has_unread(conn) {
+            let has_unread = {
+                let _critical = critical();
+                state::has_unread(&conn.block.rx)
+            };
+            if has_fired.get() && !has_unread {
                 above::leave_to_sets(conn, fd);
             } else {
                 above::revoke_for_good(conn, fd, Reason::NestedSets);
@@ -178,13 +182,6 @@ pub fn to_be_shared() {
             after = index;
         }
     }
-}
-
-/// Whether bytes lie unread in the ring.
-fn has_unread(conn: Conn) -> bool {
-    let half = &conn.block.rx;
-    let _critical = critical();
-    state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed))
 }
 
 /// Whether another process that has the connection took it back to TCP.
@@ -221,8 +218,7 @@ pub(crate) fn each_of(conn: Conn, fd: i32, mut each: impl FnMut(&Reg)) {
     let _control = CONTROL.lock();
     indices(fd).filter_map(reg).for_each(&mut each);
     if conn.block.dups.load(Ordering::Relaxed) != 0 {
-        let same = |entry| matches!(entry, Entry::Conn(other) if other == conn);
-        for (other, _) in table::all().filter(|&(other, entry)| other != fd && same(entry)) {
+        for other in table::names_of(conn).filter(|&other| other != fd) {
             indices(other).filter_map(reg).for_each(&mut each);
         }
     }

@@ -186,14 +186,13 @@ impl Patience {
 
 /// Ends the lane before the descriptor is somebody else's: nothing should be owed after it. Waits a little for TCP's room.
 pub fn conclude(conn: Conn, fd: i32) {
-    conclude_within(conn, fd, Patience::little());
+    revoke_with(conn, fd, Unread::AtMost(last_most(conn)));
+    if owes(&conn.block.tx) {
+        pay_within(conn, fd, Patience::little());
+    }
 }
 
-fn conclude_within(conn: Conn, fd: i32, patience: Patience) {
-    revoke_with(conn, fd, Unread::AtMost(last_most(conn)));
-    if !owes(&conn.block.tx) {
-        return;
-    }
+fn pay_within(conn: Conn, fd: i32, patience: Patience) {
     let widened = Widened::to_take(fd, outside_tcp(conn));
     pay_all(conn, fd, patience);
     if let Some(before) = widened {
@@ -226,7 +225,7 @@ pub fn conclude_stream(conn: Conn, fd: i32, spent: u64) -> bool {
     let before = sys::option::<libc::linger>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
     if before.is_ok_and(|linger| linger.l_onoff != 0 && linger.l_linger == 0) {
         // The program's own wish.
-        conclude_within(conn, fd, Patience::little());
+        pay_within(conn, fd, Patience::little());
         return !owes(&conn.block.tx);
     }
     sys::reset_at_close(fd);
@@ -237,7 +236,7 @@ pub fn conclude_stream(conn: Conn, fd: i32, spent: u64) -> bool {
             dmb.words().mark_unpaid(half.generation.load(Ordering::Relaxed));
         }
     }
-    conclude_within(conn, fd, Patience::at_end(fd, spent));
+    pay_within(conn, fd, Patience::at_end(fd, spent));
     let is_paid = !owes(&conn.block.tx);
     if let Ok(before) = before
         && is_paid

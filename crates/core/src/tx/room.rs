@@ -120,11 +120,8 @@ fn peer_writes(conn: Conn) -> bool {
     let half = &conn.block.rx;
     let _critical = critical();
     half.mode.load(Ordering::Relaxed) == mode::LANE
-        && state::rx_dmb(half).is_some_and(|dmb| {
-            let words = dmb.words();
-            words.waiting(Side::Writers).declared()
-                && words.prod().offset() != half.cursor.load(Ordering::Relaxed)
-        })
+        && state::rx_dmb(half).is_some_and(|dmb| dmb.words().waiting(Side::Writers).declared())
+        && state::has_unread(half)
 }
 
 /// Ends the lanes of a writer that found no room for longer than the grace: a stopped receiver must not block
