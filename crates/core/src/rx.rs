@@ -103,7 +103,7 @@ fn attempt(
                 }
                 if !(whole && beside) {
                     let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
-                    return plain(conn, fd, &bufs, flags, real);
+                    return by_tcp(conn, fd, &bufs, flags, real);
                 }
                 // The kernel's MSG_WAITALL would not hear, either: piece by piece.
                 let piecewise = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
@@ -165,7 +165,7 @@ fn ended(bufs: &Bufs<'_>, errno: Errno) -> Outcome {
 }
 
 /// On plain TCP, inside (see `enter`): counts what libc's call brings.
-fn plain(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+fn by_tcp(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
     let peeks = flags & libc::MSG_PEEK != 0;
     if bufs.done() > 0 {
         // A lane ended in the middle of the call. An error is the next call's: the kernel would tell of it here, and never again.

@@ -157,7 +157,7 @@ impl Call {
         match self.entered.filter(|_| !from.is_null()) {
             None => self.copied = true,
             Some(conn) => {
-                let lent = lending::lent(conn.block, half, dmb, from, n, offset);
+                let lent = lending::publish(conn.block, half, dmb, from, n, offset);
                 self.copied |= self.lent.zip(lent).is_some_and(|(before, now)| before.was_recalled(&now));
                 self.lent = lent;
             }
