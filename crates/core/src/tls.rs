@@ -43,8 +43,6 @@ pub struct Thread {
     pub woke: AtomicBool,
     /// Who last woke the thread did so on the CPU on which it runs now.
     pub in_place: AtomicBool,
-    /// Its last wait lasted longer than a nap.
-    pub sleeps_long: AtomicBool,
     /// Its end is told of.
     pub is_marked: AtomicBool,
     /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
