@@ -279,7 +279,7 @@ pub(crate) fn attend() {
     }
 }
 
-/// ... while a nomination waits to be made, or for its answer: for a stranger, the broker has said all that there is.
+/// Sleeping calls listen to the broker while a nomination waits to be made, or for its answer: for a stranger, the broker has said all that there is.
 fn attend_to_pending() {
     if process::eager() {
         PENDING_UNTIL.store(clock::ticks() + clock::from_us(ATTENTION_US), Ordering::Relaxed);

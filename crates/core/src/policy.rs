@@ -47,7 +47,7 @@ const TAKEN_US: u64 = 2;
 const YIELDS: u32 = 4;
 /// The first yield comes after so much, microseconds. Never at once: of two who yield to each other, one must find the other awake some time.
 const FIRST_YIELD_US: u64 = 1;
-/// ... where nobody wanted the CPU: after so much at most.
+/// The first yield comes after so much at most, microseconds, where nobody has wanted the CPU.
 const PATIENT_US: u64 = 16;
 /// A wake-up may take so many times the longest spin.
 const WAKE_UP: u64 = 4;
@@ -60,7 +60,7 @@ const REST_US: u64 = 1_000;
 /// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair). So
 /// after one that came back later than a wake-up takes, spins do not yield for so many times as long,
 const KEEP: u64 = 256;
-/// ... and at most so long, microseconds.
+/// Spins do not yield for so long at most, microseconds.
 const KEEP_US: u64 = 200_000;
 /// Longest nap, microseconds: so long TCP's own events go unseen. Longer than a tick of the kernel's clock, else naps end for nothing while
 /// somebody else has the CPU.
@@ -73,7 +73,7 @@ pub struct Bounds {
     pays: u64,
     /// The longest spin.
     most: u64,
-    /// ... for one who was asleep.
+    /// The longest spin for one who was asleep.
     wake_up: u64,
     /// The longest rest.
     rest: u64,
@@ -109,7 +109,7 @@ impl Memory {
     const PATIENCE: u8 = 3;
     const MOST_VAIN: u8 = 9;
     const MOST_HALVED: u8 = 2;
-    /// ... where the CPU is not offered to others meanwhile.
+    /// How often the longest spin is halved where the CPU is not offered to others meanwhile.
     const MOST_HALVED_KEPT: u8 = 4;
     /// Rests before a trial, and its waits: enough for the other end to come out of a rest of its own.
     const RESTS: u8 = 240;

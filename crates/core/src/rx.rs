@@ -186,7 +186,7 @@ fn kernel(fd: i32, bufs: &Bufs<'_>, flags: i32) -> Result<usize, Errno> {
     sys::recv(fd, &mut iov[..used], flags)
 }
 
-/// ... for all of it. An error is the next call's, where it can be.
+/// Calls of ours into the kernel for all that is left. An error is the next call's, where it can be.
 fn rest(fd: i32, bufs: &Bufs<'_>, flags: i32) -> usize {
     let mut left = *bufs;
     while left.left() > 0 {
@@ -360,7 +360,7 @@ pub fn readable(conn: Conn, fd: i32) -> bool {
     fast::shows(conn, fd, critical()).unwrap_or_else(|| would_read(conn, fd))
 }
 
-/// The same within a critical section.
+/// Whether a read would find bytes now, for who is in a critical section.
 #[inline]
 pub fn readable_within(critical: &Critical, conn: Conn, fd: i32) -> bool {
     fast::shows(conn, fd, critical).unwrap_or_else(|| would_read(conn, fd))

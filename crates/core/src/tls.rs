@@ -59,7 +59,7 @@ pub struct Thread {
     pub reader: AtomicPtr<Reader>,
     /// Calls that moved bytes by TCP, and connections made (wrapping).
     pub tcp_calls: AtomicU32,
-    /// ... when it last looked at a set with lanes.
+    /// What `tcp_calls` was when it last looked at a set with lanes.
     pub tcp_known: AtomicU32,
     /// Set of which it asks the kernel (`sets::asked`); 0 none.
     pub asked: AtomicUsize,

@@ -238,7 +238,7 @@ pub fn thread_cq() -> u8 {
     }
 }
 
-/// The same for a thread that is about to sleep: it may be time for another queue.
+/// CQ of the calling thread, which is about to sleep: it may be time for another queue.
 pub fn sleeping_cq() -> u8 {
     let cq = thread_cq();
     let Some(better) = process::better_cq(cq) else { return cq };

@@ -17,7 +17,7 @@ use crate::{clock, holders, told};
 
 /// Events taken from the kernel in one call, where the program asks for no more.
 const BATCH: usize = 128;
-/// ... where it asks for few.
+/// Events taken from the kernel in one call, where the program asks for few.
 const FEW: usize = 8;
 
 /// The kernel's part of the set: its own events go to the program, ours are looked at. `control`: for who holds it.
@@ -40,7 +40,7 @@ pub(super) fn kernel(
     })
 }
 
-/// ... by way of `batch`.
+/// The kernel's part of the set, by way of `batch`.
 #[inline(never)]
 fn kernel_by(
     batch: &mut [libc::epoll_event],

@@ -27,7 +27,7 @@ use crate::{above, call, clock, link, session};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
-/// ... and in each look for so long after its thread had to do with a connection on TCP, microseconds: who writes to such a one and
+/// The kernel's part is asked in each look for so long after its thread had to do with a connection on TCP, microseconds: who writes to such a one and
 /// then to a lane may count on the order.
 const MIXED_US: u64 = 10_000;
 /// A set's wait that libc's own call does, into the program's array.

@@ -214,7 +214,7 @@ fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
     libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn.get()) }
 }
 
-/// ... for one on TCP.
+/// What stands in the kernel for a registration on TCP.
 ///
 /// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
 /// a lane before the program has armed it again. Not where it comes on none (`Reg::waited`): in a set of which no wait through the hooks was
@@ -234,7 +234,7 @@ pub(super) fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
     }
 }
 
-/// ... for one that the program has armed and that is ours no more.
+/// What stands in the kernel for a one-shot that the program has armed and that is ours no more.
 pub(super) fn as_made(reg: &Reg, _: u32) -> libc::epoll_event {
     reg.tagged.set(false);
     libc::epoll_event { events: reg.events.get(), u64: reg.data.get() }

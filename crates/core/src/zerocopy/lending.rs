@@ -208,7 +208,7 @@ fn ledger(block: &Block) -> Option<&'static Ledger> {
     LEDGER.get(index).filter(|_| block.pid.load(Ordering::Relaxed) == process::pid())
 }
 
-/// The same, taken if it has none yet.
+/// The ledger of a connection of ours, taken if it has none yet.
 fn ledger_for(block: &Block, half: TxHeld<'_>) -> Option<&'static Ledger> {
     ledger(block).or_else(|| {
         let free = |one: &Ledger| {
