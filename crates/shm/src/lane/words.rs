@@ -110,7 +110,7 @@ impl Held {
         Self(1 << 63 | ((now / Self::TICKS) as u32 as u64 & Self::TIME as u64) << 32 | offset as u32 as u64)
     }
 
-    /// When bytes are held since, for the bytes from `offset` on.
+    /// The bytes from `offset` on, held since the same time.
     pub const fn moved(self, offset: u64) -> Self {
         Self(self.0 & !(u32::MAX as u64) | offset as u32 as u64)
     }
