@@ -402,3 +402,45 @@ def test_descriptors_that_do_not_close_are_not_kept(world):
     other.close()
     for _, peer in pairs:
         peer.close()
+
+
+def test_who_keeps_the_broker_waiting_is_served_no_more(world):
+    """Each message wakes whoever watches the session's socket: here so many that it takes the broker milliseconds."""
+    broker = world.broker()
+    few, many = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(many, 4096), many))
+    other = as_user(ATTACKERS[1], lambda: session(str(broker.socket)))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (few, many))
+        it = stack.enter_context(as_user(ATTACKERS[0], lambda: session(str(broker.socket))))
+        assert it.recv(1024), "a welcome"
+        names = [stack.enter_context(it.dup()) for _ in range(250)]
+        for _ in range(250):
+            watching = stack.enter_context(select.epoll())
+            for name in names:
+                watching.register(name, select.EPOLLIN)
+
+        def is_over():
+            try:
+                # Without a descriptor: it is refused.
+                say(it, nomination())
+                return not it.recv(1024)
+            except (BrokenPipeError, ConnectionResetError):
+                return True
+
+        it.settimeout(30)
+        until(is_over, "its session ends", 30, pause=0)
+    assert other.recv(1024), "another user's session"
+    say(other, struct.pack("<HQ", WITHDRAW, CONN))
+
+    def is_served(user):
+        try:
+            with as_user(user, lambda: session(str(broker.socket), timeout=10)) as it:
+                return bool(it.recv(1024))
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+
+    assert not is_served(ATTACKERS[0]), "nor does it get another one at once"
+    assert is_served(ATTACKERS[1]) and json.loads(asked_by_hand(broker))["protocol"]
+    until(lambda: is_served(ATTACKERS[0]), "some seconds later", 60)
+    other.close()

@@ -22,6 +22,7 @@ mod config;
 #[cfg(test)]
 mod conformance;
 mod datagram;
+mod delays;
 mod diag;
 mod dial;
 pub mod ends;

@@ -14,6 +14,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::rc::Rc;
 
+/// References that a peer may have to one DMB: one, and those that it has yet to let go of after a handshake that was over.
+const MOST_ATTACHED: u32 = 16;
+
 struct Registered {
     owner: Party,
     user: u32,
@@ -149,6 +152,10 @@ impl IsmDevice for LoopbackIsm {
         }
         if !dmb.owned || dmb.parked {
             return Err(IsmError::PeerGone);
+        }
+        // Each one is a descriptor under way to the peer.
+        if dmb.attached >= MOST_ATTACHED {
+            return Err(IsmError::NotAllowed);
         }
         dmb.attached += 1;
         Ok(Attachment { size: dmb.size, memory: Some(&dmb.memory) })

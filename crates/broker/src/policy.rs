@@ -8,6 +8,8 @@ pub use file::{Configuration, PolicyError, load};
 pub use source::{SYSTEM_FILE, Source};
 
 use crate::report;
+use crate::sockopt;
+use rustix::fd::BorrowedFd;
 use shunpike_shm::lane::{HEADER, MAX_CLASS};
 use std::path::PathBuf;
 
@@ -94,6 +96,20 @@ impl Policy {
             nominations: 20_000,
         };
         Self { socket_mode: 0o666, user, ..Self::private() }
+    }
+
+    /// Groups of the process at the other end of a session's socket, as far as policy asks for any: of one that has many (NGROUPS_MAX,
+    /// include/uapi/linux/limits.h) those that it names.
+    pub fn groups_of(&self, socket: BorrowedFd<'_>) -> Vec<u32> {
+        const MOST: usize = 65536;
+        const FEW: usize = 64;
+        let Peers::Groups(named) = &self.peers else { return sockopt::peer_groups(socket, FEW) };
+        let mut groups = sockopt::peer_groups(socket, MOST);
+        if groups.len() > FEW {
+            groups.retain(|group| named.iter().any(|named| named.gid == *group));
+            groups.shrink_to_fit();
+        }
+        groups
     }
 
     /// Whether two users' processes may be the two ends of a lane.

@@ -1,6 +1,7 @@
 //! How often something may happen: so many times in a second, and as many at once after a quiet second.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 /// Users, or processes, whose rate is remembered before those that have been quiet are forgotten.
@@ -34,14 +35,20 @@ impl Rate {
 }
 
 /// The rates of all users, or of all processes.
-#[derive(Default, Debug)]
-pub struct Rates {
-    of: HashMap<u32, Rate>,
+#[derive(Debug)]
+pub struct Rates<K> {
+    of: HashMap<K, Rate>,
 }
 
-impl Rates {
+impl<K> Default for Rates<K> {
+    fn default() -> Self {
+        Self { of: HashMap::new() }
+    }
+}
+
+impl<K: Eq + Hash> Rates<K> {
     /// As [`Rate::take`], of the rate of `who`.
-    pub fn take(&mut self, who: u32, per_second: u32, now: Instant) -> bool {
+    pub fn take(&mut self, who: K, per_second: u32, now: Instant) -> bool {
         if self.of.len() >= MANY {
             // One that is whole again is as one never seen.
             self.of.retain(|_, rate| rate.whole_at > now);
@@ -109,8 +116,9 @@ mod tests {
         let mut rates = Rates::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let taken =
-            |rates: &mut Rates, who, ms, tries| (0..tries).filter(|_| rates.take(who, 100, at(ms))).count();
+        let taken = |rates: &mut Rates<u32>, who, ms, tries| {
+            (0..tries).filter(|_| rates.take(who, 100, at(ms))).count()
+        };
         assert_eq!(taken(&mut rates, 1, 0, 1000), 100);
         assert_eq!(taken(&mut rates, 1, 50, 1000), 5, "refilled, not more");
         assert_eq!(taken(&mut rates, 2, 50, 1000), 100, "another one's is another one's");

@@ -9,7 +9,7 @@ use crate::dial::{connect_at, operators_socket, who_serves, with_suffix};
 use crate::error::BrokerError;
 use crate::random;
 use crate::sockopt;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -239,10 +239,12 @@ pub fn boot_id() -> String {
 /// Whether the process that connected `socket`, and not one that has its number now, is in the very pid namespace that we are in,
 /// and in none below. False where the kernel does not name the process itself (SO_PEERPIDFD, before Linux 6.5), or /proc does
 /// not tell.
-pub fn shares_our_pids(socket: BorrowedFd<'_>, pid: u32) -> bool {
-    // What /proc says of the number is said of the process, if that lives after it was said.
-    sockopt::peer_process(socket)
-        .is_some_and(|process| has_our_pids(pid, &status_of(pid)) && sockopt::lives(&process))
+pub fn shares_our_pids(socket: BorrowedFd<'_>) -> bool {
+    sockopt::peer_process(socket).is_some_and(|process| {
+        // Of the process itself (fs/pidfs.c), and without its groups, which may be 65,536.
+        let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd()));
+        told.is_ok_and(|told| has_one_number(&told)) && is_proc_ours() && sockopt::lives(&process)
+    })
 }
 
 /// How many descriptors may be under way in sockets, ours and our helpers'.
@@ -262,7 +264,7 @@ pub fn descriptors_under_way() -> usize {
 pub fn knows_operators() -> bool {
     let flags = SocketFlags::CLOEXEC;
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .is_ok_and(|(one, _other)| shares_our_pids(one.as_fd(), std::process::id()))
+        .is_ok_and(|(one, _other)| shares_our_pids(one.as_fd()))
 }
 
 /// Whether the process that connected `socket` lives, so that what /proc said of its number is said of it. False before Linux 6.5.
@@ -270,13 +272,39 @@ pub fn is_alive(socket: BorrowedFd<'_>) -> bool {
     sockopt::peer_process(socket).is_some_and(|process| sockopt::lives(&process))
 }
 
-/// Whether a process may be told of others by their numbers, for process_vm_readv(2): it names them as we do, and no filter
-/// of system calls would end it for that call.
-pub fn may_read_others(pid: u32) -> bool {
-    let status = status_of(pid);
-    let is_filtered =
-        status.lines().find_map(|line| line.strip_prefix("Seccomp:")).is_none_or(|mode| mode.trim() != "0");
-    !is_filtered && has_our_pids(pid, &status)
+/// What /proc/PID/status says of a process that matters here. To be asked for by a helper: it has all groups of the process.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Status {
+    /// Its number in its own pid namespace; `None` where /proc does not tell.
+    own: Option<u32>,
+    /// Whether it is in the very pid namespace that we are in.
+    is_ours: bool,
+    /// Whether a filter of system calls may end it.
+    is_filtered: bool,
+    /// Capabilities, permitted and effective.
+    capabilities: Option<(u64, u64)>,
+}
+
+impl Status {
+    /// That of a process, by its number here.
+    pub fn of(pid: u32) -> Self {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        let mask = |name: &str| u64::from_str_radix(field(name)?.trim(), 16).ok();
+        Self {
+            own: field("NSpid:").and_then(|names| names.split_whitespace().next_back()?.parse().ok()),
+            // A /proc of another namespace would tell of other processes.
+            is_ours: pid != 0 && has_one_number(&text) && is_proc_ours(),
+            is_filtered: field("Seccomp:").is_none_or(|mode| mode.trim() != "0"),
+            capabilities: mask("CapPrm:").zip(mask("CapEff:")),
+        }
+    }
+
+    /// Whether the process may be told of others by their numbers, for process_vm_readv(2): it names them as we do, and no filter
+    /// of system calls would end it for that call.
+    pub fn may_read_others(self) -> bool {
+        self.is_ours && !self.is_filtered
+    }
 }
 
 /// What of a process decides whether the kernel would let another one of its user look at its memory (ptrace(2)), as /proc tells
@@ -294,18 +322,18 @@ pub struct Confinement {
 impl Confinement {
     /// That of a process, by its number here. `None` where /proc does not tell, or of other processes.
     pub fn of(pid: u32) -> Option<Self> {
-        let status = status_of(pid);
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-            u64::from_str_radix(line.trim(), 16).ok()
-        };
-        let is_ours = has_our_pids(pid, &status);
+        Self::with(pid, Status::of(pid))
+    }
+
+    /// That of a process of which this is known.
+    pub fn with(pid: u32, status: Status) -> Option<Self> {
         let link = || std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let (permitted, effective) = status.capabilities?;
         Some(Self {
             users: std::fs::read_to_string(format!("/proc/{pid}/uid_map")).ok()?,
-            pids: if is_ours { Some("ours".into()) } else { link() },
-            permitted: field("CapPrm:")?,
-            effective: field("CapEff:")?,
+            pids: if status.is_ours { Some("ours".into()) } else { link() },
+            permitted,
+            effective,
         })
     }
 
@@ -339,15 +367,12 @@ pub enum OwnPid {
 }
 
 impl OwnPid {
-    /// That of a process, by its number here.
-    pub fn of(pid: u32) -> Self {
-        let status = status_of(pid);
-        if has_our_pids(pid, &status) {
-            return Self::Ours;
+    /// That of a process of which this is known.
+    pub fn with(status: Status) -> Self {
+        match status.own {
+            _ if status.is_ours => Self::Ours,
+            own => own.map_or(Self::Unknown, Self::Other),
         }
-        let names = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-        let own = names.and_then(|names| names.split_whitespace().next_back()?.parse().ok());
-        own.map_or(Self::Unknown, Self::Other)
     }
 
     /// Whether the process, which we call `here`, calls itself `own`.
@@ -360,16 +385,18 @@ impl OwnPid {
     }
 }
 
-fn status_of(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
+/// Whether /proc names processes as we do.
+fn is_proc_ours() -> bool {
+    std::fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == &*std::process::id().to_string())
 }
 
-fn has_our_pids(pid: u32, status: &str) -> bool {
-    // A /proc of another namespace would tell of other processes.
-    let is_ours = std::fs::read_link("/proc/self")
-        .is_ok_and(|link| link.as_os_str() == &*std::process::id().to_string());
-    let names = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    is_ours && pid != 0 && names.is_some_and(|names| names.split_whitespace().count() == 1)
+/// Whether a process has a number in our pid namespace, and in none below, by its status or a pidfd's fdinfo.
+fn has_one_number(text: &str) -> bool {
+    let names = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    names.is_some_and(|names| {
+        let mut names = names.split_whitespace();
+        names.next().is_some_and(|first| first != "0" && first != "-1") && names.next().is_none()
+    })
 }
 
 /// Whoever can write to the directory can put a socket of its own in the place of ours.

@@ -18,6 +18,7 @@ mod taps;
 use crate::answerable::Answerable;
 use crate::clock;
 use crate::datagram;
+use crate::delays;
 use crate::diag::Diag;
 use crate::ends::SessionId;
 use crate::exchange::{Exchange, Post};
@@ -89,16 +90,20 @@ pub struct Server {
     /// Doorbells that may be in flight: half of what may be, so that messages can have descriptors.
     most_in_flight: usize,
     /// Nominations of users,
-    rates: Rates,
+    rates: Rates<u32>,
     /// Nominations of processes, whose sessions may be several.
-    rates_of_processes: Rates,
+    rates_of_processes: Rates<(u32, u32)>,
     /// Bytes that wait for each user's sessions.
     queued: HashMap<u32, Rc<Cell<usize>>>,
     /// The time that users' questions take.
     answering: Shares,
     questions: Questions,
     /// Connections of users.
-    arrivals: Rates,
+    arrivals: Rates<u32>,
+    /// How long users have kept the loop waiting;
+    delaying: Shares,
+    /// those that did for more than their share, and until when nothing is done for them.
+    shunned: HashMap<u32, Instant>,
     told: Told,
     /// What the kernel says in the place of users and groups that have no name here.
     unmapped: (u32, u32),
@@ -199,6 +204,8 @@ impl Server {
             answering: Shares::default(),
             questions: Questions::default(),
             arrivals: Rates::default(),
+            delaying: Shares::default(),
+            shunned: HashMap::new(),
             told: Told {
                 turned_away: Seldom::new(began),
                 not_served: Seldom::new(began),
@@ -299,9 +306,11 @@ impl Server {
                 id => self.serve_session(SessionId(id), event.flags),
             }
             self.deliver();
+            self.shun_who_delays();
             self.look_at_operators();
         }
         let answered = self.answer_questions() + usize::from(self.count());
+        self.shun_who_delays();
         if looks_first {
             self.looks += 1;
             if events.is_empty() || self.looks >= LOOKS {
@@ -473,7 +482,10 @@ impl Server {
         self.census.forget(id);
         self.answerable.iter_mut().for_each(|all| all.caught_up(id));
         let socket = session.socket();
-        datagram::end(socket.as_fd());
+        // Of one that is shunned the helper ends it.
+        if !self.is_shunned(user, clock::now()) {
+            delays::message(user, || datagram::end(socket.as_fd()));
+        }
         session.tell_end();
         // First: a helper may close it as soon as it is asked to, and must find this one gone.
         drop(session);

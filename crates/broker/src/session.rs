@@ -3,6 +3,7 @@
 use crate::client::CHUNK;
 use crate::clock;
 use crate::datagram;
+use crate::delays;
 use crate::foreign::Shared;
 use crate::laneless::Laneless;
 use crate::listing::Listing;
@@ -296,7 +297,10 @@ impl Session {
     /// Sends what waits, as far as the socket takes it.
     pub fn flush(&mut self) -> Sent {
         while let Some(next) = self.queue.front() {
-            match datagram::send(self.socket.as_fd(), &next.bytes, &next.fds) {
+            let sent = delays::message(self.peer.uid(), || {
+                datagram::send(self.socket.as_fd(), &next.bytes, &next.fds)
+            });
+            match sent {
                 Ok(()) => {
                     self.queued.set(self.queued.get().saturating_sub(next.cost()));
                     self.queue.pop_front();

@@ -39,19 +39,18 @@ pub fn lives(process: &OwnedFd) -> bool {
 }
 
 /// Groups of the process at the other end of a unix socket when it was connected: the effective one, then
-/// the supplementary ones. Only the first on a kernel without SO_PEERGROUPS (before 4.13).
-pub fn peer_groups(socket: BorrowedFd<'_>) -> Vec<u32> {
+/// the supplementary ones, if these are no more than `most`. Only the first on a kernel without SO_PEERGROUPS (before 4.13).
+pub fn peer_groups(socket: BorrowedFd<'_>, most: usize) -> Vec<u32> {
     // include/uapi/asm-generic/socket.h
     const SO_PEERGROUPS: libc::c_int = 59;
-    /// NGROUPS_MAX, include/uapi/linux/limits.h
-    const MOST: usize = 65536;
+    const FEW: usize = 64;
     let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));
     let mut credentials = [0; 12];
     let mut groups = Vec::new();
     if read(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut credentials) == Some(credentials.len()) {
         groups.push(word(&credentials[8..]));
     }
-    for room in [64, MOST] {
+    for room in [FEW.min(most), most] {
         let mut raw = vec![0; room * 4];
         if let Some(len) = read(socket, libc::SOL_SOCKET, SO_PEERGROUPS, &mut raw) {
             groups.extend(raw.get(..len).unwrap_or(&[]).chunks_exact(4).map(word));
@@ -73,8 +72,9 @@ mod tests {
         assert_eq!(pid, std::process::id());
         assert_eq!(uid, rustix::process::geteuid().as_raw());
         let ours = rustix::process::getgroups().unwrap();
-        let groups = peer_groups(a.as_fd());
+        let groups = peer_groups(a.as_fd(), 65536);
         assert_eq!(groups[0], rustix::process::getegid().as_raw());
+        assert_eq!(peer_groups(a.as_fd(), 0)[0], groups[0]);
         assert_eq!(groups[1..], ours.iter().map(|gid| gid.as_raw()).collect::<Vec<_>>());
     }
 }

@@ -3,6 +3,7 @@
 use crate::channel::{self, Packet};
 use crate::facts::{self, Counts, Proof};
 use crate::foreign::{is_arena, is_doorbell, is_memory, put_in_flight};
+use crate::runtime::Status;
 use crate::sequence::SequenceReader;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use shunpike_shm::arena::{ArenaView, Block, Half};
@@ -13,8 +14,13 @@ use std::sync::atomic::Ordering;
 /// What a helper is asked to do.
 #[derive(Copy, Clone, Debug)]
 pub enum Request {
-    /// With a session's socket: take its next message, a greeting, and return its arena, and its doorbells, so many, in flight.
-    Greeting(usize),
+    /// With a session's socket: take its next message, a greeting, and return its arena, and its doorbells in flight.
+    Greeting {
+        /// How many these are.
+        doorbells: usize,
+        /// The process that says it, by its number here.
+        pid: u32,
+    },
     /// With a session's socket: take its next message, and return the one sealed memory of this size that lies beside it.
     Memory(usize),
     /// With a session's socket and its arena: take its next message, a nomination, and look at its socket.
@@ -45,6 +51,8 @@ pub enum Reply {
     Wrong,
     /// What there is to say of a nominated socket.
     Proof(Proof),
+    /// What there is to say of a process that greets; what was asked for lies beside.
+    Greeted(Status),
 }
 
 // SAFETY: numbers and enums of numbers.
@@ -84,14 +92,14 @@ fn perform(request: Request, fds: Vec<OwnedFd>, sequences: Option<&SequenceReade
             drop(taken());
             (Reply::Done, Vec::new())
         }
-        Request::Greeting(doorbells) => {
+        Request::Greeting { doorbells, pid } => {
             let greeting = taken();
             let is_whole = greeting.len() == 1 + doorbells
                 && greeting.iter().take(1).all(|arena| is_arena(arena.as_fd()))
                 && greeting.iter().skip(1).all(|bell| is_doorbell(bell.as_fd()));
             let mut fds = greeting.into_iter();
             match fds.next().filter(|_| is_whole).map(|arena| (arena, put_in_flight(fds.as_slice()))) {
-                Some((arena, Ok(bells))) => (Reply::Done, vec![arena, bells]),
+                Some((arena, Ok(bells))) => (Reply::Greeted(Status::of(pid)), vec![arena, bells]),
                 _ => (Reply::Wrong, Vec::new()),
             }
         }

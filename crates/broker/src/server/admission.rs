@@ -3,6 +3,7 @@
 use super::{LISTENER, Server};
 use crate::clock;
 use crate::datagram::{self, Next};
+use crate::delays;
 use crate::ends::SessionId;
 use crate::facts;
 use crate::foreign::Last;
@@ -31,10 +32,13 @@ const TOOLS: usize = 64;
 const TOOLS_OF_USER: usize = 16;
 /// Of these, those that are left to root and the broker's own user, who may have to see what is going on.
 const TOOLS_OF_OPERATOR: usize = 8;
-/// Who is turned away for this is not told so: it would cost more than to turn him away.
+/// Who is turned away for one of these is not told so: it would cost more than to turn him away.
 const TOO_OFTEN: &str = "its user connects too often";
+const DELAYS: &str = "what its user has passed has kept the broker waiting";
 /// How long a new connection may say nothing, a tool may leave its answer unread, and a message of one that is gone may wait.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// Who has kept the broker waiting is served no more for so long at least.
+const SHUNNED: Duration = Duration::from_secs(10);
 /// How long nobody is accepted after descriptors ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -61,7 +65,7 @@ impl Server {
                         tracing::warn!(uid = user, times, "turned a connection away: {why}");
                     }
                     // One that finds the operator's door closed without a word asks at everybody's.
-                    if door == Door::Everybodys && why != TOO_OFTEN {
+                    if door == Door::Everybodys && ![TOO_OFTEN, DELAYS].contains(&why) {
                         tell_tool(&socket, why);
                     }
                     self.let_go(user, Rc::new(socket));
@@ -77,14 +81,16 @@ impl Server {
         if self.config.private && !is_operators {
             return Err((uid, "another user's"));
         }
-        // First: this one costs least.
+        // A container's root is root by number only.
+        let is_operator = is_operators && (self.config.private || runtime::shares_our_pids(socket.as_fd()));
+        if !is_operator && self.is_shunned(uid, now) {
+            return Err((uid, DELAYS));
+        }
+        // This one costs least.
         let is_bounded = !self.config.private && door == Door::Everybodys;
         if is_bounded && !self.arrivals.take(uid, ARRIVALS, now) {
             return Err((uid, TOO_OFTEN));
         }
-        // A container's root is root by number only.
-        let is_operator =
-            is_operators && (self.config.private || runtime::shares_our_pids(socket.as_fd(), pid));
         if door == Door::Operators && !is_operator {
             return Err((uid, "it is not the operator"));
         }
@@ -104,7 +110,7 @@ impl Server {
         if self.sessions.len() >= limit {
             return Err((uid, "there are as many as can be served"));
         }
-        let groups = sockopt::peer_groups(socket.as_fd());
+        let groups = self.config.policy.groups_of(socket.as_fd());
         let identity = Identity { uid, groups, unmapped: self.unmapped };
         Ok(Peer { pid, identity, is_operator, netns: facts::netns_cookie(socket.as_fd()) })
     }
@@ -123,7 +129,9 @@ impl Server {
             >= user.sessions
         {
             Err("its user has as many as policy allows")
-        } else if *pid != 0 && of(&|other| other.pid == *pid) >= process.sessions {
+        } else if *pid != 0
+            && of(&|other| (other.pid, other.uid()) == (*pid, identity.uid)) >= process.sessions
+        {
             Err("its process has as many sessions as policy allows")
         } else if self.exchange.doorbells() + MAX_CQS > self.most_in_flight {
             Err(
@@ -149,20 +157,37 @@ impl Server {
     /// Closes a session's socket, the only descriptor of it that the broker has. What lies in it unread may have descriptors, and
     /// their last close is not for us to wait for.
     pub(super) fn let_go(&mut self, user: u32, socket: Rc<OwnedFd>) {
-        // Once nothing comes any more, what there is is no more than the socket's buffer holds.
-        let mut is_ended = false;
-        loop {
-            match datagram::peek(socket.as_fd()) {
-                Ok(Next::End) => return,
-                Ok(Next::Nothing) if !is_ended => {
-                    datagram::end(socket.as_fd());
-                    is_ended = true;
-                }
-                Ok(Next::Message(message)) if !message.has_fds => datagram::take(socket.as_fd()),
-                Err(Errno::INTR) => {}
-                _ => return self.helpers.bury(user, socket, Last::Close, &self.epoll),
-            }
+        // Nothing comes any more: what there is is no more than the socket's buffer holds. What was said to the client stays there.
+        let is_empty = !self.is_shunned(user, clock::now()) && delays::message(user, || drain(&socket));
+        if !is_empty {
+            self.helpers.bury(user, socket, Last::Close, &self.epoll);
         }
+    }
+
+    /// Ends the sessions of users that have kept the loop waiting for more than their share. Where there is one user it is its own broker;
+    /// the operator's and a container's root have one number.
+    pub(super) fn shun_who_delays(&mut self) {
+        let now = clock::now();
+        for (user, time) in delays::take() {
+            self.delaying.spend(user, time, now);
+            let Some(over) = self.delaying.free_at(user).and_then(|at| at.checked_duration_since(now)) else {
+                continue;
+            };
+            if self.config.private || self.is_shunned(user, now) {
+                continue;
+            }
+            tracing::warn!(uid = user, "{DELAYS}: its sessions end, and it gets none for a while");
+            self.shunned.retain(|_, until| *until > now);
+            self.shunned.insert(user, now + SHUNNED.max(10 * over));
+            let is_its = |session: &Session| session.peer.uid() == user && !session.peer.is_operator;
+            let its: Vec<SessionId> =
+                self.sessions.iter().filter(|(_, session)| is_its(session)).map(|(id, _)| *id).collect();
+            its.into_iter().for_each(|id| self.end(id));
+        }
+    }
+
+    pub(super) fn is_shunned(&self, user: u32, now: Instant) -> bool {
+        self.shunned.get(&user).is_some_and(|until| *until > now)
     }
 
     /// A user without sessions has no helpers.
@@ -209,6 +234,19 @@ impl Server {
         match (door, &self.operators) {
             (Door::Operators, Some(operators)) => &operators.listener,
             _ => &self.listener,
+        }
+    }
+}
+
+/// Takes what lies in a socket, of which nothing comes any more. Says whether that is all: what has descriptors stays.
+fn drain(socket: &OwnedFd) -> bool {
+    datagram::end(socket.as_fd());
+    loop {
+        match datagram::peek(socket.as_fd()) {
+            Ok(Next::End) => return true,
+            Ok(Next::Message(message)) if !message.has_fds => datagram::take(socket.as_fd()),
+            Err(Errno::INTR) => {}
+            _ => return false,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::Server;
 use crate::clock;
+use crate::delays;
 use crate::ends::SessionId;
 use crate::foreign::Last;
 use crate::ledger::Looks;
@@ -229,8 +230,8 @@ impl Server {
             };
             let of_user = round.looks.of(user);
             let looks = left.min(*of_user);
-            let mut look = round.look.take().unwrap_or_else(|| Look::begin(arena));
-            let spared = look.go_on(arena, looks);
+            let mut look = round.look.take().unwrap_or_else(|| delays::look(user, || Look::begin(arena)));
+            let spared = delays::look(user, || look.go_on(arena, looks));
             *of_user -= looks - spared;
             left = left.saturating_sub(looks - spared + AN_ARENA);
             if spared > 0 || *of_user == 0 {
@@ -246,7 +247,7 @@ impl Server {
     pub(super) fn look_at_last(&mut self, user: u32, is_operator: bool, key: ArenaKey, arena: ArenaView) {
         let of_user = self.census.leaving.iter().filter(|leaving| leaving.user == user).count();
         let left = if of_user < LEAVING_OF_USER { BLOCKS } else { A_TURN };
-        let look = Look::begin(&arena);
+        let look = delays::look(user, || Look::begin(&arena));
         let leaving = Leaving { user, is_operator, key, arena, look, left };
         let leaving = self.look_at_leaving(leaving, &mut { A_TURN });
         self.census.leaving.extend(leaving);
@@ -259,7 +260,7 @@ impl Server {
         let began = clock::now();
         let has_share = leaving.is_operator || self.answering.has_left(user, began);
         let looks = if has_share { leaving.left.min(*of_turn) } else { 0 };
-        let spared = leaving.look.go_on(&leaving.arena, looks);
+        let spared = delays::look(user, || leaving.look.go_on(&leaving.arena, looks));
         leaving.left -= looks - spared;
         *of_turn = of_turn.saturating_sub(looks - spared + AN_ARENA);
         self.answering.spend(user, clock::since(began), began);

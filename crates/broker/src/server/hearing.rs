@@ -5,12 +5,13 @@ use super::questions::Asked;
 use super::{End, Server};
 use crate::clock;
 use crate::datagram::{self, Next};
+use crate::delays;
 use crate::ends::{Party, SessionId};
 use crate::facts::{self, Counts, Endpoint, Proof};
 use crate::foreign::{Last, Shared};
 use crate::helpers::{Heard, Reply, Request};
 use crate::policy::Policy;
-use crate::runtime::{self, Confinement, OwnPid};
+use crate::runtime::{self, Confinement, OwnPid, Status};
 use crate::session::{Kind, Pending, Program, Said, Sent, Session};
 use crate::stats::ArenaKey;
 use rustix::event::epoll::EventFlags;
@@ -30,6 +31,8 @@ use std::sync::atomic::Ordering;
 
 /// Messages of one client that are handled before the others have their turn.
 const MESSAGES_A_TURN: usize = 16;
+/// What a program's socket may hold unread, bytes (which the kernel doubles): what waits beyond that is counted.
+const OUTGOING: usize = 16 << 10;
 
 impl Server {
     pub(super) fn serve_session(&mut self, id: SessionId, events: EventFlags) {
@@ -71,7 +74,8 @@ impl Server {
             if session.with_helper.is_some() {
                 return;
             }
-            let message = match datagram::peek(session.as_fd()) {
+            let user = session.peer.uid();
+            let message = match delays::message(user, || datagram::peek(session.as_fd())) {
                 Ok(Next::Message(message)) => message,
                 Ok(Next::Nothing) => {
                     session.caught_up();
@@ -83,7 +87,7 @@ impl Server {
             };
             let len = message.bytes().len();
             if !message.has_fds {
-                datagram::take(session.as_fd());
+                delays::message(user, || datagram::take(session.as_fd()));
                 self.answerable.iter_mut().for_each(|all| all.heard(id, len));
             }
             let heard = self.decode(id, message.bytes()).and_then(|said| match message.has_fds {
@@ -134,7 +138,7 @@ impl Server {
                 if !(1..=MAX_CQS).contains(&usize::from(doorbells)) {
                     return Err(End);
                 }
-                Request::Greeting(doorbells.into())
+                Request::Greeting { doorbells: doorbells.into(), pid: session.peer.pid }
             }
             // What lies beside may be anything.
             (ToBroker::Hello { .. }, Kind::New) => Request::Discard,
@@ -248,7 +252,12 @@ impl Server {
                     return Err(End);
                 }
                 return match version {
-                    VERSION => self.hello(id, control, doorbells, comm, fds),
+                    VERSION => match reply {
+                        Some(Reply::Greeted(status)) => {
+                            self.hello(id, (control, doorbells), comm, fds, status)
+                        }
+                        _ => Err(End),
+                    },
                     _ => self.hello_without_lanes(id, (control, version), comm),
                 };
             }
@@ -314,10 +323,10 @@ impl Server {
     fn hello(
         &mut self,
         id: SessionId,
-        control: u16,
-        doorbells: u8,
+        (control, doorbells): (u16, u8),
         comm: String,
         fds: Vec<OwnedFd>,
+        status: Status,
     ) -> Result<(), End> {
         let user = self.sessions.get(&id).map_or(u32::MAX, |session| session.peer.uid());
         let [arena, bells] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| End)?;
@@ -331,15 +340,18 @@ impl Server {
         let fds = vec![page_fd, self.knobs_for(&comm)];
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
-        self.ledger.begin(key, user, view.header().pid.load(Ordering::Relaxed));
-        let confinement = Confinement::of(session.peer.pid);
+        let maker = delays::look(user, || view.header().pid.load(Ordering::Relaxed));
+        self.ledger.begin(key, user, maker);
+        // What its socket held unread would be counted for nobody.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&session, OUTGOING);
+        let confinement = Confinement::with(session.peer.pid, status);
         let confinement = confinement.filter(|_| runtime::is_alive(session.as_fd()));
         // Shown, and nothing else.
-        let own_pid = OwnPid::of(session.peer.pid);
+        let own_pid = OwnPid::with(status);
         let program = Program::new(view, key, comm, own_pid, confinement, page);
         session.kind = Kind::Program(Box::new(program));
         self.exchange.begin_session(id, session.peer.identity.clone(), bells, doorbells);
-        if runtime::may_read_others(session.peer.pid) {
+        if status.may_read_others() {
             self.exchange.lets_read(id, session.peer.pid);
         }
         let sent = session.post(&welcome, fds);
@@ -359,7 +371,8 @@ impl Server {
         let of_process = match pid {
             // In a pid namespace that we do not see into: as if each session were a process.
             0 => program.rate.take(process.nominations, now),
-            pid => self.rates_of_processes.take(pid, process.nominations, now),
+            // One that has ended may have left its number to another user's.
+            pid => self.rates_of_processes.take((pid, uid), process.nominations, now),
         };
         of_process && self.rates.take(uid, user.nominations, now)
     }

@@ -56,7 +56,7 @@ impl Sessions {
         let Some(session) = self.by_id.get(&asker) else {
             return Err(failure("not permitted", "", "the session has ended"));
         };
-        let Peer { pid, identity, .. } = &session.peer;
+        let Peer { identity, .. } = &session.peer;
         let own = rustix::process::geteuid().as_raw();
         if ![Some(own), Some(0)].contains(&identity.user()) {
             let on = format!("uid {}", identity.uid);
@@ -64,7 +64,7 @@ impl Sessions {
                 "only root and the broker's own user change its settings and see other users' connections";
             return Err(failure("not permitted", &on, hint));
         }
-        if !self.private && !runtime::shares_our_pids(session.as_fd(), *pid) {
+        if !self.private && !runtime::shares_our_pids(session.as_fd()) {
             let hint = "do it on the host, or where the broker runs: this is another pid namespace (or the kernel is \
                         older than Linux 6.5 and does not say)";
             return Err(failure("not permitted", "a container's root", hint));
