@@ -209,4 +209,5 @@ def contained(command):
 def start(world, name, setup, image, change, arguments, netns, more=()):
     environment = {"IMAGE": str(image), "CHANGE": change or "", "NETWORK": "", **dict(more)}
     argv = [*APART, "sh", "-c", setup, "sh", *arguments]
-    return world.start(name, argv, netns=netns, env=environment)
+    # What a test leaves running is killed with its namespaces: the first process there may hear no other signal.
+    return world.start(name, argv, netns=netns, env=environment, stop_signal=signal.SIGKILL)
