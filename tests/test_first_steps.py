@@ -24,7 +24,7 @@ umount -R /sys/fs/cgroup 2>/dev/null || true
 mount -t cgroup2 none /sys/fs/cgroup
 for place in etc usr var opt; do
     mkdir -p /run/over/$place /run/work/$place
-    mount -t overlay -o lowerdir=/$place,upperdir=/run/over/$place,workdir=/run/work/$place none /$place
+    mount -t overlay -o lowerdir=/$place,upperdir=/run/over/$place,workdir=/run/work/$place none /$place || exit 77
 done
 mount -t tmpfs none /var/lib/cni
 mkdir -p /run/store /etc/containers /usr/local/sbin
@@ -63,7 +63,7 @@ def test_the_five_commands_of_the_documentation(world, tmp_path):
     stand_in.write_text(SYSTEMCTL)
     env = {"SYSTEMCTL": str(stand_in), "PACKAGE": str(by_make("deb", tmp_path)), "IMAGE": str(redis_image(world))}
     machine = engines.Staying(world, MACHINE, namespace(world, "a"), env)
-    shell = lambda line: machine.ran("env", "-u", "SHUNPIKE_LIB", "DEBIAN_FRONTEND=noninteractive", "sh", "-ec", f"cd /run/store\n{line}")
+    shell = lambda line: machine.ran("env", "-u", "SHUNPIKE_LIB", "DEBIAN_FRONTEND=noninteractive", "sh", "-ec", f"PATH=/usr/local/sbin:$PATH\ncd /run/store\n{line}")
     shell(commands[0])
     shell(commands[1])
     # A unit is started when its program runs; systemd's caller is not told when that serves.
