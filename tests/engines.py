@@ -52,7 +52,14 @@ DOCKERD = """
 set -e
 mount -t tmpfs none /run
 umount -R /sys/fs/cgroup 2>/dev/null || true
-mount -t cgroup2 none /sys/fs/cgroup
+if [ "$CONTROLLERS" ]; then
+    mount -t tmpfs none /sys/fs/cgroup
+    for one in $CONTROLLERS; do
+        mkdir /sys/fs/cgroup/$one
+        mount -t cgroup -o $one none /sys/fs/cgroup/$one
+    done
+else mount -t cgroup2 none /sys/fs/cgroup
+fi
 for place in etc opt; do
     mkdir -p /run/over/$place /run/work/$place
     mount -t overlay -o lowerdir=/$place,upperdir=/run/over/$place,workdir=/run/work/$place none /$place
@@ -153,7 +160,7 @@ def remove_groups(group):
 
 def need_dockerd():
     """Skips where Docker's daemon does not start in namespaces of its own."""
-    tried = subprocess.run([*APART, "sh", "-c", DOCKERD], env=os.environ | {"GROUP": "none", "NETWORK": ""}, capture_output=True, text=True, timeout=60)
+    tried = subprocess.run([*APART, "sh", "-c", DOCKERD], env=os.environ | {"GROUP": "none", "NETWORK": "", "CONTROLLERS": ""}, capture_output=True, text=True, timeout=60)
     if tried.returncode:
         pytest.skip(f"dockerd does not start here: {tried.stderr[-500:]}")
 
@@ -194,8 +201,10 @@ class Podman(Staying):
 
 
 class Docker(Staying):
-    def __init__(self, world, images, netns=None):
-        super().__init__(world, DOCKERD, netns, {"NETWORK": "bridge"} | own_group(world))
+    """`controllers`: of control groups of version 1, in the place of version 2."""
+
+    def __init__(self, world, images, netns=None, controllers=()):
+        super().__init__(world, DOCKERD, netns, {"NETWORK": "bridge", "CONTROLLERS": " ".join(controllers)} | own_group(world))
         for name, archive in images.items():
             self("import", "--change=CMD []", archive, name)
 
@@ -210,7 +219,7 @@ def contained(command):
 
 
 def start(world, name, setup, image, change, arguments, netns, more=()):
-    environment = {"IMAGE": str(image), "CHANGE": change or "", "NETWORK": "", **dict(more)}
+    environment = {"IMAGE": str(image), "CHANGE": change or "", "NETWORK": "", "CONTROLLERS": "", **dict(more)}
     argv = [*APART, "sh", "-c", setup, "sh", *arguments]
     # What a test leaves running is killed with its namespaces: the first process there may hear no other signal.
     return world.start(name, argv, netns=netns, env=environment, stop_signal=signal.SIGKILL)

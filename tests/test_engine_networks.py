@@ -88,29 +88,45 @@ def test_docker_with_its_bridge_and_its_proxy(world, installed, image):  # noqa:
     client.kill()
 
 
-def memory_controller():
-    """Whether control groups of version 2 limit the memory of the groups below theirs."""
-    given = Path("/sys/fs/cgroup/cgroup.subtree_control")
-    return given.exists() and "memory" in given.read_text().split()
+def controllers(version):
+    """Of the control groups that limit memory here; none, if those of this version do not."""
+    if version == 2:
+        given = Path("/sys/fs/cgroup/cgroup.subtree_control")
+        return given.read_text().split() if given.exists() else []
+    mounts = (line.split(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    mounted = [sources.split()[2].split(",") for _, sources in mounts if sources.startswith("cgroup ")]
+    known = {"cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids"}
+    return [",".join(sorted(known & set(words))) for words in mounted if known & set(words)]
 
 
-@pytest.mark.skipif(not memory_controller(), reason="control groups of version 2 have no memory controller here: the machine has version 1")
 @engines.needs_docker
-def test_a_container_with_a_memory_limit_on_version_2(world, installed, image):  # noqa: F811
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_with_a_memory_limit(world, installed, image, version):  # noqa: F811
     """The rings that its processes fill count for it. They fit, and the connections stay on lanes."""
+    here = controllers(version)
+    if "memory" not in ",".join(here).split(","):
+        pytest.skip(f"control groups of version {version} limit no memory here: the machine has the other one")
     accel = Accel(world, "both")
     host, beyond = namespace(world, "a"), namespace(world, "b")
     address, _ = join(host, beyond, "10.207.14")
-    engine, port, published = engines.Docker(world, {"shunpike-test": image}, netns=host), free_port(), free_port()
-    mounts = by_mounts(accel, installed)
+    engine = engines.Docker(world, {"shunpike-test": image}, netns=host, controllers=here if version == 1 else ())
+    port, published = free_port(), free_port()
     options, command = bed("server", "0.0.0.0", port)
     limited = ["--memory=64m", f"--publish={published}:{port}", "--name=limited"]
-    engine("run", "--detach", *limited, *mounts, *options, "shunpike-test", "/opt/shunpike/bin/shunpike", "run", *command)
+    engine("run", "--detach", *limited, *by_mounts(accel, installed), *options, "shunpike-test", "/opt/shunpike/bin/shunpike", "run", *command)
     listening(port)
     client = outside(world, accel, address, published, beyond)
-    accel.verify(lanes=1, lane_bytes=100_000)
+    accel.verify(lanes=1, lane_bytes=1_000_000)
     pid = engine("inspect", "--format={{.State.Pid}}", "limited").strip()
-    (group,) = [line.split(":", 2)[2] for line in engine.ran("cat", f"/proc/{pid}/cgroup").splitlines() if line.startswith("0::")]
-    limit, events = (engine.ran("cat", f"/sys/fs/cgroup{group}/{name}") for name in ("memory.max", "memory.events"))
-    assert limit.strip() == str(64 << 20) and "oom_kill 0" in events, (limit, events)
+    groups = [line.split(":", 2)[1:] for line in engine.ran("cat", f"/proc/{pid}/cgroup").splitlines()]
+    if version == 1:
+        (group,) = [group for names, group in groups if "memory" in names.split(",")]
+        (place,) = [one for one in here if "memory" in one.split(",")]
+        files = [f"{place}{group}/{name}" for name in ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")]
+    else:
+        (group,) = [group for names, group in groups if not names]
+        files = [f"{group[1:]}/{name}" for name in ("memory.max", "memory.current", "memory.events")]
+    limit, used, events = (engine.ran("cat", f"/sys/fs/cgroup/{file}") for file in files)
+    assert int(limit) == 64 << 20 and "oom_kill 0" in events, (limit, events)
+    assert 1 << 20 < int(used) < 64 << 20, f"a ring and the program: {used}"
     client.kill()

@@ -63,7 +63,8 @@ def test_the_five_commands_of_the_documentation(world, tmp_path):
     stand_in.write_text(SYSTEMCTL)
     env = {"SYSTEMCTL": str(stand_in), "PACKAGE": str(by_make("deb", tmp_path)), "IMAGE": str(redis_image(world))}
     machine = engines.Staying(world, MACHINE, namespace(world, "a"), env)
-    shell = lambda line: machine.ran("env", "-u", "SHUNPIKE_LIB", "DEBIAN_FRONTEND=noninteractive", "sh", "-ec", f"PATH=/usr/local/sbin:$PATH\ncd /run/store\n{line}")
+    clean = ["env", "-u", "SHUNPIKE_LIB", "DEBIAN_FRONTEND=noninteractive"]
+    shell = lambda line: machine.ran(*clean, "sh", "-ec", f"PATH=/usr/local/sbin:$PATH\ncd /run/store\n{line}")
     shell(commands[0])
     shell(commands[1])
     # A unit is started when its program runs; systemd's caller is not told when that serves.
