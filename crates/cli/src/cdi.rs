@@ -34,10 +34,12 @@ pub fn cdi(action: &CdiAction, named: Option<PathBuf>) -> Result<(), Error> {
     if !list.is_file() {
         return Err(Error::NoContainerList { path: list, library });
     }
+    let entry = shipped::entry()?;
     let files = Files {
         socket: named.unwrap_or_else(|| socket::SYSTEM.into()),
         command: env::current_exe().map_err(Error::Itself)?,
-        entry: shipped::entry()?,
+        // An engine knows nothing of the directory that we are in.
+        entry: std::path::absolute(&entry).unwrap_or(entry),
         library,
         list,
     };
