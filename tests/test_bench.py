@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from harness import BINARY
+from netns import needs_root
 from procs import until
 
 pytestmark = [pytest.mark.cost, pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="both ends want a CPU")]
@@ -89,6 +90,20 @@ def test_a_missing_program_is_named_with_its_package(world):
     out = bench(world, "sockperf-pp", "short", env=env).finish(30)
     assert "skipped sockperf-pp: no sockperf here; the package sockperf brings it" in out
     assert "skipped short: no wrk here; the package wrk brings it" in out
+
+
+@needs_root
+@pytest.mark.parametrize("load,busy", [("0.01 0.00 0.00 1/100 4711", False), ("64.00 60.00 50.00 70/100 4711", True)], ids=["quiet", "loaded"])
+def test_figures_that_a_loaded_machine_made_say_so(world, load, busy):
+    """As /proc/loadavg has it, which is the test's own here: above the table, in the heading, and in the JSON."""
+    file, report = world.directory / "loadavg", world.directory / "report.json"
+    file.write_text(f"{load}\n")
+    shown = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /proc/loadavg && exec "$@"', file]
+    out = bench(world, "--quick", "line", "--json", report, prefix=shown).finish(60)
+    assert ("Others were using this machine: read the ratios" in out) == busy, out
+    average = load.split()[0]
+    assert f"load average {average} at begin, {average} at end" in out, out
+    assert json.loads(report.read_text())["machine"]["load_begin"] == float(average)
 
 
 def test_it_lists_and_refuses(world):

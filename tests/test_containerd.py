@@ -1,8 +1,6 @@
 """Pods of containerd by its CRI, where ci/containerd has built it: one has the device by our NRI plugin, another as kubelet passes it on."""
 
-import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -59,7 +57,7 @@ class Containerd:
         self.world, self.directory, self.group = world, world.directory / "c", unique("shunpike-test-")
         (self.directory / "cdi").mkdir(parents=True)
         (self.directory / "config.toml").write_text(CONFIGURATION.format(directory=self.directory))
-        world.cleanups.append(self.remove_groups)
+        world.cleanups.append(lambda: engines.remove_groups(self.group))
         path = {"PATH": f"{PROGRAMS}:{world.env['PATH']}"}
         start = 'mount -t tmpfs none /run && exec containerd --config "$0"'
         self.proc = world.start("containerd", [*engines.APART, "sh", "-c", start, self.directory / "config.toml"], env=path)
@@ -102,12 +100,6 @@ class Containerd:
         self.proc.signal(signal.SIGTERM)
         self.proc.finish()
 
-    def remove_groups(self):
-        for root, names, _ in os.walk("/sys/fs/cgroup"):
-            if self.group in names:
-                with contextlib.suppress(OSError):
-                    os.rmdir(os.path.join(root, self.group))
-
 
 def archive(world, root, name):
     target = world.directory / f"{name}.tar"
@@ -132,11 +124,17 @@ def test_lanes_between_two_pods_under_the_restricted_standard(world, bed, instal
     assert generate(world, installed, "--output", specification, socket=accel.broker.socket).returncode == 0
     plugin = world.start("plugin", [node, "nri-plugin", "-nri", engine.directory / "nri.sock", "-cdi", specification])
     until(lambda: "Started plugin" in plugin.err, plugin.describe)
-    environment = {"BED_HOST": "127.0.0.1", "BED_WARM_MS": "300"}
+    # The broker's directory, as the pods see it.
+    environment = {"BED_HOST": "127.0.0.1", "BED_WARM_UNTIL": "/run/shunpike/over"}
     dialogue = lambda role: ["/bin/pingpong", role, port, 1, 3000]
     server = engine.pod("server", dialogue("server"), environment, {"shunpike.dev/lane": "true"}, [])
     until(lambda: f":{port} " in subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout, "the server listens")
     client = engine.pod("client", dialogue("client"), environment, {}, [{"name": "shunpike.dev/lane=all"}])
+    accel.verify(lanes=1, lane_bytes=1)
+    # Whoever has a shell in a pod, or `kubectl exec`, sees what its programs have. The network is the node's, so the other pod's end is there as well.
+    shown = engine.crictl("exec", "--sync", server, "/usr/local/bin/shunpike", "ss", "--no-header").splitlines()
+    assert ["SMCD", "1", "pingpong"] in [line.split()[-3:] for line in shown], shown
+    (world.directory / "over").touch()
     engine.finish(client)
     engine.finish(server)
     accel.verify(lanes=1, lane_bytes=100_000)

@@ -84,7 +84,8 @@ def test_lanes_by_what_the_image_puts_onto_a_node(world, bed, archive):
     engines.podman(world, "install", archive, None, *NOTHING, *mounted, *install, change=None).finish(seconds=60)
     given = json.loads(specification.read_text())["devices"][0]["containerEdits"]["mounts"]
     assert {mount["hostPath"] for mount in given} == {
-        str(node / part) for part in ("run", "opt/bin/shunpike", "opt/lib/libshunpike.so", "opt/lib/shunpike/container.preload")
+        str(node / part)
+        for part in ("run", "opt/bin/shunpike", "opt/lib/libshunpike.so", "opt/lib/shunpike/libshunpike-entry.so", "opt/lib/shunpike/container.preload")
     }
 
     broker = engines.podman(world, "broker", archive, None, *NOTHING, *BROKERS, f"--volume={node}/run:/run/shunpike", name, change=None)

@@ -1,4 +1,4 @@
-"""`shunpike top` in a real terminal of 80 columns (tmux), and as text for scripts."""
+"""`shunpike top` in a real terminal of 80 and of 132 columns (tmux), and as text for scripts."""
 
 import json
 import re
@@ -13,15 +13,15 @@ pytestmark = pytest.mark.operators
 
 
 class Terminal:
-    """A terminal of 80 by 24 that runs a command."""
+    """A terminal of 24 lines that runs a command."""
 
-    def __init__(self, world, env, argv):
+    def __init__(self, world, env, argv, columns=80):
         self.env, self.socket = world.env | env | {"TERM": "xterm"}, str(world.directory / "tmux")
         self.world = world
         world.cleanups.append(self.end)
         # A shell around it, so that what is on the screen after the command has left can be seen.
         line = " ".join(map(str, argv)) + "; echo status $?; stty -a; cat"
-        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "sh", "-c", line)
+        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", "24", "sh", "-c", line)
 
     def tmux(self, *arguments):
         result = subprocess.run(["tmux", "-S", self.socket, *arguments], env=self.env, capture_output=True, text=True, timeout=60)
@@ -94,6 +94,23 @@ def test_the_screen_at_80_columns(world):
     lines = terminal.shows("^status 0", "icanon")
     screen = "\n".join(lines)
     assert " echo " in screen and "-icanon" not in screen and "COMMAND" not in screen, screen
+    pair.close()
+
+
+def test_the_screen_at_132_columns(world):
+    """Both tables reach the edge and not beyond it, and so does help."""
+    pair = Pair(world)
+    pair.has("SMCD")
+    terminal = Terminal(world, {"SHUNPIKE_SOCKET": str(pair.broker.socket)}, [world.binary, "top", "-i", "0.2"], columns=132)
+    for heading, row in (("^ *PID +COMMAND", rf"^ *{pair.client.pid} +python3 "), ("^PID:FD +COMMAND", rf" 127.0.0.1:{pair.port} +SMCD ")):
+        lines = terminal.shows(heading, row)
+        assert len(next(line for line in lines if re.match(heading.lstrip("^"), line)).rstrip()) == 132, lines
+        terminal.press("c")
+    terminal.press("h")
+    assert max(map(len, terminal.shows("^Keys$", "^Any key: back"))) <= 132
+    terminal.press("x")
+    terminal.press("q")
+    terminal.shows("^status 0")
     pair.close()
 
 

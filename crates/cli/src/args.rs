@@ -10,8 +10,8 @@ pub use self::tools::{
     Stats, StatsAction, Sysctl, Tap, Top, UeidAction,
 };
 use clap::{Args, Parser, Subcommand, ValueHint};
+use node::{CDI_NOTES, DISABLE_NOTES, ENABLE_NOTES};
 pub use node::{CdiAction, Disable, Enable};
-use node::{DISABLE_NOTES, ENABLE_NOTES};
 pub use notes::EXIT_STATUS;
 use notes::{
     BENCH_NOTES, BROKER_NOTES, CHK_NOTES, DBG_NOTES, DEVICE_NOTES, EVENTS_NOTES, EXAMPLES, OVERVIEW,
@@ -48,11 +48,18 @@ pub enum Command {
     #[command(after_help = SS_NOTES)]
     Ss(Ss),
     /// Count connections, fallbacks, bytes and calls, as smcd stats does
+    #[command(
+        after_help = "Examples:\n  shunpike stats -d\n  shunpike stats reset\n  shunpike stats --json | jq .connections.reasons"
+    )]
     Stats(Stats),
     /// Say in words why connections are, or are not, on lanes
+    #[command(
+        after_help = "Examples:\n  shunpike explain 4711\n  shunpike explain 4711:8\n  shunpike explain --codes"
+    )]
     #[command(arg_required_else_help = true)]
     Explain(Explain),
     /// Move connections back to TCP; they may be upgraded again later
+    #[command(after_help = "Examples:\n  shunpike revoke 4711\n  shunpike revoke 4711:8")]
     Revoke {
         /// A process, or one of its descriptors
         #[arg(value_name = "PID[:FD]")]
@@ -73,20 +80,26 @@ pub enum Command {
         action: Option<PolicyAction>,
     },
     /// Show versions and what the broker supports
+    #[command(after_help = "Examples:\n  shunpike info\n  shunpike info --json | jq .privileged")]
     Info(Format),
     /// Show or change the user-defined EIDs: two systems use SMC-D only if they share one
+    #[command(after_help = "Examples:\n  shunpike ueid\n  shunpike ueid add MY-CLUSTER")]
     Ueid {
         /// Default: show.
         #[command(subcommand)]
         action: Option<UeidAction>,
     },
     /// Show the system EID, or whether it takes part
+    #[command(after_help = "Examples:\n  shunpike seid\n  shunpike seid disable")]
     Seid {
         /// Default: show.
         #[command(subcommand)]
         action: Option<SeidAction>,
     },
     /// List link groups: pairs of processes, and what their connections share
+    #[command(
+        after_help = "Examples:\n  shunpike linkgroup\n  shunpike linkgroup show 00000001\n  shunpike linkgroup link-show"
+    )]
     #[command(args_conflicts_with_subcommands = true)]
     Linkgroup {
         /// Default: show.
@@ -141,12 +154,16 @@ pub enum Command {
     #[command(after_help = DISABLE_NOTES)]
     Disable(Disable),
     /// Have container engines put programs under Shunpike, by a device (CDI)
+    #[command(after_help = CDI_NOTES)]
     Cdi {
         /// What.
         #[command(subcommand)]
         action: CdiAction,
     },
     /// Print the completions of a shell (bash, zsh, fish, elvish, powershell)
+    #[command(
+        after_help = "Examples:\n  shunpike completions bash >/etc/bash_completion.d/shunpike\n  shunpike completions fish >~/.config/fish/completions/shunpike.fish"
+    )]
     Completions {
         /// The shell
         shell: clap_complete::Shell,

@@ -148,7 +148,21 @@ pub fn has_entry(pid: u32) -> Option<bool> {
     if has_arena(pid)? {
         return Some(true);
     }
-    variables(pid, "SHUNPIKE_SOCKET")?.is_empty().then_some(false)
+    // A container's device sets the socket alone.
+    (!has_variable(pid, "SHUNPIKE_SOCKET")? || !has_variable(pid, "SHUNPIKE_INJECT")?).then_some(false)
+}
+
+/// Whether a process was started with a variable, and not an empty one; `None` where we may not look.
+pub fn has_variable(pid: u32, wanted: &str) -> Option<bool> {
+    let found = variables(pid, wanted)?;
+    Some(found.iter().any(|(name, value)| name == wanted && !value.is_empty()))
+}
+
+/// Whether a process is in a pid namespace below ours, as a container's are.
+pub fn is_in_a_container(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| numbers.split_whitespace().count() > 1)
 }
 
 /// The most that is read of an environment. The kernel lets a program start with 6 MiB; but where it lies is the process's own word

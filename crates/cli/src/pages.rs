@@ -169,7 +169,7 @@ const ENVIRONMENT: &[Item] = &[
     ),
     (
         "SHUNPIKE_ENTRY",
-        &["run"],
+        &["run", "cdi", "cdi-generate"],
         "The library that --entry=syscall loads into programs without a libc, in place of the installed one.",
     ),
     (
@@ -212,7 +212,7 @@ const FILES: &[Item] = &[
     ),
     (
         "PREFIX/lib/shunpike/libshunpike-entry.so",
-        &["run"],
+        &["run", "cdi", "cdi-generate"],
         "What --entry=syscall loads into programs without a libc.",
     ),
     (

@@ -62,6 +62,12 @@ pub fn is_go(file: &Path) -> bool {
     sections(file).is_ok_and(|names| names.split(|byte| *byte == 0).any(|name| name == b".go.buildinfo"))
 }
 
+/// Whether it is a program of musl, whose loader reads LD_PRELOAD and no file.
+pub fn is_musl(file: &Path) -> bool {
+    let loader = Elf::read(file).ok().flatten().and_then(|elf| elf.loader).unwrap_or_default();
+    loader.windows(8).any(|part| part == b"/ld-musl")
+}
+
 /// The names of an ELF file's sections, as they lie in it.
 fn sections(file: &Path) -> io::Result<Vec<u8>> {
     let mut file = open_regular(file)?;
@@ -268,6 +274,14 @@ mod tests {
         assert_eq!(case(elf(1, 3, 3, b"/lib/ld\0")), Some(Obstacle::OtherMachine));
         assert_eq!(case(b"neither ELF nor script".to_vec()), None);
         assert_eq!(case(elf(ours.class, ours.machine, 3, b"/lib/ld\0")[..100].to_vec()), None, "cut off");
+    }
+
+    #[test]
+    fn musl_is_known_by_its_loader() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let with = |loader: &[u8]| is_musl(&executable(dir.path(), "program", &elf(2, 62, 3, loader), 0o755));
+        assert!(with(b"/lib/ld-musl-x86_64.so.1\0"));
+        assert!(!with(b"/lib64/ld-linux-x86-64.so.2\0") && !with(b""));
     }
 
     #[test]

@@ -113,6 +113,21 @@ fn man_pages_are_written_for_all_that_help_shows() {
             assert!(page.contains(&format!("\n.SH {section}\n")), "{name}: {section}");
         }
     }
+    let mut written = 0;
+    for entry in fs::read_dir(&directory).expect("a directory") {
+        let name = entry.expect("an entry").file_name().into_string().expect("UTF-8");
+        // What is shown is what one types: a line each, that begins with the command.
+        let page = page(&name);
+        let (_, examples) =
+            page.split_once("\n.SH EXAMPLES\n").unwrap_or_else(|| panic!("{name} has no EXAMPLES"));
+        let (examples, _) = examples.split_once("\n.SH ").expect("SEE ALSO behind it");
+        assert!(
+            examples.contains("\n  shunpike ") || examples.contains("\n.nf\n  shunpike "),
+            "{name}: {examples}"
+        );
+        written += 1;
+    }
+    assert!(written > SUBCOMMANDS.len(), "{written}");
     let (run, broker) = (page("shunpike-run.1"), page("shunpike-broker.1"));
     assert!(run.contains("127 CMD was not found") && run.contains(".SH EXAMPLES\n.PP\n.nf\n"), "{run}");
     assert!(run.contains("SHUNPIKE_LIB") && !broker.contains("SHUNPIKE_LIB"));

@@ -23,7 +23,7 @@ const MEMORY: Metric = Metric { unit: Unit::Bytes, better: Better::Less, ..RATE 
 pub const ROWS: &[Workload] = &[
     Workload {
         name: "calls",
-        title: "calls to the kernel for a message, ping-pong, pinned",
+        title: "system calls per message, ping-pong, pinned",
         sides: NO_UNIX,
         quick: true,
         metrics: &[Metric {
@@ -38,12 +38,12 @@ pub const ROWS: &[Workload] = &[
     },
     Workload {
         name: "idle",
-        title: "1,000 idle connections, 2,000 lanes:",
+        title: "1,000 idle connections:",
         sides: &[Side::Copy, Side::NoCopy],
         metrics: &[
             Metric {
                 name: "CPU",
-                title: "CPU of both ends and the broker",
+                title: "CPU of client, server and broker",
                 unit: Unit::Percent,
                 better: Better::Less,
                 goals: &[Goal::Value(0.05)],
@@ -51,23 +51,23 @@ pub const ROWS: &[Workload] = &[
             },
             Metric {
                 name: "memory",
-                title: "resident for a lane",
+                title: "resident memory per direction",
                 unit: Unit::Bytes,
                 better: Better::Less,
                 goals: &[Goal::Value(32.0 * 1024.0)],
                 ..RATE
             },
             // In a process of 10,000 connections 40 MB of page tables.
-            Metric { name: "shared", title: "shared memory for a connection", ..MEMORY },
+            Metric { name: "shared", title: "shared memory per connection", ..MEMORY },
             Metric {
                 name: "tables",
-                title: "page tables for it in a process",
+                title: "page tables per connection and process",
                 goals: &[Goal::Value(4_000.0)],
                 ..MEMORY
             },
             Metric {
                 name: "addresses",
-                title: "addresses for it",
+                title: "address space per connection and process",
                 goals: &[Goal::Value(1_048_576.0)],
                 ..MEMORY
             },

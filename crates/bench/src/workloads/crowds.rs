@@ -16,13 +16,13 @@ const EIGHT: usize = 8;
 pub const ROWS: &[Workload] = &[
     Workload {
         name: "crowd",
-        title: "100 busy connections,",
+        title: "100 active connections,",
         metrics: &[
             Metric { name: "100", title: "of 100", ..RATE },
             Metric { name: "10000", title: "of 10,000", ..RATE },
             Metric {
                 name: "share",
-                title: "the second to the first",
+                title: "of 10,000, to that of 100",
                 unit: Unit::Plain,
                 goals: &[Goal::Value(0.9)],
                 ..RATE
@@ -40,7 +40,7 @@ pub const ROWS: &[Workload] = &[
     },
     Workload {
         name: "connect",
-        title: "connections a second: one byte there and back",
+        title: "new connections, 1 B request and response",
         stays_on_tcp: true,
         metrics: &[Metric { goals: &[Goal::OfTcp(0.97)], ..RATE }],
         measure: connect,
@@ -48,7 +48,7 @@ pub const ROWS: &[Workload] = &[
     },
     Workload {
         name: "pairs",
-        title: "8 pairs in ping-pong on all CPUs, 100 B:",
+        title: "8 process pairs, ping-pong on all CPUs, 100 B:",
         quick: true,
         metrics: &[
             Metric { name: "rate", title: "rate", goals: &[Goal::OfTcp(1.0)], ..RATE },

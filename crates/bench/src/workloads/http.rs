@@ -111,7 +111,7 @@ pub const ROWS: &[Workload] = &[
     },
     Workload {
         name: "tls",
-        title: "nginx return 200 by https, wrk -t 1 -c 50",
+        title: "nginx return 200, TLS, wrk -t 1 -c 50",
         needs: NGINX_TLS,
         metrics: &[RATE],
         measure: |bed| requests(bed, Page::Tls, 1, 50),
@@ -119,7 +119,7 @@ pub const ROWS: &[Workload] = &[
     },
     Workload {
         name: "short",
-        title: "nginx, a connection for each request, wrk -t 1 -c 20",
+        title: "nginx return 200, no keep-alive, wrk -t 1 -c 20",
         quick: true,
         stays_on_tcp: true,
         metrics: &[Metric {

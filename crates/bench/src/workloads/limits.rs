@@ -21,7 +21,7 @@ pub const RING: &str = "ring";
 pub const ROWS: &[Workload] = &[
     Workload {
         name: LINE,
-        title: "a cache line from one core to another, one way",
+        title: "core-to-core latency of a cache line, one way",
         sides: &[Side::Machine],
         quick: true,
         metrics: &[LATENCY],
@@ -30,7 +30,7 @@ pub const ROWS: &[Workload] = &[
     },
     Workload {
         name: RING,
-        title: "memcpy ring between two processes,",
+        title: "shared-memory ring of two processes, memcpy,",
         sides: &[Side::Machine],
         quick: true,
         metrics: &[

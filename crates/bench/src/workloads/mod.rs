@@ -197,6 +197,31 @@ mod tests {
         assert!(all().iter().all(|workload| !workload.metrics.is_empty() && !workload.sides.is_empty()));
     }
 
+    /// Who runs the bench has not read our documents: a title says what is measured in words that any benchmark uses.
+    #[test]
+    fn titles_are_in_the_words_of_the_field() {
+        const OURS: [&str; 16] = [
+            "lane", "lent", "lend", "loan", "cork", "nap", "outbox", "cq", "dmb", "spare", "eager",
+            "upgrade", "revoke", "nominat", "seed", "spread",
+        ];
+        let titles = all().into_iter().flat_map(|workload| {
+            workload.metrics.iter().map(move |metric| format!("{} {}", workload.title, metric.title))
+        });
+        let mut count = 0;
+        for title in titles {
+            let lower = title.to_lowercase();
+            let ours = |word: &str| OURS.iter().find(|own| word.starts_with(**own)).copied();
+            let found = lower.split(|c: char| !c.is_ascii_alphanumeric()).find_map(ours);
+            assert_eq!(found, None, "{title}");
+            assert!(
+                title.trim() == title.trim_end_matches([':', ',']).trim(),
+                "a title is begun and not ended: {title}"
+            );
+            count += 1;
+        }
+        assert!(count >= 26, "{count}");
+    }
+
     #[test]
     fn numbers_stand_behind_their_labels() {
         assert_eq!(number("a: 1\nLatency is 0.290 usec", "Latency is"), Ok(0.29));

@@ -16,16 +16,17 @@ const CLIENTS: &str = "8";
 /// Bytes of the shortest request of all of them.
 const REQUEST: f64 = 7.0;
 
-const SEEDS: Option<Seeds> = Some(Seeds::said("spread to one: 1.93-2.04"));
-const ONE: Metric = Metric { name: "100-one", title: "100 connections, one CQ", ..RATE };
-const SPREAD: Metric = Metric { name: "100", title: "100 connections, spread", seeds: SEEDS, ..RATE };
+const SEEDS: Option<Seeds> = Some(Seeds::said("several to one: 1.93-2.04"));
+const ONE: Metric = Metric { name: "100-one", title: "100 connections, one completion queue", ..RATE };
+const SPREAD: Metric =
+    Metric { name: "100", title: "100 connections, several completion queues", seeds: SEEDS, ..RATE };
 const METRICS: &[Metric] = &[
     ONE,
     SPREAD,
-    Metric { name: "200-one", title: "200 connections, one CQ", ..ONE },
-    Metric { name: "200", title: "200 connections, spread", ..SPREAD },
-    Metric { name: "400-one", title: "400 connections, one CQ", ..ONE },
-    Metric { name: "400", title: "400 connections, spread", ..SPREAD },
+    Metric { name: "200-one", title: "200 connections, one completion queue", ..ONE },
+    Metric { name: "200", title: "200 connections, several completion queues", ..SPREAD },
+    Metric { name: "400-one", title: "400 connections, one completion queue", ..ONE },
+    Metric { name: "400", title: "400 connections, several completion queues", ..SPREAD },
 ];
 
 const QUEUES: Workload = Workload { sides: &[Side::Tcp, Side::NoCopy], metrics: METRICS, ..OWN };

@@ -4,22 +4,30 @@ use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
 
 const GENERATE_NOTES: &str = "\
-A container with this device has the broker's directory, the library and this command, and its programs are under Shunpike. Neither its \
-image nor its command is changed, and it needs no rights. Static programs stay on TCP, and so do those of another C library than glibc, whose loaders do not read the file below.
+A container with one of the two devices has the broker's directory, the library and this command. Neither its image nor its command is \
+changed, and it needs no rights.
+  shunpike.dev/lane=all       programs of glibc. The library is in /etc/ld.so.preload, so what the image preloads by LD_PRELOAD stays;
+                              an /etc/ld.so.preload of the image does not
+  shunpike.dev/lane=musl      programs of musl (Alpine), and of glibc. The library is in LD_PRELOAD, in the place of the image's own
 
-The library is preloaded by a file at /etc/ld.so.preload in the container, not by LD_PRELOAD: an engine would put a variable of the \
-specification in the place of the image's own. So what the image, or --env, preloads stays. An image's own /etc/ld.so.preload does not.
+Static programs, most of Go's among them, stay on TCP with either: a device mounts files and sets variables, and they read neither. Have the \
+container execute this command, which is there, and it the program: 'shunpike run --entry=syscall -- PROGRAM'.
 
 JSON is YAML, too: the file may have either name. Write it again when the library, this command or the broker's socket are elsewhere.
 
 Examples:
   shunpike cdi generate --output /etc/cdi/shunpike.json
-  podman run --device shunpike.dev/lane=all IMAGE redis-server";
+  podman run --device shunpike.dev/lane=all IMAGE redis-server
+  podman run --device shunpike.dev/lane=all --entrypoint shunpike IMAGE run --entry=syscall -- /server";
+
+pub(super) const CDI_NOTES: &str = "\
+Examples:
+  shunpike cdi generate --output /etc/cdi/shunpike.json";
 
 /// What `cdi` can do.
 #[derive(Subcommand)]
 pub enum CdiAction {
-    /// Print the specification of the device shunpike.dev/lane=all, or write it down for the engines
+    /// Print the specification of shunpike.dev/lane=all and lane=musl, or write it down for the engines
     #[command(after_help = GENERATE_NOTES)]
     Generate {
         /// The file, in place of standard output: engines look at /etc/cdi/shunpike.json or /etc/cdi/shunpike.yaml

@@ -55,7 +55,12 @@ Mode tells where a connection's bytes run:
 `shunpike explain PID` says it in words; `shunpike explain --codes` lists all numbers.
 
 Without -a or -l, connected sockets are shown. Only programs started by `shunpike run` appear. Cursors \
-(-d) are written as wraps:offset, in hexadecimal, as smcss does.";
+(-d) are written as wraps:offset, in hexadecimal, as smcss does.
+
+Examples:
+  shunpike ss 'sport = :6379 and state lane'
+  shunpike ss -d 'pid = 4711'
+  shunpike ss --json | jq '.connections[].mode'";
 
 pub(super) const BROKER_NOTES: &str = "\
 The broker is the emulated ISM device: it proves that two sockets are one connection, passes the handshake on \
@@ -65,6 +70,8 @@ start it again and programs find it without a restart.
 `shunpike run` starts a private one when it needs one. Start it yourself, as root, to serve all users and \
 containers through one socket, /run/shunpike/broker.sock. It joins processes of one user, unless its policy \
 (--config, docs/policy.md) says otherwise; `shunpike info` shows what holds.
+
+Examples:
   shunpike broker --ueid MY-CLUSTER
   shunpike broker --config ./broker.toml --socket /run/test/broker.sock";
 
@@ -158,7 +165,11 @@ In Wireshark's own list of interfaces: WIRESHARK_EXTCAP_DIR=PREFIX/lib/shunpike/
 pub(super) const DBG_NOTES: &str = "\
 In it: versions, kernel, CPUs and memory; the broker's settings, policy, statistics, connections, link groups; for each \
 process with a connection its limits and where the library is mapped. Not in it: bytes of connections, command lines, \
-environments (but for SHUNPIKE_* and LD_PRELOAD). Tokens are replaced by numbers. Only you can read the file.";
+environments (but for SHUNPIKE_* and LD_PRELOAD). Tokens are replaced by numbers. Only you can read the file.
+
+Examples:
+  shunpike dbg
+  shunpike dbg --output /tmp/report.tar.gz";
 
 pub(super) const SYSCTL_NOTES: &str = "\
 A setting is the broker's, for all programs that it serves. It takes effect at once, without a restart of any \

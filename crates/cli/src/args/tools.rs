@@ -69,12 +69,14 @@ pub struct Stats {
 #[derive(Subcommand)]
 pub enum StatsAction {
     /// Count from zero again, for you alone
+    #[command(after_help = "Examples:\n  shunpike stats reset\n  shunpike stats reset --all")]
     Reset {
         /// For everybody: the broker's own counts (its operator only)
         #[arg(long)]
         all: bool,
     },
     /// What smcd stats json prints, with its key names, as far as it is counted here
+    #[command(after_help = "Examples:\n  shunpike stats json | jq .SMCD.SMC_TX_BYTES")]
     Json,
 }
 
@@ -247,8 +249,10 @@ pub struct Groups {
 #[derive(Subcommand)]
 pub enum LinkgroupAction {
     /// The groups, their connections and processes
+    #[command(after_help = "Examples:\n  shunpike linkgroup show\n  shunpike linkgroup show 00000001")]
     Show(Groups),
     /// Both sides of each group's link, with their completion queues
+    #[command(after_help = "Examples:\n  shunpike linkgroup link-show 00000001")]
     LinkShow(Groups),
 }
 
@@ -256,8 +260,10 @@ pub enum LinkgroupAction {
 #[derive(Subcommand)]
 pub enum DeviceAction {
     /// The device's identity, knobs and counters
+    #[command(after_help = "Examples:\n  shunpike device show --json")]
     Show(Format),
     /// One line, as smcd device prints it
+    #[command(after_help = "Examples:\n  shunpike device list")]
     List,
     /// Turn a knob, at once and for all programs: active on|off, dmb_copy on|off, dmb_type virtual, rmem BYTES
     #[command(after_help = DEVICE_NOTES)]
@@ -279,8 +285,12 @@ pub enum DeviceAction {
 #[derive(Subcommand)]
 pub enum PolicyAction {
     /// The policy in force, and the line of the file that says it
+    #[command(after_help = "Examples:\n  shunpike policy show --json")]
     Show(Format),
     /// Look at a file as a broker would that reads it; none is needed, and nothing is changed
+    #[command(
+        after_help = "Examples:\n  shunpike policy check ./broker.toml\n  shunpike policy check --private"
+    )]
     Check {
         /// The file, in place of /etc/shunpike/broker.toml
         #[arg(value_hint = ValueHint::FilePath)]
@@ -290,6 +300,7 @@ pub enum PolicyAction {
         private: bool,
     },
     /// Have the broker read its file again; a file with a mistake changes nothing
+    #[command(after_help = "Examples:\n  shunpike policy check && shunpike policy reload")]
     Reload(Format),
 }
 
@@ -297,18 +308,22 @@ pub enum PolicyAction {
 #[derive(Subcommand)]
 pub enum UeidAction {
     /// List them
+    #[command(after_help = "Examples:\n  shunpike ueid show")]
     Show(Format),
     /// Add one (up to 32 of A-Z 0-9 . -, the first a letter or digit)
+    #[command(after_help = "Examples:\n  shunpike ueid add MY-CLUSTER")]
     Add {
         /// The EID
         name: String,
     },
     /// Remove one
+    #[command(after_help = "Examples:\n  shunpike ueid del MY-CLUSTER")]
     Del {
         /// The EID
         name: String,
     },
     /// Remove all
+    #[command(after_help = "Examples:\n  shunpike ueid flush")]
     Flush,
 }
 
@@ -316,10 +331,13 @@ pub enum UeidAction {
 #[derive(Subcommand)]
 pub enum SeidAction {
     /// Show it
+    #[command(after_help = "Examples:\n  shunpike seid show")]
     Show(Format),
     /// Let it take part in the match
+    #[command(after_help = "Examples:\n  shunpike seid enable")]
     Enable,
     /// Leave it out of the match
+    #[command(after_help = "Examples:\n  shunpike seid disable")]
     Disable,
 }
 

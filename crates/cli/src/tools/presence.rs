@@ -2,6 +2,7 @@
 
 use crate::kernel;
 use crate::program::{self, Obstacle};
+use crate::socket;
 use std::path::Path;
 
 /// Which of a process's calls Shunpike sees.
@@ -113,6 +114,14 @@ impl Presence {
                 text: format!("libshunpike.so is not loaded in {}, which {obstacle}", named(holder)),
                 advice: "nothing to mend: it stays on TCP",
             },
+            None if is_given_a_broker(holder.0) && program::is_musl(Path::new(&executed(holder.0))) => Self {
+                is_so: Some(false),
+                text: format!(
+                    "libshunpike.so is not loaded in {}, which is of musl: its loader does not read /etc/ld.so.preload",
+                    named(holder)
+                ),
+                advice: "give its container the device shunpike.dev/lane=musl, or start it with 'shunpike run'",
+            },
             None => Self {
                 is_so: Some(false),
                 text: format!("libshunpike.so is not loaded in {}", named(holder)),
@@ -125,6 +134,9 @@ impl Presence {
     fn of_entry(holder: &(u32, String), why: &str) -> Self {
         let (is_so, text, advice) = match kernel::has_entry(holder.0) {
             Some(true) => (Some(true), "; its system calls are patched", ""),
+            Some(false) if is_given_a_broker(holder.0) && kernel::is_in_a_container(holder.0) => {
+                (Some(false), "; a container's device does not reach static programs", IN_CONTAINER)
+            }
             Some(false) => (Some(false), "", "start it with 'shunpike run --entry=syscall'"),
             None => (
                 None,
@@ -134,6 +146,14 @@ impl Presence {
         };
         Self { is_so, text: format!("{} {why}{text}", named(holder)), advice }
     }
+}
+
+/// Of a static program in a container that has the device: no file and no variable changes what is executed.
+const IN_CONTAINER: &str = "have the container execute 'shunpike run --entry=syscall -- PROGRAM' in its place (docs/containers.md, 'Static programs')";
+
+/// Whether its environment names a broker, as `run` and a container's device have it.
+fn is_given_a_broker(pid: u32) -> bool {
+    kernel::has_variable(pid, socket::VARIABLE) == Some(true)
 }
 
 fn named((pid, name): &(u32, String)) -> String {

@@ -170,7 +170,15 @@ mod tests {
         let (namespace, socket) = made.peer.expect("its other end");
         assert_eq!((namespace.process.as_str(), socket.local, socket.state), ("self", address, LISTEN));
         assert_ne!(socket.inode, 0);
-        drop(server);
+    }
+
+    #[test]
+    fn where_nobody_listens_no_connection_is_made() {
+        use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+        // A port that is bound stays this test's: of one that was closed another test may be the listener by now.
+        let bound = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("bound");
+        let address = SocketAddr::try_from(getsockname(&bound).expect("its address")).expect("of IPv4");
         assert!(connect(address).is_err());
     }
 }
