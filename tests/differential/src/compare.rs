@@ -172,23 +172,10 @@ fn told(op: &Op, outcome: &Outcome) -> Vec<crate::calls::Said> {
 /// Whether a connection's lanes may be closed by it before what is in them is read: who waits for edges is told again of what comes by TCP
 /// then (COMPLIANCE.md).
 fn closes_lanes(call: Call) -> bool {
-    matches!(
-        call,
-        Call::Meddle(Meddle::Revoke | Meddle::Off)
-            | Call::Set(
-                Opt::LowWater(_)
-                    | Opt::PeekOff(_)
-                    | Opt::Timestamps(_)
-                    | Opt::TimestampNs(_)
-                    | Opt::Timestamping(_)
-                    | Opt::OobInline(_)
-                    | Opt::Owner
-                    | Opt::Async(_)
-                    | Opt::AsyncIoctl(_)
-                    | Opt::Pacing
-                    | Opt::MinTtl(_)
-                    | Opt::Filter(_)
-            )
+    matches!(call, Call::Set(opt) if opt.bars())
+        || matches!(
+            call,
+            Call::Meddle(Meddle::Revoke | Meddle::Off)
             | Call::Send(SendBy::Oob | SendBy::Splice, _)
             | Call::Recv(RecvBy::Splice, _)
             | Call::Pass
@@ -199,11 +186,11 @@ fn closes_lanes(call: Call) -> bool {
             | Call::Turn
             | Call::Swap
             | Call::Exec
-            | Call::Fork(Child::Execs | Child::Spawns | Child::LooksAtSet)
+            | Call::Fork(Child::Execs | Child::Spawns | Child::Vforks | Child::LooksAtSet)
             // ... somebody waits for the set itself.
-            | Call::Look(LookBy::Set | LookBy::Nested)
+            | Call::Look(LookBy::Set | LookBy::Nested | LookBy::Mapped)
             | Call::Wait(WaitBy::Set)
-    )
+        )
 }
 
 /// Whether a set has told of what TCP's has, and of bytes or room besides.

@@ -19,6 +19,7 @@ mod search;
 mod stage;
 mod state;
 mod stepper;
+mod surface;
 mod team;
 mod warden;
 
@@ -100,6 +101,9 @@ pub struct Search {
     /// With waits by system calls that no hook sees: a program that does both is not served as on TCP (COMPLIANCE.md).
     #[arg(long)]
     raw: bool,
+    /// Fails where less of the calls, in a hundred, are made on lanes.
+    #[arg(long)]
+    share: Option<u64>,
     /// A list of pairs of call and state that the run must reach.
     #[arg(long)]
     reaches: Option<PathBuf>,

@@ -31,6 +31,20 @@ struct Kept {
     failures: Vec<Failure>,
 }
 
+impl Kept {
+    fn read(file: &Path) -> Self {
+        let text = std::fs::read_to_string(file).expect("a kept program");
+        serde_json::from_str(&text).expect("a kept program")
+    }
+}
+
+/// A kept program, and what it showed.
+#[cfg(test)]
+pub fn read_kept(file: &Path) -> (Vec<Op>, String) {
+    let Kept { program, fault, .. } = Kept::read(file);
+    (program, fault)
+}
+
 /// Faults in one call and way that are cut short; further ones are only counted.
 const KNOWN: u64 = 3;
 /// How often a long run says how far it has come.
@@ -58,6 +72,18 @@ impl Progress {
             || !arguments.go_on && self.failed.load(Ordering::Relaxed) > 0
     }
 
+    /// Calls on lanes, in a hundred.
+    fn share(&self) -> u64 {
+        100 * self.on_lanes.load(Ordering::Relaxed) / self.calls.load(Ordering::Relaxed).max(1)
+    }
+
+    /// 1 where less of the calls were made on lanes than there must be.
+    fn is_share_too_small(&self, arguments: &Search) -> u64 {
+        let Some(least) = arguments.share.filter(|&least| self.share() < least) else { return 0 };
+        println!("only {} % of the calls were made on lanes, which must be {least} %", self.share());
+        1
+    }
+
     fn report(&self, seen: &str) {
         let [made, failed, calls, on_lanes] =
             [&self.made, &self.failed, &self.calls, &self.on_lanes].map(|one| one.load(Ordering::Relaxed));
@@ -65,7 +91,7 @@ impl Progress {
         println!(
             "\n{made} programs in {seconds:.0} s, {:.1} a second, {failed} failed; {calls} calls under Shunpike, {on_lanes} ({} %) on lanes; {seen}",
             made as f64 / seconds,
-            100 * on_lanes / calls.max(1),
+            self.share(),
         );
     }
 }
@@ -102,6 +128,7 @@ pub fn search(arguments: &Search) -> ExitCode {
     if let Some(path) = &arguments.pairs {
         write_pairs(&seen, path);
     }
+    let missing = missing + progress.is_share_too_small(arguments);
     let [made, failed] = [&progress.made, &progress.failed].map(|one| one.load(Ordering::Relaxed));
     println!("differential: {} passed, {} failed", made - failed, failed + missing);
     ExitCode::from(u8::from(failed + missing != 0))
@@ -313,8 +340,7 @@ pub fn replay(
     let mut lab = Lab::new(directory, ways);
     let mut failed = 0;
     for file in files {
-        let text = std::fs::read_to_string(file).expect("a kept program");
-        let program: Kept = serde_json::from_str(&text).expect("a kept program");
+        let program = Kept::read(file);
         if program.failures.is_empty() {
             lab.pass();
         } else if errors_can_be_made() {
