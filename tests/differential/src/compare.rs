@@ -6,9 +6,27 @@ use crate::op::{Call, Child, LookBy, Meddle, Op, Opt, RecvBy, SendBy, WaitBy};
 use crate::stage::{Outcome, Run};
 use crate::team::Trouble;
 
-/// A call may take so much longer on lanes than on TCP, and less where TCP's own slowest calls of this run show that the machine is quiet.
-/// Shorter than the shortest of TCP's own timers (delayed ACK, 40 ms), longer than a busy machine's time slices.
-pub const LATE_NS: u64 = 30_000_000;
+/// How much longer than on TCP a call may take on lanes, and less where TCP's own slowest calls of this run show that the machine is quiet.
+#[derive(Copy, Clone)]
+pub struct Late {
+    /// Where TCP answers at once,
+    pub at_once: u64,
+    /// ... and where it takes its time, as a wait, a fork or an exchange of many calls does.
+    pub otherwise: u64,
+}
+
+impl Late {
+    /// The most: shorter than the shortest of TCP's own timers (delayed ACK, 40 ms), longer than a busy machine's time slices.
+    pub const MOST_NS: u64 = 30_000_000;
+    pub const MOST: Self = Self { at_once: Self::MOST_NS, otherwise: Self::MOST_NS };
+    /// What TCP does in less it does at once.
+    pub const AT_ONCE_NS: u64 = 1_000_000;
+
+    fn of(self, tcp_ns: u64) -> u64 {
+        if tcp_ns < Self::AT_ONCE_NS { self.at_once } else { self.otherwise }
+    }
+}
+
 /// TCP's delayed ACK, nearly.
 const TIMER_US: u64 = 36_000;
 /// CPU time that a call may take beyond TCP's: some spins, no loop.
@@ -95,8 +113,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The first call in which two runs differ; `late_ns`: how much longer than on TCP is late.
-pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option<Difference> {
+/// The first call in which two runs differ.
+pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late: Late) -> Option<Difference> {
     let mut is_meddled = false;
     let mut looked_at_set = [false; 2];
     let (mut has_edges, mut may_tell_again) = ([false; 2], [false; 2]);
@@ -145,7 +163,7 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
         }
         // The end of TCP's stream is acknowledged when its timer says so (COMPLIANCE.md).
         let may_linger = lingers[own] && matches!(op.call, Call::Finish(_) | Call::DupOver(_));
-        if lane.ns > tcp.ns + late_ns && !may_linger {
+        if lane.ns > tcp.ns + late.of(tcp.ns) && !may_linger {
             return Some(Difference::Late { at, tcp_us: tcp.ns / 1000, lane_us: lane.ns / 1000 });
         }
         if let Call::Patience(_, ms) = op.call

@@ -389,7 +389,7 @@ fn leaving(raw: bool) -> impl Strategy<Value = Vec<Op>> {
 /// A part of a program. After what ends a lane there are mostly exchanges, by which another one comes.
 pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
     let conn = prop_oneof![5 => Just(0u8), 1 => 1..CONNS];
-    let plain = (side(), conn, call(raw), 20u16..60).prop_map(|(side, conn, call, rounds)| {
+    let plain = (side(), conn, call(raw), 30u16..100).prop_map(|(side, conn, call, rounds)| {
         let op = |call| Op::new(side, conn, call);
         let again = op(Call::Echo { rounds, size: 50 });
         match call {
@@ -433,7 +433,7 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
 /// Exchanges by which a lane opens, and more on it: the broker answers within a millisecond or so, in which TCP would make many.
 fn earning(conn: u8, rounds: u16, ms: u16, size: usize) -> [Op; 3] {
     let echo = |rounds| Call::Echo { rounds, size };
-    [echo(rounds / 4), Call::Meddle(Meddle::Wait(ms)), echo(rounds)]
+    [echo(rounds / 5), Call::Meddle(Meddle::Wait(ms)), echo(rounds + rounds / 2)]
         .map(|call| Op::new(Side::Client, conn, call))
 }
 
@@ -449,7 +449,7 @@ fn bars(call: Call) -> bool {
 }
 
 /// Parts of a program, and where a connection has been kept on TCP for some of them, a new one: most calls are to be made on lanes.
-fn joined(parts: Vec<Vec<Op>>) -> Vec<Op> {
+pub fn joined(parts: impl IntoIterator<Item = Vec<Op>>) -> Vec<Op> {
     const SOME: u32 = 4;
     let (mut all, mut barred) = (Vec::new(), [0u32; CONNS as usize]);
     for part in parts {

@@ -15,6 +15,7 @@ mod maker;
 mod model;
 mod op;
 mod order;
+mod pairs;
 mod search;
 mod stage;
 mod state;
@@ -53,6 +54,17 @@ enum Command {
         #[arg(long)]
         keep: Option<PathBuf>,
         files: Vec<PathBuf>,
+    },
+    /// Prints a table of pairs of call and state, from what runs have written by `--pairs`.
+    Table {
+        /// Of the first runs.
+        #[arg(long)]
+        seed: u64,
+        /// What runs of the seed have written, at least two.
+        #[arg(long, required = true)]
+        each: Vec<PathBuf>,
+        /// What runs of other seeds have written.
+        others: Vec<PathBuf>,
     },
     /// One of the processes of a program.
     #[command(hide = true)]
@@ -104,7 +116,7 @@ pub struct Search {
     /// Fails where less of the calls, in a hundred, are made on lanes.
     #[arg(long)]
     share: Option<u64>,
-    /// A list of pairs of call and state that the run must reach.
+    /// A table of pairs of call and state, of which the run must reach those that are marked so, and leave out no more than it says.
     #[arg(long)]
     reaches: Option<PathBuf>,
     /// Where the pairs that it reached are written, and how often each.
@@ -128,6 +140,10 @@ fn main() -> ExitCode {
         }
         Command::Replay { built, times, ways, keep, files } => {
             search::replay(&built, times, &ways, &files, keep.as_deref())
+        }
+        Command::Table { seed, each, others } => {
+            pairs::print_table(seed, &each, &others);
+            ExitCode::SUCCESS
         }
         Command::Actor { asks, state } => {
             if asks {

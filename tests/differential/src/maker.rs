@@ -92,10 +92,8 @@ impl Maker {
         let (at, keeps_rest) = self.make((1..=old.len(), prop::bool::weighted(0.7)));
         let raw = self.raw;
         let new = self.make(prop::collection::vec(generate::part(raw), 1..8));
-        let rest = if keeps_rest { &old[at..] } else { &[] };
-        op::few_cuts(
-            old[..at].iter().copied().chain(new.into_iter().flatten()).chain(rest.iter().copied()).collect(),
-        )
+        let rest = if keeps_rest { old[at..].to_vec() } else { Vec::new() };
+        op::few_cuts(generate::joined(std::iter::once(old[..at].to_vec()).chain(new).chain([rest])))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The search: programs from a seed, a failure cut to its shortest, and what was reached.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -14,9 +14,10 @@ use crate::as_c::as_c;
 use crate::calls;
 use crate::compare::Difference;
 use crate::errors::Failure;
-use crate::lab::{Lab, Seen, name_of};
+use crate::lab::{Lab, Seen};
 use crate::maker::Maker;
 use crate::op::Op;
+use crate::pairs::{self, name_of};
 use crate::stage::Way;
 use crate::warden;
 
@@ -124,9 +125,9 @@ pub fn search(arguments: &Search) -> ExitCode {
     if arguments.errors {
         println!("calls of the library's own that failed: {}", warden::failed());
     }
-    let missing = arguments.reaches.as_deref().map_or(0, |list| not_reached(&seen, list));
+    let missing = arguments.reaches.as_deref().map_or(0, |table| pairs::lacking(&seen.pairs, table));
     if let Some(path) = &arguments.pairs {
-        write_pairs(&seen, path);
+        pairs::write(&seen.pairs, path);
     }
     let missing = missing + progress.is_share_too_small(arguments);
     let [made, failed] = [&progress.made, &progress.failed].map(|one| one.load(Ordering::Relaxed));
@@ -253,26 +254,6 @@ fn without_needless(
         }
     }
     failures
-}
-
-/// Pairs of call and state that a list names and the run did not come to.
-fn not_reached(seen: &Seen, list: &Path) -> u64 {
-    let reached: BTreeSet<String> = seen.pairs.keys().map(ToString::to_string).collect();
-    let text = std::fs::read_to_string(list).expect("a list of pairs");
-    let missing: Vec<&str> =
-        text.lines().filter(|line| !line.starts_with('#') && !reached.contains(*line)).collect();
-    for pair in &missing {
-        println!("not reached: {pair} (call, phase, mode of the receiving and of the sending half)");
-    }
-    missing.len() as u64
-}
-
-/// The pairs and how often each was reached, the rarest last.
-fn write_pairs(seen: &Seen, path: &Path) {
-    let mut all: Vec<_> = seen.pairs.iter().collect();
-    all.sort_by_key(|&(pair, &times)| (std::cmp::Reverse(times), pair));
-    let text: String = all.into_iter().map(|(pair, times)| format!("{times} {pair}\n")).collect();
-    std::fs::write(path, text).expect("the pairs can be written");
 }
 
 /// Cuts a failing program as long as what is left fails at all. A fault that shows now and then is given several chances.
