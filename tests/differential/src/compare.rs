@@ -9,7 +9,7 @@ use crate::team::Trouble;
 /// How much longer than on TCP a call may take on lanes, and less where TCP's own slowest calls of this run show that the machine is quiet.
 #[derive(Copy, Clone)]
 pub struct Late {
-    /// Where TCP answers at once,
+    /// Where it is answered at once,
     pub at_once: u64,
     /// ... and where it takes its time, as a wait, a fork or an exchange of many calls does.
     pub otherwise: u64,
@@ -19,11 +19,15 @@ impl Late {
     /// The most: shorter than the shortest of TCP's own timers (delayed ACK, 40 ms), longer than a busy machine's time slices.
     pub const MOST_NS: u64 = 30_000_000;
     pub const MOST: Self = Self { at_once: Self::MOST_NS, otherwise: Self::MOST_NS };
-    /// What TCP does in less it does at once.
-    pub const AT_ONCE_NS: u64 = 1_000_000;
+}
 
-    fn of(self, tcp_ns: u64) -> u64 {
-        if tcp_ns < Self::AT_ONCE_NS { self.at_once } else { self.otherwise }
+/// Whether nobody waits in a call, and it ended no other wait: who waits hears of what only TCP tells up to 10 ms later (COMPLIANCE.md).
+pub fn is_at_once(call: Call, outcome: &Outcome) -> bool {
+    let is_alone = outcome.said.len() == 1;
+    match call {
+        Call::Send(..) | Call::Look(_) | Call::Set(_) | Call::Register(_) => is_alone,
+        Call::Recv(by, _) => is_alone && !by.may_wait(),
+        _ => false,
     }
 }
 
@@ -163,7 +167,8 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late: Late) -> Option<D
         }
         // The end of TCP's stream is acknowledged when its timer says so (COMPLIANCE.md).
         let may_linger = lingers[own] && matches!(op.call, Call::Finish(_) | Call::DupOver(_));
-        if lane.ns > tcp.ns + late.of(tcp.ns) && !may_linger {
+        let bound = if is_at_once(op.call, tcp) { late.at_once } else { late.otherwise };
+        if lane.ns > tcp.ns + bound && !may_linger {
             return Some(Difference::Late { at, tcp_us: tcp.ns / 1000, lane_us: lane.ns / 1000 });
         }
         if let Call::Patience(_, ms) = op.call

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use hdrhistogram::Histogram;
 
-use crate::compare::{Difference, Late, difference};
+use crate::compare::{Difference, Late, difference, is_at_once};
 use crate::errors::Failure;
-use crate::op::{CUTS, Call, Op};
+use crate::op::{CUTS, Op};
 use crate::pairs::{Pair, name_of};
 use crate::stage::{Run, Stage, Way, built};
 use crate::team::Trouble;
@@ -154,7 +154,7 @@ impl Lab {
         for (op, outcome) in program.iter().zip(&all[0]) {
             let Some(outcome) = outcome else { continue };
             self.times.saturating_record(outcome.ns.max(1));
-            if is_at_once(op.call) {
+            if is_at_once(op.call, outcome) {
                 self.at_once.saturating_record(outcome.ns.max(1));
             }
         }
@@ -250,9 +250,4 @@ impl Lab {
             *self.pairs.entry(Pair(name_of(op.call), state)).or_default() += 1;
         }
     }
-}
-
-/// Whether TCP answers a call without a wait, and the process makes none but it.
-fn is_at_once(call: Call) -> bool {
-    matches!(call, Call::Send(..) | Call::Look(_) | Call::Set(_) | Call::Register(_) | Call::Echo { .. })
 }

@@ -125,6 +125,9 @@ pub struct Search {
     /// Where failing programs are written.
     #[arg(long)]
     keep: Option<PathBuf>,
+    /// Faults in one call and way that are cut short; further ones are only counted.
+    #[arg(long, default_value_t = 3)]
+    cuts: u64,
     /// Go on after a failure.
     #[arg(long)]
     go_on: bool,

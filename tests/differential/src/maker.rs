@@ -97,19 +97,25 @@ impl Maker {
     }
 }
 
-/// The program without what only lanes need: many exchanges by which one opens, and what is done to Shunpike.
-fn brief(program: Vec<Op>) -> Vec<Op> {
+/// The program with few exchanges each: many are for a lane to open.
+pub fn short(mut program: Vec<Op>) -> Vec<Op> {
     const ROUNDS: u16 = 3;
+    for op in &mut program {
+        if let Call::Echo { rounds, .. } | Call::Pour { rounds, .. } | Call::Exchange { rounds, .. } =
+            &mut op.call
+        {
+            *rounds = (*rounds).min(ROUNDS);
+        }
+    }
+    program
+}
+
+/// The program without what only lanes need: many exchanges, and what is done to Shunpike.
+fn brief(program: Vec<Op>) -> Vec<Op> {
     // What TCP does it does within one system call.
     const STEPS: u16 = 128;
-    let mut all = program;
+    let mut all = short(program);
     for op in &mut all {
-        match &mut op.call {
-            Call::Echo { rounds, .. } | Call::Pour { rounds, .. } | Call::Exchange { rounds, .. } => {
-                *rounds = (*rounds).min(ROUNDS)
-            }
-            _ => {}
-        }
         op.cut = op.cut.map(|steps| 1 + steps % STEPS);
     }
     all.retain(|op| !matches!(op.call, Call::Meddle(_)));

@@ -113,6 +113,14 @@ impl RecvBy {
         matches!(self, Self::Peek | Self::Oob | Self::PeekMsg | Self::PeekTrunc | Self::PeekWhole)
     }
 
+    /// Whether it waits where there are no bytes, on a socket that blocks.
+    pub fn may_wait(self) -> bool {
+        matches!(
+            self,
+            Self::Read | Self::Readv | Self::WaitAll | Self::Splice | Self::ForOne | Self::PeekWhole
+        )
+    }
+
     /// Whether it throws them away.
     pub fn throws_away(self) -> bool {
         matches!(self, Self::Trunc | Self::TruncMsg | Self::PeekTrunc)

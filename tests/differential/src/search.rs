@@ -15,7 +15,7 @@ use crate::calls;
 use crate::compare::Difference;
 use crate::errors::Failure;
 use crate::lab::{Lab, Seen};
-use crate::maker::Maker;
+use crate::maker::{Maker, short};
 use crate::op::Op;
 use crate::pairs::{self, name_of};
 use crate::stage::Way;
@@ -46,8 +46,6 @@ pub fn read_kept(file: &Path) -> (Vec<Op>, String) {
     (program, fault)
 }
 
-/// Faults in one call and way that are cut short; further ones are only counted.
-const KNOWN: u64 = 3;
 /// How often a long run says how far it has come.
 const TELL: Duration = Duration::from_secs(30);
 
@@ -151,7 +149,8 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
     let mut lab = Lab::new(&arguments.built, &arguments.ways);
     let mut told = Instant::now();
     // Where only one end runs under Shunpike there are no lanes: not so much can differ.
-    let shares = |way: &Way| if matches!(way, Way::Client | Way::Server) { 1 } else { 4 };
+    let has_lanes = |way: &Way| !matches!(way, Way::Client | Way::Server);
+    let shares = |way: &Way| if has_lanes(way) { 4 } else { 1 };
     let turns: Vec<usize> =
         arguments.ways.iter().enumerate().flat_map(|(number, way)| vec![number; shares(way)]).collect();
     while !progress.is_over(arguments) {
@@ -160,7 +159,7 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
             progress.report(&lab.seen().to_string());
         }
         let way = turns[maker.made as usize % turns.len()];
-        let program = maker.next();
+        let program = if has_lanes(&arguments.ways[way]) { maker.next() } else { short(maker.next()) };
         let (reached, calls, on_lanes) = (lab.reached(), lab.calls, lab.on_lanes);
         if arguments.only.is_some_and(|only| only != maker.made) {
             progress.made.fetch_add(1, Ordering::Relaxed);
@@ -215,7 +214,7 @@ fn failed(
         *times += 1;
         *times
     };
-    if times > KNOWN {
+    if times > arguments.cuts {
         println!("program {number}, {name:?}, once more: {found}");
         return;
     }

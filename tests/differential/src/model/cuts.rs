@@ -1,6 +1,6 @@
 //! Which two calls can be made at once.
 
-use super::{Model, may_wait};
+use super::Model;
 use crate::calls::Said;
 use crate::op::{Call, Child, Handler, Meddle, Op, Opt, SendBy, Side, is_by_ring, reads};
 
@@ -92,7 +92,7 @@ impl Model {
     fn go_together(&self, first: Op, second: Op) -> bool {
         let (own, peer) = (self.end(first.side, first.conn), self.end(first.side.other(), first.conn));
         let fits = |call: Call| match call {
-            Call::Recv(by, _) => own.nonblock || !may_wait(by),
+            Call::Recv(by, _) => own.nonblock || !by.may_wait(),
             Call::Finish(end) => !end.is_close(),
             Call::Fork(child) => {
                 matches!(child, Child::Exits | Child::Closes | Child::Execs | Child::Spawns | Child::Vforks)
