@@ -83,7 +83,7 @@ impl<'a> Bed<'a> {
         self.command_after(&[], argv)
     }
 
-    /// The same, started by the program `prefix`.
+    /// A command of this side, started by the program `prefix`.
     pub fn command_after<A: Into<OsString>>(
         &self,
         prefix: &[&str],

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 /// Blocks of one user that are looked at for one answer: one program's connections, or many programs' that have as many
 /// together. Those beyond are counted when they are gone.
 const OF_USER: usize = BLOCKS;
-/// ... and of all users: where they are more than so many, each has its part.
+/// Blocks of all users that are looked at for one answer: where they are more than so many, each has its part.
 const OF_ALL: usize = 16 * OF_USER;
 
 /// How many blocks of each user may still be looked at.

@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::rc::Rc;
 
-struct Dmb {
+struct Registered {
     owner: Party,
     user: u32,
     peer: Party,
@@ -34,7 +34,7 @@ struct Dmb {
 /// The device. Its tables live in the broker; the bytes do not pass through it in no-copy mode.
 pub struct LoopbackIsm {
     gid: Gid,
-    dmbs: HashMap<DmbToken, Dmb>,
+    dmbs: HashMap<DmbToken, Registered>,
     /// What is in the table by owner and by user. A DMB that only its peer still holds counts: it is memory
     /// kept alive.
     sessions: HashMap<SessionId, Held>,
@@ -74,7 +74,7 @@ impl LoopbackIsm {
         }
     }
 
-    fn note(&mut self, token: DmbToken, dmb: &Dmb) {
+    fn note(&mut self, token: DmbToken, dmb: &Registered) {
         self.of.extend([dmb.owner.session, dmb.peer.session].map(|session| (session, token.0)));
     }
 
@@ -89,7 +89,7 @@ impl LoopbackIsm {
         }
     }
 
-    fn forget(&mut self, token: DmbToken, dmb: &Dmb) {
+    fn forget(&mut self, token: DmbToken, dmb: &Registered) {
         for session in [dmb.owner.session, dmb.peer.session] {
             self.of.remove(&(session, token.0));
         }
@@ -125,7 +125,7 @@ impl IsmDevice for LoopbackIsm {
             held.bytes += memory_len(size);
         }
         let (attached, shared, parked) = (0, false, false);
-        let dmb = Dmb { owner, user, peer, size, memory, owned: true, attached, shared, parked };
+        let dmb = Registered { owner, user, peer, size, memory, owned: true, attached, shared, parked };
         self.note(token, &dmb);
         self.dmbs.insert(token, dmb);
         Ok(token)
@@ -194,7 +194,7 @@ impl IsmDevice for LoopbackIsm {
         for session in [dmb.owner.session, dmb.peer.session] {
             self.of.remove(&(session, token.0));
         }
-        let dmb = Dmb { owner, peer, parked: false, ..dmb };
+        let dmb = Registered { owner, peer, parked: false, ..dmb };
         self.note(new, &dmb);
         self.dmbs.insert(new, dmb);
         Ok(new)

@@ -90,7 +90,7 @@ pub struct Server {
     most_in_flight: usize,
     /// Nominations of users,
     rates: Rates,
-    /// ... and of processes, whose sessions may be several.
+    /// Nominations of processes, whose sessions may be several.
     rates_of_processes: Rates,
     /// Bytes that wait for each user's sessions.
     queued: HashMap<u32, Rc<Cell<usize>>>,

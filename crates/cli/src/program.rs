@@ -113,7 +113,7 @@ fn interpreter(script: &Path) -> io::Result<Option<Vec<u8>>> {
 pub enum Missing {
     /// The program that its first line names;
     Interpreter { of: PathBuf, name: String },
-    /// ... which ends as lines end on other systems.
+    /// Its first line ends as lines end on other systems.
     CarriageReturn { of: PathBuf },
     /// The dynamic loader.
     Loader { of: PathBuf, name: String },

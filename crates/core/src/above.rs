@@ -13,7 +13,7 @@ pub struct Above {
     pub revoke: fn(Conn, i32, Reason),
     /// Closes both lanes, and the connection stays on TCP.
     pub revoke_for_good: fn(Conn, i32, Reason),
-    /// The same, and what is unread goes to TCP, too: an epoll set that processes share tells of it.
+    /// Closes both lanes for good, and what is unread goes to TCP: an epoll set that processes share tells of it.
     pub leave_to_sets: fn(Conn, i32),
     /// So many calls have moved bytes by TCP in one direction.
     pub moved: fn(Conn, i32, u16),

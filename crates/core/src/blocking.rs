@@ -14,7 +14,7 @@ use crate::wait::{Nap, Napped};
 /// TCP is asked how it is at most this often by calls that need not wait, microseconds.
 pub const UNWATCHED_US: u64 = 500;
 
-/// The same for calls that move bytes: seldom where an epoll set watches it anyway.
+/// TCP is asked so often by calls that move bytes, microseconds: seldom where an epoll set watches it anyway.
 pub fn tcp_check_us(fd: i32) -> u64 {
     if sets::watches(fd) { 50_000 } else { UNWATCHED_US }
 }

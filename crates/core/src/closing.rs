@@ -40,7 +40,7 @@ fn drop_copy(half: RxHeld<'_>) {
     }
 }
 
-/// The same for the sending direction.
+/// The sending direction is on TCP again: its memory is let go, the rest follows in `settle`.
 pub fn tx_closed(conn: Conn, half: TxHeld<'_>) {
     wake_own_side(half.half(), Side::Writers);
     window::closed(half);

@@ -35,7 +35,7 @@ pub(crate) use orphans::look as look_for_orphans;
 
 /// A revoked connection is nominated again after this long, microseconds; doubled each time, up to 256 times,
 const REOPEN_US: u64 = 10_000;
-/// ... unless its lanes had carried this many bytes: a handshake costs about as much as copying one MiB.
+/// Lanes that have carried this many bytes are asked for again without the doubling: a handshake costs about as much as copying one MiB.
 const WORTHWHILE: u64 = 4 << 20;
 
 /// Before connect(): does what can be done of `watch` before it. The peer is awake from then on, and waits for the first bytes:

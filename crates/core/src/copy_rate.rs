@@ -13,7 +13,7 @@ use crate::clock;
 
 /// Copies by the ring of fewer bytes say more about the call than about its bytes,
 pub const LEAST: usize = 2048;
-/// ... and so do those by the kernel.
+/// Copies by the kernel of fewer bytes say more about the call than about its bytes.
 const LEAST_LENT: usize = 16 * 1024;
 /// Copies by the ring are timed where the stream comes over a multiple of so many bytes: the clock costs a part of what 2 KiB do.
 pub const SAMPLE: u64 = 512 * 1024;
@@ -54,7 +54,7 @@ pub fn timed<E>(paces: &Paces, way: Way, copy: impl FnOnce() -> Result<usize, E>
 /// Samples of which a pace of the ring is the mean, about: 8 MiB. Who comes to another CPU finds its caches empty, and copies slowly
 /// for as much.
 const MEMORY: u32 = 16;
-/// ... and one of loans, each of which is timed: a trial has as few as 16.
+/// Samples of which a pace of loans is the mean, about. Each is timed: a trial has as few as 16.
 const MEMORY_LENT: u32 = 8;
 /// A first sample counts for no more, µs: nothing that is copied takes longer, only a thread that has lost its CPU.
 const FIRST_MOST_US: u64 = 100;

@@ -112,7 +112,7 @@ pub fn retire_half(block: &Block, held: impl Held, owner: Owner, group: u32) {
     }
 }
 
-/// The same for a direction that others have had alone: what they have mapped is nothing of ours. Says whether it is as it was when we had
+/// A direction that others have had alone has no DMB any more: what they have mapped is nothing of ours. Says whether it is as it was when we had
 /// it, too.
 pub(crate) fn retire_abandoned(block: &Block, held: impl Held, owner: Owner) -> bool {
     let mut quarantine = RETIRED.lock();

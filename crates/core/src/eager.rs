@@ -40,7 +40,7 @@ pub(crate) mod mark {
     /// No more waiting.
     pub const SPENT: u8 = 16;
     /// The broker has, or will have, a copy of the descriptor;
-    pub const LENT: u8 = 32;
+    pub const COPIED: u8 = 32;
     /// so may another program.
     pub const GIVEN: u8 = 64;
     /// It was nominated anew without a call of the program.
@@ -202,7 +202,7 @@ pub(crate) fn asked_again(session: &mut Session, conn: Conn, fd: i32) {
 pub(crate) fn nominated(session: &mut Session, block: &Block, fd: i32) {
     let announced =
         block.nomination.fetch_and(!(mark::ANSWERED | mark::OWN | mark::OTHER), Ordering::Relaxed);
-    block.nomination.fetch_or(mark::LENT, Ordering::Relaxed);
+    block.nomination.fetch_or(mark::COPIED, Ordering::Relaxed);
     forget_expectation(session, block, announced, fd);
     UNANSWERED.fetch_add(1, Ordering::Relaxed);
     attend_to_pending();
@@ -210,7 +210,7 @@ pub(crate) fn nominated(session: &mut Session, block: &Block, fd: i32) {
 
 /// The broker has looked at the nominated descriptor and closed its copy.
 pub(crate) fn returned(block: &Block) {
-    if block.nomination.fetch_and(!mark::LENT, Ordering::Relaxed) & mark::LENT != 0 {
+    if block.nomination.fetch_and(!mark::COPIED, Ordering::Relaxed) & mark::COPIED != 0 {
         let less = |n: u32| n.checked_sub(1);
         let _ = UNANSWERED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
@@ -223,7 +223,7 @@ pub(crate) fn unanswered() {
 
 /// Whether the broker still has a copy of the descriptor, as far as it has said, and nobody else was given one.
 pub(crate) fn is_lent(block: &Block) -> bool {
-    block.nomination.load(Ordering::Relaxed) & (mark::LENT | mark::GIVEN) == mark::LENT
+    block.nomination.load(Ordering::Relaxed) & (mark::COPIED | mark::GIVEN) == mark::COPIED
 }
 
 /// The descriptor goes to other programs, or to code that does not know us.
@@ -279,7 +279,7 @@ pub(crate) fn attend() {
     }
 }
 
-/// ... while a nomination waits to be made, or for its answer: for a stranger, the broker has said all that there is.
+/// Sleeping calls listen to the broker while a nomination waits to be made, or for its answer: for a stranger, the broker has said all that there is.
 fn attend_to_pending() {
     if process::eager() {
         PENDING_UNTIL.store(clock::ticks() + clock::from_us(ATTENTION_US), Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use shunpike_shm::Region;
 use shunpike_wire::DmbToken;
-use shunpike_wire::clc::handshake::{Client, Dmb as Named, Server};
+use shunpike_wire::clc::handshake::{Client, NamedDmb as Named, Server};
 use shunpike_wire::session::ConnId;
 
 use crate::table::Conn;

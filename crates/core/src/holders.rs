@@ -24,7 +24,7 @@ pub fn alone(block: &Block) -> bool {
     are_one(block.holders.load(Ordering::Acquire)) || is_last(block)
 }
 
-/// ... or whether they are all gone.
+/// Whether all other processes that had the connection are gone.
 #[cold]
 fn is_last(block: &Block) -> bool {
     let alone = process::with_home(block, |arena, own| {

@@ -26,7 +26,7 @@ const SHORT_US: u64 = 100_000;
 const VAIN_PARTS: u64 = 10;
 /// Another thread may take the message that this one waits for: it looks this often, nanoseconds;
 const SLICE_NS: u64 = 1_000_000;
-/// ... where it would sleep anyway, and only answers the broker meanwhile.
+/// It looks this often, nanoseconds, where it would sleep anyway, and only answers the broker meanwhile.
 const LISTENING_SLICE_NS: u64 = 10_000_000;
 
 static PATIENCE_US: AtomicU64 = AtomicU64::new(PEER_US);
@@ -202,7 +202,7 @@ fn less(patience: u64) -> u64 {
     (patience / 2).max(PEER_LEAST_US)
 }
 
-/// ... and after one that was not: slowly, as one success among many waits in vain says little of the next.
+/// The patience after a wait that was not in vain: slowly, as one success among many waits in vain says little of the next.
 fn more(patience: u64) -> u64 {
     (2 * patience).min(PEER_US)
 }

@@ -18,7 +18,7 @@ pub(crate) fn look_soon() {
     LOOK_AT.store(0, Ordering::Relaxed);
 }
 
-/// The same for something that other threads keep from being done: with longer and longer pauses.
+/// The next call is to attend to something that other threads keep from being done: with longer and longer pauses.
 pub(crate) fn look_later() {
     LATER.store(true, Ordering::Relaxed);
 }

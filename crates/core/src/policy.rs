@@ -1,4 +1,5 @@
-//! Whether a wait spins, and for how long. Pure: no clock, no I/O; times are in ticks of any length.
+//! How a thread waits: whether it spins, for how long, when it offers the CPU to others, and whether it naps before it sleeps. Pure: no clock,
+//! no I/O; times are in ticks of any length. `spin` and `wait` do what it says.
 //!
 //! A spin pays where the answer comes sooner than a sleep and a wake-up would cost (the ski rental: who cannot know rents for as
 //! long as buying costs, and no longer); where one wait is for many messages, sooner than TCP would take for these.
@@ -18,17 +19,74 @@ pub enum Profile {
     Latency,
 }
 
+/// What has come of what [`Spin`] said.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The looks found nothing.
+    Nothing,
+    /// The CPU is this thread's again.
+    Yielded,
+}
+
+/// What the thread does next.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// So many looks.
+    Look(u32),
+    /// It offers the CPU to others.
+    Yield,
+    /// It naps ([`Memory::naps`]) or sleeps.
+    Sleep,
+}
+
+/// Looks between two of the clock.
+const LOOKS: u32 = 8;
+/// A yield that takes longer than this has let somebody else run, microseconds.
+const TAKEN_US: u64 = 2;
+/// Yields to others in one wait.
+const YIELDS: u32 = 4;
+/// The first yield comes after so much, microseconds. Never at once: of two who yield to each other, one must find the other awake some time.
+const FIRST_YIELD_US: u64 = 1;
+/// The first yield comes after so much at most, microseconds, where nobody has wanted the CPU.
+const PATIENT_US: u64 = 16;
+/// A wake-up may take so many times the longest spin.
+const WAKE_UP: u64 = 4;
+/// What TCP takes for a message: a sleep and a wake-up, this part of the longest spin.
+const PAYS: u64 = 4;
+/// Messages between two waits beyond this are not counted: a spin for so many is as long as a wake-up may take.
+const MESSAGES: u32 = (PAYS * WAKE_UP) as u32;
+/// The longest rest from spins, microseconds.
+const REST_US: u64 = 1_000;
+/// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair). So
+/// after one that came back later than a wake-up takes, spins do not yield for so many times as long,
+const KEEP: u64 = 256;
+/// Spins do not yield for so long at most, microseconds.
+const KEEP_US: u64 = 200_000;
+/// Longest nap, microseconds: so long TCP's own events go unseen. Longer than a tick of the kernel's clock, else naps end for nothing while
+/// somebody else has the CPU.
+pub const NAP_US: u64 = 10_000;
+
 /// How long spins and rests may be, ticks.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Bounds {
     /// What TCP takes for the messages since the last wait: a sleep and a wake-up for each.
-    pub pays: u64,
+    pays: u64,
     /// The longest spin.
-    pub most: u64,
-    /// ... for one who was asleep.
-    pub wake_up: u64,
+    most: u64,
+    /// The longest spin for one who was asleep.
+    wake_up: u64,
     /// The longest rest.
-    pub rest: u64,
+    rest: u64,
+    /// A microsecond.
+    us: u64,
+}
+
+impl Bounds {
+    /// The longest spin is of `most` ticks, of which a microsecond has `us`. `messages`: of the thread since its last wait.
+    pub fn new(most: u64, us: u64, messages: u32) -> Self {
+        let pays = most / PAYS * u64::from(messages.clamp(1, MESSAGES));
+        Self { pays, most, wake_up: WAKE_UP * most, rest: REST_US * us, us }
+    }
 }
 
 /// What a thread remembers of its waits. All zero in a new thread.
@@ -40,6 +98,8 @@ pub struct Memory {
     vain: u8,
     /// How often the longest spin is halved for those that were not answered.
     halved: u8,
+    /// The last wait was longer than a nap.
+    is_long: bool,
     /// When the rest ends, in units of [`Memory::GRAIN`].
     rest_until: u64,
 }
@@ -49,7 +109,7 @@ impl Memory {
     const PATIENCE: u8 = 3;
     const MOST_VAIN: u8 = 9;
     const MOST_HALVED: u8 = 2;
-    /// ... where the CPU is not offered to others meanwhile.
+    /// How often the longest spin is halved where the CPU is not offered to others meanwhile.
     const MOST_HALVED_KEPT: u8 = 4;
     /// Rests before a trial, and its waits: enough for the other end to come out of a rest of its own.
     const RESTS: u8 = 240;
@@ -59,7 +119,7 @@ impl Memory {
 
     /// How long the next wait, at `now`, spins; 0: not at all. `woke`: the thread has woken somebody since its last wait; `yields`: it offers
     /// the CPU to others meanwhile.
-    pub fn plan(self, profile: Profile, bounds: Bounds, woke: bool, yields: bool, now: u64) -> u64 {
+    fn plan(self, profile: Profile, bounds: Bounds, woke: bool, yields: bool, now: u64) -> u64 {
         let rest = (self.rest_until * Self::GRAIN).saturating_sub(now);
         let budget = match profile {
             // The clock may have been set back meanwhile, with the whole machine.
@@ -74,7 +134,7 @@ impl Memory {
     }
 
     /// A spin of so many ticks, until `now`, was answered.
-    pub fn answered(&mut self, bounds: Bounds, woke: bool, spent: u64, now: u64) {
+    fn answered(&mut self, bounds: Bounds, woke: bool, spent: u64, now: u64) {
         if spent <= bounds.pays {
             self.vain = self.vain.saturating_sub(1);
             self.halved = self.halved.saturating_sub(1);
@@ -84,19 +144,29 @@ impl Memory {
     }
 
     /// A spin of so many ticks, until `now`, was not; a sleep follows.
-    pub fn unanswered(&mut self, bounds: Bounds, woke: bool, yields: bool, spent: u64, now: u64) {
+    fn unanswered(&mut self, bounds: Bounds, woke: bool, yields: bool, spent: u64, now: u64) {
         let most = if yields { Self::MOST_HALVED } else { Self::MOST_HALVED_KEPT };
         self.halved = (self.halved + 1).min(most);
         self.in_vain(bounds, woke, spent, now);
     }
 
     /// So many ticks, until `now`, were lost in a wait for which others had the CPU.
-    pub fn in_vain(&mut self, bounds: Bounds, woke: bool, spent: u64, now: u64) {
+    fn in_vain(&mut self, bounds: Bounds, woke: bool, spent: u64, now: u64) {
         self.vain = (self.vain + 1).min(Self::MOST_VAIN);
         if self.vain > Self::PATIENCE && !self.is_on_trial(woke) {
             let rest = spent.saturating_mul(1 << (self.vain - 1)).min(bounds.rest);
             self.rest_until = (now + rest) / Self::GRAIN;
         }
+    }
+
+    /// Whether the thread naps before it sleeps: not while its waits are longer.
+    pub fn naps(self) -> bool {
+        !self.is_long
+    }
+
+    /// A sleep, or a nap to its end, has lasted so many ticks, of which a microsecond has `us`.
+    pub fn slept(&mut self, ticks: u64, us: u64) {
+        self.is_long = ticks >= NAP_US * us;
     }
 
     /// Whether this spin in vain is one of a trial.
@@ -109,13 +179,197 @@ impl Memory {
 
     /// As one word.
     pub fn pack(self) -> u64 {
-        self.rest_until << 16 | u64::from(self.turns) << 8 | u64::from(self.halved << 4 | self.vain)
+        let spins = u8::from(self.is_long) << 7 | self.halved << 4 | self.vain;
+        self.rest_until << 16 | u64::from(self.turns) << 8 | u64::from(spins)
     }
 
     /// From one word.
     pub fn unpack(word: u64) -> Self {
         let [spins, turns, ..] = word.to_le_bytes();
-        Self { turns, vain: spins & 15, halved: spins >> 4, rest_until: word >> 16 }
+        let (vain, halved, is_long) = (spins & 15, spins >> 4 & 7, spins >> 7 != 0);
+        Self { turns, vain, halved, is_long, rest_until: word >> 16 }
+    }
+}
+
+/// What a thread has learned of waits. All zero in a new thread.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct Habits {
+    /// Of its spins and sleeps.
+    pub memory: Memory,
+    /// Ticks of spinning before it offers the CPU to others, adapted by whether anybody wanted it.
+    pub patience: u64,
+    /// Ticks until which its spins do not yield.
+    pub keep_until: u64,
+    /// Who last woke it did so on the CPU on which it runs now.
+    pub in_place: bool,
+}
+
+/// Where a spin stands.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+enum Stage {
+    /// It looks, and offers the CPU when it has lasted for so long.
+    Looks(u64),
+    /// It has offered the CPU, after so many ticks.
+    Offers(u64),
+    /// The CPU was wanted, perhaps by the peer: it yields, for this time.
+    Yields(u32),
+    /// One look is left.
+    Last,
+}
+
+/// The spin of a wait that has found nothing at its first look.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Spin {
+    habits: Habits,
+    profile: Profile,
+    bounds: Bounds,
+    /// The thread has woken somebody since its last wait.
+    woke: bool,
+    yields: bool,
+    /// When it began, ticks.
+    begin: u64,
+    /// How long it lasts.
+    bound: u64,
+    stage: Stage,
+}
+
+impl Spin {
+    /// Begins one at `now`, for at most `left` ticks, and says what it does first.
+    pub fn begin(
+        habits: Habits,
+        (profile, bounds): (Profile, Bounds),
+        woke: bool,
+        left: u64,
+        now: u64,
+    ) -> (Self, Next) {
+        let keep = habits.keep_until.saturating_sub(now);
+        // The clock may have been set back meanwhile, with the whole machine.
+        let yields = !(1..=KEEP_US * bounds.us).contains(&keep);
+        let planned = habits.memory.plan(profile, bounds, woke, yields, now);
+        let stage = match planned {
+            0 => Stage::Last,
+            _ => Stage::Looks(habits.patience.max(FIRST_YIELD_US * bounds.us)),
+        };
+        let mut spin =
+            Self { habits, profile, bounds, woke, yields, begin: now, bound: planned.min(left), stage };
+        let next = match planned {
+            // Who woke us on this CPU may have lost it to us in the midst of its work: it goes on, and what else it has for us comes
+            // without a wake-up, which would stop it again. Where threads are more than CPUs, all hangs on this: one that has to wake
+            // the others keeps none of them busy.
+            0 if core::mem::take(&mut spin.habits.in_place) => Next::Yield,
+            0 => Next::Sleep,
+            _ => Next::Look(LOOKS),
+        };
+        (spin, next)
+    }
+
+    /// Says what it does after `event`, which is over at `now`. While nobody wants the CPU, yields become seldom; where somebody does, a few
+    /// yields are all.
+    #[inline]
+    pub fn next(&mut self, event: Event, now: u64) -> Next {
+        let spent = now.wrapping_sub(self.begin);
+        match (self.stage, event) {
+            (Stage::Looks(_), _) if spent > self.bound => {
+                let (bounds, woke, yields) = (self.bounds, self.woke, self.yields);
+                self.habits.memory.unanswered(bounds, woke, yields, spent, now);
+                self.stage = Stage::Last;
+                Next::Look(1)
+            }
+            (Stage::Looks(until), _) if self.yields && spent >= until => {
+                self.stage = Stage::Offers(spent);
+                Next::Yield
+            }
+            (Stage::Looks(_), _) => Next::Look(LOOKS),
+            (Stage::Offers(before), _) if spent - before > TAKEN_US * self.bounds.us => {
+                self.habits.patience = 0;
+                self.stage = Stage::Yields(1);
+                Next::Look(1)
+            }
+            (Stage::Offers(before), _) => {
+                let until = (2 * before).max(2 * FIRST_YIELD_US * self.bounds.us);
+                self.habits.patience = until.min(PATIENT_US * self.bounds.us);
+                self.stage = Stage::Looks(until);
+                Next::Look(LOOKS)
+            }
+            (Stage::Yields(_) | Stage::Last, Event::Yielded) => Next::Look(1),
+            (Stage::Yields(yields), Event::Nothing) => {
+                if self.is_late(spent, now) || yields > YIELDS {
+                    self.habits.memory.in_vain(self.bounds, self.woke, spent, now);
+                    return Next::Sleep;
+                }
+                self.stage = Stage::Yields(yields + 1);
+                Next::Yield
+            }
+            (Stage::Last, Event::Nothing) => Next::Sleep,
+        }
+    }
+
+    /// A look found something, at `now`. Says whether the spin did it.
+    pub fn found(&mut self, now: u64) -> bool {
+        let spent = now.wrapping_sub(self.begin);
+        let (bounds, woke) = (self.bounds, self.woke);
+        let yields = matches!(self.stage, Stage::Yields(_));
+        if self.stage == Stage::Last {
+            return false;
+        }
+        if yields && self.is_late(spent, now) {
+            self.habits.memory.in_vain(bounds, woke, spent, now);
+            return false;
+        }
+        // Where the others had the CPU, and perhaps some use of it, nothing was spent in vain.
+        let spent = if yields { spent.min(bounds.pays) } else { spent };
+        self.habits.memory.answered(bounds, woke, spent, now);
+        true
+    }
+
+    /// What the thread has learned by it.
+    pub fn habits(&self) -> Habits {
+        self.habits
+    }
+
+    /// Whether the CPU was away for longer than a wake-up takes; then it is kept for a while.
+    fn is_late(&mut self, lost: u64, now: u64) -> bool {
+        let is_late = lost > self.bounds.wake_up;
+        if is_late {
+            self.habits.keep_until = now + lost.saturating_mul(KEEP).min(KEEP_US * self.bounds.us);
+        }
+        is_late
+    }
+}
+
+/// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
+/// close behind takes each line out of the writer's own cache, and both go at a third of the speed that they reach over the
+/// shared one (docs/profiles.md).
+pub const LEAD: u64 = 1 << 20;
+/// A writer that adds nothing for so long, microseconds, has no more to say for now.
+const STEP_US: u64 = 8;
+/// The longest such wait, microseconds.
+const LEAD_US: u64 = 32 * STEP_US;
+
+/// A reader that lets the writer of a bulk stream take its lead.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Lead {
+    read: u64,
+    begin: u64,
+    /// How far the writer is, and since when.
+    last: (u64, u64),
+    us: u64,
+}
+
+impl Lead {
+    /// One that has read so far, from `now` on; a microsecond has `us` ticks.
+    pub fn begin(read: u64, us: u64, now: u64) -> Self {
+        Self { read, begin: now, last: (read, now), us }
+    }
+
+    /// Whether it waits on at `now`, when the writer is so far.
+    pub fn goes_on(&mut self, written: u64, now: u64) -> bool {
+        if written != self.last.0 {
+            self.last = (written, now);
+        }
+        let is_idle = now.wrapping_sub(self.last.1) > STEP_US * self.us;
+        let is_over = now.wrapping_sub(self.begin) > LEAD_US * self.us;
+        written.wrapping_sub(self.read) < LEAD && !is_idle && !is_over
     }
 }
 
@@ -125,7 +379,8 @@ mod tests {
 
     /// As of a clock of 2 GHz.
     const US: u64 = 2_000;
-    const BOUNDS: Bounds = Bounds { pays: 7 * US, most: 30 * US, wake_up: 120 * US, rest: 1_000 * US };
+    const BOUNDS: Bounds =
+        Bounds { pays: 7 * US, most: 30 * US, wake_up: 120 * US, rest: 1_000 * US, us: US };
 
     /// A thread, and a clock.
     #[derive(Default)]
@@ -235,5 +490,88 @@ mod tests {
         waiter.share(1000, 1000 * US, true);
         let plan = |woke| waiter.memory.plan(Profile::Latency, BOUNDS, woke, true, waiter.now);
         assert_eq!((plan(false), plan(true)), (BOUNDS.most, BOUNDS.wake_up));
+    }
+
+    /// What a spin that begins at `now` does whose looks find nothing before `until`, while each yield takes `away` ticks.
+    fn steps(habits: Habits, mut now: u64, until: u64, away: u64) -> (Spin, Vec<Next>, bool) {
+        let (mut spin, mut next) = Spin::begin(habits, (Profile::Balanced, BOUNDS), false, u64::MAX, now);
+        let mut steps = Vec::new();
+        loop {
+            if steps.last() != Some(&next) {
+                steps.push(next);
+            }
+            now += match next {
+                Next::Look(looks) => u64::from(looks) * US / 16,
+                Next::Yield => away,
+                Next::Sleep => return (spin, steps, false),
+            };
+            if now >= until && matches!(next, Next::Look(_)) {
+                let is_counted = spin.found(now);
+                return (spin, steps, is_counted);
+            }
+            next = spin.next(if next == Next::Yield { Event::Yielded } else { Event::Nothing }, now);
+        }
+    }
+
+    #[test]
+    fn yields_become_seldom_where_nobody_wants_the_cpu() {
+        let (spin, steps, _) = steps(Habits::default(), 0, u64::MAX, US / 4);
+        let yields = steps.iter().filter(|step| **step == Next::Yield).count();
+        assert!((3..=6).contains(&yields), "{yields} in a spin of {} us", BOUNDS.most / US);
+        assert_eq!(steps[steps.len() - 2..], [Next::Look(1), Next::Sleep], "it looks once more");
+        assert_eq!(spin.habits().patience, PATIENT_US * US);
+        let (_, patient, _) = self::steps(spin.habits(), 0, u64::MAX, US / 4);
+        assert!(patient.iter().filter(|step| **step == Next::Yield).count() < yields);
+    }
+
+    #[test]
+    fn where_others_want_the_cpu_a_few_yields_are_all() {
+        let (spin, steps, _) = steps(Habits::default(), 0, u64::MAX, 5 * US);
+        let yields = steps.iter().filter(|step| **step == Next::Yield).count();
+        assert_eq!(yields as u32, YIELDS + 1);
+        assert_eq!(spin.habits().patience, 0);
+        assert_eq!(spin.habits().keep_until, 0, "they came back soon");
+    }
+
+    #[test]
+    fn a_yield_that_comes_back_late_is_the_last_for_a_while() {
+        let away = 2 * BOUNDS.wake_up;
+        let (spin, _, is_counted) = steps(Habits::default(), 0, away, away);
+        assert!(!is_counted, "it was lost, though there is something");
+        let habits = spin.habits();
+        assert!(habits.keep_until > away && habits.keep_until <= away + KEEP_US * US + 2 * US);
+        let (_, kept, _) = steps(habits, 2 * away, u64::MAX, away);
+        assert!(!kept.contains(&Next::Yield));
+    }
+
+    #[test]
+    fn who_rests_lets_its_waker_finish_once() {
+        let memory = Memory { rest_until: BOUNDS.rest / 2 / Memory::GRAIN, ..Memory::default() };
+        let habits = Habits { memory, in_place: true, ..Habits::default() };
+        let (spin, in_place, _) = steps(habits, 0, u64::MAX, US);
+        assert_eq!(in_place, [Next::Yield, Next::Look(1), Next::Sleep]);
+        let (_, rests, _) = steps(spin.habits(), 0, u64::MAX, US);
+        assert_eq!(rests, [Next::Sleep]);
+    }
+
+    #[test]
+    fn who_sleeps_long_does_not_nap_before() {
+        let mut memory = Memory::default();
+        assert!(memory.naps());
+        memory.slept(NAP_US * US, US);
+        assert!(!Memory::unpack(memory.pack()).naps());
+        memory.slept(NAP_US * US - 1, US);
+        assert!(Memory::unpack(memory.pack()).naps());
+    }
+
+    #[test]
+    fn a_reader_lets_its_writer_take_a_lead_and_no_more() {
+        let mut busy = Lead::begin(100, US, 0);
+        assert!(busy.goes_on(100, US) && busy.goes_on(200, 7 * US) && busy.goes_on(300, 14 * US));
+        assert!(!busy.goes_on(300, 23 * US), "it has no more to say");
+        assert!(!Lead::begin(100, US, 0).goes_on(100 + LEAD, US), "far enough");
+        let mut slow = Lead::begin(0, US, 0);
+        let lasts = (1..).find(|&at| !slow.goes_on(at, at * 4 * US)).expect("it ends");
+        assert!(lasts * 4 > LEAD_US && lasts * 4 <= LEAD_US + 4);
     }
 }

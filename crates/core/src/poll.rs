@@ -11,7 +11,7 @@ use crate::spin::spin;
 use crate::table::{self, Conn, Entry};
 use crate::tls::critical;
 use crate::trace::Sleep;
-use crate::wait;
+use crate::wait::{self, Waiter};
 use crate::{
     above, call, eager, holders, process, ready, seen, session, sets, state, sys, told, tx, upgrade, user,
 };
@@ -133,11 +133,9 @@ fn poll_with(
         let cq = if rung { wait::sleeping_cq() } else { 0 };
         let sleeper = if rung { wait::thread_sleeper().unwrap_or(-1) } else { -1 };
         let unheard = unheard(fds);
-        let (armed, bound) = prepare(fds, kernel, cq);
+        let declared = Waiter::declare(|| prepare(fds, kernel, cq), || any_changed(fds));
+        let Some((waiter, (armed, bound))) = declared else { continue };
         lanes |= armed;
-        if any_changed(fds) {
-            continue;
-        }
         kernel[fds.len()] = libc::pollfd { fd: sleeper, events: libc::POLLIN, revents: 0 };
         let unrung = match stays {
             _ if sleeper >= 0 => None,
@@ -157,7 +155,7 @@ fn poll_with(
         if call::ends_wait(signals, mask) {
             return Err(Errno::INTR);
         }
-        let asleep = lanes.then(|| wait::Asleep::begin(Sleep::Poll, -1));
+        let asleep = lanes.then(|| wait::Asleep::begin(waiter, Sleep::Poll, -1));
         let mut polled = (host().poll)(&mut kernel[..fds.len() + ours], shortest, mask);
         if ours > 0 && polled == Err(Errno::INVAL) {
             // The kernel refuses more entries than a process may have descriptors, and takes the program's own.

@@ -24,14 +24,14 @@ pub fn of_look(block: &Block) {
     read(block.tx.dmb.load(Ordering::Relaxed));
 }
 
-/// ... after the next one: where its words are.
+/// Somebody is about to look at it after the next one: where its words are.
 #[inline]
 pub fn of_words(block: &Block) {
     read(&raw const block.rx.dmb as usize);
     read(&raw const block.tx.dmb as usize);
 }
 
-/// ... and after that one: which connection it is.
+/// Somebody is about to look at it later still: which connection it is.
 #[inline]
 pub fn of<T>(what: &T) {
     read(core::ptr::from_ref(what) as usize);

@@ -19,7 +19,7 @@ const FEW: u32 = 1024;
 /// So much of the thread's time a look takes at most: some 200 processes. Time in which others run is none of it, or a look would never
 /// come to its end on a busy machine,
 const MOST: Duration = Duration::from_millis(3);
-/// ... up to this, microseconds.
+/// A look takes so much time at most, others' included, microseconds.
 const MOST_US: u64 = 100_000;
 
 fn directory(path: &[u8]) -> Result<OwnedFd, Errno> {
@@ -41,7 +41,7 @@ pub fn holds_socket(pid: u32, inode: u64) -> Option<bool> {
     is_among(&descriptors, inode)
 }
 
-/// The same of a process's list of descriptors.
+/// Whether the socket with this inode is in a process's list of descriptors.
 fn is_among(descriptors: &OwnedFd, inode: u64) -> Option<bool> {
     let wanted = Text::new(format_args!("socket:[{inode}]"));
     let mut room = [MaybeUninit::<u8>::uninit(); 2048];

@@ -103,7 +103,7 @@ fn attempt(
                 }
                 if !(whole && beside) {
                     let flags = if may_wait { flags } else { flags | libc::MSG_DONTWAIT };
-                    return plain(conn, fd, &bufs, flags, real);
+                    return by_tcp(conn, fd, &bufs, flags, real);
                 }
                 // The kernel's MSG_WAITALL would not hear, either: piece by piece.
                 let piecewise = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
@@ -165,7 +165,7 @@ fn ended(bufs: &Bufs<'_>, errno: Errno) -> Outcome {
 }
 
 /// On plain TCP, inside (see `enter`): counts what libc's call brings.
-fn plain(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
+fn by_tcp(conn: Conn, fd: i32, bufs: &Bufs<'_>, flags: i32, real: impl FnOnce() -> isize) -> Outcome {
     let peeks = flags & libc::MSG_PEEK != 0;
     if bufs.done() > 0 {
         // A lane ended in the middle of the call. An error is the next call's: the kernel would tell of it here, and never again.
@@ -186,7 +186,7 @@ fn kernel(fd: i32, bufs: &Bufs<'_>, flags: i32) -> Result<usize, Errno> {
     sys::recv(fd, &mut iov[..used], flags)
 }
 
-/// ... for all of it. An error is the next call's, where it can be.
+/// Calls of ours into the kernel for all that is left. An error is the next call's, where it can be.
 fn rest(fd: i32, bufs: &Bufs<'_>, flags: i32) -> usize {
     let mut left = *bufs;
     while left.left() > 0 {
@@ -360,7 +360,7 @@ pub fn readable(conn: Conn, fd: i32) -> bool {
     fast::shows(conn, fd, critical()).unwrap_or_else(|| would_read(conn, fd))
 }
 
-/// The same within a critical section.
+/// Whether a read would find bytes now, for who is in a critical section.
 #[inline]
 pub fn readable_within(critical: &Critical, conn: Conn, fd: i32) -> bool {
     fast::shows(conn, fd, critical).unwrap_or_else(|| would_read(conn, fd))

@@ -27,7 +27,7 @@ const DOUBT_US: u64 = 10_000_000;
 const ASKS: u8 = 8;
 /// A nomination that was put off is tried again after this long, microseconds; doubled each time,
 const AGAIN_US: u64 = 1_000;
-/// ... so often.
+/// It is doubled so often.
 const DOUBLINGS: u8 = 8;
 
 /// poll or select was called on a connection of this process, or has told of a socket of ours.
@@ -89,7 +89,7 @@ fn is_supposed(block: &Block, fd: i32) -> bool {
     sends && seen & state::seen_bit::ROOM != 0 || (sends || reads || as_others) && blocks(fd)
 }
 
-/// The same before the first byte (`--eager`), when nothing can be known yet: a socket that blocks, or a program that waits for its
+/// Whether it is likely before the first byte (`--eager`), when nothing can be known yet: a socket that blocks, or a program that waits for its
 /// sockets through the hooks, will be waited for so.
 pub(crate) fn is_likely(conn: Conn, fd: i32) -> bool {
     match sets::waited(conn, fd) {

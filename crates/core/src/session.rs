@@ -36,10 +36,10 @@ use socket::{Over, Sent};
 
 /// A broker that is not there is looked for again after this long, microseconds;
 const RETRY_US: u64 = 1_000_000;
-/// ... one before whom so many wait that nobody can be added, after this long and twice as long each time, with so many doublings at most;
+/// A broker before whom so many wait that nobody can be added, after this long and twice as long each time, with so many doublings at most;
 const BUSY_US: u64 = 10_000;
 const BUSY_DOUBLINGS: u32 = 6;
-/// ... one that is there and lets no session come about, after twice as long each time, with so many doublings at most.
+/// A broker that is there and lets no session come about is looked for again after twice as long each time, with so many doublings at most.
 const DOUBLINGS: u32 = 4;
 /// Messages taken from the socket in one go; the rest waits for the next call.
 const BATCH: usize = 64;

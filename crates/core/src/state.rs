@@ -74,7 +74,7 @@ fn moved(half: &TxHalf) -> u64 {
     half.moved.load(Ordering::Relaxed)
 }
 
-/// The same for who has found the window of `half` not to move.
+/// The DMB of the lane towards the peer, for who has found the window of `half` not to move.
 #[inline]
 pub fn still_tx_dmb(half: &TxHalf, window: u32) -> Option<Dmb> {
     whole_dmb(half)?.with_own_window(window, 0)

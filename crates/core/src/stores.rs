@@ -25,7 +25,7 @@ const ROUNDS: u64 = 4;
 const TRIAL: u64 = 64;
 /// Bytes from one trial to the next; twice as many each time that it changes nothing,
 const FIRST_WAIT: u64 = 256 << 20;
-/// ... until there are so many.
+/// Bytes from one trial to the next at most.
 const LONGEST_WAIT: u64 = 4 << 30;
 
 /// Puts up to `n` bytes into the ring at `offset`, the quicker way; returns how many. Under the send lock.

@@ -15,7 +15,7 @@ pub enum Does {
     /// Nothing to do: it does not reach the stream's bytes nor how a program waits for them, or the kernel does it whichever way
     /// the bytes go.
     Nothing,
-    /// The same effect on a lane, by this piece of our code.
+    /// It has its effect on a lane, by this piece of our code.
     Same(&'static str),
     /// Back to TCP for good where the option is in force, set before the lane or during it
     /// ([`crate::conn::option_set`], [`crate::options::barred`]).

@@ -43,8 +43,6 @@ pub struct Thread {
     pub woke: AtomicBool,
     /// Who last woke the thread did so on the CPU on which it runs now.
     pub in_place: AtomicBool,
-    /// Its last wait lasted longer than a nap.
-    pub sleeps_long: AtomicBool,
     /// Its end is told of.
     pub is_marked: AtomicBool,
     /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
@@ -61,7 +59,7 @@ pub struct Thread {
     pub reader: AtomicPtr<Reader>,
     /// Calls that moved bytes by TCP, and connections made (wrapping).
     pub tcp_calls: AtomicU32,
-    /// ... when it last looked at a set with lanes.
+    /// What `tcp_calls` was when it last looked at a set with lanes.
     pub tcp_known: AtomicU32,
     /// Set of which it asks the kernel (`sets::asked`); 0 none.
     pub asked: AtomicUsize,

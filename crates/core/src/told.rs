@@ -31,12 +31,12 @@ impl Seen {
         Self { produced: produced(&block.rx), starved, noticed: block.notices.told() }
     }
 
-    /// The same when the connection comes on a lane: nothing of its ring was told of that is not there.
+    /// What was reported, when the connection comes on a lane: nothing of its ring was told of that is not there.
     pub fn of_lane(self, block: &Block) -> Self {
         Self { produced: self.produced.min(produced(&block.rx)), ..self }
     }
 
-    /// The same, with nobody in want of room.
+    /// What was reported, with nobody in want of room.
     pub fn with_room(self, block: &Block) -> Self {
         Self { starved: block.starved.load(Ordering::Relaxed), ..self }
     }

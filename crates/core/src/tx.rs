@@ -93,7 +93,7 @@ fn attempt(
     let mut wait = Wait::new(flags);
     loop {
         if conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.tx.enter() {
-            return plain(conn, fd, &mut source, call, real);
+            return by_tcp(conn, fd, &mut source, call, real);
         }
         let step = step(conn, fd, &source, flags, call);
         wait.is_long = call.lends();
@@ -120,7 +120,7 @@ fn ended(source: &Source<'_>, errno: Errno) -> Outcome {
 }
 
 /// On plain TCP, inside (see `enter`): counts what libc's call took.
-fn plain(
+fn by_tcp(
     conn: Conn,
     fd: i32,
     source: &mut Source<'_>,

@@ -15,7 +15,7 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_shm::pages::{CQS, PAGE};
 use shunpike_shm::{Region, region};
 use shunpike_wire::clc::Message;
-use shunpike_wire::clc::handshake::{self, Client, Dmb as Named, Input, Next, Outbox, Server, Step};
+use shunpike_wire::clc::handshake::{self, Client, Input, NamedDmb as Named, Next, Outbox, Server, Step};
 use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, ToBroker};
 use shunpike_wire::{DmbToken, Reason};
 

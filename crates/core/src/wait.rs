@@ -1,4 +1,4 @@
-//! Waiting: a spin perhaps ([`spin`](crate::spin)), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
+//! Waiting: a spin perhaps ([`spin`]), then a nap, then a sleep, by the rules of models/wake.pml and models/cq.pml.
 //!
 //! A nap is a FUTEX_WAIT on the lane's own wait word: one system call on each side. It sees nothing of TCP, so it is
 //! short, and the sleep follows. The sleeper's doorbell (an eventfd, see [`doorbell::new`](crate::doorbell::new)) sits edge-triggered in an
@@ -15,10 +15,11 @@ use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::{Side, Wait, Words};
 
 use crate::host::host;
+use crate::policy::NAP_US;
 use crate::sys::Res;
 use crate::tls::{Thread, critical, thread};
 use crate::trace::{self, Sleep};
-use crate::{call, clock, descriptors, holders, link, process, session, state, sys};
+use crate::{call, clock, descriptors, holders, link, process, session, spin, state, sys};
 
 /// Longest sleep of somebody who shares its end with another process: a sender may be killed between
 /// publishing and ringing while its sibling keeps TCP open (wake.pml, NOHELP).
@@ -84,8 +85,27 @@ pub fn wake_nappers(words: &Words, side: Side) {
     }
 }
 
+/// A thread that has said that it waits, and has found nothing in the look that followed: only such a one sleeps. Whoever brings news either
+/// comes before that look or finds what was said (models/wake.pml, models/cq.pml).
+pub struct Waiter(());
+
+impl Waiter {
+    /// `declare` says that the thread waits, and how it is told. `None`: there is something.
+    #[inline(always)]
+    pub fn declare<T>(declare: impl FnOnce() -> T, is_ready: impl FnOnce() -> bool) -> Option<(Self, T)> {
+        let declared = declare();
+        (!is_ready()).then_some((Self(()), declared))
+    }
+
+    /// One that waits for TCP alone, or looks again in a moment: nobody tells it of a lane.
+    pub fn unrung() -> Self {
+        Self(())
+    }
+}
+
 /// A short wait for one side of a lane, declared and not yet begun.
 pub struct Nap {
+    waiter: Waiter,
     side: Side,
     futex: *const u32,
     declared: Wait,
@@ -103,23 +123,31 @@ pub enum Napped {
 }
 
 impl Nap {
-    /// Longest nap, nanoseconds: so long TCP's own events go unseen. Longer than a tick of the kernel's clock, else
-    /// naps end for nothing while somebody else has the CPU.
-    const MOST_NS: u64 = 10_000_000;
+    /// Longest nap, nanoseconds.
+    const MOST_NS: u64 = NAP_US * 1000;
 
     /// Declares one, where it pays: not while waits are long, nor where a sibling in another process may be killed
-    /// between publishing and waking. Within a critical section; the caller looks at the ring once more.
-    pub fn declare(block: &Block, half: &Half, words: &Words, side: Side) -> Option<Self> {
-        if thread().sleeps_long.load(Ordering::Relaxed) || holders::shared(block) {
-            return None;
+    /// between publishing and waking. Within a critical section. Errors: what it comes to in its place.
+    pub fn declare(
+        block: &Block,
+        half: &Half,
+        (words, side): (&Words, Side),
+        is_ready: impl FnOnce() -> bool,
+    ) -> Result<Self, Napped> {
+        if !spin::naps() || holders::shared(block) {
+            return Err(if is_ready() { Napped::Look } else { Napped::Over });
         }
-        let epoch = half.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        Some(Self { side, futex: words.futex(side), declared: words.declare_nap(side, epoch) })
+        let declare = || {
+            let epoch = half.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            words.declare_nap(side, epoch)
+        };
+        let (waiter, declared) = Waiter::declare(declare, is_ready).ok_or(Napped::Look)?;
+        Ok(Self { waiter, side, futex: words.futex(side), declared })
     }
 
     /// Waits, at most so many nanoseconds. Outside of critical sections; the lane may be gone meanwhile.
     pub fn take(self, fd: i32, half: &Half, most: Option<u64>) -> Napped {
-        let asleep = Asleep::begin(Sleep::Nap, fd);
+        let asleep = Asleep::begin(self.waiter, Sleep::Nap, fd);
         let handled = call::restarts_before().0;
         let bound = most.map_or(Self::MOST_NS, |most| most.min(Self::MOST_NS));
         let napped = sys::futex_wait(self.futex, self.declared.epoch(), bound);
@@ -133,7 +161,7 @@ impl Nap {
         }
         match napped {
             Err(Errno::TIMEDOUT) => {
-                thread().sleeps_long.store(bound == Self::MOST_NS, Ordering::Relaxed);
+                spin::slept(clock::from_us(bound / 1000));
                 Napped::Over
             }
             // No handler of the program: libc's own, to cancel the thread perhaps, which the sleep attends to.
@@ -153,7 +181,7 @@ pub struct Asleep {
 
 impl Asleep {
     /// The thread goes to sleep over `fd`: the connection, the epoll set, or -1.
-    pub fn begin(how: trace::Sleep, fd: i32) -> Self {
+    pub fn begin(_waiter: Waiter, how: trace::Sleep, fd: i32) -> Self {
         process::count_sleep();
         trace::sleep(how, fd);
         let since = clock::ticks();
@@ -210,7 +238,7 @@ pub fn thread_cq() -> u8 {
     }
 }
 
-/// The same for a thread that is about to sleep: it may be time for another queue.
+/// CQ of the calling thread, which is about to sleep: it may be time for another queue.
 pub fn sleeping_cq() -> u8 {
     let cq = thread_cq();
     let Some(better) = process::better_cq(cq) else { return cq };
@@ -302,13 +330,11 @@ pub fn thread_ends() {
 pub const UNRUNG_NS: u64 = 1_000_000;
 
 /// Sleeps until the doorbell of this thread, `events` on the TCP fd, a signal, or `timeout` nanoseconds.
-///
-/// The lane's wait words were declared and the ring looked at again before.
-pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken {
+pub fn sleep(waiter: Waiter, block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken {
     // Where no descriptor is left for a doorbell: look again in a moment.
     let sleeper = thread_sleeper().unwrap_or(-1);
     let unrung = if sleeper < 0 { Some(UNRUNG_NS) } else { None };
-    let asleep = Asleep::begin(Sleep::Call, fd);
+    let asleep = Asleep::begin(waiter, Sleep::Call, fd);
     let bound = if holders::shared(block) { Some(SHARED_BOUND_NS) } else { None };
     let shortest = timeout.into_iter().chain(bound).chain(unrung).min();
     let mut fds = [
@@ -323,8 +349,7 @@ pub fn sleep(block: &Block, fd: i32, events: i16, timeout: Option<u64>) -> Woken
         slept = poll_within_limit(&mut fds, Some(nap)).0;
         beyond = shortest != Some(nap);
     }
-    let is_long = clock::ticks() - asleep.since > clock::from_us(Nap::MOST_NS / 1000);
-    thread().sleeps_long.store(is_long, Ordering::Relaxed);
+    spin::slept(clock::ticks() - asleep.since);
     let rung = link::of(block).filter(|_| fds[1].revents != 0);
     asleep.end(rung.map_or(0, |link| link.rung(thread_cq())));
     match slept {

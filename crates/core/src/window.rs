@@ -211,7 +211,7 @@ pub fn shrink(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
     if idle { shrink_now(half, dmb, offset) } else { dmb }
 }
 
-/// The same, however lately a larger one was needed.
+/// Goes back to the first ring, however lately a larger one was needed.
 pub fn shrink_now(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
     if dmb.words().cons().offset() != offset {
         return dmb;
@@ -289,7 +289,7 @@ pub fn first_mapped(ring: u32) -> usize {
     HEADER + ring.min(FREE as u32) as usize
 }
 
-/// ... and its peer.
+/// Bytes of a DMB with a ring of `ring` bytes that its owner's peer maps at first.
 pub fn first_attached(ring: u32) -> usize {
     HEADER + ring.min(MIN_WINDOW) as usize
 }

@@ -45,7 +45,7 @@ pub struct Call {
     counted: bool,
     /// It copies, and gets its notice in this hold of the send lock, if that sees its end.
     brief: Option<Conn>,
-    /// ... and has it.
+    /// It copies, and has its notice.
     told: Option<Conn>,
 }
 
@@ -125,7 +125,7 @@ impl Call {
         self.entered.is_some() || self.brief.is_some()
     }
 
-    /// ... and has been, or will be, more than one hold of the send lock under way.
+    /// Whether it is one of ours that gets a notice, and has been, or will be, more than one hold of the send lock under way.
     #[inline]
     pub fn is_entered(&self) -> bool {
         self.entered.is_some()
@@ -157,7 +157,7 @@ impl Call {
         match self.entered.filter(|_| !from.is_null()) {
             None => self.copied = true,
             Some(conn) => {
-                let lent = lending::lent(conn.block, half, dmb, from, n, offset);
+                let lent = lending::publish(conn.block, half, dmb, from, n, offset);
                 self.copied |= self.lent.zip(lent).is_some_and(|(before, now)| before.was_recalled(&now));
                 self.lent = lent;
             }
@@ -257,11 +257,11 @@ fn admit(block: &Block, size: usize) -> Result<(), Errno> {
 /// The limit is asked for once in a while: that would take as long as a copy of few bytes, for which no common limit is too low, or a
 /// good part of what lending more costs. Microseconds.
 const ASK_AGAIN_US: u64 = 1000;
-/// For calls of fewer bytes,
+/// A call of fewer bytes is small.
 const SMALL: usize = 32 * 1024;
-/// ... microseconds,
+/// The limit is asked for again so long after it, by small calls, microseconds.
 const ASK_SMALL_US: u64 = 10_000;
-/// ... and by one of so many of them, as the clock costs a part of what such a copy does.
+/// One of so many small calls asks, as the clock costs a part of what such a copy does.
 const ASK_SMALL_CALLS: u32 = 16;
 /// RLIMIT_MEMLOCK in pages as last asked for, and ticks of when; 0 never.
 static LOCKABLE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];

@@ -39,7 +39,7 @@ impl Remote {
         Self::seize_for(pid, 0)
     }
 
-    /// The same, with its system calls, when [`go_on_to_call`](Self::go_on_to_call) says so, and with what else these options tell.
+    /// Traces `pid` from its next exec on, with its system calls, when [`go_on_to_call`](Self::go_on_to_call) says so, and with what else these options tell.
     pub fn seize_for(pid: pid_t, options: c_int) -> Result<Self, Reason> {
         let options = (options | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD) as usize;
         ask(libc::PTRACE_SEIZE, pid, 0, options).map_err(|_| Reason::NotTraceable)?;
@@ -85,7 +85,7 @@ impl Remote {
         let _ = ask(libc::PTRACE_CONT, self.pid, 0, signal as usize);
     }
 
-    /// The same, until its next system call.
+    /// Lets it go on until its next system call.
     pub fn go_on_to_call(&self, signal: c_int) {
         let _ = ask(libc::PTRACE_SYSCALL, self.pid, 0, signal as usize);
     }

@@ -168,7 +168,7 @@ unsafe fn made(result: c_int, ring: *mut c_void) -> c_int {
     result
 }
 
-/// The same of one whose use nobody sees.
+/// What liburing's functions return, of a ring whose use nobody sees.
 fn made_unseen(result: c_int) -> c_int {
     if result >= 0 {
         conn::ring_set_up();

@@ -81,7 +81,7 @@ pub fn before_exec(directory: c_int, path: usize, flags: c_int, environment: usi
     }
 }
 
-/// The same for a name that is searched for in the PATH of `own`, this program's environment.
+/// Before a name is executed that is searched for in the PATH of `own`, this program's environment.
 pub fn before_exec_of(name: usize, own: usize, environment: usize) {
     if !may_reach() || sys::pid() != thread() {
         return;
@@ -100,7 +100,7 @@ pub fn before_spawn(path: usize, environment: usize) {
     }
 }
 
-/// The same for a name that is searched for.
+/// Before a name that is searched for is spawned by this thread.
 pub fn before_spawn_of(name: usize, own: usize, environment: usize) {
     if may_reach()
         && let Some(file) = search(name, own)

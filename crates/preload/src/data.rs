@@ -198,7 +198,7 @@ fn end(conn: Conn) -> isize {
     answer(or_kept(conn, Outcome::Libc(0)), false)
 }
 
-/// ... or an error that is to be told before it.
+/// What a read of TCP's returns that has found the end, or an error that is to be told before it.
 fn or_kept(conn: Conn, outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Libc(0) | Outcome::Ours(Ok(0)) => match kept::take(conn) {

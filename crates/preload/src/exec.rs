@@ -24,7 +24,7 @@ fn before_exec_with(environment: usize, reach: impl FnOnce(usize)) {
     reach(environment);
 }
 
-/// ... with the environment of this program. (That of execle lies where a look does not see it.)
+/// Before a path is executed with the environment of this program. (That of execle lies where a look does not see it.)
 fn before_exec_with_environ([path, ..]: Arguments) {
     before_exec_with(removed::environ(), |environ| {
         children::before_exec(libc::AT_FDCWD, path, 0, environ);

@@ -32,7 +32,7 @@ pub fn is_filter(operation: usize, flags: usize, filter: usize) -> bool {
     }
 }
 
-/// The same of prctl(PR_SET_SECCOMP).
+/// Whether prctl(PR_SET_SECCOMP) with these arguments can install a filter.
 pub fn is_filter_by_prctl(mode: usize, filter: usize) -> bool {
     match mode as u32 {
         libc::SECCOMP_MODE_STRICT => true,

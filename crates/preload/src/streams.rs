@@ -27,7 +27,7 @@ pub fn opened(fd: c_int) {
     }
 }
 
-/// ... and has it no more.
+/// A stream has `fd` no more.
 pub fn closed(fd: c_int) {
     if let Some((word, bit)) = word(fd) {
         word.fetch_and(!bit, Ordering::Relaxed);

@@ -101,7 +101,7 @@ pub struct Header {
     pub high: AtomicU32,
     /// Connections seen by the hooks, as client and as server.
     pub handled: [AtomicU64; 2],
-    /// ... of them at some time on a lane.
+    /// Connections at some time on a lane, as client and as server.
     pub upgraded: [AtomicU64; 2],
     /// Connections that this process sent back to TCP, where they go on.
     pub revoked: AtomicU64,
@@ -248,7 +248,7 @@ impl Arena {
         Self::create_within(pid, SIZE)
     }
 
-    /// The same, of at most `most` bytes.
+    /// Makes the arena of process `pid`, of at most `most` bytes.
     pub fn create_within(pid: u32, most: usize) -> Result<Self, RegionError> {
         let blocks = (most.saturating_sub(HEADER) / size_of::<Block>()).min(BLOCKS);
         if blocks < FEWEST {

@@ -222,7 +222,7 @@ impl Dmb {
         self.with_window(self.words.window())
     }
 
-    /// The same also while the sender moves, for who has read up to `cursor`.
+    /// Receiver: the same DMB as the sender uses it, also while it moves, for who has read up to `cursor`.
     pub fn as_sent_behind(self, cursor: u64) -> Option<Self> {
         let window = Window(self.words.window());
         if !window.moves() {

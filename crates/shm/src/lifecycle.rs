@@ -128,7 +128,7 @@ const UNSETTLED: u8 = 16;
 /// The sender is to end its lane, too, once the one towards us is read.
 const BOTH_END: u8 = 32;
 /// The broker was lent the descriptor: the kernel's socket may outlive the program's close().
-const LENT: u8 = 64;
+const DESCRIPTOR_LENT: u8 = 64;
 /// The program has shut down its reading.
 const READ_OUT: u8 = 128;
 
@@ -222,12 +222,12 @@ impl Lifecycle {
 
     /// Whether the broker was ever lent the descriptor.
     pub fn was_lent(&self) -> bool {
-        self.has(LENT)
+        self.has(DESCRIPTOR_LENT)
     }
 
     /// The broker is about to be lent it.
     pub fn lend(&self) {
-        self.0.fetch_or(LENT, Ordering::Relaxed);
+        self.0.fetch_or(DESCRIPTOR_LENT, Ordering::Relaxed);
     }
 }
 

@@ -43,7 +43,7 @@ pub struct Notices {
     turn: AtomicU64,
     /// Calls that the kernel has counted.
     kernel: AtomicU32,
-    /// ... of them, those whose notices the program has read.
+    /// Calls that the kernel has counted and whose notices the program has read.
     kernel_read: AtomicU32,
     /// What is added to the kernel's numbers.
     ahead: AtomicU32,
@@ -268,7 +268,7 @@ impl Notices {
         self.kernel.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// ... which moved nothing: it has no number.
+    /// The kernel's call moved nothing: it has no number.
     pub fn kernel_call_failed(&self) {
         self.kernel.fetch_sub(1, Ordering::Relaxed);
     }

@@ -28,7 +28,7 @@ pub struct KnobPage {
     pub rmem_class: AtomicU32,
     /// Nominate after this many calls that moved data in the less busy direction.
     pub nominate_calls: AtomicU32,
-    /// ... or after this many bytes in either direction.
+    /// Nominate after this many bytes in either direction.
     pub nominate_bytes: AtomicU32,
     /// Longest spin before a sleep, in microseconds; 0: never spin.
     pub spin_us: AtomicU32,

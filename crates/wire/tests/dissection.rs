@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use capture::{Capture, From};
-use shunpike_wire::clc::handshake::{Client, Dmb, Input, LocalDevice, Next, Server};
+use shunpike_wire::clc::handshake::{Client, Input, LocalDevice, NamedDmb, Next, Server};
 use shunpike_wire::clc::{
     AcceptConfirm, AcceptVersion, Decline, GidChid, Ipv6Prefix, List, MAX_LEN, Message, OS_LINUX, Paths,
     Prefix, Proposal, SmcdArea, Version,
@@ -88,8 +88,8 @@ fn host() -> LocalDevice {
     }
 }
 
-const CLIENTS: Dmb = Dmb { token: DmbToken(0xc1c2c3c4c5c6c7c8), size: DmbSize::KERNEL_MAX };
-const SERVERS: Dmb = Dmb { token: DmbToken(0x5152535455565758), size: DmbSize::MIN };
+const CLIENTS: NamedDmb = NamedDmb { token: DmbToken(0xc1c2c3c4c5c6c7c8), size: DmbSize::KERNEL_MAX };
+const SERVERS: NamedDmb = NamedDmb { token: DmbToken(0x5152535455565758), size: DmbSize::MIN };
 
 /// A whole handshake of the two state machines.
 fn handshake(recorder: &mut Recorder, first_contact: bool) {

@@ -1,6 +1,6 @@
 //! Bytes of a hostile peer: read as a CLC message, and heard by both ends of a handshake.
 
-use shunpike_wire::clc::handshake::{Client, Dmb, Input, LocalDevice, Next, Server};
+use shunpike_wire::clc::handshake::{Client, Input, LocalDevice, NamedDmb, Next, Server};
 use shunpike_wire::clc::{List, MAX_LEN, Message};
 use shunpike_wire::{Chid, DmbSize, DmbToken, Eid, Gid, PeerId};
 
@@ -19,7 +19,7 @@ pub fn run(bytes: &[u8]) {
         ueids,
         hostname: [b' '; 32],
     };
-    let own = Dmb { token: DmbToken(1), size: DmbSize::MIN };
+    let own = NamedDmb { token: DmbToken(1), size: DmbSize::MIN };
     let mut out = [0; MAX_LEN];
 
     let (mut client, _) = Client::start(&host, true, 1, &mut out);

@@ -9,7 +9,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::OFlags;
 use shunpike_shm::lane::{Cursor, Dmb, HEADER};
 use shunpike_shm::{Region, region};
-use shunpike_wire::clc::handshake::{Client, Dmb as Named, Input, Next, Outbox, Step};
+use shunpike_wire::clc::handshake::{Client, Input, NamedDmb as Named, Next, Outbox, Step};
 use shunpike_wire::session::{ClcBytes, ConnId, FromBroker, Role, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken};
 

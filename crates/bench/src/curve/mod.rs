@@ -69,9 +69,9 @@ pub struct Point {
     pub rate: f64,
     /// CPU time of both ends for a request, seconds.
     pub both: f64,
-    /// ... of the server.
+    /// CPU time of the server for a request, seconds.
     pub server: f64,
-    /// ... of all that ran on the machine.
+    /// CPU time of all that ran on the machine, for a request, seconds.
     pub machine: f64,
     /// From when a request was due to its answer, seconds: 50th, 99th and 99.9th percentile.
     pub latencies: [f64; 3],

@@ -28,7 +28,7 @@ pub struct Parking {
     of: HashMap<DmbToken, u64>,
     /// By their owners and peers,
     by_session: BTreeSet<(SessionId, u64)>,
-    /// ... and by their owners' users.
+    /// By their owners' users.
     by_user: BTreeSet<(u32, u64)>,
     last: u64,
 }

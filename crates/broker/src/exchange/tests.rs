@@ -97,7 +97,7 @@ fn registered_and_attached(exchange: &mut Exchange) -> u64 {
     registered_with(exchange, memory())
 }
 
-/// The same with this memory.
+/// Registers and attaches a DMB as [`registered`] does, with this memory.
 fn registered_with(exchange: &mut Exchange, memory: Option<Shared>) -> u64 {
     join(exchange, party(1, 1), party(2, 1), 80);
     exchange.register(party(1, 1), 0, memory);

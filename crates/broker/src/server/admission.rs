@@ -29,7 +29,7 @@ const ARRIVALS: u32 = 1000;
 const TOOLS: usize = 64;
 /// Of these, those that one user, of several, can have beside as many programs as one may have.
 const TOOLS_OF_USER: usize = 16;
-/// ... and those that are left to root and the broker's own user, who may have to see what is going on.
+/// Of these, those that are left to root and the broker's own user, who may have to see what is going on.
 const TOOLS_OF_OPERATOR: usize = 8;
 /// Who is turned away for this is not told so: it would cost more than to turn him away.
 const TOO_OFTEN: &str = "its user connects too often";

@@ -29,7 +29,7 @@ pub struct Found {
 const MOST: usize = 1024;
 /// Connections that are looked at before others have their turn.
 const SLICE: usize = 32;
-/// ... and blocks, in use or not.
+/// Blocks, in use or not, that are looked at before others have their turn.
 const LOOKS: usize = 512;
 
 /// The sessions that share an arena, in order.

@@ -100,7 +100,7 @@ impl Sessions {
         })
     }
 
-    /// The same for the tools: those of a process, or all.
+    /// What the tools say of programs whose library speaks another version: those of a process, or all.
     pub(crate) fn other_versions(&self, wanted: impl Fn(SessionId, u32) -> bool) -> Vec<OtherVersion> {
         let mut all: Vec<OtherVersion> = self
             .laneless()

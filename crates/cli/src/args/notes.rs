@@ -14,7 +14,7 @@ macro_rules! exit_status {
     };
 }
 
-/// The same, for its man page.
+/// The exit status, for a command's man page.
 pub const EXIT_STATUS: &str = exit_status!();
 
 pub(super) const EXAMPLES: &str = concat!(

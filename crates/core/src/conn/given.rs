@@ -20,7 +20,7 @@ const ANYBODY: u32 = u32::MAX;
 const SPAWNING: u32 = 1 << 31;
 /// Whether they have let go is looked at after this long, microseconds, doubled each time,
 const LOOK_US: u64 = 20_000;
-/// ... so many times.
+/// It is doubled so many times.
 const DOUBLINGS: u32 = 6;
 
 /// The calling thread, as long as the child that it spawns has no number.

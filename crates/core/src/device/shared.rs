@@ -62,7 +62,7 @@ impl Seat {
         self.is_at(Self::of(block))
     }
 
-    /// The same, by whatever name.
+    /// Whether it is the same memory, by whatever name.
     fn is_at(&self, other: Self) -> bool {
         (self.link, self.slot) == (other.link, other.slot)
     }

@@ -160,7 +160,7 @@ fn told() -> Vec<(Stage, bool)> {
     told.collect()
 }
 
-/// The same once nobody looks at anything.
+/// What the broker is to be told of once nobody looks at anything.
 fn told_at_last() -> Vec<(Stage, bool)> {
     let start = Instant::now();
     while RETIRED.lock().present().any(|item| !matches!(item.stage, Stage::Spare | Stage::Unmapped)) {

@@ -308,3 +308,47 @@ fn a_lane_that_may_have_bytes_is_answered_from_here_without_a_doorbell() {
     crate::sets::restore(conn, || ());
     assert!(!has_lanes(watched.set) && !is_told());
 }
+
+/// A set of which nobody has seen a wait yet: its one-shots carry the program's own word.
+#[test]
+fn a_one_shot_that_has_fired_before_its_lane_came_is_not_told_again() {
+    for (place, has_fired) in [(12, true), (13, false)] {
+        let watched = Watched::on_tcp(place, (libc::EPOLLIN | libc::EPOLLONESHOT) as u32);
+        std::io::Write::write_all(&mut &watched.peer, b"a").expect("sent");
+        if has_fired {
+            let mut out = [libc::epoll_event { events: 0, u64: 0 }];
+            // SAFETY: room for one.
+            let n = unsafe { libc::epoll_wait(watched.epoll.as_raw_fd(), out.as_mut_ptr(), 1, -1) };
+            let libc::epoll_event { events, u64: word } = out[0];
+            assert_eq!((n, events, word), (1, libc::EPOLLIN as u32, 7));
+        }
+        while sys::poll_now(watched.socket.as_raw_fd(), libc::POLLIN) == 0 {
+            std::thread::yield_now();
+        }
+        watched.set.cq.store(1, Ordering::Relaxed);
+        manage(Conn::new(watched.block), watched.socket.as_raw_fd());
+        assert!(has_lanes(watched.set));
+        let told = watched.told();
+        assert_eq!(told, (!has_fired).then_some(libc::EPOLLIN as u32));
+        assert_eq!(watched.told(), None);
+    }
+}
+
+/// A child of a fork has used the set, and the connection there went back to TCP.
+#[test]
+fn what_another_process_has_the_kernel_tell_is_told_once() {
+    let watched = Watched::new(14, libc::EPOLLIN as u32);
+    watched.set.shared.store(true, Ordering::Relaxed);
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+    let fd = watched.socket.as_raw_fd();
+    sys::epoll_ctl(watched.epoll.as_raw_fd(), libc::EPOLL_CTL_MOD, fd, Some(&mut event)).expect("changed");
+    std::io::Write::write_all(&mut &watched.peer, b"a").expect("sent");
+    while sys::poll_now(fd, libc::POLLIN) == 0 {
+        std::thread::yield_now();
+    }
+    for _ in 0..3 {
+        crate::sets::touch(Conn::new(watched.block));
+        assert_eq!(watched.told(), Some(libc::EPOLLIN as u32), "once in each call");
+    }
+    watched.set.shared.store(false, Ordering::Relaxed);
+}

@@ -163,7 +163,7 @@ pub(super) fn peek_behind(fd: i32, bufs: &Bufs<'_>, (before, n): (usize, usize),
     sys::recv(fd, &mut iov[..used], flags).map_or(0, |peeked| peeked.saturating_sub(before))
 }
 
-/// The same, of a lane whose reader stands at `at`. Where its bytes were taken back meanwhile, TCP has them once more.
+/// MSG_PEEK at TCP behind the last byte of a lane whose reader stands at `at`. Where its bytes were taken back meanwhile, TCP has them once more.
 pub(super) fn peek_behind_lane(
     fd: i32,
     dmb: &Dmb,

@@ -9,10 +9,11 @@ use shunpike_shm::lane::{Cursor, Side};
 use super::{NEWS, ask_back};
 use crate::blocking::Blocking;
 use crate::blocking::tcp_check_us;
+use crate::policy::{LEAD, Lead};
 use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::wait::{self, Nap, Napped, Woken};
+use crate::wait::{self, Nap, Napped, Waiter, Woken};
 use crate::{clock, closing, cork, link, process, state, sys, tx};
 
 /// Whether a look under the lock would find something on the lane (or that it is over). Without the lock,
@@ -53,16 +54,8 @@ pub fn is_ended(half: &RxHalf) -> bool {
         && state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::END | Cursor::STOP))
 }
 
-/// A bulk stream's writer may be ahead by so many bytes when a reader that had caught up with it begins again. One that is
-/// close behind takes each line out of the writer's own cache, and both go at a third of the speed that they reach over the
-/// shared one (docs/profiles.md).
-const LEAD: u64 = 1 << 20;
 /// A stream is bulk when its reader has read so much since it sent anything itself: an answer should not wait for its end.
 const BULK: u64 = 8 << 20;
-/// A writer that adds nothing for so long, microseconds, has no more to say for now.
-const STEP_US: u64 = 8;
-/// The longest such wait, microseconds.
-const LEAD_US: u64 = 32 * STEP_US;
 
 /// Lets the writer of a bulk stream take its lead. Within a critical section.
 fn fall_behind(block: &Block) {
@@ -83,16 +76,10 @@ fn fall_behind(block: &Block) {
     if read.saturating_sub(half.answered_at.load(Ordering::Relaxed)) < BULK {
         return;
     }
-    let begin = clock::ticks();
-    let mut last = (words.prod(), begin);
+    let mut lead = Lead::begin(read, clock::from_us(1), clock::ticks());
     loop {
-        let (prod, now) = (words.prod(), clock::ticks());
-        if prod != last.0 {
-            last = (prod, now);
-        }
-        let is_over = prod.has(Cursor::END | Cursor::STOP) || prod.offset().wrapping_sub(read) >= LEAD;
-        let idle = now.wrapping_sub(last.1) > clock::from_us(STEP_US);
-        if is_over || idle || now.wrapping_sub(begin) > clock::from_us(LEAD_US) {
+        let prod = words.prod();
+        if prod.has(Cursor::END | Cursor::STOP) || !lead.goes_on(prod.offset(), clock::ticks()) {
             return;
         }
         core::hint::spin_loop();
@@ -173,17 +160,17 @@ impl Wait {
             return Ok(());
         }
         let cq = wait::sleeping_cq();
-        let shown = {
+        let declared = {
             let _critical = critical();
             let Some(dmb) = state::rx_dmb(half) else { return Ok(()) };
-            wait::declare(block, half, dmb.words(), Side::Readers, cq);
-            let shown = cork::sleeps_at_most(half);
-            if has_news(half) || tx::asked_to_leave(&block.tx) {
-                return Ok(());
-            }
-            shown
+            let declare = || {
+                wait::declare(block, half, dmb.words(), Side::Readers, cq);
+                cork::sleeps_at_most(half)
+            };
+            Waiter::declare(declare, || has_news(half) || tx::asked_to_leave(&block.tx))
         };
-        if self.sleep(conn, fd, shown)? == Woken::Tcp {
+        let Some((waiter, shown)) = declared else { return Ok(()) };
+        if self.sleep(waiter, conn, fd, shown)? == Woken::Tcp {
             tcp_news(conn, fd);
         }
         Ok(())
@@ -195,11 +182,8 @@ impl Wait {
         let half = &conn.block.rx;
         self.blocking.nap(conn, fd, half, || {
             let dmb = state::rx_dmb(half).filter(|_| !tx::owes(&conn.block.tx)).ok_or(Napped::Over)?;
-            let nap = Nap::declare(conn.block, half, dmb.words(), Side::Readers);
-            if has_news(half) || tx::asked_to_leave(&conn.block.tx) {
-                return Err(Napped::Look);
-            }
-            nap.ok_or(Napped::Over)
+            let is_ready = || has_news(half) || tx::asked_to_leave(&conn.block.tx);
+            Nap::declare(conn.block, half, (dmb.words(), Side::Readers), is_ready)
         })
     }
 
@@ -215,14 +199,19 @@ impl Wait {
             {
                 return Ok(());
             }
-            if let Some(link) = link::of(block) {
-                link.declare_sleep(wait::thread_cq());
-            }
-            let asked = {
+            let declare = || {
+                if let Some(link) = link::of(block) {
+                    link.declare_sleep(wait::thread_cq());
+                }
+            };
+            let asked = || {
                 let _critical = critical();
                 tx::asked_to_leave(&block.tx) || block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
             };
-            if !asked && self.sleep(conn, fd, None)? == Woken::Tcp && sys::tcp_shows(fd, NEWS) != 0 {
+            if let Some((waiter, ())) = Waiter::declare(declare, asked)
+                && self.sleep(waiter, conn, fd, None)? == Woken::Tcp
+                && sys::tcp_shows(fd, NEWS) != 0
+            {
                 return Ok(());
             }
         }
@@ -239,7 +228,7 @@ impl Wait {
         self.blocking.ask(conn, fd)?;
         let remaining = self.blocking.remaining()?;
         self.blocking.attend_signals()?;
-        match wait::sleep(block, fd, libc::POLLRDHUP, Some(wait::brief(remaining))) {
+        match wait::sleep(Waiter::unrung(), block, fd, libc::POLLRDHUP, Some(wait::brief(remaining))) {
             Woken::Interrupted => Err(Errno::INTR),
             _ => Ok(()),
         }
@@ -247,7 +236,7 @@ impl Wait {
 
     /// Sleeps until the doorbell or TCP, or for `shown` nanoseconds: until more is shown though nobody says so. Errors: EAGAIN when the
     /// program's time is over, EINTR.
-    fn sleep(&mut self, conn: Conn, fd: i32, shown: Option<u64>) -> Result<Woken, Errno> {
+    fn sleep(&mut self, waiter: Waiter, conn: Conn, fd: i32, shown: Option<u64>) -> Result<Woken, Errno> {
         let remaining = self.blocking.remaining()?;
         let owed = if tx::owes(&conn.block.tx) { libc::POLLOUT } else { 0 };
         let asked = {
@@ -256,7 +245,7 @@ impl Wait {
         };
         let nap = shown.into_iter().chain(asked).chain(tx::unheard(conn, fd)).chain(remaining).min();
         self.blocking.attend_signals()?;
-        match wait::sleep(conn.block, fd, NEWS | owed, nap) {
+        match wait::sleep(waiter, conn.block, fd, NEWS | owed, nap) {
             Woken::Timeout if remaining.is_none_or(|left| nap.is_some_and(|nap| nap < left)) => {
                 Ok(Woken::Look)
             }

@@ -30,7 +30,7 @@ pub(super) fn wake_writers(block: &Block, dmb: &Dmb) {
     }
 }
 
-/// The same for a sender that may wait for notices, which it does with room in the ring: for their sake it is rung seldom.
+/// Rings a sender that may wait for notices, which it does with room in the ring: for their sake it is rung seldom.
 /// The bytes from `before` on were consumed just now, with `prod` published.
 #[cold]
 fn wake_lender(block: &Block, half: RxHeld<'_>, dmb: &Dmb, before: u64, prod: Cursor) {
@@ -162,7 +162,7 @@ pub(super) fn unread(half: RxHeld<'_>, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> 
     unread_as(half, dmb, Dmb::as_sent_behind)
 }
 
-/// The same; `None` also while the sender moves from the first ring to the one behind the header.
+/// As [`unread`]; `None` also while the sender moves from the first ring to the one behind the header.
 #[inline(always)]
 pub(super) fn unread_still(half: RxHeld<'_>, dmb: &Dmb) -> Option<(Dmb, Cursor, u64)> {
     unread_as(half, dmb, |dmb, _| dmb.as_sent())

@@ -6,7 +6,7 @@ use shunpike_shm::lifecycle::Event;
 use rustix::io::Errno;
 use shunpike_wire::Reason;
 
-use super::entries::{as_asked, as_made, is_armed_by_tag, on_lane, restore, take_over, tell_kernel};
+use super::entries::{as_asked, as_made, is_answered_here, is_armed_by_tag, restore, take_over, tell_kernel};
 use super::list::{pop, push};
 use super::refusal::{bar_of_entry, bar_of_reg, has_lost, put_back};
 use super::regs::{CONTROL, Control, Reg, allocate, bell_tag, find, glimpse, indices, reg, remove, tag};
@@ -46,7 +46,7 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
         && set.shared.load(Ordering::Relaxed)
         && event.is_some_and(|event| event.events & ONESHOT != 0)
         && managed(glimpse(set, fd)).is_some_and(|(_, reg)| reg.disarmed.get())
-        && on_lane(conn)
+        && is_answered_here(conn)
     {
         // One that has fired, and left what is unread in the ring: either process is to be told of that, by TCP.
         above::leave_to_sets(conn, fd);
@@ -54,7 +54,7 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn
         && let Some(reason) = bar_of_entry(set, event.map_or(0, |event| event.events))
-        && on_lane(conn)
+        && is_answered_here(conn)
         && !has_left(conn)
     {
         above::revoke_for_good(conn, fd, reason);
@@ -102,7 +102,7 @@ fn change(
                 event = as_asked(reg, index);
             }
             // Silent from the first: a thread that waits there would be told of TCP alone before `take_over`.
-            let is_ours = conn.is_some_and(on_lane);
+            let is_ours = conn.is_some_and(is_answered_here);
             if let Some((index, reg)) = added.filter(|_| is_ours && event.events & EXCLUSIVE == 0) {
                 event = libc::epoll_event { events: EDGE, u64: tag(index, reg.turn.get()) };
             }
@@ -234,7 +234,7 @@ fn add(
     };
     let Some(head) = table::regs(fd) else { return };
     reg.next.set(head.swap(index, Ordering::Relaxed));
-    if is_ours || conn.is_some_and(on_lane) {
+    if is_ours || conn.is_some_and(is_answered_here) {
         take_over(control, index, true);
     }
 }
@@ -274,7 +274,7 @@ fn leaving(conn: Conn, fd: i32) {
     if conn.block.life.was_lent() && !here() && holders::alone(conn.block) {
         return deregister(fd);
     }
-    if conn.block.dups.load(Ordering::Relaxed) == 0 || !on_lane(conn) {
+    if conn.block.dups.load(Ordering::Relaxed) == 0 || !is_answered_here(conn) {
         return;
     }
     let concerned = {

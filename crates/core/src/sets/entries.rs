@@ -16,8 +16,9 @@ use super::standing::{standing, tell_nothing};
 use super::{EDGE, EXCLUSIVE, ONESHOT, is_inherited, open_sets, ring};
 use crate::set::Set;
 use crate::table::{self, Conn};
+use crate::text::Text;
 use crate::tls::critical;
-use crate::{clock, holders, link, process, sys, told, wait};
+use crate::{clock, holders, limits, link, process, sys, told, wait};
 
 type Done = Result<(), Errno>;
 
@@ -74,6 +75,9 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
             set.cq.store(u32::from(cq) + 1, Ordering::Release);
         }
     }
+    if !reg.managed.get() && !is_new && has_fired_unseen(set, reg) {
+        reg.disarmed.set(true);
+    }
     if !reg.managed.get()
         && let Err(errno) = tell_kernel(reg, index, if is_watched { standing } else { silent })
     {
@@ -123,6 +127,29 @@ pub(super) fn take_over(control: &mut Control, index: u32, is_new: bool) {
     }
     // A thread that sleeps there has not armed this connection.
     ring(set);
+}
+
+/// Whether the kernel has told of a one-shot by the program's own word, so that nobody here heard: who nominated the connection had seen
+/// waits of another kind. Only /proc says so (ep_show_fdinfo, fs/eventpoll.c: what has fired asks for nothing, not even for errors).
+fn has_fired_unseen(set: &Set, reg: &Reg) -> bool {
+    if reg.events.get() & ONESHOT == 0 || reg.tagged.get() || reg.lingers.get() || reg.lost.get() {
+        return false;
+    }
+    let path = Text::new(format_args!("/proc/thread-self/fdinfo/{}", set.epfd.load(Ordering::Relaxed)));
+    let mut has_fired = false;
+    limits::each_line(path.as_c_str(), |line| {
+        let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+        let mut number = |name: &[u8], radix| {
+            let value = (words.next()? == name).then(|| words.next())??;
+            u32::from_str_radix(core::str::from_utf8(value).ok()?, radix).ok()
+        };
+        if number(b"tfd:", 10) == Some(reg.fd.get() as u32)
+            && let Some(events) = number(b"events:", 16)
+        {
+            has_fired = events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 == 0;
+        }
+    });
+    has_fired
 }
 
 /// Whether the lane towards us may have bytes.
@@ -187,7 +214,7 @@ fn silent(reg: &Reg, index: u32) -> libc::epoll_event {
     libc::epoll_event { events: TCP_EVENTS as u32, u64: tag(index, reg.turn.get()) }
 }
 
-/// ... for one on TCP.
+/// What stands in the kernel for a registration on TCP.
 ///
 /// A one-shot carries our tag also on TCP: only so do we know that it has fired, when its connection comes on
 /// a lane before the program has armed it again. Not where it comes on none (`Reg::waited`): in a set of which no wait through the hooks was
@@ -207,7 +234,7 @@ pub(super) fn as_asked(reg: &Reg, index: u32) -> libc::epoll_event {
     }
 }
 
-/// ... for one that the program has armed and that is ours no more.
+/// What stands in the kernel for a one-shot that the program has armed and that is ours no more.
 pub(super) fn as_made(reg: &Reg, _: u32) -> libc::epoll_event {
     reg.tagged.set(false);
     libc::epoll_event { events: reg.events.get(), u64: reg.data.get() }
@@ -356,7 +383,7 @@ pub(crate) fn restore_left(set: &'static Set, conn: Conn) {
 }
 
 /// Whether registrations of the connection are answered from here.
-pub(super) fn on_lane(conn: Conn) -> bool {
+pub(super) fn is_answered_here(conn: Conn) -> bool {
     conn.block.rx.mode.load(Ordering::Relaxed) != mode::PLAIN
         || conn.block.life.is(Phase::Open)
         || conn.block.notices.are_ours() && link::of(conn.block).is_some()

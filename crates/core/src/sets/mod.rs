@@ -196,7 +196,7 @@ pub enum Waited {
     Nowhere,
     /// Each was waited for through the hooks since the connection came there,
     Since,
-    /// ... or at least some time.
+    /// Each was waited for through the hooks some time.
     Ever,
     /// Of one of them no wait was seen.
     Never,

@@ -34,7 +34,7 @@ pub(super) fn bar_of_entry(set: &Set, events: u32) -> Option<Reason> {
     bar_of(set).or_else(|| is_others().then_some(Reason::NestedSets))
 }
 
-/// The same of a registration.
+/// Why a connection with this registration must not be on a lane.
 pub(super) fn bar_of_reg(reg: &Reg) -> Option<Reason> {
     reg.set.get().and_then(|set| bar_of_entry(set, reg.events.get()))
 }

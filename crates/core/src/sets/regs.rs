@@ -93,7 +93,7 @@ impl Word {
     }
 }
 
-/// The same of a flag.
+/// A flag as a [`Cell`] is, that others may look at without its lock.
 pub(crate) struct Flag(AtomicBool);
 
 impl Flag {
@@ -106,7 +106,7 @@ impl Flag {
     }
 }
 
-/// The same of the set that a registration is in.
+/// The set that a registration is in, which others may look at without its lock.
 pub(crate) struct Place(AtomicPtr<Set>);
 
 impl Place {
@@ -295,7 +295,7 @@ pub(crate) fn find(set: &'static Set, fd: i32) -> Option<(u32, &'static Reg)> {
     among(set, indices(fd))
 }
 
-/// The same without CONTROL: it may be missed, or be another one by now, which the lock of the set's list tells.
+/// The registration of `fd` in `set`, without CONTROL: it may be missed, or be another one by now, which the lock of the set's list tells.
 pub(crate) fn glimpse(set: &'static Set, fd: i32) -> Option<(u32, &'static Reg)> {
     // A list that changes under the look may lead anywhere.
     among(set, indices(fd).take(KIN))

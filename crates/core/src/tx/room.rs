@@ -12,7 +12,7 @@ use crate::blocking::Blocking;
 use crate::spin::spin;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::wait::{self, Nap, Napped, Woken};
+use crate::wait::{self, Nap, Napped, Waiter, Woken};
 use crate::window::writable_at;
 use crate::{clock, closing, process, state, sys, window};
 
@@ -229,24 +229,25 @@ impl Wait {
         }
         let cq = wait::sleeping_cq();
         let mut events = libc::POLLRDHUP;
-        if owes(half) {
+        let waiter = if owes(half) {
+            // TCP's room is all that is waited for.
             events |= libc::POLLOUT;
+            Waiter::unrung()
         } else {
             let _critical = critical();
             let Some(dmb) = state::tx_dmb(half) else { return Ok(()) };
-            wait::declare(block, half, dmb.words(), Side::Writers, cq);
-            if has_room(half) {
-                return Ok(());
-            }
+            let declare = || wait::declare(block, half, dmb.words(), Side::Writers, cq);
+            let Some((waiter, ())) = Waiter::declare(declare, || has_room(half)) else { return Ok(()) };
             // Whoever filled the ring may have been killed before it rang.
             wait::notify(block, dmb.words(), Side::Readers);
-        }
+            waiter
+        };
         let remaining = self.blocking.remaining()?;
         let patience = looks_again(half);
         let grace = if peer_writes(conn) { patience.min(PAUSE_US * 1000) } else { patience } + 1;
         self.blocking.attend_signals()?;
         let nap = remaining.map_or(grace, |left| left.min(grace));
-        match wait::sleep(block, fd, events, Some(nap)) {
+        match wait::sleep(waiter, block, fd, events, Some(nap)) {
             Woken::Look => Ok(()),
             Woken::Tcp => {
                 half.checked.store(0, Ordering::Relaxed);
@@ -267,13 +268,13 @@ impl Wait {
         let half = &conn.block.tx;
         self.blocking.nap(conn, fd, half, || {
             let dmb = state::tx_dmb(half).filter(|_| !owes(half)).ok_or(Napped::Over)?;
-            let nap = Nap::declare(conn.block, half, dmb.words(), Side::Writers);
-            if has_room(half) {
-                return Err(Napped::Look);
+            let words = dmb.words();
+            let nap = Nap::declare(conn.block, half, (words, Side::Writers), || has_room(half));
+            if !matches!(nap, Err(Napped::Look)) {
+                // Whoever filled the ring may have been killed before it rang.
+                wait::notify(conn.block, words, Side::Readers);
             }
-            // Whoever filled the ring may have been killed before it rang.
-            wait::notify(conn.block, dmb.words(), Side::Readers);
-            nap.ok_or(Napped::Over)
+            nap
         })
     }
 }

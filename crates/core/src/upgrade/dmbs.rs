@@ -3,7 +3,7 @@
 use rustix::fd::{AsFd, OwnedFd};
 use shunpike_shm::device::{ClientDevice, Own};
 use shunpike_shm::lane::ring_size;
-use shunpike_wire::clc::handshake::{Dmb as Named, Input};
+use shunpike_wire::clc::handshake::{Input, NamedDmb as Named};
 use shunpike_wire::session::{ConnId, ToBroker};
 use shunpike_wire::{DmbSize, DmbToken, Reason};
 

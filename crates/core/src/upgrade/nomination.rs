@@ -20,14 +20,14 @@ use crate::{
 
 /// A connection that got no lane is nominated again after this long, doubled with each try.
 const BACKOFF_US: u64 = 50_000;
-/// ... and after this many tries no more.
+/// A connection is nominated so often at most.
 const TRIES: u32 = 12;
 /// What will pass by itself is asked for again at least this often: doublings of the pause.
 const PASSING: u32 = 4;
 
 /// What asking takes and gives no answer is a small part of the time: it is repeated after so many times as long,
 const SELDOM: u64 = 32;
-/// ... where the thread lost the CPU meanwhile, as if it had taken no more than this, microseconds.
+/// Where the thread lost the CPU meanwhile, asking counts as if it had taken no more than this, microseconds.
 const ASKING_US: u64 = 300;
 
 /// Asks the broker for a lane, if the time has come.
@@ -53,7 +53,7 @@ pub fn not_within(block: &Block) -> u64 {
     }
 }
 
-/// ... under the session's lock.
+/// Nominates the connection, under the session's lock.
 pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
     let block = conn.block;
     if !block.life.is(Phase::Watched) {

@@ -20,7 +20,7 @@ use crate::{peek, sys, user};
 
 /// Reads of fewer bytes are served from a copy,
 const SMALL: usize = 16 * 1024;
-/// ... of so many at a time.
+/// A copy has so many bytes at a time.
 const PIECE: u64 = 64 * 1024;
 
 /// How much is left to be read when a sender that sleeps is told of what was consumed, of `outstanding` bytes: a wake-up for each call

@@ -14,11 +14,11 @@ use crate::stores;
 
 /// Both ways are tried at the begin of a lane, after so many bytes,
 const AGAIN: u64 = 2 << 30;
-/// ... and each time that so many have gone: where copies make 48 GB/s and loans 12, each 2 GiB cost 2 % of the speed.
+/// Both ways are tried each time that so many bytes have gone: where copies make 48 GB/s and loans 12, each 2 GiB cost 2 % of the speed.
 const LATER: u64 = 16 << 30;
-/// ... copying by the ring so many times: at first its pages are not there before, and after loans the first time is half as fast.
+/// A trial copies by the ring so many times: at first its pages are not there before, and after loans the first time is half as fast.
 const ROUNDS: u64 = 4;
-/// ... and lending by so many bytes: the first time that a receiver reads memory it takes it out of the sender's caches.
+/// A trial lends so many bytes: the first time that a receiver reads memory it takes it out of the sender's caches.
 const LOANS: u64 = 16 << 20;
 /// The other way must seem better over so many rings: copies are slow for one after loans, and for two after a CPU was changed.
 const DOUBTS: u64 = 3;

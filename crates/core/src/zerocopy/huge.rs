@@ -34,7 +34,7 @@ static STRETCH: [Stretch; STRETCHES] =
     [const { Stretch { number: AtomicUsize::new(0), bytes: AtomicU64::new(0) } }; STRETCHES];
 
 /// `len` bytes at `from` are lent, where huge pages may pay.
-pub fn lent(from: *const u8, len: usize) {
+pub fn note(from: *const u8, len: usize) {
     let (begin, end) = (from as usize, from as usize + len);
     for number in begin / SIZE..=(end - 1) / SIZE {
         let part = end.min((number + 1) * SIZE) - begin.max(number * SIZE);

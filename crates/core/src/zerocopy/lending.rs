@@ -208,7 +208,7 @@ fn ledger(block: &Block) -> Option<&'static Ledger> {
     LEDGER.get(index).filter(|_| block.pid.load(Ordering::Relaxed) == process::pid())
 }
 
-/// The same, taken if it has none yet.
+/// The ledger of a connection of ours, taken if it has none yet.
 fn ledger_for(block: &Block, half: TxHeld<'_>) -> Option<&'static Ledger> {
     ledger(block).or_else(|| {
         let free = |one: &Ledger| {
@@ -286,7 +286,7 @@ pub fn lend(half: TxHeld<'_>, dmb: &Dmb, from: *const u8, len: usize, offset: u6
         return Err(Errno::FAULT);
     }
     if is_forced() || choice::may_favour(half, dmb) {
-        huge::lent(from, len);
+        huge::note(from, len);
     }
     let words = dmb.words();
     words.lend(words.lent().count(), Loan { at: offset, len: len as u64, from: from as u64 });
@@ -294,7 +294,7 @@ pub fn lend(half: TxHeld<'_>, dmb: &Dmb, from: *const u8, len: usize, offset: u6
 }
 
 /// The loan made just now is published, under the same hold of the lock.
-pub fn lent(
+pub fn publish(
     block: &Block,
     _half: TxHeld<'_>,
     dmb: &Dmb,

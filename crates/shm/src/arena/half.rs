@@ -182,13 +182,13 @@ pub struct TxHalf {
     pub moved: Guarded<AtomicU64>,
     /// Bytes unread, by TCP and in the ring, when the ring was first seen full with some of TCP's in front of it; 0 it was not.
     pub full_with: Guarded<AtomicU64>,
-    /// ... and when a writer last looked.
+    /// Bytes unread when a writer last looked.
     pub full_left: Guarded<AtomicU64>,
     /// Offset at which the oldest call with a notice still to come is consumed; 0 none.
     pub due: Guarded<AtomicU64>,
     /// Ticks at which bytes were first seen unread by a reader that had declared no wait; 0 none are. Also written without the lock,
     pub unheard_since: AtomicU64,
-    /// ... as is how far it had read then.
+    /// How far the reader had read then. Also written without the lock.
     pub unheard_at: AtomicU64,
     /// The program's own keepalive settings while lanes need others (core's `keepalive`); 0 they are in force. Written by whoever changes them.
     pub keepalive: AtomicU64,

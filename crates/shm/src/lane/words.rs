@@ -79,11 +79,11 @@ impl Cursor {
         flags & !(Self::END | Self::STOP | Self::LEAVE) == 0
             && (flags & Self::LEAVE == 0 || flags & Self::STOP != 0)
     }
-    /// The same with `flags` set.
+    /// This cursor with `flags` set.
     pub const fn with(self, flags: u64) -> Self {
         Self(self.0 | flags)
     }
-    /// The same, `n` bytes on.
+    /// This cursor, `n` bytes on.
     pub const fn plus(self, n: u64) -> Self {
         Self(self.0 + (n << 4))
     }
@@ -110,7 +110,7 @@ impl Held {
         Self(1 << 63 | ((now / Self::TICKS) as u32 as u64 & Self::TIME as u64) << 32 | offset as u32 as u64)
     }
 
-    /// The same time for the bytes from `offset` on.
+    /// The bytes from `offset` on, held since the same time.
     pub const fn moved(self, offset: u64) -> Self {
         Self(self.0 & !(u32::MAX as u64) | offset as u32 as u64)
     }
@@ -456,7 +456,7 @@ impl Words {
         self.mark(side, epoch, u64::from(cqs))
     }
 
-    /// The same for who naps on the word itself: FUTEX_WAIT for as long as this epoch stands there.
+    /// Sleeper: declares a nap on the word itself: FUTEX_WAIT for as long as this epoch stands there.
     pub fn declare_nap(&self, side: Side, epoch: u32) -> Wait {
         self.mark(side, epoch, Wait::NAP)
     }

@@ -144,7 +144,7 @@ pub fn screen(frame: &mut Frame, state: &State, view: &View) {
     frame.render_widget(Paragraph::new(keys).style(Style::new().add_modifier(Modifier::DIM)), foot);
 }
 
-/// The same for scripts: nothing cut off, no control characters.
+/// Draws all of it for scripts: nothing cut off, no control characters.
 pub fn text(view: &View, state: &State) -> Result<(), Error> {
     summary(&view.totals).iter().try_for_each(|line| print(line))?;
     let (columns, rows) = rows(view, state);

@@ -64,7 +64,7 @@ pub struct Row {
     pub uid: u32,
     /// A process's watched connections.
     pub connections: u64,
-    /// ... and those on lanes.
+    /// A process's connections on lanes.
     pub lanes: u64,
     /// Of a connection: its descriptor.
     pub fd: u32,

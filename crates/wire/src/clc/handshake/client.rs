@@ -1,7 +1,8 @@
 //! The end that opened the TCP connection: it proposes.
 
 use super::{
-    Agreed, Dmb, Held, Input, LocalDevice, Next, Opened, Outbox, RELEASE, Step, go, let_go, reason_of, write,
+    Agreed, Held, Input, LocalDevice, NamedDmb, Next, Opened, Outbox, RELEASE, Step, go, let_go, reason_of,
+    write,
 };
 use crate::clc::{
     AcceptConfirm, AcceptVersion, FEATURE_EMULATED_ISM, GidChid, List, Message, Paths, Proposal, SmcdArea,
@@ -35,7 +36,7 @@ enum State {
 /// What the server chose.
 #[derive(Copy, Clone)]
 struct Accepted {
-    peer: Dmb,
+    peer: NamedDmb,
     peer_gid: Gid,
     eid: Eid,
     /// Only on first contact.
@@ -113,7 +114,7 @@ impl Client {
         &mut self,
         local: &LocalDevice,
         accepted: Accepted,
-        own: Dmb,
+        own: NamedDmb,
         out: &'o mut Outbox,
     ) -> Step<'o> {
         let Accepted { peer, peer_gid, eid, agreed } = accepted;
@@ -187,7 +188,7 @@ fn check(local: &LocalDevice, first_contact: bool, accept: &AcceptConfirm) -> Re
         return Err(Reason::ReleaseMismatch);
     }
     Ok(Accepted {
-        peer: Dmb { token: accept.token, size: accept.size },
+        peer: NamedDmb { token: accept.token, size: accept.size },
         peer_gid: accept.gid,
         eid,
         agreed: extension.map(|theirs| Agreed::with(theirs.release, theirs.v2x.feature_mask)),

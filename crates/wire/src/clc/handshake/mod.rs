@@ -92,7 +92,7 @@ impl LocalDevice {
     }
 
     /// The body of this side's accept or confirm.
-    fn answer(&self, own: Dmb, link_id: u32, eid: Eid, agreed: Option<Agreed>) -> AcceptConfirm {
+    fn answer(&self, own: NamedDmb, link_id: u32, eid: Eid, agreed: Option<Agreed>) -> AcceptConfirm {
         let first_contact = agreed.map(|Agreed { release, feature_mask }| FirstContact {
             v2_direct: false,
             os: OS_LINUX,
@@ -126,7 +126,7 @@ impl Agreed {
 
 /// A DMB, as the handshake names it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Dmb {
+pub struct NamedDmb {
     /// Its name.
     pub token: DmbToken,
     /// Its size.
@@ -139,9 +139,9 @@ pub enum Input<'a> {
     /// A CLC message came from the peer.
     Clc(&'a [u8]),
     /// The device registered the DMB that [`Next::Register`] asked for.
-    Registered(Dmb),
+    Registered(NamedDmb),
     /// The device attached the DMB that [`Next::Attach`] asked for, and says how large it is.
-    Attached(Dmb),
+    Attached(NamedDmb),
     /// The device refused what was asked last, or this end wants no lane any more.
     Refused(Reason),
     /// Nothing happened for as long as the caller cared to wait.
@@ -167,7 +167,7 @@ pub enum Next {
     /// Have the device register a DMB for this end to receive in, of a size that the caller chooses.
     Register,
     /// Have the device attach the peer's DMB.
-    Attach(Dmb),
+    Attach(NamedDmb),
     /// Both directions may go through shared memory. A client may still be told to fall back.
     Open(Opened),
     /// Stay on TCP, or go back to it.
@@ -182,9 +182,9 @@ pub enum Next {
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Opened {
     /// The DMB that this end receives in.
-    pub own: Dmb,
+    pub own: NamedDmb,
     /// The DMB that this end sends to.
-    pub peer: Dmb,
+    pub peer: NamedDmb,
     /// The peer's device.
     pub peer_gid: Gid,
     /// The EID in common.

@@ -1,7 +1,7 @@
 //! The end that accepted the TCP connection: it chooses.
 
 use super::{
-    Agreed, Dmb, Held, Input, LocalDevice, Next, Opened, Outbox, Step, go, let_go, reason_of, write,
+    Agreed, Held, Input, LocalDevice, NamedDmb, Next, Opened, Outbox, Step, go, let_go, reason_of, write,
 };
 use crate::clc::{AcceptConfirm, AcceptVersion, Message, Proposal, SmcdV2Extension, V2Extension, Version};
 use crate::{Eid, Gid, Reason, Seid};
@@ -22,7 +22,7 @@ enum State {
     /// The device registers a DMB for this end.
     Registering(Chosen),
     /// The accept is out.
-    AwaitConfirm(Chosen, Dmb),
+    AwaitConfirm(Chosen, NamedDmb),
     /// The device attaches the client's DMB.
     Attaching(Opened),
     /// Both ends have agreed.
@@ -108,7 +108,13 @@ impl Server {
         }
     }
 
-    fn accept<'o>(&mut self, local: &LocalDevice, chosen: Chosen, own: Dmb, out: &'o mut Outbox) -> Step<'o> {
+    fn accept<'o>(
+        &mut self,
+        local: &LocalDevice,
+        chosen: Chosen,
+        own: NamedDmb,
+        out: &'o mut Outbox,
+    ) -> Step<'o> {
         let answer = local.answer(own, self.link_id, chosen.eid, chosen.agreed);
         match write(Message::Accept(answer), out) {
             None => self.end_silently(Reason::Internal, 0),
@@ -164,7 +170,12 @@ fn common_eid(local: &LocalDevice, v2: &V2Extension, smcd: &SmcdV2Extension) -> 
 }
 
 /// Whether the confirm is one to the accept that was sent.
-fn check(local: &LocalDevice, chosen: Chosen, own: Dmb, confirm: &AcceptConfirm) -> Result<Opened, Reason> {
+fn check(
+    local: &LocalDevice,
+    chosen: Chosen,
+    own: NamedDmb,
+    confirm: &AcceptConfirm,
+) -> Result<Opened, Reason> {
     let AcceptVersion::V2 { chid, eid, first_contact } = confirm.version else {
         return Err(Reason::VersionMismatch);
     };
@@ -178,6 +189,6 @@ fn check(local: &LocalDevice, chosen: Chosen, own: Dmb, confirm: &AcceptConfirm)
         (Some(_), None) | (None, Some(_)) => return Err(Reason::Sync),
         _ => {}
     }
-    let peer = Dmb { token: confirm.token, size: confirm.size };
+    let peer = NamedDmb { token: confirm.token, size: confirm.size };
     Ok(Opened { own, peer, peer_gid: chosen.peer_gid, eid })
 }

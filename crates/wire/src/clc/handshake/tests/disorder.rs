@@ -41,8 +41,8 @@ proptest! {
             let input = match what {
                 0..=3 => Input::Clc(&bytes[..len]),
                 4 => Input::Clc(&bytes[..len / 2]),
-                5 => Input::Registered(Dmb { token: own, size }),
-                6 => Input::Attached(Dmb { token: peer, size }),
+                5 => Input::Registered(NamedDmb { token: own, size }),
+                6 => Input::Attached(NamedDmb { token: peer, size }),
                 7 => Input::Refused(Reason::DmbLimit),
                 _ => Input::Timeout,
             };

@@ -5,7 +5,7 @@ mod disorder;
 mod faults;
 mod world;
 
-use super::{Agreed, Dmb, LocalDevice};
+use super::{Agreed, LocalDevice, NamedDmb};
 use crate::clc::{FEATURE_EMULATED_ISM, List, MAX_LEN, Message};
 use crate::{Chid, DmbSize, DmbToken, Eid, Gid, PeerId};
 
@@ -22,6 +22,6 @@ fn host() -> LocalDevice {
     }
 }
 
-fn dmb(token: u64) -> Dmb {
-    Dmb { token: DmbToken(token), size: DmbSize::MIN }
+fn dmb(token: u64) -> NamedDmb {
+    NamedDmb { token: DmbToken(token), size: DmbSize::MIN }
 }

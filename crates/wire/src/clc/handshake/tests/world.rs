@@ -35,8 +35,8 @@ pub(super) enum Fault {
 
 pub(super) enum Event {
     Clc(Vec<u8>),
-    Registered(Dmb),
-    Attached(Dmb),
+    Registered(NamedDmb),
+    Attached(NamedDmb),
     Refused,
     Timeout,
     Vanished,
@@ -61,8 +61,8 @@ pub(super) struct World {
     queue: VecDeque<(usize, Event)>,
     late: Vec<(usize, Event)>,
     /// What the device holds for each side.
-    registered: [Vec<Dmb>; 2],
-    attached: [Vec<Dmb>; 2],
+    registered: [Vec<NamedDmb>; 2],
+    attached: [Vec<NamedDmb>; 2],
     fault: Fault,
     pub(super) messages: usize,
     pub(super) requests: usize,
@@ -250,7 +250,7 @@ impl World {
     }
 }
 
-fn remove(held: &mut Vec<Dmb>, token: DmbToken) {
+fn remove(held: &mut Vec<NamedDmb>, token: DmbToken) {
     let at = held.iter().position(|dmb| dmb.token == token).expect("let go of what the device does not hold");
     held.remove(at);
 }
