@@ -394,7 +394,7 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
         let again = op(Call::Echo { rounds, size: 50 });
         match call {
             Call::Open { .. } | Call::Meddle(Meddle::Revoke | Meddle::KillBroker) => {
-                std::iter::once(op(call)).chain(earning(conn, rounds, 2, 50)).collect()
+                std::iter::once(op(call)).chain(earning(conn, rounds, 4, 50)).collect()
             }
             Call::Meddle(Meddle::Off) => {
                 let few = Call::Echo { rounds: rounds / 20, size: 50 };
@@ -467,7 +467,7 @@ pub fn joined(parts: impl IntoIterator<Item = Vec<Op>>) -> Vec<Op> {
             let op = |side, call| Op::new(side, conn, call);
             all.extend(Side::BOTH.map(|side| op(side, Call::Finish(End::Close))));
             all.push(op(Side::Client, Call::Open { nonblock: false, nagle: false, family: Family::V4 }));
-            all.extend(earning(conn, 60, 2, 50));
+            all.extend(earning(conn, 60, 4, 50));
         }
     }
     all
@@ -480,7 +480,7 @@ pub fn program(longest: usize, raw: bool) -> impl Strategy<Value = Vec<Op>> {
     let begin = prop_oneof![
         1 => (0u16..12).prop_map(|rounds| (rounds, 0)),
         1 => (60u16..140).prop_map(|rounds| (rounds, 0)),
-        6 => (60u16..140, 1u16..4),
+        6 => (60u16..140, 3u16..6),
     ];
     let first =
         (any::<bool>(), family(), begin, 1usize..300).prop_map(|(nonblock, family, (rounds, ms), size)| {

@@ -89,7 +89,9 @@ impl Maker {
     fn gone_on(&mut self) -> Vec<Op> {
         let number = self.make(0..self.reached.len());
         let old = self.reached[number].clone();
-        let (at, keeps_rest) = self.make((1..=old.len(), prop::bool::weighted(0.7)));
+        // Behind the exchanges by which a lane opens, where it has them.
+        let least = old.len().min(4);
+        let (at, keeps_rest) = self.make((least..=old.len(), prop::bool::weighted(0.7)));
         let raw = self.raw;
         let new = self.make(prop::collection::vec(generate::part(raw), 1..8));
         let rest = if keeps_rest { old[at..].to_vec() } else { Vec::new() };

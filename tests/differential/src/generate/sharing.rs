@@ -10,7 +10,7 @@ pub(super) fn anew() -> impl Iterator<Item = Op> {
     let op = |side, call| Op::new(side, 0, call);
     let close = Side::BOTH.into_iter().flat_map(move |side| [op(side, Call::Finish(End::Close)); 2]);
     let open = Call::Open { nonblock: false, nagle: false, family: Family::V4 };
-    close.chain([op(Side::Client, open)]).chain(super::earning(0, 40, 2, 50))
+    close.chain([op(Side::Client, open)]).chain(super::earning(0, 40, 4, 50))
 }
 
 /// A child lives on with the connections, and both use them; it is closed in each order, or the child is killed.
