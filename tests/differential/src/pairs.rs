@@ -44,7 +44,7 @@ pub fn write(pairs: &BTreeMap<Pair, u64>, path: &Path) {
     std::fs::write(path, text).expect("the pairs can be written");
 }
 
-/// What [`write`] has written.
+/// What [`write()`] has written.
 fn read(path: &Path) -> BTreeMap<Pair, u64> {
     let text = std::fs::read_to_string(path).expect("pairs");
     let pair = |line: &str| {
