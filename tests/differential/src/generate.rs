@@ -417,6 +417,7 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
         1 => options::corked(),
         1 => options::delayed(),
         2 => options::impatient(),
+        3 => options::peeks(),
         2 => urgent(),
         1 => killed(),
         4 => leaving(raw),

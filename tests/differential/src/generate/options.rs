@@ -78,6 +78,24 @@ pub(super) fn told() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// Looks that go on where the last one ended (SO_PEEK_OFF), among reads, one of which may wait.
+pub(super) fn peeks() -> impl Strategy<Value = Vec<Op>> {
+    let peek = prop::sample::select(vec![RecvBy::Peek, RecvBy::PeekMsg, RecvBy::PeekTrunc]);
+    let step = prop_oneof![
+        3 => (send_by(), 1usize..300).prop_map(|(by, n)| (true, Call::Send(by, n))),
+        4 => (peek, 1usize..200).prop_map(|(by, n)| (false, Call::Recv(by, n))),
+        2 => (recv_by(), 1usize..100).prop_map(|(by, n)| (false, Call::Recv(by, n))),
+    ];
+    let wait = prop_oneof![1 => Just(None), 1 => Just(Some(Call::Wait(WaitBy::Read)))];
+    (side(), 0i32..20, wait, prop::collection::vec(step, 3..9)).prop_map(|(side, at, wait, steps)| {
+        let op = |by_other, call| Op::new(if by_other { side.other() } else { side }, 0, call);
+        std::iter::once(op(false, Call::Set(Opt::PeekOff(at))))
+            .chain(wait.map(|call| op(false, call)))
+            .chain(steps.into_iter().map(|(by_other, call)| op(by_other, call)))
+            .collect()
+    })
+}
+
 /// Bytes that TCP_CORK alone holds back, until it is off.
 pub(super) fn corked() -> impl Strategy<Value = Vec<Op>> {
     let sends = prop::collection::vec((send_by(), 1usize..2000), 1..5);
