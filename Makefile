@@ -5,6 +5,7 @@
 # make hostile    a hostile peer against servers of each kind, HOSTILE_ROUNDS=2000 rounds each, HOSTILE_SEED=
 # make fuzz       every fuzz target for ten minutes; FUZZ_SECONDS=, then ci/fuzz keep TARGET
 # make differential  random programs on TCP and on lanes, compared call by call; DIFFERENTIAL_SECONDS=, _CALLS=, _SEED=
+# make proof      the differential tester on an old library, whose seven known faults it must find: half an hour
 # make mutants    faults put into the library, each of which the differential tester must find; MUTANT_SECONDS=600 each: an hour
 # make coverage   how many of core's lines core's own tests reach; ci/coverage missing shows where not
 # make sanitize   the C programs of the tests with a library that the thread and address sanitizers watch; SANITIZE_TESTS=
@@ -24,7 +25,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 SHARE := $(DESTDIR)$(PREFIX)/share
 
-.PHONY: build demo test hostile fuzz differential mutants coverage sanitize crash soak stress suites bench lint install uninstall deb rpm apk tarball image clean
+.PHONY: build demo test hostile fuzz differential proof mutants coverage sanitize crash soak stress suites bench lint install uninstall deb rpm apk tarball image clean
 
 build:
 	ci/build $(TARGET)
@@ -46,6 +47,9 @@ fuzz:
 
 differential: build
 	ci/differential
+
+proof: build
+	ci/proof
 
 mutants: build
 	ci/mutants

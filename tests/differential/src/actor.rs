@@ -159,7 +159,7 @@ impl Actor {
             }
             Order::Accept { conn, family, serial, nonblock, nagle } => {
                 let is_for_both = matches!(family, Family::V6 | Family::ServerV6);
-                let fd = calls::accept(self.listeners[usize::from(is_for_both)]);
+                let fd = calls::accept(self.listeners[usize::from(is_for_both)], nonblock);
                 (Some(self.opened(conn, fd, serial, nonblock, nagle)), None)
             }
             Order::Make { conn, call, cut } => {

@@ -7,6 +7,9 @@ use crate::op::{
     By, Call, Child, End, Handler, LookBy, Meddle, Op, Opt, Over, RecvBy, Registered, SendBy, Side, WaitBy,
 };
 
+#[cfg(test)]
+mod tests;
+
 const PREAMBLE: &str = include_str!("preamble.c");
 
 /// The program, with `fault` in its first comment. Calls are told of by their kind: what is sent by writev or sendfile is sent by send here.
@@ -50,6 +53,11 @@ fn name(side: Side) -> &'static str {
         Side::Client => "CLIENT",
         Side::Server => "SERVER",
     }
+}
+
+fn limit(conn: u8, name: &str, ms: u16) -> String {
+    let value = format!("&(struct timeval){{0, {ms} * 1000}}, sizeof(struct timeval)");
+    format!("setsockopt(fds[{conn}], SOL_SOCKET, {name}, {value})")
 }
 
 fn statement(text: &mut String, op: Op) -> std::fmt::Result {
@@ -195,7 +203,10 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             | LookBy::TcpState
             | LookBy::CloseOnExec
             | LookBy::Empty
-            | LookBy::Faults),
+            | LookBy::Faults
+            | LookBy::Unsent
+            | LookBy::Figures
+            | LookBy::Mapped),
         ) => {
             format!("(void)0 /* {by:?} */")
         }
@@ -216,6 +227,16 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             Opt::SndBuf(bytes) => format!("option({conn}, SOL_SOCKET, SO_SNDBUF, {bytes})"),
             Opt::UserTimeout(ms) => format!("option({conn}, IPPROTO_TCP, TCP_USER_TIMEOUT, {ms})"),
             Opt::OobInline(on) => format!("option({conn}, SOL_SOCKET, SO_OOBINLINE, {})", u8::from(on)),
+            Opt::ReceiveTimeout(ms) => limit(conn, "SO_RCVTIMEO", ms),
+            Opt::SendTimeout(ms) => limit(conn, "SO_SNDTIMEO", ms),
+            Opt::RcvBufForce(bytes) => format!("option({conn}, SOL_SOCKET, SO_RCVBUFFORCE, {bytes})"),
+            Opt::SndBufForce(bytes) => format!("option({conn}, SOL_SOCKET, SO_SNDBUFFORCE, {bytes})"),
+            Opt::UnsentLowat(bytes) => format!("option({conn}, IPPROTO_TCP, TCP_NOTSENT_LOWAT, {bytes})"),
+            Opt::WindowClamp(bytes) => format!("option({conn}, IPPROTO_TCP, TCP_WINDOW_CLAMP, {bytes})"),
+            Opt::SegmentDelay(us) => format!("option({conn}, IPPROTO_TCP, 37 /* TCP_TX_DELAY */, {us})"),
+            Opt::MinHops(on) => {
+                format!("option({conn}, IPPROTO_IPV6, 73 /* IPV6_MINHOPCOUNT */, {})", u8::from(on))
+            }
             Opt::Owner => format!("fcntl(fds[{conn}], F_SETOWN, getpid())"),
             opt @ (Opt::OwnerThread
             | Opt::Async(_)
@@ -233,7 +254,10 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
             | Opt::KeepInterval(_)
             | Opt::KeepCount(_)
             | Opt::AddressForm
-            | Opt::Plain(_)) => format!("(void)0 /* {opt:?} */"),
+            | Opt::Plain(_)
+            | Opt::Unfelt(..)
+            | Opt::Bpf
+            | Opt::NewStamps(_)) => format!("(void)0 /* {opt:?} */"),
             Opt::Linger(on) => {
                 format!(
                     "setsockopt(fds[{conn}], SOL_SOCKET, SO_LINGER, &(struct linger){{{}, 0}}, sizeof(struct linger))",
@@ -299,7 +323,9 @@ fn statement(text: &mut String, op: Op) -> std::fmt::Result {
                 }
                 Child::Looks => format!("{{ polls({conn}, POLLIN | POLLOUT | POLLPRI); _exit(0); }}"),
                 Child::LooksAtSet => "{ set_shows(); _exit(0); }".to_owned(),
-                Child::Execs | Child::Spawns => "execl(\"/bin/true\", \"true\", NULL)".to_owned(),
+                Child::Execs | Child::Spawns | Child::Vforks => {
+                    "execl(\"/bin/true\", \"true\", NULL)".to_owned()
+                }
             };
             format!("{{ if (!fork()) {what}; int status; wait(&status); tell(\"child\", status); line(); }}")
         }

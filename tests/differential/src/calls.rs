@@ -160,9 +160,16 @@ pub fn connect(port: u16, family: Family) -> RawFd {
     if rc == 0 { fd } else { -1 }
 }
 
-pub fn accept(listener: RawFd) -> RawFd {
+/// By accept4(2) where it does not block.
+pub fn accept(listener: RawFd, blocks_not: bool) -> RawFd {
     // SAFETY: no address is asked for.
-    unsafe { libc::accept(listener, null_mut(), null_mut()) }
+    unsafe {
+        if blocks_not {
+            libc::accept4(listener, null_mut(), null_mut(), libc::SOCK_NONBLOCK)
+        } else {
+            libc::accept(listener, null_mut(), null_mut())
+        }
+    }
 }
 
 /// A new connection as programs make them.
@@ -306,7 +313,7 @@ fn send_once(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
             SendBy::Send => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS) as i64,
             SendBy::Oob => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), FLAGS | libc::MSG_OOB) as i64,
             SendBy::Loud => libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) as i64,
-            SendBy::Many | SendBy::Pwritev2 | SendBy::SendfileOn | SendBy::Flagged => {
+            SendBy::Many | SendBy::Batch | SendBy::Pwritev2 | SendBy::SendfileOn | SendBy::Flagged => {
                 odd::send(fd, by, bytes)
             }
             SendBy::Ring => ring::send(fd, bytes, FLAGS),
@@ -361,7 +368,9 @@ fn control_of(header: &msghdr) -> Vec<i64> {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while let Some(one) = at.as_ref() {
             // Of time stamps TCP has none until the kernel has got round to taking them, some time after setsockopt.
-            const STAMPS: [c_int; 3] = [libc::SCM_TIMESTAMP, libc::SCM_TIMESTAMPNS, libc::SCM_TIMESTAMPING];
+            // The last three are those of a `time_t` of 64 bits.
+            const STAMPS: [c_int; 6] =
+                [libc::SCM_TIMESTAMP, libc::SCM_TIMESTAMPNS, libc::SCM_TIMESTAMPING, 63, 64, 65];
             if one.cmsg_level != libc::SOL_SOCKET || !STAMPS.contains(&one.cmsg_type) {
                 all.extend([i64::from(one.cmsg_level), i64::from(one.cmsg_type)]);
             }

@@ -6,9 +6,31 @@ use crate::op::{Call, Child, LookBy, Meddle, Op, Opt, RecvBy, SendBy, WaitBy};
 use crate::stage::{Outcome, Run};
 use crate::team::Trouble;
 
-/// A call may take so much longer on lanes than on TCP, and less where TCP's own slowest calls of this run show that the machine is quiet.
-/// Shorter than the shortest of TCP's own timers (delayed ACK, 40 ms), longer than a busy machine's time slices.
-pub const LATE_NS: u64 = 30_000_000;
+/// How much longer than on TCP a call may take on lanes, and less where TCP's own slowest calls of this run show that the machine is quiet.
+#[derive(Copy, Clone)]
+pub struct Late {
+    /// Where it is answered at once,
+    pub at_once: u64,
+    /// ... and where it takes its time, as a wait, a fork or an exchange of many calls does.
+    pub otherwise: u64,
+}
+
+impl Late {
+    /// The most: shorter than the shortest of TCP's own timers (delayed ACK, 40 ms), longer than a busy machine's time slices.
+    pub const MOST_NS: u64 = 30_000_000;
+    pub const MOST: Self = Self { at_once: Self::MOST_NS, otherwise: Self::MOST_NS };
+}
+
+/// Whether nobody waits in a call, and it ended no other wait: who waits hears of what only TCP tells up to 10 ms later (COMPLIANCE.md).
+pub fn is_at_once(call: Call, outcome: &Outcome) -> bool {
+    let is_alone = outcome.said.len() == 1;
+    match call {
+        Call::Send(..) | Call::Look(_) | Call::Set(_) | Call::Register(_) => is_alone,
+        Call::Recv(by, _) => is_alone && !by.may_wait(),
+        _ => false,
+    }
+}
+
 /// TCP's delayed ACK, nearly.
 const TIMER_US: u64 = 36_000;
 /// CPU time that a call may take beyond TCP's: some spins, no loop.
@@ -95,8 +117,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The first call in which two runs differ; `late_ns`: how much longer than on TCP is late.
-pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option<Difference> {
+/// The first call in which two runs differ.
+pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late: Late) -> Option<Difference> {
     let mut is_meddled = false;
     let mut looked_at_set = [false; 2];
     let (mut has_edges, mut may_tell_again) = ([false; 2], [false; 2]);
@@ -145,7 +167,8 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late_ns: u64) -> Option
         }
         // The end of TCP's stream is acknowledged when its timer says so (COMPLIANCE.md).
         let may_linger = lingers[own] && matches!(op.call, Call::Finish(_) | Call::DupOver(_));
-        if lane.ns > tcp.ns + late_ns && !may_linger {
+        let bound = if is_at_once(op.call, tcp) { late.at_once } else { late.otherwise };
+        if lane.ns > tcp.ns + bound && !may_linger {
             return Some(Difference::Late { at, tcp_us: tcp.ns / 1000, lane_us: lane.ns / 1000 });
         }
         if let Call::Patience(_, ms) = op.call
@@ -172,23 +195,10 @@ fn told(op: &Op, outcome: &Outcome) -> Vec<crate::calls::Said> {
 /// Whether a connection's lanes may be closed by it before what is in them is read: who waits for edges is told again of what comes by TCP
 /// then (COMPLIANCE.md).
 fn closes_lanes(call: Call) -> bool {
-    matches!(
-        call,
-        Call::Meddle(Meddle::Revoke | Meddle::Off)
-            | Call::Set(
-                Opt::LowWater(_)
-                    | Opt::PeekOff(_)
-                    | Opt::Timestamps(_)
-                    | Opt::TimestampNs(_)
-                    | Opt::Timestamping(_)
-                    | Opt::OobInline(_)
-                    | Opt::Owner
-                    | Opt::Async(_)
-                    | Opt::AsyncIoctl(_)
-                    | Opt::Pacing
-                    | Opt::MinTtl(_)
-                    | Opt::Filter(_)
-            )
+    matches!(call, Call::Set(opt) if opt.bars())
+        || matches!(
+            call,
+            Call::Meddle(Meddle::Revoke | Meddle::Off)
             | Call::Send(SendBy::Oob | SendBy::Splice, _)
             | Call::Recv(RecvBy::Splice, _)
             | Call::Pass
@@ -199,11 +209,11 @@ fn closes_lanes(call: Call) -> bool {
             | Call::Turn
             | Call::Swap
             | Call::Exec
-            | Call::Fork(Child::Execs | Child::Spawns | Child::LooksAtSet)
+            | Call::Fork(Child::Execs | Child::Spawns | Child::Vforks | Child::LooksAtSet)
             // ... somebody waits for the set itself.
-            | Call::Look(LookBy::Set | LookBy::Nested)
+            | Call::Look(LookBy::Set | LookBy::Nested | LookBy::Mapped)
             | Call::Wait(WaitBy::Set)
-    )
+        )
 }
 
 /// Whether a set has told of what TCP's has, and of bytes or room besides.

@@ -1,12 +1,14 @@
 //! How programs are made from a seed: which calls, how often, and what comes together.
 
 mod kinds;
+mod options;
 mod sharing;
 
 use proptest::prelude::*;
 
-use crate::calls::PLAINS;
 use crate::op::*;
+
+use options::opt;
 
 pub use kinds::{dialogue, fresh, held, switch, unseen};
 
@@ -20,20 +22,21 @@ fn side() -> impl Strategy<Value = Side> {
 
 fn send_by() -> impl Strategy<Value = SendBy> {
     prop_oneof![
-        6 => Just(SendBy::Send), 3 => Just(SendBy::Write), 1 => Just(SendBy::Writev), 1 => Just(SendBy::Sendmsg),
-        1 => Just(SendBy::Sendmmsg), 1 => Just(SendBy::Sendfile), 1 => Just(SendBy::Splice),
-        2 => Just(SendBy::Loud), 1 => Just(SendBy::Many), 1 => Just(SendBy::Pwritev2), 1 => Just(SendBy::SendfileOn),
-        1 => Just(SendBy::Flagged),
+        12 => Just(SendBy::Send), 6 => Just(SendBy::Write), 2 => Just(SendBy::Writev), 2 => Just(SendBy::Sendmsg),
+        2 => Just(SendBy::Sendmmsg), 2 => Just(SendBy::Sendfile), 4 => Just(SendBy::Loud), 2 => Just(SendBy::Many),
+        2 => Just(SendBy::Pwritev2), 2 => Just(SendBy::SendfileOn), 2 => Just(SendBy::Flagged), 2 => Just(SendBy::Batch),
+        // It keeps the connection on TCP.
+        1 => Just(SendBy::Splice),
     ]
 }
 
 fn recv_by() -> impl Strategy<Value = RecvBy> {
     prop_oneof![
-        6 => Just(RecvBy::Recv), 3 => Just(RecvBy::Read), 1 => Just(RecvBy::Readv), 1 => Just(RecvBy::Recvfrom),
-        2 => Just(RecvBy::Recvmsg), 1 => Just(RecvBy::Recvmmsg), 1 => Just(RecvBy::Splice), 3 => Just(RecvBy::Peek),
-        1 => Just(RecvBy::Trunc), 1 => Just(RecvBy::WaitAll), 4 => Just(RecvBy::Once),
-        1 => Just(RecvBy::Preadv2), 1 => Just(RecvBy::Many), 1 => Just(RecvBy::ForOne), 1 => Just(RecvBy::PeekMsg),
-        1 => Just(RecvBy::TruncMsg), 1 => Just(RecvBy::Cloexec), 1 => Just(RecvBy::PeekTrunc), 1 => Just(RecvBy::PeekWhole),
+        12 => Just(RecvBy::Recv), 6 => Just(RecvBy::Read), 2 => Just(RecvBy::Readv), 2 => Just(RecvBy::Recvfrom),
+        4 => Just(RecvBy::Recvmsg), 2 => Just(RecvBy::Recvmmsg), 6 => Just(RecvBy::Peek), 2 => Just(RecvBy::Trunc),
+        2 => Just(RecvBy::WaitAll), 8 => Just(RecvBy::Once), 2 => Just(RecvBy::Preadv2), 2 => Just(RecvBy::Many),
+        2 => Just(RecvBy::ForOne), 2 => Just(RecvBy::PeekMsg), 2 => Just(RecvBy::TruncMsg), 2 => Just(RecvBy::Cloexec),
+        2 => Just(RecvBy::PeekTrunc), 2 => Just(RecvBy::PeekWhole), 1 => Just(RecvBy::Splice),
     ]
 }
 
@@ -61,6 +64,9 @@ fn look_by() -> impl Strategy<Value = LookBy> {
         LookBy::Kinds,
         LookBy::CloseOnExec,
         LookBy::Empty,
+        LookBy::Unsent,
+        LookBy::Figures,
+        LookBy::Mapped,
     ])
 }
 
@@ -84,40 +90,6 @@ fn wait_by(raw: bool) -> impl Strategy<Value = WaitBy> {
         all.extend([WaitBy::RawPoll, WaitBy::RawEpoll]);
     }
     prop::sample::select(all)
-}
-
-fn opt() -> impl Strategy<Value = Opt> {
-    // These take the connection back to TCP.
-    let back = prop_oneof![
-        2 => (1i32..40).prop_map(Opt::LowWater),
-        2 => (-1i32..20).prop_map(Opt::PeekOff),
-        2 => any::<bool>().prop_map(Opt::Timestamps),
-        1 => any::<bool>().prop_map(Opt::TimestampNs),
-        1 => any::<bool>().prop_map(Opt::Timestamping),
-        1 => Just(Opt::Pacing),
-        1 => any::<bool>().prop_map(Opt::MinTtl),
-        1 => any::<bool>().prop_map(Opt::Filter),
-    ];
-    let own = prop_oneof![
-        // With Nagle's algorithm TCP holds back what a lane shows at once (COMPLIANCE.md); `dialogue` is for it.
-        Just(Opt::NoDelay(true)),
-        any::<bool>().prop_map(Opt::Inq),
-        any::<bool>().prop_map(Opt::KeepAlive),
-        any::<bool>().prop_map(Opt::Linger),
-        (0i32..2).prop_map(Opt::LingerFor),
-        any::<bool>().prop_map(Opt::QuickAck),
-        (65_536i32..400_000).prop_map(Opt::RcvBuf),
-        (65_536i32..400_000).prop_map(Opt::SndBuf),
-        (0i32..60_000).prop_map(Opt::UserTimeout),
-        any::<bool>().prop_map(Opt::ErrorsBySelect),
-        any::<bool>().prop_map(Opt::NonblockIoctl),
-        any::<bool>().prop_map(Opt::OwnSignal),
-        (1i32..30).prop_map(Opt::KeepIdle),
-        (1i32..30).prop_map(Opt::KeepInterval),
-        (1i32..9).prop_map(Opt::KeepCount),
-        Just(Opt::AddressForm),
-    ];
-    prop_oneof![3 => back, 8 => own, 3 => (0..PLAINS).prop_map(Opt::Plain)]
 }
 
 fn masked() -> impl Strategy<Value = Call> {
@@ -161,6 +133,7 @@ fn call(raw: bool) -> impl Strategy<Value = Call> {
         Child::ReceivesAndCloses,
         Child::Execs,
         Child::Spawns,
+        Child::Vforks,
     ]);
     let meddle = prop_oneof![
         3 => Just(Meddle::Revoke), 1 => Just(Meddle::Off), 3 => Just(Meddle::On), 1 => Just(Meddle::KillBroker),
@@ -360,27 +333,6 @@ fn ended(raw: bool) -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
-/// An option that changes what a call tells besides bytes, and bytes, before it and behind it.
-fn told() -> impl Strategy<Value = Vec<Op>> {
-    let option = prop::sample::select(vec![
-        Opt::Inq(true),
-        Opt::Inq(true),
-        Opt::Inq(false),
-        Opt::Timestamps(true),
-        Opt::PeekOff(0),
-    ]);
-    let by = prop::sample::select(vec![RecvBy::Recvmsg, RecvBy::Recvmmsg, RecvBy::Peek, RecvBy::Trunc]);
-    let receives = prop::collection::vec((by, size()), 1..4);
-    (side(), option, send_by(), size(), receives).prop_map(|(side, option, by, n, receives)| {
-        let op = |call| Op::new(side, 0, call);
-        let receives = receives.into_iter().map(|(by, n)| op(Call::Recv(by, n)));
-        [op(Call::Set(option)), Op::new(side.other(), 0, Call::Send(by, n))]
-            .into_iter()
-            .chain(receives)
-            .collect()
-    })
-}
-
 /// Urgent data, and looks at it.
 fn urgent() -> impl Strategy<Value = Vec<Op>> {
     let before = prop::sample::select(vec![
@@ -437,11 +389,13 @@ fn leaving(raw: bool) -> impl Strategy<Value = Vec<Op>> {
 /// A part of a program. After what ends a lane there are mostly exchanges, by which another one comes.
 pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
     let conn = prop_oneof![5 => Just(0u8), 1 => 1..CONNS];
-    let plain = (side(), conn, call(raw), 20u16..60).prop_map(|(side, conn, call, rounds)| {
+    let plain = (side(), conn, call(raw), 30u16..100).prop_map(|(side, conn, call, rounds)| {
         let op = |call| Op::new(side, conn, call);
         let again = op(Call::Echo { rounds, size: 50 });
         match call {
-            Call::Open { .. } | Call::Meddle(Meddle::Revoke | Meddle::KillBroker) => vec![op(call), again],
+            Call::Open { .. } | Call::Meddle(Meddle::Revoke | Meddle::KillBroker) => {
+                std::iter::once(op(call)).chain(earning(conn, rounds, 4, 50)).collect()
+            }
             Call::Meddle(Meddle::Off) => {
                 let few = Call::Echo { rounds: rounds / 20, size: 50 };
                 vec![op(call), op(few), op(Call::Meddle(Meddle::On)), again]
@@ -459,7 +413,11 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
         8 => edges(),
         6 => stopped(raw),
         4 => ended(raw),
-        6 => told(),
+        6 => options::told(),
+        1 => options::corked(),
+        1 => options::delayed(),
+        2 => options::impatient(),
+        3 => options::peeks(),
         2 => urgent(),
         1 => killed(),
         4 => leaving(raw),
@@ -473,19 +431,71 @@ pub fn part(raw: bool) -> BoxedStrategy<Vec<Op>> {
     .boxed()
 }
 
+/// Exchanges by which a lane opens, and more on it: the broker answers within a millisecond or so, in which TCP would make many.
+fn earning(conn: u8, rounds: u16, ms: u16, size: usize) -> [Op; 3] {
+    let echo = |rounds| Call::Echo { rounds, size };
+    [echo(rounds / 5), Call::Meddle(Meddle::Wait(ms)), echo(rounds + rounds / 2)]
+        .map(|call| Op::new(Side::Client, conn, call))
+}
+
+/// Whether a call keeps the connection on TCP from then on.
+fn bars(call: Call) -> bool {
+    match call {
+        Call::Send(by, _) => matches!(by, SendBy::Splice | SendBy::Oob | SendBy::Ring),
+        Call::Recv(by, _) => matches!(by, RecvBy::Splice | RecvBy::Ring),
+        Call::Set(opt) => opt.bars(),
+        Call::Look(by) => by == LookBy::Mapped,
+        _ => false,
+    }
+}
+
+/// Parts of a program, and where a connection has been kept on TCP for some of them, a new one: most calls are to be made on lanes.
+pub fn joined(parts: impl IntoIterator<Item = Vec<Op>>) -> Vec<Op> {
+    const SOME: u32 = 4;
+    let (mut all, mut barred) = (Vec::new(), [0u32; CONNS as usize]);
+    for part in parts {
+        for op in &part {
+            let since = &mut barred[usize::from(op.conn)];
+            *since = if matches!(op.call, Call::Open { .. }) {
+                0
+            } else {
+                *since + u32::from(bars(op.call) || *since > 0)
+            };
+        }
+        all.extend(part);
+        for (conn, since) in (0..CONNS).zip(&mut barred).filter(|(_, since)| **since > SOME) {
+            *since = 0;
+            let op = |side, call| Op::new(side, conn, call);
+            all.extend(Side::BOTH.map(|side| op(side, Call::Finish(End::Close))));
+            all.push(op(Side::Client, Call::Open { nonblock: false, nagle: false, family: Family::V4 }));
+            all.extend(earning(conn, 60, 4, 50));
+        }
+    }
+    all
+}
+
 /// A program. It begins with an open connection, and mostly with exchanges after which a lane may open: so does each connection that comes
 /// later.
 pub fn program(longest: usize, raw: bool) -> impl Strategy<Value = Vec<Op>> {
-    let first = (any::<bool>(), family(), prop_oneof![1 => 0u16..12, 5 => 60u16..140], 1usize..300).prop_map(
-        |(nonblock, family, rounds, size)| {
+    // Few, so that a lane opens later, or long enough for one to open within.
+    let begin = prop_oneof![
+        1 => (0u16..12).prop_map(|rounds| (rounds, 0)),
+        1 => (60u16..140).prop_map(|rounds| (rounds, 0)),
+        6 => (60u16..140, 3u16..6),
+    ];
+    let first =
+        (any::<bool>(), family(), begin, 1usize..300).prop_map(|(nonblock, family, (rounds, ms), size)| {
             let op = |call| Op::new(Side::Client, 0, call);
             let open = op(Call::Open { nonblock, nagle: false, family });
-            if rounds == 0 { vec![open] } else { vec![open, op(Call::Echo { rounds, size })] }
-        },
-    );
+            match (rounds, ms) {
+                (0, _) => vec![open],
+                (rounds, 0) => vec![open, op(Call::Echo { rounds, size })],
+                (rounds, ms) => std::iter::once(open).chain(earning(0, rounds, ms, size)).collect(),
+            }
+        });
     let shows_end = prop::bool::weighted(0.2);
     (first, prop::collection::vec(part(raw), 1..longest), shows_end).prop_map(|(mut all, rest, shows_end)| {
-        all.extend(rest.into_iter().flatten());
+        all.extend(joined(rest));
         if shows_end {
             let looks =
                 [LookBy::Flags, LookBy::PollEach, LookBy::Fionread, LookBy::TcpState, LookBy::SoError];

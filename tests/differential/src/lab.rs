@@ -6,9 +6,10 @@ use std::path::Path;
 
 use hdrhistogram::Histogram;
 
-use crate::compare::{Difference, LATE_NS, difference};
+use crate::compare::{Difference, Late, difference, is_at_once};
 use crate::errors::Failure;
-use crate::op::{CUTS, Call, Op};
+use crate::op::{CUTS, Op};
+use crate::pairs::{Pair, name_of};
 use crate::stage::{Run, Stage, Way, built};
 use crate::team::Trouble;
 
@@ -20,19 +21,10 @@ const TRIES_OF_TIME: u32 = 6;
 /// show it so many times of so many.
 const SIGHTS_OF_TIMERS: u32 = 3;
 const TRIES_OF_TIMERS: u32 = 14;
-/// What is late at the least: half of TCP's delayed ACK.
+/// What is late at the least, where TCP takes its time: half of its delayed ACK;
 const LEAST_LATE_NS: u64 = 20_000_000;
-
-/// A call, without its sizes, in a state of its connection: phase, mode of the receiving half, mode of the sending half.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Pair(String, [u16; 3]);
-
-impl fmt::Display for Pair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [phase, rx, tx] = self.1;
-        write!(f, "{} {phase} {rx} {tx}", self.0)
-    }
-}
+/// ... and where it answers at once.
+const LEAST_LATE_AT_ONCE_NS: u64 = 5_000_000;
 
 /// What was seen.
 pub struct Seen {
@@ -70,8 +62,9 @@ impl fmt::Display for Seen {
 pub struct Lab {
     tcp: Stage,
     ways: Vec<(Way, Stage)>,
-    /// How long TCP's calls took, nanoseconds.
+    /// How long TCP's calls took, nanoseconds; and of those that it answers at once, mostly, how long they took.
     times: Histogram<u64>,
+    at_once: Histogram<u64>,
     pairs: BTreeMap<Pair, u64>,
     /// Calls on connections of which one end at least is under Shunpike.
     pub calls: u64,
@@ -89,6 +82,7 @@ impl Lab {
             tcp: Stage::new(Way::Tcp, &artefacts),
             ways: ways.iter().map(|&way| (way, Stage::new(way, &artefacts))).collect(),
             times: Histogram::new(2).expect("two digits"),
+            at_once: Histogram::new(2).expect("two digits"),
             pairs: BTreeMap::new(),
             calls: 0,
             on_lanes: 0,
@@ -143,8 +137,13 @@ impl Lab {
     }
 
     /// What is late: more than all but a thousandth of TCP's own calls took in this run.
-    fn late_ns(&self) -> u64 {
-        (2 * self.times.value_at_quantile(0.999)).clamp(LEAST_LATE_NS, LATE_NS)
+    fn late(&self) -> Late {
+        let bound =
+            |times: &Histogram<u64>, least| (2 * times.value_at_quantile(0.999)).clamp(least, Late::MOST_NS);
+        Late {
+            at_once: bound(&self.at_once, LEAST_LATE_AT_ONCE_NS),
+            otherwise: bound(&self.times, LEAST_LATE_NS),
+        }
     }
 
     /// TCP's answers; where calls are made within others, in either order.
@@ -152,8 +151,12 @@ impl Lab {
         let cuts = program.iter().filter(|op| op.cut.is_some()).count().min(CUTS);
         let all: Vec<Run> =
             (0..1 << cuts).map(|turns| self.tcp.run(program, Some(turns))).collect::<Result<_, _>>()?;
-        for outcome in all[0].iter().flatten() {
+        for (op, outcome) in program.iter().zip(&all[0]) {
+            let Some(outcome) = outcome else { continue };
             self.times.saturating_record(outcome.ns.max(1));
+            if is_at_once(op.call, outcome) {
+                self.at_once.saturating_record(outcome.ns.max(1));
+            }
         }
         Ok(all)
     }
@@ -184,7 +187,7 @@ impl Lab {
             for (longest, outcome) in longest.iter_mut().zip(&tcp[0]) {
                 *longest = (*longest).max(outcome.as_ref().map_or(0, |outcome| outcome.ns));
             }
-            let late = self.late_ns();
+            let late = self.late();
             let found = match self.ways[way].1.run(program, None) {
                 Ok(run) => {
                     self.note(program, &run);
@@ -224,7 +227,7 @@ impl Lab {
                 found if self.way(way) == Way::Tcp && found.is_hang() && attempt + 1 < TRIES => {}
                 found => {
                     let itself = match self.tcp.run(program, Some(0)) {
-                        Ok(again) => difference(program, &tcp[0], &again, LATE_NS),
+                        Ok(again) => difference(program, &tcp[0], &again, Late::MOST),
                         Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
                     };
                     let Some(itself) = itself else { return Some(found) };
@@ -247,17 +250,4 @@ impl Lab {
             *self.pairs.entry(Pair(name_of(op.call), state)).or_default() += 1;
         }
     }
-}
-
-/// A call without its sizes.
-pub fn name_of(call: Call) -> String {
-    match call {
-        Call::Exchange { by, .. } => return format!("Exchange{by:?}"),
-        Call::Corked { by, .. } => return format!("Corked{by:?}"),
-        Call::Lend { lent, .. } => return format!("Lend{lent:?}"),
-        _ => {}
-    }
-    let text = format!("{call:?}");
-    let end = text.find(|c: char| c.is_ascii_digit() || c == ',' || c == '{').unwrap_or(text.len());
-    text[..end].replace(['(', ')', ' '], "")
 }

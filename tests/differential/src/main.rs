@@ -15,10 +15,12 @@ mod maker;
 mod model;
 mod op;
 mod order;
+mod pairs;
 mod search;
 mod stage;
 mod state;
 mod stepper;
+mod surface;
 mod team;
 mod warden;
 
@@ -52,6 +54,17 @@ enum Command {
         #[arg(long)]
         keep: Option<PathBuf>,
         files: Vec<PathBuf>,
+    },
+    /// Prints a table of pairs of call and state, from what runs have written by `--pairs`.
+    Table {
+        /// Of the first runs.
+        #[arg(long)]
+        seed: u64,
+        /// What runs of the seed have written, at least two.
+        #[arg(long, required = true)]
+        each: Vec<PathBuf>,
+        /// What runs of other seeds have written.
+        others: Vec<PathBuf>,
     },
     /// One of the processes of a program.
     #[command(hide = true)]
@@ -100,7 +113,10 @@ pub struct Search {
     /// With waits by system calls that no hook sees: a program that does both is not served as on TCP (COMPLIANCE.md).
     #[arg(long)]
     raw: bool,
-    /// A list of pairs of call and state that the run must reach.
+    /// Fails where less of the calls, in a hundred, are made on lanes.
+    #[arg(long)]
+    share: Option<u64>,
+    /// A table of pairs of call and state, of which the run must reach those that are marked so, and leave out no more than it says.
     #[arg(long)]
     reaches: Option<PathBuf>,
     /// Where the pairs that it reached are written, and how often each.
@@ -109,6 +125,9 @@ pub struct Search {
     /// Where failing programs are written.
     #[arg(long)]
     keep: Option<PathBuf>,
+    /// Faults in one call and way that are cut short; further ones are only counted.
+    #[arg(long, default_value_t = 3)]
+    cuts: u64,
     /// Go on after a failure.
     #[arg(long)]
     go_on: bool,
@@ -124,6 +143,10 @@ fn main() -> ExitCode {
         }
         Command::Replay { built, times, ways, keep, files } => {
             search::replay(&built, times, &ways, &files, keep.as_deref())
+        }
+        Command::Table { seed, each, others } => {
+            pairs::print_table(seed, &each, &others);
+            ExitCode::SUCCESS
         }
         Command::Actor { asks, state } => {
             if asks {

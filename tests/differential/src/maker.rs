@@ -89,29 +89,35 @@ impl Maker {
     fn gone_on(&mut self) -> Vec<Op> {
         let number = self.make(0..self.reached.len());
         let old = self.reached[number].clone();
-        let (at, keeps_rest) = self.make((1..=old.len(), prop::bool::weighted(0.7)));
+        // Behind the exchanges by which a lane opens, where it has them.
+        let least = old.len().min(4);
+        let (at, keeps_rest) = self.make((least..=old.len(), prop::bool::weighted(0.7)));
         let raw = self.raw;
         let new = self.make(prop::collection::vec(generate::part(raw), 1..8));
-        let rest = if keeps_rest { &old[at..] } else { &[] };
-        op::few_cuts(
-            old[..at].iter().copied().chain(new.into_iter().flatten()).chain(rest.iter().copied()).collect(),
-        )
+        let rest = if keeps_rest { old[at..].to_vec() } else { Vec::new() };
+        op::few_cuts(generate::joined(std::iter::once(old[..at].to_vec()).chain(new).chain([rest])))
     }
 }
 
-/// The program without what only lanes need: many exchanges by which one opens, and what is done to Shunpike.
-fn brief(program: Vec<Op>) -> Vec<Op> {
+/// The program with few exchanges each: many are for a lane to open.
+pub fn short(mut program: Vec<Op>) -> Vec<Op> {
     const ROUNDS: u16 = 3;
+    for op in &mut program {
+        if let Call::Echo { rounds, .. } | Call::Pour { rounds, .. } | Call::Exchange { rounds, .. } =
+            &mut op.call
+        {
+            *rounds = (*rounds).min(ROUNDS);
+        }
+    }
+    program
+}
+
+/// The program without what only lanes need: many exchanges, and what is done to Shunpike.
+fn brief(program: Vec<Op>) -> Vec<Op> {
     // What TCP does it does within one system call.
     const STEPS: u16 = 128;
-    let mut all = program;
+    let mut all = short(program);
     for op in &mut all {
-        match &mut op.call {
-            Call::Echo { rounds, .. } | Call::Pour { rounds, .. } | Call::Exchange { rounds, .. } => {
-                *rounds = (*rounds).min(ROUNDS)
-            }
-            _ => {}
-        }
         op.cut = op.cut.map(|steps| 1 + steps % STEPS);
     }
     all.retain(|op| !matches!(op.call, Call::Meddle(_)));

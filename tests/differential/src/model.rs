@@ -2,11 +2,12 @@
 //! call answers: that is for TCP to say.
 
 mod cuts;
+mod happened;
 
 use crate::calls::Said;
 use crate::op::{
-    CONNS, Call, Child, End, Handler, Lent, LookBy, ON_THE_WAY, Op, Opt, Over, RecvBy, Registered, SendBy,
-    Side, WaitBy, is_by_ring,
+    CONNS, Call, Child, End, Handler, LookBy, ON_THE_WAY, Op, Opt, Over, RecvBy, Registered, SendBy, Side,
+    WaitBy, is_by_ring,
 };
 
 /// Which process of a side: the first one, the second, or the forked one.
@@ -34,6 +35,15 @@ struct Half {
     in_line: bool,
     /// Another program has got it.
     given: bool,
+    /// SO_RCVTIMEO, SO_SNDTIMEO: a call that would wait gives up.
+    reads_give_up: bool,
+    sends_give_up: bool,
+    /// TCP_CORK: what it sends goes when that is off, or 200 ms later.
+    corked: bool,
+    /// TCP_TX_DELAY: what it sends comes later.
+    delays: bool,
+    /// TCP_NOTSENT_LOWAT: there is room where less is unsent, of which a lane knows nothing (COMPLIANCE.md).
+    unsent_lowat: bool,
     /// TCP_USER_TIMEOUT: a peer that takes nothing for so long, milliseconds, is given up.
     user_timeout: i32,
     /// How it is in its process's set,
@@ -160,6 +170,24 @@ impl Model {
         (0..CONNS).any(|conn| self.end(side, conn).lingers_not && self.is_waited_for(side.other(), conn))
     }
 
+    /// Whether all that was sent has been read, and nobody waits for more.
+    fn is_quiet(&self, conn: u8) -> bool {
+        Side::BOTH.into_iter().all(|side| {
+            self.bytes(side, conn) == 0 && !self.end(side, conn).urgent && !self.is_waited_for(side, conn)
+        })
+    }
+
+    /// Whether time alone would bring what was sent.
+    fn is_held_back(&self, conn: u8) -> bool {
+        self.ends[usize::from(conn)].iter().any(|end| end.corked || end.delays)
+    }
+
+    /// Whether a call waits, and gives up.
+    fn gives_up(&self, op: Op) -> bool {
+        let end = self.end(op.side, op.conn);
+        end.reads_give_up && !end.nonblock && matches!(op.call, Call::Recv(by, _) if by.may_wait())
+    }
+
     /// Whether nothing is left to be read by a side, of any connection: of what is, a killed process's end of a lane tells nobody (COMPLIANCE.md).
     fn has_read_all(&self, side: Side) -> bool {
         (0..CONNS).all(|conn| {
@@ -207,6 +235,7 @@ impl Model {
                     self.has_branch[side as usize] && !self.is_stopped(side) && !self.is_dead(side);
                 is_there && (0..CONNS).all(is_idle)
             }
+            Call::Kill if (0..CONNS).any(|conn| self.is_held_back(conn)) => false,
             Call::Kill => !self.is_dead(side) && self.has_read_all(side) && !self.may_reset(side),
             _ if self.is_dead(side) || self.is_stopped(side) => false,
             call if call.is_of_both() && (self.is_dead(side.other()) || self.is_stopped(side.other())) => {
@@ -224,6 +253,21 @@ impl Model {
                 who != side || matches!(by, Some(Recv | Read | PeekAll | Poll | Select | AllPoll | AllSelect))
             }),
             _ if !own.open => false,
+            // Of bytes that come later only who waits for them is sure.
+            call if self.is_held_back(conn)
+                && (own.corked || peer.corked || !matches!(call, Call::Echo { .. })) =>
+            {
+                match call {
+                    Call::Send(by, n) => {
+                        let is_plain = !matches!(by, SendBy::Oob | SendBy::Ring);
+                        own.corked && is_plain && own.sent + n <= peer.got + ON_THE_WAY
+                    }
+                    Call::Set(Opt::Cork(false)) => own.corked,
+                    Call::Set(Opt::SegmentDelay(_)) => own.delays,
+                    _ => false,
+                }
+            }
+            Call::Set(Opt::Cork(true) | Opt::SegmentDelay(1..)) => own.is_alone() && self.is_quiet(conn),
             // What is sent to one that has closed is answered by a reset, which ends the wait, but not at once.
             Call::Send(..) | Call::Signal(Handler::Sends(_))
                 if own.waiting == Some(WaitBy::Urgent) && !peer.open =>
@@ -256,11 +300,13 @@ impl Model {
             Call::Send(SendBy::Oob, _) if own.urgent || peer.low_water > 1 => false,
             Call::Send(_, n) | Call::Signal(Handler::Sends(n)) => own.sent + n <= peer.got + ON_THE_WAY,
             Call::Recv(by, n) => {
-                let may_wait = may_wait(by) && !own.nonblock;
+                let may_wait = by.may_wait() && !own.nonblock;
                 let enough = if by.is_for_all() { n } else { own.low_water.max(1).min(n) };
                 // Where it begins to count is another place then.
                 let is_sure = by != RecvBy::PeekWhole || !own.peek_off && !peer.urgent;
-                is_sure && (!may_wait || self.bytes(side, conn) >= enough || self.is_over(side, conn))
+                let comes_back = own.reads_give_up && !self.has_signals(side, conn);
+                let has_enough = self.bytes(side, conn) >= enough || self.is_over(side, conn);
+                is_sure && (!may_wait || has_enough || comes_back)
             }
             Call::Look(by) if by.is_of_all() && self.is_split(side) => false,
             Call::Wait(by) | Call::Patience(by, _) if by.is_of_many() && self.is_split(side) => false,
@@ -276,7 +322,7 @@ impl Model {
             // What is in the set otherwise may be told once more, or no more.
             Call::Wait(WaitBy::Set) => self.beside(side, conn).all(|conn| {
                 let half = self.end(side, conn);
-                let has_peer = !half.open || !self.end(side.other(), conn).reset;
+                let has_peer = !half.open || !self.end(side.other(), conn).reset && !self.is_held_back(conn);
                 !self.is_waited_for(side, conn) && !half.in_set_otherwise && half.low_water <= 1 && has_peer
             }),
             Call::Wait(by) | Call::Patience(by, _) if by.is_of_all() => {
@@ -286,6 +332,12 @@ impl Model {
                 others.all(|conn| {
                     !self.is_waited_for(side, conn) && self.allows(Op::new(side, conn, one(WaitBy::Poll)))
                 })
+            }
+            Call::Wait(WaitBy::Recv | WaitBy::Read | WaitBy::PeekAll)
+            | Call::Alarm(WaitBy::Recv | WaitBy::Read | WaitBy::PeekAll)
+                if own.reads_give_up =>
+            {
+                false
             }
             Call::Wait(WaitBy::Urgent) => !peer.urgent && !self.is_over(side, conn),
             // Who begins to wait for one that was killed naps up to 10 ms before it asks TCP (COMPLIANCE.md).
@@ -313,12 +365,15 @@ impl Model {
                 let sound = |end: &Half| end.open && !end.shut_rd && !end.shut_wr && end.low_water <= 1;
                 let is_waited_for = Side::BOTH.into_iter().any(|side| self.is_waited_for(side, conn));
                 // A machine that is busy takes its time until a peer reads.
-                let is_patient = !(1..10_000).contains(&own.user_timeout);
+                let gives_up = |end: &Half| end.reads_give_up || end.sends_give_up;
+                let is_patient =
+                    !(1..10_000).contains(&own.user_timeout) && !gives_up(own) && !gives_up(peer);
                 let may_be_interrupted = Side::BOTH.into_iter().any(|side| self.has_signals(side, conn));
                 let is_fit = match op.call {
                     Call::Echo { .. } | Call::Pour { .. } => true,
                     _ if may_be_interrupted => false,
-                    Call::Flood { .. } | Call::Torrent { .. } => is_patient,
+                    Call::Flood { .. } => is_patient && !own.unsent_lowat,
+                    Call::Torrent { .. } | Call::Exchange { .. } => is_patient,
                     // What is held back while urgent data is pending, TCP sends with it.
                     Call::Corked { .. } | Call::Lend { .. } => is_patient && !own.urgent && !peer.urgent,
                     _ => true,
@@ -346,7 +401,9 @@ impl Model {
             }
             Call::Twin => own.is_alone(),
             Call::Turn => own.twin,
-            Call::Fork(Child::Execs | Child::Spawns) => (0..CONNS).all(|conn| self.bytes(side, conn) == 0),
+            Call::Fork(Child::Execs | Child::Spawns | Child::Vforks) => {
+                (0..CONNS).all(|conn| self.bytes(side, conn) == 0)
+            }
             // A signal that comes before there is a handler would end the new program.
             Call::Exec if self.is_split(side) || self.has_signals(side, conn) => false,
             Call::Exec => self.beside(side, conn).all(|conn| {
@@ -387,8 +444,11 @@ impl Model {
             }
             Call::Look(by) if by.is_of_set() => (0..CONNS).all(|conn| {
                 let (own, peer) = (self.end(side, conn), self.end(side.other(), conn));
-                !own.is_half_closed() && !own.given && !own.urgent && !peer.urgent
+                let is_usual = !own.is_half_closed() && !own.given && !self.is_held_back(conn);
+                is_usual && !own.urgent && !peer.urgent
             }),
+            // From a page on the kernel wants a mapping.
+            Call::Look(LookBy::Mapped) => self.bytes(side, conn) < 4096 && !peer.urgent,
             // The kernel's poll looks at a socket without its lock: of a reset just then it may see the error alone.
             Call::Finish(end) if end.is_close() && self.is_waited_for(side.other(), conn) => {
                 self.bytes(side, conn) == 0 && !peer.urgent && !own.lingers_not
@@ -427,6 +487,7 @@ impl Model {
                             | Opt::Owner
                             | Opt::NonblockIoctl(_)
                             | Opt::AddressForm
+                            | Opt::ReceiveTimeout(_)
                     )
             }
             _ => false,
@@ -444,176 +505,4 @@ impl Model {
             end.got += said.ret as usize;
         }
     }
-
-    /// What a call did, as far as its result tells.
-    pub fn happened(&mut self, op: Op, said: &[Said]) {
-        if is_by_ring(op.call) {
-            for conn in self.beside(op.side, op.conn).collect::<Vec<_>>() {
-                self.end_mut(op.side, conn).has_ring = true;
-            }
-        }
-        let ret = said.first().map_or(-1, |said| said.ret);
-        let (side, conn) = (op.side, op.conn);
-        match op.call {
-            Call::Open { nonblock, .. } if ret == 1 => {
-                let fresh = Half { open: true, nonblock, ..Half::default() };
-                self.ends[conn as usize] = [fresh, fresh];
-            }
-            Call::Send(SendBy::Oob, _) if ret > 0 => {
-                let in_line = self.end(side.other(), conn).in_line;
-                let half = self.end_mut(side, conn);
-                half.urgent = true;
-                half.sent += ret as usize - usize::from(!in_line);
-            }
-            Call::Send(..) | Call::Signal(Handler::Sends(_)) if ret > 0 => {
-                self.end_mut(side, conn).sent += ret as usize
-            }
-            Call::Signal(Handler::Receives(_)) if ret > 0 => self.end_mut(side, conn).got += ret as usize,
-            Call::Kill => {
-                self.dead[side as usize] = true;
-                self.stopped[side as usize] = false;
-                for conn in 0..CONNS {
-                    let half = self.end_mut(side, conn);
-                    half.reset |= half.open && half.lingers_not;
-                    half.open = false;
-                    half.waiting = None;
-                }
-            }
-            Call::Stop => self.stopped[side as usize] = true,
-            Call::Continue => self.stopped[side as usize] = false,
-            Call::Set(Opt::OobInline(on)) if ret == 0 => self.end_mut(side, conn).in_line = on,
-            Call::Pour { rounds, size } => {
-                let all = usize::from(rounds) * size;
-                self.end_mut(side, conn).sent += all;
-                self.end_mut(side.other(), conn).got += all;
-            }
-            Call::Patience(WaitBy::Recv | WaitBy::Read, _) | Call::Alarm(WaitBy::Recv | WaitBy::Read)
-                if ret > 0 =>
-            {
-                self.end_mut(side, conn).got += ret as usize
-            }
-            Call::Recv(by, _) if ret > 0 && !by.peeks() => self.end_mut(side, conn).got += ret as usize,
-            Call::Echo { rounds, size } | Call::Exchange { rounds, size, .. } => {
-                for side in Side::BOTH {
-                    let end = self.end_mut(side, conn);
-                    end.sent += usize::from(rounds) * size;
-                    end.got += usize::from(rounds) * size;
-                }
-            }
-            Call::Set(Opt::LowWater(bytes)) if ret == 0 => {
-                self.end_mut(side, conn).low_water = bytes.max(1) as usize
-            }
-            Call::Set(Opt::UserTimeout(ms)) if ret == 0 => self.end_mut(side, conn).user_timeout = ms,
-            Call::Set(Opt::PeekOff(at)) if ret == 0 => self.end_mut(side, conn).peek_off = at >= 0,
-            Call::Finish(end)
-                if end.is_close() && (self.has_twin(side, conn) || self.end(side, conn).also.is_some()) =>
-            {
-                self.leaves_number(side, conn);
-                let half = self.end_mut(side, conn);
-                if !std::mem::take(&mut half.twin) {
-                    half.with = half.also.take().unwrap_or(half.with);
-                }
-            }
-            Call::Twin if ret == 1 => self.end_mut(side, conn).twin = true,
-            Call::Turn if ret == 1 => self.leaves_number(side, conn),
-            Call::Share if ret == 1 => {
-                let half = self.end_mut(side, conn);
-                half.also = Some(1 - half.with);
-                half.registered = None;
-            }
-            Call::Branch if ret == 1 => {
-                self.has_branch[side as usize] = true;
-                for conn in self.beside(side, conn).collect::<Vec<_>>() {
-                    let half = self.end_mut(side, conn);
-                    half.also = Some(BRANCH).filter(|_| half.open);
-                }
-            }
-            Call::Swap => {
-                self.leaves_number(side, conn);
-                let half = self.end_mut(side, conn);
-                if let Some(other) = &mut half.also {
-                    std::mem::swap(other, &mut half.with);
-                }
-            }
-            Call::KillBranch => {
-                self.has_branch[side as usize] = false;
-                for conn in 0..CONNS {
-                    let half = self.end_mut(side, conn);
-                    half.also = half.also.filter(|&who| who != BRANCH);
-                    if half.with == BRANCH {
-                        half.with = 0;
-                    }
-                }
-            }
-            Call::Finish(end) => {
-                let unread = self.bytes(side, conn) > 0 || self.end(side.other(), conn).urgent;
-                let half = self.end_mut(side, conn);
-                half.reset |= end.is_close() && (unread || half.lingers_not);
-                half.shut_wr |= matches!(end, End::ShutWr | End::ShutBoth);
-                half.shut_rd |= matches!(end, End::ShutRd | End::ShutBoth);
-                half.open &= !end.is_close();
-                half.registered = half.registered.filter(|_| half.open);
-            }
-            Call::DupOver(Over::Conn(other)) if ret == 1 => {
-                self.leaves_number(side, conn);
-                self.happened(Op::new(side, other, Call::Finish(End::Close)), &[Said::of(0)]);
-            }
-            Call::Hand if ret == 1 => {
-                let half = self.end_mut(side, conn);
-                half.with = 1 - half.with;
-                half.registered = None;
-            }
-            Call::Lend { lent: Lent::Ended, .. } if ret > 0 => self.end_mut(side, conn).shut_wr = true,
-            Call::Set(Opt::LingerFor(seconds)) if ret == 0 => {
-                self.end_mut(side, conn).lingers_not = seconds == 0
-            }
-            Call::Set(Opt::NonblockIoctl(on)) if ret == 0 => self.end_mut(side, conn).nonblock = on,
-            Call::Set(opt) if opt.is_async() && ret == 0 => self.end_mut(side, conn).signals = true,
-            Call::Set(Opt::Linger(on)) if ret == 0 => self.end_mut(side, conn).lingers_not = on,
-            Call::Register(how) if ret == 0 => {
-                let half = self.end_mut(side, conn);
-                half.in_set_otherwise |= how.is_for_edges();
-                half.registered = (how != Registered::Removed).then_some(how);
-            }
-            // The kernel goes on to tell of it under its old number.
-            Call::Dup | Call::DupOver(Over::Far | Over::Next | Over::Set) if ret == 1 => {
-                self.leaves_number(side, conn)
-            }
-            Call::Pass if ret == 1 => self.end_mut(side, conn).registered = None,
-            Call::Nonblock(on) => self.end_mut(side, conn).nonblock = on,
-            Call::Fork(Child::Sends) => {
-                // Its exit status is what it sent.
-                let sent =
-                    said.first().and_then(|said| said.more.first()).map_or(0, |status| status >> 8 & 0xff);
-                if (1..=5).contains(&sent) {
-                    self.end_mut(side, conn).sent += sent as usize;
-                }
-            }
-            Call::Fork(Child::Execs | Child::Spawns) => {
-                (0..CONNS).for_each(|conn| self.end_mut(op.side, conn).given = true);
-            }
-            Call::Exec => {
-                for conn in self.beside(side, conn).collect::<Vec<_>>() {
-                    let half = self.end_mut(side, conn);
-                    (half.given, half.registered, half.in_set_otherwise) = (true, None, false);
-                }
-            }
-            Call::Fork(Child::Receives | Child::ReceivesAndCloses) => {
-                let got =
-                    said.first().and_then(|said| said.more.first()).map_or(0, |status| status >> 8 & 0xff);
-                if (1..=10).contains(&got) {
-                    self.end_mut(side, conn).got += got as usize;
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
-/// Whether a call waits where there are no bytes, on a socket that blocks.
-fn may_wait(by: RecvBy) -> bool {
-    matches!(
-        by,
-        RecvBy::Read | RecvBy::Readv | RecvBy::WaitAll | RecvBy::Splice | RecvBy::ForOne | RecvBy::PeekWhole
-    )
 }

@@ -6,13 +6,15 @@
 //! call ends, and a [`Op::cut`], in which the next call is made between two instructions of this one: by the other side, by another
 //! thread of the same process, or by a handler of a signal.
 
+#[cfg(test)]
+pub mod names;
 mod options;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use options::{Mask, MaskBy, Opt};
+pub use options::{LEVELS, Mask, MaskBy, Opt, Stamps};
 
 /// Connections that a program can have at a time.
 pub const CONNS: u8 = 3;
@@ -65,6 +67,8 @@ pub enum SendBy {
     SendfileOn,
     /// With flags that do nothing to a stream.
     Flagged,
+    /// [`SendBy::Many`] with MSG_BATCH.
+    Batch,
 }
 
 /// How bytes are received.
@@ -107,6 +111,14 @@ impl RecvBy {
     /// Whether it leaves the bytes there.
     pub fn peeks(self) -> bool {
         matches!(self, Self::Peek | Self::Oob | Self::PeekMsg | Self::PeekTrunc | Self::PeekWhole)
+    }
+
+    /// Whether it waits where there are no bytes, on a socket that blocks.
+    pub fn may_wait(self) -> bool {
+        matches!(
+            self,
+            Self::Read | Self::Readv | Self::WaitAll | Self::Splice | Self::ForOne | Self::PeekWhole
+        )
     }
 
     /// Whether it throws them away.
@@ -167,6 +179,12 @@ pub enum LookBy {
     Empty,
     /// Bad pointers.
     Faults,
+    /// What is still to be sent (SIOCOUTQNSD), and whether TIOCOUTQ answers.
+    Unsent,
+    /// Whether SO_MEMINFO, TCP_CC_INFO and all of TCP_INFO answer: their figures are TCP's own.
+    Figures,
+    /// TCP_ZEROCOPY_RECEIVE that maps nothing, and so tells how much there is.
+    Mapped,
 }
 
 impl LookBy {
@@ -176,7 +194,17 @@ impl LookBy {
 
     /// Whether it is several calls, between which others may be seen.
     pub fn is_of_several(self) -> bool {
-        matches!(self, Self::Flags | Self::SendNothing | Self::Kinds | Self::Empty | Self::Faults)
+        matches!(
+            self,
+            Self::Flags
+                | Self::SendNothing
+                | Self::Kinds
+                | Self::CloseOnExec
+                | Self::Empty
+                | Self::Faults
+                | Self::Unsent
+                | Self::Figures
+        )
     }
 
     pub fn is_of_set(self) -> bool {
@@ -348,6 +376,8 @@ pub enum Child {
     Execs,
     /// In place of fork(2), posix_spawn(3).
     Spawns,
+    /// In place of fork(2), vfork(2); it executes another program.
+    Vforks,
     /// By poll(2).
     Looks,
     /// At the set that it has inherited.
@@ -550,6 +580,8 @@ pub fn looks(call: Call) -> bool {
                 | LookBy::TcpState
                 | LookBy::CloseOnExec
                 | LookBy::Empty
+                | LookBy::Unsent
+                | LookBy::Figures
         ),
         Call::Signal(what) => what == Handler::Fionread,
         _ => false,

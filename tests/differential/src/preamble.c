@@ -225,6 +225,7 @@ int main(void) {
     set = epoll_create1(0);
     program();
     turn(CLIENT);
-    if (child) waitpid(child, NULL, 0);
-    return 0;
+    int status = 0;
+    if (child) waitpid(child, &status, 0);
+    return status != 0;
 }

@@ -1,6 +1,6 @@
 //! The search: programs from a seed, a failure cut to its shortest, and what was reached.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -14,9 +14,10 @@ use crate::as_c::as_c;
 use crate::calls;
 use crate::compare::Difference;
 use crate::errors::Failure;
-use crate::lab::{Lab, Seen, name_of};
-use crate::maker::Maker;
+use crate::lab::{Lab, Seen};
+use crate::maker::{Maker, short};
 use crate::op::Op;
+use crate::pairs::{self, name_of};
 use crate::stage::Way;
 use crate::warden;
 
@@ -31,8 +32,20 @@ struct Kept {
     failures: Vec<Failure>,
 }
 
-/// Faults in one call and way that are cut short; further ones are only counted.
-const KNOWN: u64 = 3;
+impl Kept {
+    fn read(file: &Path) -> Self {
+        let text = std::fs::read_to_string(file).expect("a kept program");
+        serde_json::from_str(&text).expect("a kept program")
+    }
+}
+
+/// A kept program, and what it showed.
+#[cfg(test)]
+pub fn read_kept(file: &Path) -> (Vec<Op>, String) {
+    let Kept { program, fault, .. } = Kept::read(file);
+    (program, fault)
+}
+
 /// How often a long run says how far it has come.
 const TELL: Duration = Duration::from_secs(30);
 
@@ -58,6 +71,18 @@ impl Progress {
             || !arguments.go_on && self.failed.load(Ordering::Relaxed) > 0
     }
 
+    /// Calls on lanes, in a hundred.
+    fn share(&self) -> u64 {
+        100 * self.on_lanes.load(Ordering::Relaxed) / self.calls.load(Ordering::Relaxed).max(1)
+    }
+
+    /// 1 where less of the calls were made on lanes than there must be.
+    fn is_share_too_small(&self, arguments: &Search) -> u64 {
+        let Some(least) = arguments.share.filter(|&least| self.share() < least) else { return 0 };
+        println!("only {} % of the calls were made on lanes, which must be {least} %", self.share());
+        1
+    }
+
     fn report(&self, seen: &str) {
         let [made, failed, calls, on_lanes] =
             [&self.made, &self.failed, &self.calls, &self.on_lanes].map(|one| one.load(Ordering::Relaxed));
@@ -65,7 +90,7 @@ impl Progress {
         println!(
             "\n{made} programs in {seconds:.0} s, {:.1} a second, {failed} failed; {calls} calls under Shunpike, {on_lanes} ({} %) on lanes; {seen}",
             made as f64 / seconds,
-            100 * on_lanes / calls.max(1),
+            self.share(),
         );
     }
 }
@@ -98,10 +123,11 @@ pub fn search(arguments: &Search) -> ExitCode {
     if arguments.errors {
         println!("calls of the library's own that failed: {}", warden::failed());
     }
-    let missing = arguments.reaches.as_deref().map_or(0, |list| not_reached(&seen, list));
+    let missing = arguments.reaches.as_deref().map_or(0, |table| pairs::lacking(&seen.pairs, table));
     if let Some(path) = &arguments.pairs {
-        write_pairs(&seen, path);
+        pairs::write(&seen.pairs, path);
     }
+    let missing = missing + progress.is_share_too_small(arguments);
     let [made, failed] = [&progress.made, &progress.failed].map(|one| one.load(Ordering::Relaxed));
     println!("differential: {} passed, {} failed", made - failed, failed + missing);
     ExitCode::from(u8::from(failed + missing != 0))
@@ -123,7 +149,8 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
     let mut lab = Lab::new(&arguments.built, &arguments.ways);
     let mut told = Instant::now();
     // Where only one end runs under Shunpike there are no lanes: not so much can differ.
-    let shares = |way: &Way| if matches!(way, Way::Client | Way::Server) { 1 } else { 4 };
+    let has_lanes = |way: &Way| !matches!(way, Way::Client | Way::Server);
+    let shares = |way: &Way| if has_lanes(way) { 4 } else { 1 };
     let turns: Vec<usize> =
         arguments.ways.iter().enumerate().flat_map(|(number, way)| vec![number; shares(way)]).collect();
     while !progress.is_over(arguments) {
@@ -132,7 +159,7 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
             progress.report(&lab.seen().to_string());
         }
         let way = turns[maker.made as usize % turns.len()];
-        let program = maker.next();
+        let program = if has_lanes(&arguments.ways[way]) { maker.next() } else { short(maker.next()) };
         let (reached, calls, on_lanes) = (lab.reached(), lab.calls, lab.on_lanes);
         if arguments.only.is_some_and(|only| only != maker.made) {
             progress.made.fetch_add(1, Ordering::Relaxed);
@@ -187,7 +214,7 @@ fn failed(
         *times += 1;
         *times
     };
-    if times > KNOWN {
+    if times > arguments.cuts {
         println!("program {number}, {name:?}, once more: {found}");
         return;
     }
@@ -226,26 +253,6 @@ fn without_needless(
         }
     }
     failures
-}
-
-/// Pairs of call and state that a list names and the run did not come to.
-fn not_reached(seen: &Seen, list: &Path) -> u64 {
-    let reached: BTreeSet<String> = seen.pairs.keys().map(ToString::to_string).collect();
-    let text = std::fs::read_to_string(list).expect("a list of pairs");
-    let missing: Vec<&str> =
-        text.lines().filter(|line| !line.starts_with('#') && !reached.contains(*line)).collect();
-    for pair in &missing {
-        println!("not reached: {pair} (call, phase, mode of the receiving and of the sending half)");
-    }
-    missing.len() as u64
-}
-
-/// The pairs and how often each was reached, the rarest last.
-fn write_pairs(seen: &Seen, path: &Path) {
-    let mut all: Vec<_> = seen.pairs.iter().collect();
-    all.sort_by_key(|&(pair, &times)| (std::cmp::Reverse(times), pair));
-    let text: String = all.into_iter().map(|(pair, times)| format!("{times} {pair}\n")).collect();
-    std::fs::write(path, text).expect("the pairs can be written");
 }
 
 /// Cuts a failing program as long as what is left fails at all. A fault that shows now and then is given several chances.
@@ -313,8 +320,7 @@ pub fn replay(
     let mut lab = Lab::new(directory, ways);
     let mut failed = 0;
     for file in files {
-        let text = std::fs::read_to_string(file).expect("a kept program");
-        let program: Kept = serde_json::from_str(&text).expect("a kept program");
+        let program = Kept::read(file);
         if program.failures.is_empty() {
             lab.pass();
         } else if errors_can_be_made() {

@@ -6,12 +6,16 @@ use shunpike_shm::lifecycle::Event;
 use rustix::io::Errno;
 use shunpike_wire::Reason;
 
-use super::entries::{as_asked, as_made, is_answered_here, is_armed_by_tag, restore, take_over, tell_kernel};
+use super::entries::{
+    as_asked, as_made, is_answered_here, is_armed_by_tag, restore, restore_left, take_over, tell_kernel,
+};
 use super::list::{pop, push};
 use super::refusal::{bar_of_entry, bar_of_reg, has_lost, put_back};
 use super::regs::{CONTROL, Control, Reg, allocate, bell_tag, find, glimpse, indices, reg, remove, tag};
 use super::standing::{has_left, wished};
-use super::{EDGE, EXCLUSIVE, ONESHOT, has_lanes, is_inherited, new_set, open_sets, own, ring, watch};
+use super::{
+    EDGE, EXCLUSIVE, ONESHOT, has_lanes, is_inherited, is_left, new_set, open_sets, own, ring, watch,
+};
 use crate::set::List;
 use crate::set::Set;
 use crate::table::{self, Conn, Entry};
@@ -50,6 +54,14 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     {
         // One that has fired, and left what is unread in the ring: either process is to be told of that, by TCP.
         above::leave_to_sets(conn, fd);
+    }
+    if let Some(conn) = conn
+        && set.shared.load(Ordering::Relaxed)
+        && is_left(conn)
+        && managed(glimpse(set, fd)).is_some()
+    {
+        // Another process has given the entry back to the kernel, as it knew it: what changes is to change there.
+        restore_left(set, conn);
     }
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn

@@ -125,10 +125,28 @@ fn spawn() -> Said {
     }
 }
 
+/// Another program's exit status, started by vfork(2).
+fn vforked() -> Said {
+    // SAFETY: strings of ours; until its exec the child does nothing but ask for it.
+    unsafe {
+        #[expect(deprecated, reason = "programs call it, and its hook is what is tested")]
+        let pid = libc::vfork();
+        if pid == 0 {
+            libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null::<u8>());
+            libc::_exit(99);
+        }
+        let mut status = 0;
+        let waited = libc::waitpid(pid, &raw mut status, 0);
+        Said::of(i64::from(waited == pid)).with([status.into()])
+    }
+}
+
 /// A child that does something with the connection `fd` and ends: its exit status.
 pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd], set: RawFd) -> Said {
-    if child == Child::Spawns {
-        return spawn();
+    match child {
+        Child::Spawns => return spawn(),
+        Child::Vforks => return vforked(),
+        _ => {}
     }
     // SAFETY: between fork and exit the child makes calls on memory that was there before, and allocates nothing.
     unsafe {
@@ -136,7 +154,7 @@ pub fn fork(fd: RawFd, child: Child, bytes: &[u8], all: &[RawFd], set: RawFd) ->
         if pid == 0 {
             let mut some = [0u8; 16];
             let status = match child {
-                Child::Exits | Child::Spawns => 0,
+                Child::Exits | Child::Spawns | Child::Vforks => 0,
                 Child::Closes => all.iter().map(|&one| libc::close(one)).sum(),
                 Child::Sends => libc::send(
                     fd,

@@ -6,12 +6,15 @@ use std::ptr::{null, null_mut};
 
 use libc::{c_int, c_void, epoll_event, mmsghdr, pollfd, socklen_t};
 
-use super::{Said, close, control_of, errno, get, handlers, message, new_set, set, vector};
-use crate::op::{LookBy, Opt, RecvBy, SendBy};
+use super::{Said, close, control_of, errno, get, handlers, message, set, vector};
+use crate::op::{LEVELS, LookBy, Opt, RecvBy, SendBy, Stamps};
+use crate::surface;
 
 const DONTWAIT: c_int = libc::MSG_DONTWAIT;
 /// include/uapi/linux/fs.h
 const RWF_NOWAIT: c_int = 8;
+/// include/linux/socket.h
+const MSG_BATCH: c_int = 0x4_0000;
 /// Messages of one call.
 const MESSAGES: usize = 3;
 
@@ -21,14 +24,15 @@ pub(super) fn send(fd: RawFd, by: SendBy, bytes: &[u8]) -> i64 {
     // SAFETY: the slice, and structs of ours, which outlive each call.
     unsafe {
         match by {
-            SendBy::Many => {
+            SendBy::Many | SendBy::Batch => {
                 let mut pieces: Vec<_> =
                     bytes.chunks(bytes.len().div_ceil(MESSAGES).max(1)).map(vector).collect();
                 let mut all: Vec<_> = pieces
                     .iter_mut()
                     .map(|parts| mmsghdr { msg_hdr: message(parts, &mut []), msg_len: 0 })
                     .collect();
-                let flags = libc::MSG_NOSIGNAL | DONTWAIT;
+                let batch = if by == SendBy::Batch { MSG_BATCH } else { 0 };
+                let flags = libc::MSG_NOSIGNAL | DONTWAIT | batch;
                 let n = libc::sendmmsg(fd, all.as_mut_ptr(), all.len() as _, flags as _);
                 if n < 0 {
                     n.into()
@@ -152,17 +156,74 @@ pub(super) fn look(fd: RawFd, by: LookBy) -> Said {
                 let n = libc::poll(&raw mut one, 1, 0);
                 Said::from(n).with([one.revents.into()])
             }
-            LookBy::CloseOnExec => {
-                let rc = libc::close_range(fd as u32, fd as u32, libc::CLOSE_RANGE_CLOEXEC as c_int);
-                let flags = libc::fcntl(fd, libc::F_GETFD);
-                libc::fcntl(fd, libc::F_SETFD, 0);
-                Said::from(rc).with([flags.into()])
-            }
+            LookBy::CloseOnExec => close_on_exec(fd),
             LookBy::Empty => empty(fd),
             LookBy::Faults => faults(fd),
+            LookBy::Unsent => unsent(fd),
+            LookBy::Figures => figures(fd),
+            LookBy::Mapped => mapped(fd),
             _ => kinds(fd),
         }
     }
+}
+
+/// Close-on-exec by each way to set it, and off again; a copy of the number that has it.
+fn close_on_exec(fd: RawFd) -> Said {
+    // SAFETY: no memory is passed.
+    unsafe {
+        let flags = || i64::from(libc::fcntl(fd, libc::F_GETFD));
+        let rc = libc::close_range(fd as u32, fd as u32, libc::CLOSE_RANGE_CLOEXEC as c_int);
+        let by_range = flags();
+        let off = libc::ioctl(fd, libc::FIONCLEX);
+        let by_none = flags();
+        let on = libc::ioctl(fd, libc::FIOCLEX);
+        let by_ioctl = flags();
+        libc::fcntl(fd, libc::F_SETFD, 0);
+        let copy = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
+        let of_copy = libc::fcntl(copy, libc::F_GETFD);
+        close(copy);
+        let by_call = [rc, off, on, of_copy].map(i64::from);
+        Said::from(rc).with([by_range, by_none, by_ioctl]).with(by_call)
+    }
+}
+
+/// TCP's acknowledgements come when they like: of what is not acknowledged only the call's result is told. All that may go is sent at once.
+fn unsent(fd: RawFd) -> Said {
+    let ask = |what| {
+        let mut bytes = -1i32;
+        // SAFETY: an int of ours.
+        let rc = unsafe { libc::ioctl(fd, what, &raw mut bytes) };
+        (rc, bytes)
+    };
+    let (unacknowledged, unsent) = (ask(libc::TIOCOUTQ), ask(SIOCOUTQNSD));
+    Said::from(unsent.0).with([unsent.1.into(), unacknowledged.0.into(), i64::from(unacknowledged.1 >= 0)])
+}
+
+/// Results and lengths of what tells of TCP's own figures.
+fn figures(fd: RawFd) -> Said {
+    let asked = [
+        (libc::SOL_SOCKET, libc::SO_MEMINFO),
+        (libc::IPPROTO_TCP, libc::TCP_CC_INFO),
+        (libc::IPPROTO_TCP, libc::TCP_INFO),
+    ];
+    Said::of(0).with(asked.into_iter().flat_map(|(level, name)| {
+        let mut all = [0u64; 64];
+        let mut len = size_of_val(&all) as socklen_t;
+        // SAFETY: both are ours.
+        let rc = unsafe { libc::getsockopt(fd, level, name, all.as_mut_ptr().cast(), &raw mut len) };
+        [rc.into(), len.into()]
+    }))
+}
+
+/// How much there is, where nothing can be mapped: less than a page.
+fn mapped(fd: RawFd) -> Said {
+    // struct tcp_zerocopy_receive: an address, a length, and how many bytes are to be read.
+    let mut receive = [0u64, 0];
+    let mut len = size_of_val(&receive) as socklen_t;
+    let (level, name) = (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE);
+    // SAFETY: both are ours.
+    let rc = unsafe { libc::getsockopt(fd, level, name, receive.as_mut_ptr().cast(), &raw mut len) };
+    Said::from(rc).with([(receive[1] & 0xffff_ffff) as i64, (receive[1] >> 32) as i64])
 }
 
 /// What the descriptor and its socket are set to.
@@ -201,7 +262,10 @@ fn refused(fd: RawFd) -> Said {
     // SAFETY: memory of ours; none of them does anything to a socket.
     let all = unsafe {
         let null_file = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        let calls: [&dyn Fn() -> i64; 9] = [
+        let mut pipe = [0; 2];
+        libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC);
+        let calls: [&dyn Fn() -> i64; 10] = [
+            &|| libc::tee(fd, pipe[1], 4, libc::SPLICE_F_NONBLOCK) as i64,
             &|| libc::pread(fd, at, 4, 0) as i64,
             &|| libc::pwrite(fd, at, 4, 0) as i64,
             &|| libc::preadv(fd, parts.as_ptr(), 2, 0) as i64,
@@ -215,7 +279,9 @@ fn refused(fd: RawFd) -> Said {
         let mut all: Vec<i64> = calls.iter().flat_map(|call| [call(), errno().into()]).collect();
         let copied = libc::copy_file_range(fd, &raw mut offset, null_file, null_mut(), 4, 0);
         all.extend([copied as i64, errno().into()]);
-        close(null_file);
+        for one in [null_file, pipe[0], pipe[1]] {
+            close(one);
+        }
         all
     };
     Said::of(0).with(all)
@@ -275,7 +341,7 @@ fn kinds(fd: RawFd) -> Said {
         let mut one = pollfd { fd: timer, events: libc::POLLIN, revents: 0 };
         libc::poll(&raw mut one, 1, 1000);
         let all = [fd, signals, event, timer];
-        let set = new_set();
+        let set = libc::epoll_create(1);
         for (number, &one) in all.iter().enumerate() {
             let mut event = epoll_event { events: ALL_EVENTS as u32, u64: number as u64 };
             libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, one, &raw mut event);
@@ -298,7 +364,7 @@ fn kinds(fd: RawFd) -> Said {
 }
 
 /// Options, with a value each, that have nothing to do with the stream; some of them do not exist.
-const PLAIN: [(c_int, c_int, i32); 16] = [
+const PLAIN: [(c_int, c_int, i32); 21] = [
     (libc::IPPROTO_IP, libc::IP_TOS, 0x10),
     (libc::IPPROTO_IP, libc::IP_TTL, 60),
     (libc::IPPROTO_IP, libc::IP_RECVTOS, 1),
@@ -316,6 +382,12 @@ const PLAIN: [(c_int, c_int, i32); 16] = [
     // There are none of these.
     (libc::IPPROTO_TCP, 99, 1),
     (libc::SOL_SOCKET, 999, 1),
+    // Which way segments take: loopback's.
+    (libc::SOL_SOCKET, libc::SO_DONTROUTE, 1),
+    (libc::SOL_SOCKET, libc::SO_MARK, 7),
+    (libc::SOL_SOCKET, libc::SO_BINDTODEVICE, i32::from_ne_bytes(*b"lo\0\0")),
+    (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, 1),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 1),
 ];
 pub const PLAINS: u8 = PLAIN.len() as u8;
 
@@ -372,9 +444,66 @@ pub(super) fn set_option(fd: RawFd, opt: Opt) -> Said {
                 let (level, name, value) = PLAIN[usize::from(which) % PLAIN.len()];
                 option(level, name, value).with([get(fd, level, name)])
             }
-            _ => Said::of(-1),
+            opt => set_rare_option(fd, opt),
         }
     }
+}
+
+/// Those that few programs set.
+fn set_rare_option(fd: RawFd, opt: Opt) -> Said {
+    let option = |level, name, value: i32| Said::from(set(fd, level, name, value));
+    // Both have the same structure here. Programs with a `time_t` of 32 bits have the new ones where they want 64.
+    let limit = |ms: u16, names: [c_int; 2]| {
+        let limit = libc::timeval { tv_sec: (ms / 1000).into(), tv_usec: i64::from(ms % 1000) * 1000 };
+        Said::from(set(fd, libc::SOL_SOCKET, names[usize::from(ms % 2)], limit))
+    };
+    match opt {
+        Opt::ReceiveTimeout(ms) => limit(ms, [libc::SO_RCVTIMEO, SO_RCVTIMEO_NEW]),
+        Opt::SendTimeout(ms) => limit(ms, [libc::SO_SNDTIMEO, SO_SNDTIMEO_NEW]),
+        Opt::RcvBufForce(bytes) => option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes),
+        Opt::SndBufForce(bytes) => option(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes),
+        Opt::Bpf => attach_bpf(fd),
+        Opt::MinHops(on) => option(libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT, on.into()),
+        Opt::UnsentLowat(bytes) => option(libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes),
+        Opt::WindowClamp(bytes) => option(libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes),
+        Opt::SegmentDelay(us) => option(libc::IPPROTO_TCP, TCP_TX_DELAY, us.into()),
+        Opt::NewStamps(stamps) => {
+            let each = libc::SOF_TIMESTAMPING_RX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE;
+            let (name, value) = match stamps {
+                Stamps::Micro => (SO_TIMESTAMP_NEW, 1),
+                Stamps::Nano => (SO_TIMESTAMPNS_NEW, 1),
+                Stamps::Each => (SO_TIMESTAMPING_NEW, each as i32),
+            };
+            option(libc::SOL_SOCKET, name, value)
+        }
+        Opt::Unfelt(level, name) => {
+            let (level, name) = (LEVELS[usize::from(level) % LEVELS.len()], c_int::from(name));
+            let said = option(level, name, 1);
+            if surface::varies(level, name) { said } else { said.with([get(fd, level, name)]) }
+        }
+        _ => Said::of(-1),
+    }
+}
+
+/// A program of BPF that keeps all of each segment: `w0 = -1; exit`.
+fn attach_bpf(fd: RawFd) -> Said {
+    const LOAD: c_int = 5;
+    const SOCKET_FILTER: u64 = 1;
+    let program = [0xffff_ffff_0000_00b4u64, 0x95];
+    // union bpf_attr: type and number of instructions, where they are, and the licence.
+    let licence = c"MIT";
+    let count = program.len() as u64;
+    let attributes =
+        [count << 32 | SOCKET_FILTER, program.as_ptr() as u64, licence.as_ptr() as u64, 0, 0, 0u64];
+    // SAFETY: memory of ours.
+    let filter =
+        unsafe { libc::syscall(libc::SYS_bpf, LOAD, attributes.as_ptr(), size_of_val(&attributes)) } as c_int;
+    if filter < 0 {
+        return Said::failed();
+    }
+    let said = Said::from(set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, filter));
+    close(filter);
+    said
 }
 
 /// include/uapi/asm-generic/fcntl.h
@@ -383,3 +512,13 @@ const F_GETSIG: c_int = 11;
 const F_SETOWN_EX: c_int = 15;
 /// include/uapi/linux/in6.h
 const IPV6_ADDRFORM: c_int = 1;
+/// include/uapi/linux/tcp.h
+const TCP_TX_DELAY: c_int = 37;
+/// include/uapi/linux/sockios.h
+const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+/// include/uapi/asm-generic/socket.h
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPNS_NEW: c_int = 64;
+const SO_TIMESTAMPING_NEW: c_int = 65;
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;

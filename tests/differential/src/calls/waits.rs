@@ -98,7 +98,10 @@ pub fn look(fd: RawFd, by: LookBy) -> Said {
         | LookBy::Kinds
         | LookBy::CloseOnExec
         | LookBy::Empty
-        | LookBy::Faults => super::odd::look(fd, by),
+        | LookBy::Faults
+        | LookBy::Unsent
+        | LookBy::Figures
+        | LookBy::Mapped => super::odd::look(fd, by),
         LookBy::Epoll
         | LookBy::Set
         | LookBy::Nested

@@ -6,11 +6,11 @@ use super::{call, recv_by, send_by, side, size};
 use crate::op::*;
 
 /// Both ends are closed, by all who have them, and there is a new connection.
-fn anew() -> impl Iterator<Item = Op> {
+pub(super) fn anew() -> impl Iterator<Item = Op> {
     let op = |side, call| Op::new(side, 0, call);
     let close = Side::BOTH.into_iter().flat_map(move |side| [op(side, Call::Finish(End::Close)); 2]);
     let open = Call::Open { nonblock: false, nagle: false, family: Family::V4 };
-    close.chain([op(Side::Client, open), op(Side::Client, Call::Echo { rounds: 40, size: 50 })])
+    close.chain([op(Side::Client, open)]).chain(super::earning(0, 40, 4, 50))
 }
 
 /// A child lives on with the connections, and both use them; it is closed in each order, or the child is killed.

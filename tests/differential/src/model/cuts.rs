@@ -1,8 +1,8 @@
 //! Which two calls can be made at once.
 
-use super::{Model, may_wait};
+use super::Model;
 use crate::calls::Said;
-use crate::op::{Call, Child, Handler, LookBy, Meddle, Op, Opt, SendBy, Side, is_by_ring, reads};
+use crate::op::{Call, Child, Handler, Meddle, Op, Opt, SendBy, Side, is_by_ring, reads};
 
 impl Model {
     /// Whether `second` can be made between two instructions of `first`: neither waits, and each makes sense before the other one.
@@ -25,7 +25,7 @@ impl Model {
                         | Call::Turn
                         | Call::Exec
                         // Three messages: others may see one of them.
-                        | Call::Send(SendBy::Many, _)
+                        | Call::Send(SendBy::Many | SendBy::Batch, _)
                 )
         };
         let moves = |call| matches!(call, Call::Dup | Call::DupOver(_) | Call::Pass);
@@ -52,6 +52,8 @@ impl Model {
             && (is_meddling || !is_waited_for(first.side.other()))
             && (is_short(first.call) && !matches!(first.call, Call::Signal(_)))
             && is_fit
+            && !self.gives_up(first)
+            && !self.gives_up(second)
             && !is_by_ring(first.call)
             && !is_by_ring(second.call)
             && self.allows(first)
@@ -90,10 +92,20 @@ impl Model {
     fn go_together(&self, first: Op, second: Op) -> bool {
         let (own, peer) = (self.end(first.side, first.conn), self.end(first.side.other(), first.conn));
         let fits = |call: Call| match call {
-            Call::Recv(by, _) => own.nonblock || !may_wait(by),
+            Call::Recv(by, _) => own.nonblock || !by.may_wait(),
             Call::Finish(end) => !end.is_close(),
-            Call::Fork(child) => matches!(child, Child::Exits | Child::Closes | Child::Execs | Child::Spawns),
-            Call::Set(Opt::LowWater(_) | Opt::PeekOff(_) | Opt::OobInline(_) | Opt::NonblockIoctl(_))
+            Call::Fork(child) => {
+                matches!(child, Child::Exits | Child::Closes | Child::Execs | Child::Spawns | Child::Vforks)
+            }
+            Call::Set(
+                Opt::LowWater(_)
+                | Opt::PeekOff(_)
+                | Opt::OobInline(_)
+                | Opt::NonblockIoctl(_)
+                | Opt::ReceiveTimeout(_)
+                | Opt::Cork(_)
+                | Opt::SegmentDelay(_),
+            )
             | Call::Nonblock(_) => false,
             // The thread that makes the second call ends with it, and so do its signals.
             Call::Set(Opt::OwnerThread) => false,
@@ -106,8 +118,6 @@ impl Model {
             && !is_fork(second.call)
             && (!is_fork(first.call) || matches!(second.call, Call::Send(..) | Call::Signal(_)))
             && !both(|call| matches!(call, Call::Register(_)))
-            // Each changes the descriptor's flag, and puts it back.
-            && !both(|call| matches!(call, Call::Look(LookBy::CloseOnExec)))
             // A mark in the stream, or bytes that peeks pass over, would show who came first.
             && !((reads(first.call) || reads(second.call)) && (own.peek_off || peer.urgent))
     }

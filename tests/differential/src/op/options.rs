@@ -50,14 +50,67 @@ pub enum Opt {
     AddressForm,
     /// One that has nothing to do with the stream, of a table.
     Plain(u8),
+    /// One that the library's table has nothing to do for: its level's place among [`LEVELS`], and its number.
+    Unfelt(u8, u8),
+    /// SO_RCVTIMEO, milliseconds: a call that receives gives up then. 0: never.
+    ReceiveTimeout(u16),
+    SendTimeout(u16),
+    RcvBufForce(i32),
+    SndBufForce(i32),
+    /// SO_ATTACH_BPF: a program that lets all pass.
+    Bpf,
+    /// IPV6_MINHOPCOUNT, which all segments fulfil.
+    MinHops(bool),
+    /// TCP_NOTSENT_LOWAT: more than there ever is on its way, but in a flood.
+    UnsentLowat(i32),
+    /// TCP_WINDOW_CLAMP
+    WindowClamp(i32),
+    /// TCP_TX_DELAY, microseconds.
+    SegmentDelay(u16),
+    /// Time stamps as programs with a `time_t` of 64 bits ask for them: SO_TIMESTAMP_NEW and its kin.
+    NewStamps(Stamps),
 }
 
 impl Opt {
+    /// Whether it keeps the connection on TCP.
+    pub fn bars(self) -> bool {
+        matches!(
+            self,
+            Self::LowWater(_)
+                | Self::PeekOff(_)
+                | Self::Timestamps(_)
+                | Self::TimestampNs(_)
+                | Self::Timestamping(_)
+                | Self::NewStamps(_)
+                | Self::OobInline(_)
+                | Self::Owner
+                | Self::Async(_)
+                | Self::AsyncIoctl(_)
+                | Self::Pacing
+                | Self::MinTtl(_)
+                | Self::MinHops(_)
+                | Self::Filter(_)
+                | Self::Bpf
+                | Self::SegmentDelay(_)
+        )
+    }
+
     /// Whether it sets O_ASYNC.
     pub fn is_async(self) -> bool {
         matches!(self, Self::Async(true) | Self::AsyncIoctl(true))
     }
 }
+
+/// Which time stamps.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Stamps {
+    Micro,
+    Nano,
+    Each,
+}
+
+/// The levels that have a table of options, in its order.
+pub const LEVELS: [i32; 4] = [libc::SOL_SOCKET, libc::IPPROTO_IP, libc::IPPROTO_IPV6, libc::IPPROTO_TCP];
 
 /// A wait with a mask of signals.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
