@@ -129,16 +129,15 @@ impl Bare {
         let at = if listens { Some(engine.listen(SocketAddr::new(plan.address, 0))?) } else { None };
         tell.send((token, at)).map_err(gone)?;
         let (peer, at) = hear.recv().map_err(gone)?;
-        let mut endpoint = match at {
-            Some(at) => Some(engine.connect(at, queue, b"")?),
-            None => None,
-        };
+        if let Some(at) = at {
+            engine.connect(at, queue, b"")?;
+        }
         let (end, mut news) = (Instant::now() + PATIENCE, Vec::new());
         loop {
             engine.poll(queue, &mut news)?;
             match engine.event() {
                 Some(Event::Requested { request, .. }) => {
-                    endpoint = Some(engine.accept(request, queue, b"")?);
+                    engine.accept(request, queue, b"")?;
                 }
                 Some(Event::Connected { endpoint, .. }) => {
                     let length = plan.length;
@@ -146,7 +145,6 @@ impl Bare {
                 }
                 Some(Event::Lost { .. }) => return Err(EngineError::Failed("connecting", libc::ECONNRESET)),
                 None if Instant::now() > end => {
-                    let _ = endpoint;
                     return Err(EngineError::Failed("connecting", libc::ETIMEDOUT));
                 }
                 None => {}

@@ -1,3 +1,5 @@
+mod stream;
+
 use super::*;
 use crate::conformance::{self, Fixture};
 use rustix::fd::{AsFd, OwnedFd};
