@@ -146,7 +146,7 @@ impl fmt::Display for EngineError {
             Self::Unknown => f.write_str("no such endpoint, queue, request or memory"),
             Self::Range => f.write_str("the write is empty, too long or not inside its source"),
             Self::Hello => write!(f, "more than {MAX_HELLO} bytes to say at connecting"),
-            Self::Missing(why) => write!(f, "libfabric is not here: {why}"),
+            Self::Missing(why) => write!(f, "libfabric is not here (Debian's package: libfabric1): {why}"),
             Self::Unfit(why) => f.write_str(why),
             Self::Failed(what, errno) => write!(f, "{what} failed with libfabric's error {errno}"),
         }

@@ -23,7 +23,7 @@ enum Command {
         /// libfabric's provider: tcp or verbs
         #[arg(long, default_value = "tcp")]
         provider: String,
-        /// An address of this host, on the device
+        /// An address of this host, on the device: both ends are there, and one listens while it is measured
         #[arg(long, default_value = "127.0.0.1")]
         address: IpAddr,
         /// Length of one measurement, milliseconds
@@ -35,15 +35,12 @@ enum Command {
     },
 }
 
-/// libfabric is not here: so that the caller may say what to install.
-const MISSING: u8 = 3;
-
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("shunpike-agent: {error}");
-            ExitCode::from(if matches!(error, EngineError::Missing(_)) { MISSING } else { 1 })
+            ExitCode::FAILURE
         }
     }
 }
