@@ -4,6 +4,7 @@ this machine's files are not touched."""
 import json
 import os
 import shutil
+import stat
 import subprocess
 
 import pytest
@@ -372,6 +373,29 @@ def test_links_lead_nowhere_out_of_the_root(world, system):
     asked(world, system, "disable", "--all")
     assert [path.name for path in outside.iterdir()] == ["passwd"] and (outside / "passwd").read_text() == "of the host\n"
     assert (system / str(outside)[1:] / "90-shunpike.conf").exists()
+
+
+@needs_root
+def test_a_link_to_the_null_device_leaves_the_device_as_it_is(world, system):
+    """Such a link masks a drop-in, or keeps a file empty. The device became a file, of mode 0666, which each program's loader read."""
+    device = system / "dev/null"
+    device.parent.mkdir()
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    write(system, "cache.service", UNIT)
+    link = system / "etc/systemd/system/cache.service.d/90-shunpike.conf"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/dev/null")
+    (system / "etc/ld.so.preload").symlink_to("/dev/null")
+    ran = asked(world, system, "enable", "cache")
+    assert ran.returncode == 1 and "is masked" in ran.stderr and "disable cache" in ran.stderr, ran.stderr
+    ran = asked(world, system, "enable", "--all")
+    assert ran.returncode == 1 and "/dev/null: it is no ordinary file" in ran.stderr, ran.stderr
+    assert not (system / "etc/shunpike").exists(), "nothing was changed"
+    asked(world, system, "disable", "--all")
+    assert link.is_symlink() and stat.S_ISCHR(device.stat().st_mode)
+    ran = asked(world, system, "disable", "cache")
+    assert ran.returncode == 0 and not link.is_symlink() and stat.S_ISCHR(device.stat().st_mode), ran.stderr
+    assert asked(world, system, "enable", "cache").returncode == 0 and link.is_file()
 
 
 @needs_root

@@ -98,6 +98,13 @@ pub enum Error {
         /// The link that masks it.
         file: PathBuf,
     },
+    /// The drop-in is masked.
+    MaskedDropIn {
+        /// The service.
+        name: String,
+        /// The link that masks it.
+        file: PathBuf,
+    },
     /// A file could not be read.
     Read {
         /// The file.
@@ -322,6 +329,11 @@ impl fmt::Display for Error {
             Error::MaskedUnit { name, file } => {
                 write!(f, "{name} is masked by {}; 'systemctl unmask {name}' first", file.display())
             }
+            Error::MaskedDropIn { name, file } => write!(
+                f,
+                "the drop-in of {name} is masked: {} leads to /dev/null; 'shunpike disable {name}' removes that link, then enable it",
+                file.display()
+            ),
             Error::Read { path, source } => write!(f, "cannot read {}: {source}", path.display()),
             Error::List { path, line: 0, why } => {
                 write!(

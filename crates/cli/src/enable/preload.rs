@@ -31,6 +31,7 @@ on program *
 /// Puts `library` into every program that starts below `root`; what to tell of it.
 pub fn enable(root: &Path, library: &Path) -> Result<String, Error> {
     let (preload, list) = (below(root, Path::new(PRELOAD)), list(root));
+    replace::check(&preload)?;
     read(&preload)?;
     check_list(&list)?;
     check_owners(root, library)?;
@@ -64,6 +65,7 @@ pub fn disable(root: &Path) -> Result<String, Error> {
 
 /// Makes of the file's content another one, `None` for none; no file where that is empty. Whether it did. By who has the turn.
 fn change(path: &Path, to: impl Fn(&[u8]) -> Option<Vec<u8>>) -> Result<bool, Error> {
+    replace::check(path)?;
     let Some(after) = to(&read(path)?) else { return Ok(false) };
     if after.trim_ascii().is_empty() {
         replace::remove(path)?;

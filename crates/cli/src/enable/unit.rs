@@ -54,6 +54,9 @@ impl Unit {
         if target == root.join("dev/null") {
             return Err(Error::MaskedUnit { name, file: root.join(file.strip_prefix("/").unwrap_or(&file)) });
         }
+        if drop_in(root, &name) == root.join("dev/null") {
+            return Err(Error::MaskedDropIn { file: link(root, &name), name });
+        }
         let text = fs::read_to_string(&target).map_err(|source| Error::Read { path: target, source })?;
         let whose = wider(&name).into_iter().chain(names.iter().rev().map(|name| (*name).to_owned()));
         let drop_ins = whose.flat_map(|name| drop_ins(root, &name));
@@ -177,8 +180,14 @@ fn wider(name: &str) -> Vec<String> {
     std::iter::once("service".to_owned()).chain(dashes).filter(|wider| wider != name).collect()
 }
 
+/// Our drop-in of a unit, or what a link in its place leads to.
 fn drop_in(root: &Path, name: &str) -> PathBuf {
     below(root, &Path::new(PLACES[0]).join(format!("{name}.d")).join(DROP_IN))
+}
+
+/// The same, where a link is itself meant.
+fn link(root: &Path, name: &str) -> PathBuf {
+    below(root, &Path::new(PLACES[0]).join(format!("{name}.d"))).join(DROP_IN)
 }
 
 /// The drop-ins of a unit, but for ours, in the order in which they are read.
@@ -256,12 +265,13 @@ pub fn enabled(root: &Path) -> Vec<String> {
 
 /// Whether there is a drop-in of that name, whoever wrote it.
 pub fn is_enabled(root: &Path, name: &str) -> bool {
-    fs::symlink_metadata(drop_in(root, name)).is_ok()
+    fs::symlink_metadata(link(root, name)).is_ok()
 }
 
 /// Takes our drop-in away; what to tell of it.
 pub fn disable(root: &Path, name: &str) -> Result<String, Error> {
-    let file = drop_in(root, name);
+    // What a link there leads to is somebody else's: /dev/null, perhaps.
+    let file = link(root, name);
     if !replace::remove(&file)? {
         return Ok(format!("{name} is not enabled: there is no {}", file.display()));
     }
