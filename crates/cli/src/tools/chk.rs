@@ -48,11 +48,13 @@ pub fn check(
     Ok(verdict == Some(true))
 }
 
-/// Whether there would be a lane; `None` where who is at the other end is not known.
+/// Whether there would be a lane; `None` where who is at the other end is not known, or not whether Shunpike is in it.
 fn verdict(findings: &[Finding]) -> Option<bool> {
     let fails = findings.iter().any(|finding| finding.is_so == Some(false));
-    let is_found = findings.iter().any(|finding| finding.name == "listener");
-    if fails { Some(false) } else { is_found.then_some(true) }
+    let is_reached = findings
+        .iter()
+        .any(|finding| ["library", "session"].contains(&finding.name) && finding.is_so == Some(true));
+    if fails { Some(false) } else { is_reached.then_some(true) }
 }
 
 fn resolve(target: &str) -> Result<Vec<SocketAddr>, Error> {
@@ -275,6 +277,8 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
     let theirs = pid.and_then(|pid| broker.pid_of(pid).ok()).unwrap_or(0);
     match broker.answer::<Check>(what::CHECK, &format!("{theirs} {uid}")) {
         Ok(check) => {
+            // Of a process that is not seen the broker was not asked.
+            let session = pid.and(check.session);
             if let Some(whose) = socket::foreign(&broker.socket) {
                 findings.push(Finding {
                     name: "owner",
@@ -284,7 +288,7 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 });
             }
             findings.extend(two_brokers());
-            findings.push(same_broker(&broker.socket, pid, check.session));
+            findings.push(same_broker(&broker.socket, pid, session));
             if let Some(version) = check.other_version {
                 findings.push(Finding {
                     name: "version",
@@ -309,16 +313,17 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 text: format!("you (uid {own}) and uid {uid} {may} be peers: {}", check.peers),
                 advice: check.advice.into(),
             });
-            let text = match check.session {
+            let text = match session {
                 Some(true) => "the process has a session with the broker",
                 Some(false) => {
                     "the process has had nothing to say to the broker yet; its first busy connection will"
                 }
+                None if pid.is_none() => "which process it is, and whether it has a session, is not seen from here",
                 None => "whether the process has a session is not yours to know",
             };
             findings.push(Finding {
                 name: "session",
-                is_so: check.session.filter(|has| *has),
+                is_so: session.filter(|has| *has),
                 text: text.into(),
                 advice: "".into(),
             });
@@ -423,7 +428,12 @@ fn show(
     }
     table.print()?;
     if verdict.is_none() {
-        return print("\nNot known: who has the other end is not seen from here");
+        let is_found = findings.iter().any(|finding| finding.name == "listener");
+        return print(if is_found {
+            "\nNot known: whether the server is under Shunpike is not seen from here; ask as its user, or as root"
+        } else {
+            "\nNot known: who has the other end is not seen from here"
+        });
     }
     if verdict == Some(true) {
         return print(
@@ -475,6 +485,20 @@ mod tests {
         );
         let established = Socket { state: 1, ..sockets[1] };
         assert!(reach::listener(&[established], established.local).is_none());
+    }
+
+    /// It was a success for servers that nobody had put under Shunpike.
+    #[test]
+    fn only_a_server_that_is_known_to_be_reached_is_a_success() {
+        let finding = |(name, is_so)| Finding { name, is_so, text: String::new(), advice: "".into() };
+        let of = |more: &[(&'static str, Option<bool>)]| {
+            let found = [("listener", Some(true)), ("broker", None), ("policy", Some(true))];
+            verdict(&found.iter().chain(more).copied().map(finding).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[("library", None), ("session", None)]), None);
+        assert_eq!(of(&[("library", Some(true)), ("session", None)]), Some(true));
+        assert_eq!(of(&[("library", None), ("session", Some(true))]), Some(true));
+        assert_eq!(of(&[("library", Some(false)), ("session", Some(true))]), Some(false));
     }
 
     #[test]
