@@ -40,7 +40,7 @@ pub fn check(
     let addresses = resolve(target)?;
     // The one of several addresses at which somebody listens is the one that a program gets to.
     let own = Namespace::own();
-    let address = addresses.iter().find(|address| own.listener(**address).is_some()).or(addresses.first());
+    let address = addresses.iter().find(|address| !own.listeners(**address).is_empty()).or(addresses.first());
     let Some(address) = address.copied() else { return Err(unknown(target, "it has no address")) };
     let findings = findings(address, own, broker, connects);
     let verdict = verdict(&findings);
@@ -78,11 +78,13 @@ fn findings(
         Some(made) => connected(address, made),
         None => looked_for(address, own),
     };
-    let Some((namespace, socket)) = place else { return findings };
+    let Some((namespace, sockets)) = place else { return findings };
+    let Some(socket) = sockets.first() else { return findings };
     if !connects {
-        findings.extend(reach::of_both_families(address, &socket));
+        findings.extend(reach::of_both_families(address, socket));
     }
-    let mut holders = kernel::holders(socket.inode);
+    let inodes: Vec<u64> = sockets.iter().map(|socket| socket.inode).collect();
+    let mut holders = kernel::holders(&inodes);
     // Any of them may accept the connection: those come first that can have a lane.
     holders.sort_by_cached_key(|(pid, _)| !Presence::is_in(*pid));
     let server = holders.first();
@@ -136,17 +138,18 @@ fn unasked(error: &Error) -> Finding {
     Finding { name: "broker", is_so: Some(false), text: text.to_owned(), advice: advice.to_owned().into() }
 }
 
-/// Where somebody listens.
-type Place = Option<(Namespace, Socket)>;
+/// Where somebody listens: at one socket, or at several that share an address (SO_REUSEPORT), of which any may take the connection.
+type Place = Option<(Namespace, Vec<Socket>)>;
 
 /// By the address: in this network namespace, else in another one of this host that has it.
 fn looked_for(address: SocketAddr, own: Namespace) -> (Vec<Finding>, Place) {
     let here = this_host(address.ip());
     let is_here = here.is_so == Some(true);
-    if is_here && let Some(socket) = own.listener(address) {
-        return (vec![here], Some((own, socket)));
-    }
     if is_here {
+        let sockets = own.listeners(address);
+        if !sockets.is_empty() {
+            return (vec![here], Some((own, sockets)));
+        }
         let nobody = Finding {
             name: "listener",
             is_so: Some(false),
@@ -171,18 +174,17 @@ fn looked_for(address: SocketAddr, own: Namespace) -> (Vec<Finding>, Place) {
         let text = format!("{text}, and of others: which one is meant, 'shunpike chk --connect' finds out");
         return (vec![inside(text, None)], None);
     }
-    match first.listener(address) {
-        Some(socket) => (vec![inside(text, Some(true))], Some((first, socket))),
-        None => {
-            let nobody = Finding {
-                name: "listener",
-                is_so: Some(false),
-                text: format!("nobody listens at {address} there"),
-                advice: "start the server".into(),
-            };
-            (vec![inside(text, Some(true)), nobody], None)
-        }
+    let sockets = first.listeners(address);
+    if !sockets.is_empty() {
+        return (vec![inside(text, Some(true))], Some((first, sockets)));
     }
+    let nobody = Finding {
+        name: "listener",
+        is_so: Some(false),
+        text: format!("nobody listens at {address} there"),
+        advice: "start the server".into(),
+    };
+    (vec![inside(text, Some(true)), nobody], None)
 }
 
 /// By a connection that was made: whoever has its other end, through whatever translation of the address that is called.
@@ -198,7 +200,7 @@ fn connected(address: SocketAddr, made: io::Result<Made>) -> (Vec<Finding>, Plac
             let text = format!("no connection to {address}: {error}");
             (vec![finding(Some(false), text, "start the server, or let the connection through")], None)
         }
-        Ok(Made { peer: Some((namespace, socket)), .. }) => {
+        Ok(Made { peer: Some((namespace, sockets)), .. }) => {
             let text = match namespace.process.as_str() {
                 "self" => {
                     format!("a connection to {address} was made; its other end is in this network namespace")
@@ -207,7 +209,7 @@ fn connected(address: SocketAddr, made: io::Result<Made>) -> (Vec<Finding>, Plac
                     "a connection to {address} was made; its other end is in another network namespace of this host (that of PID {pid})"
                 ),
             };
-            (vec![finding(Some(true), text, "")], Some((namespace, socket)))
+            (vec![finding(Some(true), text, "")], Some((namespace, sockets)))
         }
         Ok(Made { peer: None, .. }) => {
             let text = format!(
@@ -465,7 +467,8 @@ mod tests {
     fn the_exact_address_comes_before_the_wildcard() {
         let sockets = [listening("0.0.0.0:80"), listening("127.0.0.1:80"), listening("[::]:81")];
         let of = |sockets: &[Socket], address: &str| {
-            reach::listener(sockets, address.parse().expect("an address")).map(|s| s.local.to_string())
+            let found = reach::listeners(sockets, address.parse().expect("an address"));
+            found.first().map(|socket| socket.local.to_string())
         };
         let at = |address: &str| of(&sockets, address);
         assert_eq!(at("127.0.0.1:80").as_deref(), Some("127.0.0.1:80"));
@@ -484,7 +487,9 @@ mod tests {
             Some("[::ffff:127.0.0.1]:80")
         );
         let established = Socket { state: 1, ..sockets[1] };
-        assert!(reach::listener(&[established], established.local).is_none());
+        assert!(reach::listeners(&[established], established.local).is_empty());
+        let shared = [listening("127.0.0.1:80"), listening("0.0.0.0:80"), listening("127.0.0.1:80")];
+        assert_eq!(reach::listeners(&shared, shared[0].local).len(), 2, "any of them takes the connection");
     }
 
     /// It was a success for servers that nobody had put under Shunpike.
