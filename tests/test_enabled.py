@@ -234,6 +234,28 @@ def test_what_others_could_write_is_in_no_program(machine):
 
 
 @needs_root
+@pytest.mark.parametrize("name, mode, right", [("opt/lib", 0o700, "x"), ("opt/lib/libshunpike.so", 0o640, "r"), ("etc/shunpike", 0o750, "x"), ("etc/shunpike/enabled", 0o600, "r")])
+def test_what_some_users_could_not_read_is_in_no_program(machine, name, mode, right):
+    """All was said to be well, and each program of another user's had a word of the loader's on its standard error."""
+    machine.enable("on program *")
+    machine.preload.unlink()
+    (machine.directory / name).chmod(mode)
+    ran = machine.shunpike("enable", "--all")
+    assert ran.returncode == 1 and f"'chmod o+{right} /{name}'" in ran.stderr, ran.stderr
+    assert not machine.preload.exists()
+
+
+@needs_root
+def test_a_system_of_musl_is_told_that_its_loader_does_not_look(world, system):
+    (system / "bin").mkdir()
+    shell = ["cc", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1", "-x", "c", "-", "-o", system / "bin/sh"]
+    subprocess.run(shell, input=b"int main(void) { return 0; }", check=True)
+    ran = asked(world, system, "enable", "--all")
+    assert ran.returncode == 1 and "musl" in ran.stderr and "shunpike run" in ran.stderr, ran.stderr
+    assert not (system / "etc/ld.so.preload").exists()
+
+
+@needs_root
 def test_a_link_to_the_library_is_as_safe_as_where_it_lies(machine):
     """What the line in /etc/ld.so.preload names is read as each program starts."""
     machine.directory.chmod(0o755)

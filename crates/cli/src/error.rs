@@ -130,6 +130,17 @@ pub enum Error {
         /// Why they could.
         why: Unsafe,
     },
+    /// Programs of some users could not read what all of them have to.
+    NotForAll {
+        /// The library, or the list.
+        file: PathBuf,
+        /// What is closed to them: it, or a directory above.
+        path: PathBuf,
+        /// What others lack there, as chmod(1) has it.
+        right: char,
+    },
+    /// The loader of this system's programs reads no /etc/ld.so.preload.
+    Musl,
     /// A program did not start well with the library.
     LibraryFails {
         /// The library.
@@ -354,6 +365,16 @@ impl fmt::Display for Error {
                 "{} cannot be in every program: {} {why}; install it where only root writes, as in /usr/lib",
                 library.display(),
                 path.display()
+            ),
+            Error::NotForAll { file, path, right } => write!(
+                f,
+                "programs of other users could not read {}; nothing was changed; 'chmod o+{right} {}', or install it elsewhere",
+                file.display(),
+                path.display()
+            ),
+            Error::Musl => f.write_str(
+                "the programs of this system are musl's, whose loader does not read /etc/ld.so.preload; nothing was changed; start \
+                 them with 'shunpike run', or with LD_PRELOAD and SHUNPIKE_SOCKET in their environment (docs/running.md)",
             ),
             Error::LibraryFails { library, why } => write!(
                 f,
