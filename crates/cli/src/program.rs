@@ -57,6 +57,11 @@ pub fn obstacle(file: &Path) -> Option<Obstacle> {
     program.loader.is_none().then_some(Obstacle::Static)
 }
 
+/// Whether it is an ELF file, of whatever machine.
+pub fn is_elf(file: &Path) -> bool {
+    Elf::read(file).is_ok_and(|elf| elf.is_some())
+}
+
 /// The dynamic loader that an ELF program names.
 pub fn loader(file: &Path) -> Option<PathBuf> {
     let loader = Elf::read(file).ok()??.loader?;

@@ -74,6 +74,43 @@ fn closed_standard_descriptors_are_opened() {
     assert_eq!(state.lines().count(), 1, "{state}");
 }
 
+/// The broker served, and `run` said that none could be started ("No child processes").
+#[test]
+fn a_caller_that_ignores_the_end_of_children_has_a_broker_too() {
+    let bed = bed_without_system_broker();
+    let script = format!(
+        "trap '' CHLD; exec {} run sh -c 'echo $SHUNPIKE_SOCKET; grep SigIgn /proc/self/status'",
+        env!("CARGO_BIN_EXE_shunpike")
+    );
+    let output = bed.command("sh").args(["-c", &script]).output().expect("sh");
+    assert_eq!(errors(&output), "");
+    let said = text(&output);
+    let (socket, ignored) = said.split_once("\nSigIgn:").expect("both");
+    assert_eq!(socket, bed.socket().display().to_string());
+    let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a mask");
+    assert_ne!(ignored & 1 << (libc::SIGCHLD - 1), 0, "and what it starts inherits that");
+    let broker = bed.broker(&bed.socket()).expect("a broker");
+    let status = fs::read_to_string(format!("/proc/{broker}/status")).expect("status");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("SigIgn");
+    assert_eq!(u64::from_str_radix(ignored.trim(), 16).expect("a mask") & 1 << (libc::SIGCHLD - 1), 0);
+}
+
+/// It was another broker's place in each working directory.
+#[test]
+fn a_relative_runtime_directory_is_ignored() {
+    let bed = Bed::new();
+    fs::create_dir(bed.path("rt")).expect("a directory");
+    let output = bed
+        .shunpike()
+        .arg("info")
+        .current_dir(bed.path(""))
+        .env("XDG_RUNTIME_DIR", "rt")
+        .output()
+        .expect("shunpike");
+    let message = errors(&output);
+    assert!(message.contains("/tmp/shunpike-") && !message.contains(" rt/"), "{message}");
+}
+
 #[test]
 fn many_runs_at_once_have_one_broker() {
     let bed = bed_without_system_broker();
