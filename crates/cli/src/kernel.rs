@@ -70,7 +70,9 @@ pub fn holders(inodes: &[u64]) -> Vec<(u32, String)> {
     let has = |pid: u32| {
         let Ok(mut fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
         fds.any(|fd| {
-            fd.is_ok_and(|fd| fs::read_link(fd.path()).is_ok_and(|link| wanted.contains(&link.into_os_string())))
+            fd.is_ok_and(|fd| {
+                fs::read_link(fd.path()).is_ok_and(|link| wanted.contains(&link.into_os_string()))
+            })
         })
     };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -29,6 +29,7 @@ mod say;
 mod shipped;
 mod signals;
 mod socket;
+mod standard;
 mod tools;
 
 use args::{Cli, Command, PolicyAction};
@@ -65,6 +66,9 @@ pub fn command_line(arguments: Vec<OsString>) -> u8 {
 
 /// Whether what was asked about is so; true for what asks nothing.
 fn dispatch(cli: Cli, words: &[OsString]) -> Result<bool, Error> {
+    if !matches!(cli.command, Command::Run(_)) {
+        standard::open()?;
+    }
     let is_told = cli.socket.is_some();
     let socket = socket::named(cli.socket);
     match cli.command {

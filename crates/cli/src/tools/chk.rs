@@ -320,7 +320,9 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 Some(false) => {
                     "the process has had nothing to say to the broker yet; its first busy connection will"
                 }
-                None if pid.is_none() => "which process it is, and whether it has a session, is not seen from here",
+                None if pid.is_none() => {
+                    "which process it is, and whether it has a session, is not seen from here"
+                }
                 None => "whether the process has a session is not yours to know",
             };
             findings.push(Finding {

@@ -1,11 +1,12 @@
 //! Output: aligned columns without lines, as the tools of SMC print them.
 
 use crate::error::Error;
+use crate::standard;
 use comfy_table::{Cell, ContentArrangement, presets};
 use serde::Serialize;
 use serde_json::Value;
 use std::borrow::Cow;
-use std::io::{self, Write};
+use std::io::Write;
 
 /// Rows under a heading.
 pub struct Table(comfy_table::Table);
@@ -42,7 +43,7 @@ impl Table {
 
 /// Writes `text` and a line end to standard output.
 pub fn print(text: &str) -> Result<(), Error> {
-    writeln!(io::stdout(), "{}", plain(text)).map_err(Error::Output)
+    writeln!(standard::output()?, "{}", plain(text)).map_err(Error::Output)
 }
 
 /// Text that gives a terminal no orders: names and environments in it are those of other users' processes.

@@ -84,9 +84,8 @@ pub fn listeners(sockets: &[Socket], address: SocketAddr) -> Vec<Socket> {
         };
         sockets.iter().copied().filter(is_it).collect::<Vec<_>>()
     };
-    let first = |ips: &[IpAddr]| {
-        ips.iter().map(|ip| at(*ip)).find(|found| !found.is_empty()).unwrap_or_default()
-    };
+    let first =
+        |ips: &[IpAddr]| ips.iter().map(|ip| at(*ip)).find(|found| !found.is_empty()).unwrap_or_default();
     let (any_v4, any_v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => {
