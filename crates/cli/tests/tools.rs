@@ -370,3 +370,17 @@ fn a_capture_that_cannot_be_written_is_named() {
     let message = errors(&output);
     assert!(message.contains("cannot write /dev/full: No space left on device"), "{message}");
 }
+
+/// It is the limit of whoever ran the first program, for which all of the user's others then have no lanes.
+#[test]
+fn a_broker_that_runs_out_of_descriptors_says_so() {
+    let bed = bed_with_broker();
+    assert!(!shown(&bed, &["info"]).contains("Open files"));
+    let pid = bed.broker(&bed.socket()).expect("a broker");
+    let pid = rustix::process::Pid::from_raw(pid as i32);
+    let open = std::fs::read_dir(format!("/proc/{}/fd", pid.expect("a pid"))).expect("ours").count() as u64;
+    let limit = rustix::process::Rlimit { current: Some(open + 6), maximum: Some(open + 6) };
+    rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).expect("ours");
+    let words = shown(&bed, &["info"]);
+    assert!(words.contains("Open files") && words.contains("LimitNOFILE"), "{words}");
+}
