@@ -78,21 +78,139 @@ fn closed_standard_descriptors_are_opened() {
 #[test]
 fn a_caller_that_ignores_the_end_of_children_has_a_broker_too() {
     let bed = bed_without_system_broker();
-    let script = format!(
-        "trap '' CHLD; exec {} run sh -c 'echo $SHUNPIKE_SOCKET; grep SigIgn /proc/self/status'",
-        env!("CARGO_BIN_EXE_shunpike")
-    );
+    let script =
+        format!("trap '' CHLD; exec {} run grep SigIgn /proc/self/status", env!("CARGO_BIN_EXE_shunpike"));
     let output = bed.command("sh").args(["-c", &script]).output().expect("sh");
     assert_eq!(errors(&output), "");
-    let said = text(&output);
-    let (socket, ignored) = said.split_once("\nSigIgn:").expect("both");
-    assert_eq!(socket, bed.socket().display().to_string());
-    let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a mask");
-    assert_ne!(ignored & 1 << (libc::SIGCHLD - 1), 0, "and what it starts inherits that");
+    let ignores = |line: &str| {
+        let mask = u64::from_str_radix(line.trim_start_matches("SigIgn:").trim(), 16).expect("a mask");
+        mask & 1 << (libc::SIGCHLD - 1) != 0
+    };
+    assert!(ignores(&text(&output)), "what it starts inherits that");
     let broker = bed.broker(&bed.socket()).expect("a broker");
     let status = fs::read_to_string(format!("/proc/{broker}/status")).expect("status");
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("SigIgn");
-    assert_eq!(u64::from_str_radix(ignored.trim(), 16).expect("a mask") & 1 << (libc::SIGCHLD - 1), 0);
+    assert!(!status.lines().filter(|line| line.starts_with("SigIgn:")).any(ignores), "the broker does not");
+}
+
+/// It was another broker's place in each working directory.
+#[test]
+fn a_relative_runtime_directory_is_ignored() {
+    let bed = Bed::new();
+    fs::create_dir(bed.path("rt")).expect("a directory");
+    let output = bed
+        .shunpike()
+        .arg("info")
+        .current_dir(bed.path(""))
+        .env("XDG_RUNTIME_DIR", "rt")
+        .output()
+        .expect("shunpike");
+    let message = errors(&output);
+    assert!(message.contains("/tmp/shunpike-") && !message.contains(" rt/"), "{message}");
+}
+
+#[test]
+fn many_runs_at_once_have_one_broker() {
+    let bed = bed_without_system_broker();
+    let runs: Vec<_> = (0..8)
+        .map(|_| {
+            bed.shunpike().args(["run", "true"]).stderr(std::process::Stdio::piped()).spawn().expect("run")
+        })
+        .collect();
+    for run in runs {
+        let output = run.wait_with_output().expect("output");
+        assert!(output.status.success());
+        assert_eq!(errors(&output), "");
+    }
+    let broker = bed.broker(&bed.socket()).expect("a broker");
+    until("the brokers that came too late leave", || bed.serving(&bed.socket()) == [broker]);
+}
+
+#[test]
+fn a_runtime_directory_that_others_may_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let bed = bed_without_system_broker();
+    fs::create_dir(bed.path("shunpike")).expect("directory");
+    fs::set_permissions(bed.path("shunpike"), fs::Permissions::from_mode(0o777)).expect("mode");
+    let output = bed.output(&["run", "echo", "ran"]);
+    assert_eq!(text(&output), "ran\n");
+    assert_eq!(errors(&output).lines().count(), 1, "{}", errors(&output));
+    assert!(errors(&output).contains("stay on TCP"), "{}", errors(&output));
+    assert!(!bed.socket().exists());
+}
+
+#[test]
+fn a_second_broker_at_one_socket_is_refused() {
+    let bed = Bed::new();
+    let socket = bed.socket().display().to_string();
+    let start = ["broker", "--private", "--socket", &socket, "--idle-exit", "60"];
+    let first = bed.output(&[&start[..], &["--background"]].concat());
+    assert!(first.status.success(), "{}", errors(&first));
+    let broker = bed.broker(&bed.socket());
+    let second = bed.output(&start);
+    // A status of its own: `run` tells by it that another one was faster.
+    assert_eq!(second.status.code(), Some(3));
+    assert!(errors(&second).contains(&socket), "{}", errors(&second));
+    assert_eq!(bed.broker(&bed.socket()), broker, "the first one still serves");
+}
+
+/// It named a command without the options that mattered, which served.
+#[test]
+fn a_broker_in_the_background_says_itself_why_it_fails() {
+    let bed = Bed::new();
+    let policy = bed.path("policy.toml");
+    fs::write(&policy, "[sysctl]\nspin_us = 99999\n").expect("file");
+    let socket = bed.socket().display().to_string();
+    let output = bed.output(&[
+        "broker",
+        "--private",
+        "--background",
+        "--socket",
+        &socket,
+        "--config",
+        policy.to_str().expect("UTF-8"),
+    ]);
+    let message = errors(&output);
+    assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+    assert!(message.contains(&socket) && message.contains("line 2 (spin_us = 99999)"), "{message}");
+    assert!(!message.contains("says why") && !message.contains("shunpike: cannot"), "{message}");
+}
+
+/// Nobody can connect to it, so that it is not the one to use.
+#[test]
+fn a_broker_whose_socket_is_gone_is_named_with_what_to_do() {
+    let bed = Bed::new();
+    let socket = bed.socket().display().to_string();
+    let start = ["broker", "--private", "--socket", &socket, "--idle-exit", "60"];
+    let mut broker = bed.shunpike().args(start).spawn().expect("broker");
+    until("it serves", || bed.broker(&bed.socket()).is_some());
+    fs::remove_file(&socket).expect("removed");
+    let second = bed.output(&start);
+    let _ = (broker.kill(), broker.wait());
+    assert_eq!(second.status.code(), Some(3));
+    let message = errors(&second);
+    assert!(message.contains("nobody listens at") && message.contains(&socket), "{message}");
+    assert!(message.contains(&format!("PID {}", broker.id())) && message.contains("end that"), "{message}");
+    assert!(!message.contains("use that one"), "{message}");
+}
+
+/// Nobody but root could enter it.
+#[test]
+fn the_directory_of_a_broker_for_all_is_open_to_all_whatever_the_umask() {
+    let bed = Bed::new();
+    let socket = bed.path("new/run/broker.sock");
+    let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+    let before = mode(&bed.path(""));
+    let command = [env!("CARGO_BIN_EXE_shunpike"), "run", "grep", "SigIgn", "/proc/self/status"];
+    let output = bed.command("env").arg("--ignore-signal=CHLD").args(command).output().expect("env");
+    assert_eq!(errors(&output), "");
+    let ignores = |line: &str| {
+        let mask = u64::from_str_radix(line.trim_start_matches("SigIgn:").trim(), 16).expect("a mask");
+        mask & 1 << (libc::SIGCHLD - 1) != 0
+    };
+    assert!(ignores(&text(&output)), "what it starts inherits that");
+    let broker = bed.broker(&bed.socket()).expect("a broker");
+    let status = fs::read_to_string(format!("/proc/{broker}/status")).expect("status");
+    assert!(!status.lines().filter(|line| line.starts_with("SigIgn:")).any(ignores), "the broker does not");
 }
 
 /// It was another broker's place in each working directory.
