@@ -1,5 +1,6 @@
 //! What /proc says of other processes and their sockets, as far as the caller may look.
 
+use shunpike_broker::text::plain_name;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -96,7 +97,7 @@ pub fn name(pid: u32) -> String {
     let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     // The last line end is the kernel's.
     let comm = comm.strip_suffix(b"\n").unwrap_or(&comm);
-    String::from_utf8_lossy(comm).replace(char::is_control, "?")
+    plain_name(comm)
 }
 
 /// The capabilities that a process has in effect; `None` where /proc does not tell.

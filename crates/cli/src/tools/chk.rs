@@ -12,6 +12,7 @@ use crate::socket;
 use reach::{Made, Namespace};
 use serde_json::json;
 use shunpike_broker::report::{Check, Info};
+use shunpike_broker::text::is_order;
 use shunpike_broker::what;
 use std::borrow::Cow;
 use std::io;
@@ -453,7 +454,7 @@ fn show(
 
 /// Paths and names of other users' processes are in it, and make no lines of their own.
 fn in_one_line(text: &str) -> String {
-    text.replace(char::is_control, "?")
+    text.replace(is_order, "?")
 }
 
 #[cfg(test)]
