@@ -131,7 +131,7 @@ impl Drop for LastWords {
 }
 
 fn own_program() -> Result<PathBuf, String> {
-    env::current_exe().map_err(|error| format!("this program's own file is not found ({error})"))
+    env::current_exe().map_err(|error| Error::Itself(error).to_string())
 }
 
 /// Marks every descriptor but the standard ones to be closed by exec.

@@ -14,8 +14,7 @@ use std::path::Path;
 /// What a new file is: anybody's to read.
 const MODE: u32 = 0o644;
 
-const NOT_ORDINARY: &str =
-    "it is no ordinary file, or a link to what is none; nothing was changed; move it away first";
+const NOT_ORDINARY: &str = "it is no ordinary file, or a link to what is none, and stays as it is";
 
 /// Most links that are followed to a file. The kernel's bound is 40.
 const LINKS: usize = 8;

@@ -172,6 +172,37 @@ fn a_program_of_other_rights_and_what_it_starts_stay_on_tcp() {
     assert!(!message.contains("may still be accelerated"), "{message}");
 }
 
+/// 2 may be the command's own.
+#[test]
+fn wrong_usage_of_run_is_not_taken_for_the_commands_status() {
+    let bed = Bed::new();
+    for (arguments, status) in [
+        (&["run", "--nonsense", "true"][..], 125),
+        (&["--socket", "/s", "run"], 125),
+        (&["run", "--help"], 0),
+        (&["--socket", "run", "nonsense"], 2),
+        (&["ss", "--nonsense"], 2),
+    ] {
+        assert_eq!(bed.output(arguments).status.code(), Some(status), "{arguments:?}");
+    }
+}
+
+/// It was said that the library is not at /libshunpike.so.
+#[test]
+fn a_system_without_proc_is_told_what_it_lacks() {
+    // Only root can hide it.
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    let bed = Bed::new();
+    let script = format!("mount -t tmpfs none /proc && exec {} run true", env!("CARGO_BIN_EXE_shunpike"));
+    let mut command = bed.command("unshare");
+    let output =
+        command.args(["-m", "sh", "-c", &script]).env_remove("SHUNPIKE_LIB").output().expect("unshare");
+    assert_eq!(output.status.code(), Some(125), "{}", errors(&output));
+    assert!(errors(&output).contains("mount /proc"), "{}", errors(&output));
+}
+
 #[test]
 fn a_missing_or_unusable_library_is_an_error_of_its_own() {
     let bed = Bed::new();
