@@ -177,7 +177,7 @@ fn a_program_of_other_rights_and_what_it_starts_stay_on_tcp() {
 fn wrong_usage_of_run_is_not_taken_for_the_commands_status() {
     let bed = Bed::new();
     for (arguments, status) in [
-        (&["run", "--nonsense", "true"][..], 125),
+        (&["run", "--set", "speed=1", "true"][..], 125),
         (&["--socket", "/s", "run"], 125),
         (&["run", "--help"], 0),
         (&["--socket", "run", "nonsense"], 2),

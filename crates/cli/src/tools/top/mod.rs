@@ -122,7 +122,7 @@ fn live(broker: &Broker, mut state: State, interval: Duration) -> Result<(), Err
                 return Ok(());
             }
         }
-        if is_news {
+        if is_news || Instant::now() < due {
             continue;
         }
         due = Instant::now() + interval;
