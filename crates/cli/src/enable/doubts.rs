@@ -109,7 +109,7 @@ impl Unit {
         let is_there =
             |place: &&str| below(root, &Path::new(place).join(format!("{instances}.service"))).is_file();
         let is_nothing = ["/bin/true", "/usr/bin/true"].contains(&command.first()?.as_str());
-        (is_nothing && PLACES.iter().any(|place| is_there(place))).then(|| {
+        (is_nothing && PLACES.iter().any(is_there)).then(|| {
             format!(
                 "{0} starts nothing itself: what serves are instances of {instances}.service; 'shunpike enable {instances}' is for them",
                 self.name
