@@ -73,7 +73,7 @@ def test_a_connection_whose_program_has_a_session_has_not_missed_the_broker(worl
     accel, port = Accel(world, "client"), free_port()
     world.start("server", [sys.executable, "-c", SERVER_SOURCE_OF_PAIR, port]).wait_listening(port)
     orders, told = os.pipe()
-    few = [accel.client(f"few{count}", [sys.executable, "-c", FEW, port, count], stdin=orders) for count in range(6, 16)]
+    few = [accel.client(f"few{count}", [sys.executable, "-c", FEW, port, count], stdin=orders) for count in range(8, 16)]
     os.close(orders)
     for client in few:
         until(lambda client=client: client.out == "quiet\n", client.describe)
