@@ -10,7 +10,7 @@ import pytest
 
 from harness import Accel
 from netns import ip, join, namespace, needs_root
-from procs import free_port
+from procs import free_port, until
 
 pytestmark = pytest.mark.operators
 
@@ -93,6 +93,30 @@ def test_chk_names_an_engines_proxy(world):
     accel.server("proxy", [sys.executable, "-c", SERVING, "127.0.0.1", port, "docker-proxy"]).wait_listening(port)
     lane, found = findings_of(accel.broker, f"127.0.0.1:{port}")
     assert not lane and "docker-proxy" in found["proxy"]["text"] and "userland-proxy" in found["proxy"]["advice"], found
+
+
+SHARING = """
+import socket, sys, time
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("127.0.0.1", int(sys.argv[1])))
+listener.listen()
+print("listens", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("first", ["ours", "other"])
+def test_chk_looks_at_all_that_share_an_address(world, first):
+    """The kernel may give the connection to either (SO_REUSEPORT). It was a success or a failure by who had come first."""
+    accel, port = Accel(world, "server"), free_port()
+    for whose in ("ours", "other") if first == "ours" else ("other", "ours"):
+        argv = [sys.executable, "-c", SHARING, port]
+        proc = accel.server(whose, argv) if whose == "ours" else world.start(whose, argv)
+        until(lambda proc=proc: proc.out, proc.describe)
+    lane, found = findings_of(accel.broker, f"127.0.0.1:{port}")
+    assert "and 1 more" in found["listener"]["text"], found
+    assert lane is None and found["library"]["is_so"] is None and "which of them accepts" in found["library"]["text"], found
 
 
 @pytest.mark.skipif(not shutil.which("go"), reason="needs go")

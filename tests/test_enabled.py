@@ -4,6 +4,7 @@ this machine's files are not touched."""
 import json
 import os
 import shutil
+import stat
 import subprocess
 
 import pytest
@@ -233,6 +234,28 @@ def test_what_others_could_write_is_in_no_program(machine):
 
 
 @needs_root
+@pytest.mark.parametrize("name, mode, right", [("opt/lib", 0o700, "x"), ("opt/lib/libshunpike.so", 0o640, "r"), ("etc/shunpike", 0o750, "x"), ("etc/shunpike/enabled", 0o600, "r")])
+def test_what_some_users_could_not_read_is_in_no_program(machine, name, mode, right):
+    """All was said to be well, and each program of another user's had a word of the loader's on its standard error."""
+    machine.enable("on program *")
+    machine.preload.unlink()
+    (machine.directory / name).chmod(mode)
+    ran = machine.shunpike("enable", "--all")
+    assert ran.returncode == 1 and f"'chmod o+{right} /{name}'" in ran.stderr, ran.stderr
+    assert not machine.preload.exists()
+
+
+@needs_root
+def test_a_system_of_musl_is_told_that_its_loader_does_not_look(world, system):
+    (system / "bin").mkdir()
+    shell = ["cc", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1", "-x", "c", "-", "-o", system / "bin/sh"]
+    subprocess.run(shell, input=b"int main(void) { return 0; }", check=True)
+    ran = asked(world, system, "enable", "--all")
+    assert ran.returncode == 1 and "musl" in ran.stderr and "shunpike run" in ran.stderr, ran.stderr
+    assert not (system / "etc/ld.so.preload").exists()
+
+
+@needs_root
 def test_a_link_to_the_library_is_as_safe_as_where_it_lies(machine):
     """What the line in /etc/ld.so.preload names is read as each program starts."""
     machine.directory.chmod(0o755)
@@ -372,6 +395,29 @@ def test_links_lead_nowhere_out_of_the_root(world, system):
     asked(world, system, "disable", "--all")
     assert [path.name for path in outside.iterdir()] == ["passwd"] and (outside / "passwd").read_text() == "of the host\n"
     assert (system / str(outside)[1:] / "90-shunpike.conf").exists()
+
+
+@needs_root
+def test_a_link_to_the_null_device_leaves_the_device_as_it_is(world, system):
+    """Such a link masks a drop-in, or keeps a file empty. The device became a file, of mode 0666, which each program's loader read."""
+    device = system / "dev/null"
+    device.parent.mkdir()
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    write(system, "cache.service", UNIT)
+    link = system / "etc/systemd/system/cache.service.d/90-shunpike.conf"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/dev/null")
+    (system / "etc/ld.so.preload").symlink_to("/dev/null")
+    ran = asked(world, system, "enable", "cache")
+    assert ran.returncode == 1 and "is masked" in ran.stderr and "disable cache" in ran.stderr, ran.stderr
+    ran = asked(world, system, "enable", "--all")
+    assert ran.returncode == 1 and "/dev/null: it is no ordinary file" in ran.stderr, ran.stderr
+    assert not (system / "etc/shunpike").exists(), "nothing was changed"
+    asked(world, system, "disable", "--all")
+    assert link.is_symlink() and stat.S_ISCHR(device.stat().st_mode)
+    ran = asked(world, system, "disable", "cache")
+    assert ran.returncode == 0 and not link.is_symlink() and stat.S_ISCHR(device.stat().st_mode), ran.stderr
+    assert asked(world, system, "enable", "cache").returncode == 0 and link.is_file()
 
 
 @needs_root

@@ -93,6 +93,7 @@ CAUSES = {
         "core/conn.rs": ("at its beginning", "too few bytes"),
         "core/conn/given.rs": ("it came back, and has its next exchange before it", "too few bytes"),
         "core/upgrade.rs": ("its handshake begins anew", "too few bytes"),
+        "core/session.rs": ("the broker was reached, and has not answered yet", "too few bytes"),
     },
     "OptionUnsupported": {
         "core/options.rs": ("an option that is in force, found at the nomination", "socket option"),

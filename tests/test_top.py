@@ -1,8 +1,16 @@
 """`shunpike top` in a real terminal of 80 and of 132 columns (tmux), and as text for scripts."""
 
+import fcntl
 import json
+import os
+import pty
 import re
+import select
+import signal
+import struct
 import subprocess
+import termios
+import time
 
 import pytest
 
@@ -177,3 +185,48 @@ def test_wake_ups_are_timed(world):
     text = pair.broker.tool("top", "--once", "-i", "0.1")
     assert re.search(r"sleeps/s; woken p50 \S+ p99 \S+", text) and "WAKE" in text
     pair.close()
+
+
+def test_top_leaves_the_terminal_as_it_was_when_it_is_told_to_end(world):
+    """It left the terminal raw, on the other screen and without a cursor."""
+    env = world.env | {"SHUNPIKE_SOCKET": str(world.broker().socket), "TERM": "xterm"}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        pid, terminal = top_in_a_terminal(world, env)
+        os.kill(pid, number)
+        shown = shown_until(terminal, b"\x1b[?1049l")
+        until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0], f"it ends after {number!r}", seconds=20)
+        assert termios.tcgetattr(terminal)[3] & termios.ICANON, number
+        assert b"\x1b[?25h" in shown + shown_until(terminal, b"\x1b[?25h", seconds=1), number
+        os.close(terminal)
+
+
+def test_top_ends_when_its_terminal_is_gone(world):
+    """Where SIGHUP is ignored, as by nohup, it took a CPU until it had something else to show."""
+    env = world.env | {"SHUNPIKE_SOCKET": str(world.broker().socket), "TERM": "xterm"}
+    pid, terminal = top_in_a_terminal(world, env, ignoring=signal.SIGHUP)
+    os.close(terminal)
+    until(lambda: os.waitpid(pid, os.WNOHANG)[0], "it ends", seconds=20)
+
+
+def top_in_a_terminal(world, env, ignoring=None):
+    """`top` with a terminal of its own, once it has drawn; its PID, and the terminal's other end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        if ignoring:
+            signal.signal(ignoring, signal.SIG_IGN)
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.execve(world.binary, [str(world.binary), "top", "-i", "60"], env)
+    shown_until(terminal, b"COMMAND")
+    return pid, terminal
+
+
+def shown_until(terminal, wanted, seconds=20):
+    """What is shown until `wanted` is, or for so long."""
+    shown, end = b"", time.monotonic() + seconds
+    while wanted not in shown and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                shown += os.read(terminal, 1 << 16)
+            except OSError:  # nobody has the terminal any more
+                break
+    return shown

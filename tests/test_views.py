@@ -57,6 +57,31 @@ def test_all_cursors_and_flags_of_a_lane_are_shown(world):
     pair.close()
 
 
+FEW = """
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for _ in range(int(sys.argv[2])):
+    connection.sendall(b"x")
+    connection.recv(1)
+print("quiet", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_connection_whose_program_has_a_session_has_not_missed_the_broker(world):
+    """The one whose exchanges were over before the broker's welcome was read said "no broker reached", to the broker's own tools."""
+    accel, port = Accel(world, "client"), free_port()
+    world.start("server", [sys.executable, "-c", SERVER_SOURCE_OF_PAIR, port]).wait_listening(port)
+    orders, told = os.pipe()
+    few = [accel.client(f"few{count}", [sys.executable, "-c", FEW, port, count], stdin=orders) for count in range(8, 16)]
+    os.close(orders)
+    for client in few:
+        until(lambda client=client: client.out == "quiet\n", client.describe)
+    until(lambda: len(table(accel.broker.tool("ss"))) == len(few), lambda: accel.broker.tool("ss"))
+    assert "0a010000" not in accel.broker.tool("ss"), accel.broker.tool("ss")
+    os.close(told)
+
+
 WRITER = """
 import socket, sys
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))

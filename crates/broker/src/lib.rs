@@ -59,6 +59,7 @@ mod sockopt;
 mod stats;
 mod successor;
 mod system;
+pub mod text;
 
 pub use client::{PROCESSES, QueryError, TapSession, processes, query, what};
 pub use config::Config;

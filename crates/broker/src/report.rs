@@ -122,8 +122,27 @@ pub struct Info {
     pub waiting: u64,
     /// UEIDs.
     pub ueids: Vec<String>,
+    /// Descriptors that the broker has open, and may have.
+    #[serde(default)]
+    pub open_files: Option<OpenFiles>,
     /// The device.
     pub device: Device,
+}
+
+/// A process's descriptors.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OpenFiles {
+    /// So many are open.
+    pub open: u64,
+    /// So many may be (RLIMIT_NOFILE).
+    pub limit: u64,
+}
+
+impl OpenFiles {
+    /// Whether what is left may be too few for another program and its lanes.
+    pub fn are_few(&self) -> bool {
+        self.limit.saturating_sub(self.open) < 8 + self.limit / 16
+    }
 }
 
 /// `ueid`.

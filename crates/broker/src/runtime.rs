@@ -8,6 +8,7 @@ use crate::datagram;
 use crate::dial::{connect_at, operators_socket, who_serves, with_suffix};
 use crate::error::BrokerError;
 use crate::random;
+use crate::report::OpenFiles;
 use crate::sockopt;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -245,6 +246,14 @@ pub fn shares_our_pids(socket: BorrowedFd<'_>) -> bool {
         let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd()));
         told.is_ok_and(|told| has_one_number(&told)) && is_proc_ours() && sockopt::lives(&process)
     })
+}
+
+/// The descriptors of this process; `None` where /proc does not tell.
+pub fn open_files() -> Option<OpenFiles> {
+    // The directory that is read is one of them.
+    let open = std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
+    Some(OpenFiles { open, limit })
 }
 
 /// How many descriptors may be under way in sockets, ours and our helpers'.

@@ -24,14 +24,20 @@ const RIVAL: Duration = Duration::from_millis(300);
 ///
 /// A process of its own does it, so that CMD, which this process becomes, has no child that it does not know.
 pub fn private(path: &Path, settings: &[String], successor: Option<&str>) -> Result<(), String> {
-    let output = Command::new(own_program()?)
+    let program = own_program()?;
+    // Where the caller has SIGCHLD ignored, nobody's end can be waited for, by the starter neither. CMD inherits it as it was.
+    // SAFETY: `run` has one thread and no handlers: a program that was executed has this signal ignored or by default.
+    let before = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    let output = Command::new(program)
         .args(["broker", "--private", "--background", "--idle-exit", &IDLE_EXIT.to_string(), "--socket"])
         .arg(path)
         .args(settings.iter().map(|setting| format!("--set={setting}")))
         .args(successor.map(|path| format!("--yield-to={path}")))
         .stdin(Stdio::null())
-        .output()
-        .map_err(|error| format!("no private broker could be started: {error}"))?;
+        .output();
+    // SAFETY: as above; `before` is what was set.
+    unsafe { libc::signal(libc::SIGCHLD, before) };
+    let output = output.map_err(|error| format!("no private broker could be started: {error}"))?;
     // Another `run` may have been faster.
     if output.status.success() || socket::answers(path) {
         return Ok(());
@@ -125,7 +131,7 @@ impl Drop for LastWords {
 }
 
 fn own_program() -> Result<PathBuf, String> {
-    env::current_exe().map_err(|error| format!("this program's own file is not found ({error})"))
+    env::current_exe().map_err(|error| Error::Itself(error).to_string())
 }
 
 /// Marks every descriptor but the standard ones to be closed by exec.

@@ -7,7 +7,6 @@ use crate::log::Log;
 use crate::policy;
 use crate::signals;
 use crate::socket;
-use rustix::fs::{Mode, OFlags};
 use shunpike_broker::loopback::LoopbackIsm;
 use shunpike_broker::policy::Policy;
 use shunpike_broker::report::Failure;
@@ -18,8 +17,7 @@ use shunpike_wire::session::MAX_UEIDS;
 use std::cell::Cell;
 use std::env;
 use std::fs;
-use std::io;
-use std::os::fd::{AsFd, IntoRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +27,6 @@ use std::time::Duration;
 /// A program opens its session when it has a connection that deserves a lane. Idle is therefore not only that
 /// no session is open: nobody may be left who could open one.
 pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
-    standard_descriptors().map_err(Error::Descriptors)?;
     let socket = named.unwrap_or_else(|| default_socket(args.private));
     let mut config = if args.private { Config::new(socket) } else { Config::system_wide(socket) };
     if let Some(max_dmbs) = args.max_dmbs {
@@ -95,19 +92,6 @@ pub fn serve(args: Broker, named: Option<PathBuf>) -> Result<(), Error> {
             other => other.map_err(Error::Broker)?,
         }
     }
-}
-
-/// Opens those of the descriptors 0 to 2 that the starter had closed: the log would go into whatever file had their number.
-fn standard_descriptors() -> io::Result<()> {
-    // SAFETY: asks of a number whether it is a descriptor, and uses none.
-    let is_open = |number| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-    // Each takes the lowest number that is free.
-    while !(0..=2).all(is_open) {
-        let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())?;
-        // It is open for as long as the process lives.
-        let _ = null.into_raw_fd();
-    }
-    Ok(())
 }
 
 /// What the environment says of settings.

@@ -98,6 +98,13 @@ pub enum Error {
         /// The link that masks it.
         file: PathBuf,
     },
+    /// The drop-in is masked.
+    MaskedDropIn {
+        /// The service.
+        name: String,
+        /// The link that masks it.
+        file: PathBuf,
+    },
     /// A file could not be read.
     Read {
         /// The file.
@@ -123,6 +130,17 @@ pub enum Error {
         /// Why they could.
         why: Unsafe,
     },
+    /// Programs of some users could not read what all of them have to.
+    NotForAll {
+        /// The library, or the list.
+        file: PathBuf,
+        /// What is closed to them: it, or a directory above.
+        path: PathBuf,
+        /// What others lack there, as chmod(1) has it.
+        right: char,
+    },
+    /// The loader of this system's programs reads no /etc/ld.so.preload.
+    Musl,
     /// A program did not start well with the library.
     LibraryFails {
         /// The library.
@@ -214,7 +232,8 @@ impl Error {
             | Error::LibraryPath(_)
             | Error::SettingsOfOthers { .. }
             | Error::NoSystemBroker { .. }
-            | Error::TwoBrokers => 125,
+            | Error::TwoBrokers
+            | Error::Itself(_) => 125,
             _ => 1,
         }
     }
@@ -291,7 +310,9 @@ impl fmt::Display for Error {
             Error::NoLinkGroup(id) => {
                 write!(f, "no link group {id:08x}; 'shunpike linkgroup' lists those that there are")
             }
-            Error::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
+            Error::Write { path, source } => {
+                write!(f, "cannot write {}: {source}; {}", path.display(), what_to_do(source))
+            },
             Error::NoContainerList { path, library } => write!(
                 f,
                 "the list of libraries for containers is not at {}; install it there ('make install' and the package do, beside {})",
@@ -322,7 +343,14 @@ impl fmt::Display for Error {
             Error::MaskedUnit { name, file } => {
                 write!(f, "{name} is masked by {}; 'systemctl unmask {name}' first", file.display())
             }
-            Error::Read { path, source } => write!(f, "cannot read {}: {source}", path.display()),
+            Error::MaskedDropIn { name, file } => write!(
+                f,
+                "the drop-in of {name} is masked: {} leads to /dev/null; 'shunpike disable {name}' removes that link, then enable it",
+                file.display()
+            ),
+            Error::Read { path, source } => {
+                write!(f, "cannot read {}: {source}; {}", path.display(), what_to_do(source))
+            },
             Error::List { path, line: 0, why } => {
                 write!(
                     f,
@@ -342,6 +370,16 @@ impl fmt::Display for Error {
                 "{} cannot be in every program: {} {why}; install it where only root writes, as in /usr/lib",
                 library.display(),
                 path.display()
+            ),
+            Error::NotForAll { file, path, right } => write!(
+                f,
+                "programs of other users could not read {}; nothing was changed; 'chmod o+{right} {}', or install it elsewhere",
+                file.display(),
+                path.display()
+            ),
+            Error::Musl => f.write_str(
+                "the programs of this system are musl's, whose loader does not read /etc/ld.so.preload; nothing was changed; start \
+                 them with 'shunpike run', or with LD_PRELOAD and SHUNPIKE_SOCKET in their environment (docs/running.md)",
             ),
             Error::LibraryFails { library, why } => write!(
                 f,
@@ -381,7 +419,10 @@ impl fmt::Display for Error {
                 write!(f, "no broker could be started at {}: {reason}", socket.display())
             }
             Error::Bench(error) => error.fmt(f),
-            Error::Itself(source) => write!(f, "cannot find out the path of this program: {source}"),
+            Error::Itself(source) => write!(
+                f,
+                "cannot find out the path of this program by /proc/self/exe: {source}; mount /proc, as with 'mount -t proc proc /proc'"
+            ),
             Error::Descriptors(source) => write!(
                 f,
                 "a standard descriptor is closed, and /dev/null cannot be opened in its place: {source}; start it with 0 to 2 open"
@@ -412,7 +453,44 @@ impl From<QueryError> for Error {
     }
 }
 
+/// Of a file that could not be read or written.
+fn what_to_do(error: &io::Error) -> &'static str {
+    use io::ErrorKind;
+    match error.kind() {
+        ErrorKind::WouldBlock => "wait for it, and try again",
+        // Ours: it is another user's, or no file.
+        _ if error.raw_os_error().is_none() => "move it away, or name another path",
+        ErrorKind::PermissionDenied => "do it as root, or as the user whose it is",
+        ErrorKind::ReadOnlyFilesystem => {
+            "name a path on a file system that can be written, or mount this one so"
+        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room there, or name another path",
+        _ => "see what is at that path, and whether its directory is there",
+    }
+}
+
 fn list(places: &[impl ToString]) -> String {
     let names: Vec<String> = places.iter().map(ToString::to_string).collect();
     names.join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_file_that_failed_it_is_said_what_to_do() {
+        let denied = io::Error::new(io::ErrorKind::PermissionDenied, "it is a link of uid 1's");
+        for (source, words) in [
+            (io::Error::from_raw_os_error(libc::EACCES), "as root"),
+            (io::Error::from_raw_os_error(libc::ENOSPC), "make room"),
+            (io::Error::from_raw_os_error(libc::EROFS), "mount"),
+            (io::Error::from_raw_os_error(libc::ENOENT), "directory is there"),
+            (denied, "name another path"),
+        ] {
+            let text = Error::Write { path: "/x".into(), source }.to_string();
+            let advice = text.rsplit_once("; ").map(|(_, advice)| advice);
+            assert!(advice.is_some_and(|advice| advice.contains(words)), "{text}");
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! What /proc says of other processes and their sockets, as far as the caller may look.
 
+use shunpike_broker::text::plain_name;
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -62,14 +64,16 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// The processes that have the socket `inode`, as far as we may look: pid and name.
-pub fn holders(inode: u64) -> Vec<(u32, String)> {
-    let wanted = format!("socket:[{inode}]");
+/// The processes that have one of the sockets, as far as we may look: pid and name.
+pub fn holders(inodes: &[u64]) -> Vec<(u32, String)> {
+    let wanted: Vec<OsString> = inodes.iter().map(|inode| format!("socket:[{inode}]").into()).collect();
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let has = |pid: u32| {
         let Ok(mut fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
         fds.any(|fd| {
-            fd.is_ok_and(|fd| fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == &*wanted))
+            fd.is_ok_and(|fd| {
+                fs::read_link(fd.path()).is_ok_and(|link| wanted.contains(&link.into_os_string()))
+            })
         })
     };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -93,7 +97,7 @@ pub fn name(pid: u32) -> String {
     let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     // The last line end is the kernel's.
     let comm = comm.strip_suffix(b"\n").unwrap_or(&comm);
-    String::from_utf8_lossy(comm).replace(char::is_control, "?")
+    plain_name(comm)
 }
 
 /// The capabilities that a process has in effect; `None` where /proc does not tell.
@@ -232,7 +236,7 @@ mod tests {
                 sockets("self").into_iter().find(|s| s.local == address && s.state == LISTEN).expect(bound);
             assert_eq!(found.uid, rustix::process::getuid().as_raw());
             let ours = std::process::id();
-            assert!(holders(found.inode).iter().any(|(pid, _)| *pid == ours), "{bound}");
+            assert!(holders(&[found.inode]).iter().any(|(pid, _)| *pid == ours), "{bound}");
             assert_eq!(inode(ours, listener.as_raw_fd().cast_unsigned()), Some(found.inode));
             let seen = Tables::default().socket(ours, found.inode).expect(bound);
             assert_eq!((seen.local, seen.state), (address, LISTEN));

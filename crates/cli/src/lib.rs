@@ -29,6 +29,7 @@ mod say;
 mod shipped;
 mod signals;
 mod socket;
+mod standard;
 mod tools;
 
 use args::{Cli, Command, PolicyAction};
@@ -36,6 +37,7 @@ use clap::Parser;
 use error::Error;
 use std::env;
 use std::ffi::OsString;
+use std::io::{self, Write};
 use tools::table::plain;
 
 /// Does what the process's arguments say (the first one is its own name) and returns its exit status. `run` does not return if it
@@ -51,7 +53,20 @@ pub fn command_line(arguments: Vec<OsString>) -> u8 {
             return 2;
         }
     };
-    let parsed = Cli::try_parse_from(&arguments).unwrap_or_else(|error| names::with_tip(error).exit());
+    let parsed = match Cli::try_parse_from(&arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            let error = names::with_tip(error);
+            // Nobody has to hear it.
+            let _ = error.print().and_then(|()| io::stdout().flush());
+            return match error.exit_code() {
+                0 => 0,
+                // 2 may be CMD's.
+                _ if names::is_run(&arguments) => 125,
+                _ => 2,
+            };
+        }
+    };
     match dispatch(parsed, &arguments) {
         Ok(true) => 0,
         // What was asked about is not so, and has been said.
@@ -65,6 +80,9 @@ pub fn command_line(arguments: Vec<OsString>) -> u8 {
 
 /// Whether what was asked about is so; true for what asks nothing.
 fn dispatch(cli: Cli, words: &[OsString]) -> Result<bool, Error> {
+    if !matches!(cli.command, Command::Run(_)) {
+        standard::open()?;
+    }
     let is_told = cli.socket.is_some();
     let socket = socket::named(cli.socket);
     match cli.command {

@@ -25,6 +25,19 @@ pub fn translated(mut arguments: Vec<OsString>) -> Result<Vec<OsString>, String>
     Ok(arguments)
 }
 
+/// Whether the subcommand is `run`, of arguments that cannot be understood.
+pub fn is_run(arguments: &[OsString]) -> bool {
+    let mut words = arguments.iter().skip(1);
+    while let Some(word) = words.next() {
+        match word.as_bytes() {
+            b"--socket" => drop(words.next()),
+            word if word.starts_with(b"-") => {}
+            word => return word == b"run",
+        }
+    }
+    false
+}
+
 /// The subcommand that was meant goes with the error that there is none of the name given. clap itself finds no word as short as `run`
 /// behind two letters in the wrong order.
 pub fn with_tip(mut error: clap::Error) -> clap::Error {

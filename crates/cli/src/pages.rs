@@ -2,7 +2,7 @@
 
 use crate::args::{Cli, EXIT_STATUS};
 use crate::error::Error;
-use crate::socket;
+use crate::{socket, standard};
 use clap::CommandFactory;
 use clap_mangen::Man;
 use roff::{Inline, Roff, bold, roman};
@@ -15,7 +15,7 @@ pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "shunpike", &mut script);
     let script = String::from_utf8_lossy(&script);
-    io::stdout().write_all(with_more(shell, &script).as_bytes()).map_err(Error::Output)
+    standard::output()?.write_all(with_more(shell, &script).as_bytes()).map_err(Error::Output)
 }
 
 /// With what is not in the definitions: settings for `sysctl`, PIDs that `ss` shows for `explain` and `revoke`.

@@ -57,6 +57,17 @@ pub fn obstacle(file: &Path) -> Option<Obstacle> {
     program.loader.is_none().then_some(Obstacle::Static)
 }
 
+/// Whether it is an ELF file, of whatever machine.
+pub fn is_elf(file: &Path) -> bool {
+    Elf::read(file).is_ok_and(|elf| elf.is_some())
+}
+
+/// The dynamic loader that an ELF program names.
+pub fn loader(file: &Path) -> Option<PathBuf> {
+    let loader = Elf::read(file).ok()??.loader?;
+    Some(OsStr::from_bytes(loader.strip_suffix(b"\0").unwrap_or(&loader)).into())
+}
+
 /// Whether it is a Go program, by the section that Go's linker writes.
 pub fn is_go(file: &Path) -> bool {
     sections(file).is_ok_and(|names| names.split(|byte| *byte == 0).any(|name| name == b".go.buildinfo"))
@@ -164,10 +175,8 @@ pub fn missing(file: &Path) -> Option<Missing> {
         }
         file = next;
     }
-    let loader = Elf::read(&file).ok()??.loader?;
-    let loader = loader.strip_suffix(b"\0").unwrap_or(&loader);
-    let is_there = Path::new(OsStr::from_bytes(loader)).exists();
-    (!is_there).then(|| Missing::Loader { of: file, name: String::from_utf8_lossy(loader).into_owned() })
+    let loader = loader(&file)?;
+    (!loader.exists()).then(|| Missing::Loader { of: file, name: loader.to_string_lossy().into_owned() })
 }
 
 /// Opens a file to look into it. What is no ordinary file cannot be executed either, and a pipe would have us wait for a writer.

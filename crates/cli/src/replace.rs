@@ -14,6 +14,8 @@ use std::path::Path;
 /// What a new file is: anybody's to read.
 const MODE: u32 = 0o644;
 
+const NOT_ORDINARY: &str = "it is no ordinary file, or a link to what is none, and stays as it is";
+
 /// Most links that are followed to a file. The kernel's bound is 40.
 const LINKS: usize = 8;
 
@@ -150,9 +152,11 @@ impl Place {
     }
 
     fn write(&self, beside: &OsStr, content: &[u8], mode: u32) -> io::Result<()> {
+        let there = self.metadata().ok();
+        check_ordinary(there.as_ref())?;
         // Another user's may be open to that user: its mode is no wish of ours. Nor is a link's.
         let is_file = |there: &rustix::fs::Stat| FileType::from_raw_mode(there.st_mode) != FileType::Symlink;
-        let kept = self.metadata().ok().filter(|there| is_trusted(there.st_uid) && is_file(there));
+        let kept = there.filter(|there| is_trusted(there.st_uid) && is_file(there));
         let mode = kept.map_or(Mode::from_raw_mode(mode), |there| Mode::from_raw_mode(there.st_mode));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.directory, beside, flags, Mode::RUSR | Mode::WUSR)?;
@@ -166,6 +170,15 @@ impl Place {
         let directory =
             rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(rustix::fs::fsync(directory)?)
+    }
+}
+
+/// Errors: it is a device, a pipe or a directory. /dev/null would become a file with whatever is written to it, for all programs.
+/// A link that is still one came meanwhile, and is itself replaced.
+fn check_ordinary(there: Option<&rustix::fs::Stat>) -> io::Result<()> {
+    match there.map(|there| FileType::from_raw_mode(there.st_mode)) {
+        None | Some(FileType::RegularFile | FileType::Symlink) => Ok(()),
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, NOT_ORDINARY)),
     }
 }
 
@@ -203,7 +216,13 @@ pub fn make(directory: &Path) -> io::Result<()> {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
 }
 
-/// Takes a file away. One that is not there is no error.
+/// Errors: what is at `path`, links followed, is there and could not be replaced or removed as a file.
+pub fn check(path: &Path) -> Result<(), Error> {
+    check_ordinary(rustix::fs::stat(path).ok().as_ref())
+        .map_err(|source| Error::Write { path: path.to_owned(), source })
+}
+
+/// Takes a file away. One that is not there is no error. A link goes itself, not what it leads to.
 pub fn remove(path: &Path) -> Result<bool, Error> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -228,6 +247,23 @@ mod tests {
         assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
         assert_eq!(fs::read(&real).expect("readable"), b"two");
         assert_eq!(fs::metadata(&real).expect("there").permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(dir.path()).expect("readable").count(), 2, "nothing is left beside it");
+    }
+
+    /// /dev/null became a file of mode 0666, and whatever any user wrote there was in every program.
+    #[test]
+    fn what_is_no_ordinary_file_stays_what_it_is() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (fifo, link) = (dir.path().join("fifo"), dir.path().join("link"));
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o666), 0).expect("a FIFO");
+        std::os::unix::fs::symlink("fifo", &link).expect("link");
+        for path in [&fifo, &link] {
+            let error = replace(path, b"content").expect_err("refused").to_string();
+            assert!(error.contains("no ordinary file"), "{error}");
+            assert!(check(path).is_err());
+        }
+        let kind = rustix::fs::stat(&link).expect("there").st_mode;
+        assert_eq!(FileType::from_raw_mode(kind), FileType::Fifo);
         assert_eq!(fs::read_dir(dir.path()).expect("readable").count(), 2, "nothing is left beside it");
     }
 

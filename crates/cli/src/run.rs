@@ -88,7 +88,14 @@ fn warn(command: &OsStr, file: Option<&Path>, obstacle: Option<Obstacle>, unpatc
         Some(reason) => format!(", and cannot be patched (injector's reason {reason})"),
         None => String::new(),
     };
-    if let Some(obstacle) = obstacle {
+    if obstacle == Some(Obstacle::Privileged) {
+        // The loader takes LD_PRELOAD out of its environment.
+        say(format_args!(
+            "{command} {}: it stays on TCP, and so does what it starts; have it start 'shunpike run' in turn, as 'sudo -u USER \
+             shunpike run ...'",
+            Obstacle::Privileged
+        ));
+    } else if let Some(obstacle) = obstacle {
         say(format_args!(
             "{command} {obstacle}{unpatched_too}: the programs that it starts may still be accelerated; it stays on TCP"
         ));
@@ -313,7 +320,18 @@ fn exec(command: &[OsString], environment: Environment) -> Error {
     // SAFETY: both arrays end with a null pointer and point to strings that `arguments` and `variables`
     // keep alive; clap requires at least one argument, so argv[0] is a string.
     unsafe { libc::execvpe(argv[0], argv.as_ptr(), envp.as_ptr()) };
-    let source = io::Error::last_os_error();
+    let mut source = io::Error::last_os_error();
+    // A script without a first line that says what it is for: glibc's call has the shell run it, musl's has not.
+    if source.raw_os_error() == Some(libc::ENOEXEC)
+        && let Some(file) = program::find(&command[0]).filter(|file| !program::is_elf(file))
+    {
+        let (shell, script) = (c"/bin/sh", c_string(file.into_os_string()));
+        let argv: Vec<*const libc::c_char> =
+            [shell.as_ptr(), script.as_ptr()].into_iter().chain(argv[1..].iter().copied()).collect();
+        // SAFETY: as above; the rest of the array is the one above, with its null pointer.
+        unsafe { libc::execve(shell.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+        source = io::Error::last_os_error();
+    }
     let is_missing = source.kind() == io::ErrorKind::NotFound;
     let missing = program::find(&command[0]).filter(|_| is_missing).and_then(|file| program::missing(&file));
     Error::Exec { command: command[0].to_string_lossy().into_owned(), source, missing }

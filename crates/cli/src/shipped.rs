@@ -44,7 +44,7 @@ fn find(name: &'static str, place: &str, variable: Option<&'static str>) -> Resu
     let tried = match named {
         Some(path) => vec![PathBuf::from(path)],
         None => {
-            let program = env::current_exe().unwrap_or_default();
+            let program = env::current_exe().map_err(Error::Itself)?;
             let beside = program.parent().unwrap_or(Path::new("/"));
             vec![beside.join(name), beside.parent().unwrap_or(beside).join(place).join(name)]
         }

@@ -1,4 +1,4 @@
-//! Signals to a broker, or a tap: what ends it, or has it read its policy again.
+//! Signals to a broker, a tap or `top`: what ends it, or has it read its policy again.
 
 use shunpike_broker::Order;
 use std::io;

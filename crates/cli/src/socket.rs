@@ -36,8 +36,9 @@ pub fn private() -> PathBuf {
     }
 }
 
+/// A relative one is to be ignored (XDG Base Directory Specification): it would be another one in each directory.
 fn runtime_directory() -> Option<PathBuf> {
-    env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()).map(PathBuf::from)
+    env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// A place where a broker was looked for.

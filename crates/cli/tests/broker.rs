@@ -74,6 +74,39 @@ fn closed_standard_descriptors_are_opened() {
     assert_eq!(state.lines().count(), 1, "{state}");
 }
 
+/// The broker served, and `run` said that none could be started ("No child processes").
+#[test]
+fn a_caller_that_ignores_the_end_of_children_has_a_broker_too() {
+    let bed = bed_without_system_broker();
+    let command = [env!("CARGO_BIN_EXE_shunpike"), "run", "grep", "SigIgn", "/proc/self/status"];
+    let output = bed.command("env").arg("--ignore-signal=CHLD").args(command).output().expect("env");
+    assert_eq!(errors(&output), "");
+    let ignores = |line: &str| {
+        let mask = u64::from_str_radix(line.trim_start_matches("SigIgn:").trim(), 16).expect("a mask");
+        mask & 1 << (libc::SIGCHLD - 1) != 0
+    };
+    assert!(ignores(&text(&output)), "what it starts inherits that");
+    let broker = bed.broker(&bed.socket()).expect("a broker");
+    let status = fs::read_to_string(format!("/proc/{broker}/status")).expect("status");
+    assert!(!status.lines().filter(|line| line.starts_with("SigIgn:")).any(ignores), "the broker does not");
+}
+
+/// It was another broker's place in each working directory.
+#[test]
+fn a_relative_runtime_directory_is_ignored() {
+    let bed = Bed::new();
+    fs::create_dir(bed.path("rt")).expect("a directory");
+    let output = bed
+        .shunpike()
+        .arg("info")
+        .current_dir(bed.path(""))
+        .env("XDG_RUNTIME_DIR", "rt")
+        .output()
+        .expect("shunpike");
+    let message = errors(&output);
+    assert!(message.contains("/tmp/shunpike-") && !message.contains(" rt/"), "{message}");
+}
+
 #[test]
 fn many_runs_at_once_have_one_broker() {
     let bed = bed_without_system_broker();

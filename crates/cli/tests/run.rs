@@ -141,6 +141,68 @@ fn what_a_command_lacks_is_not_taken_for_its_own_name() {
     assert_eq!(text(&alone(&bed, &[crlf.to_str().expect("UTF-8")])), "hi\n");
 }
 
+/// As execvp(3) has it, whichever libc the command is linked with.
+#[test]
+fn a_script_without_a_first_line_of_its_own_is_the_shells() {
+    let bed = Bed::new();
+    for (name, content, said) in [("script", "echo \"$0 $*\"\n", true), ("empty", "", false)] {
+        let path = bed.path(name);
+        fs::write(&path, content).expect("script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
+        let path = path.display().to_string();
+        let output = alone(&bed, &[&path, "a b", "c"]);
+        assert_eq!(output.status.code(), Some(0), "{name}: {}", errors(&output));
+        assert_eq!(text(&output), if said { format!("{path} a b c\n") } else { String::new() });
+    }
+}
+
+/// It said that what a setuid program starts may still be accelerated, which the loader prevents.
+#[test]
+fn a_program_of_other_rights_and_what_it_starts_stay_on_tcp() {
+    // Only root can give a file away.
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    let bed = Bed::new();
+    let program = bed.compile("setuid", "int main(void) { return 0; }", &[]);
+    std::os::unix::fs::chown(&program, Some(1), None).expect("chown");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("mode");
+    let message = errors(&alone(&bed, &[program.to_str().expect("UTF-8")]));
+    assert!(message.contains("so does what it starts") && message.contains("sudo -u USER"), "{message}");
+    assert!(!message.contains("may still be accelerated"), "{message}");
+}
+
+/// 2 may be the command's own.
+#[test]
+fn wrong_usage_of_run_is_not_taken_for_the_commands_status() {
+    let bed = Bed::new();
+    for (arguments, status) in [
+        (&["run", "--set", "speed=1", "true"][..], 125),
+        (&["--socket", "/s", "run"], 125),
+        (&["run", "--help"], 0),
+        (&["--socket", "run", "nonsense"], 2),
+        (&["ss", "--nonsense"], 2),
+    ] {
+        assert_eq!(bed.output(arguments).status.code(), Some(status), "{arguments:?}");
+    }
+}
+
+/// It was said that the library is not at /libshunpike.so.
+#[test]
+fn a_system_without_proc_is_told_what_it_lacks() {
+    // Only root can hide it.
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    let bed = Bed::new();
+    let script = format!("mount -t tmpfs none /proc && exec {} run true", env!("CARGO_BIN_EXE_shunpike"));
+    let mut command = bed.command("unshare");
+    let output =
+        command.args(["-m", "sh", "-c", &script]).env_remove("SHUNPIKE_LIB").output().expect("unshare");
+    assert_eq!(output.status.code(), Some(125), "{}", errors(&output));
+    assert!(errors(&output).contains("mount /proc"), "{}", errors(&output));
+}
+
 #[test]
 fn a_missing_or_unusable_library_is_an_error_of_its_own() {
     let bed = Bed::new();

@@ -322,3 +322,65 @@ fn a_broker_told_to_end_leaves_no_socket() {
         assert!(last.contains("told to end") && last.contains(&sender), "{signal:?}: {log}");
     }
 }
+
+/// A tool whose answer nobody could have had ended with status 0.
+#[test]
+fn a_closed_standard_output_is_an_error() {
+    let bed = bed_with_broker();
+    for arguments in ["info", "ss", "completions bash"] {
+        let script = format!(
+            "exec {} --socket {} {arguments} >&-",
+            env!("CARGO_BIN_EXE_shunpike"),
+            bed.socket().display()
+        );
+        let output = bed.command("sh").args(["-c", &script]).output().expect("sh");
+        assert_eq!(output.status.code(), Some(1), "{arguments}: {}", errors(&output));
+        assert!(errors(&output).contains("standard output"), "{arguments}: {}", errors(&output));
+    }
+}
+
+/// The capture had the number of standard error, and what the tap said was in it.
+#[test]
+fn a_capture_has_nothing_in_it_that_was_meant_for_standard_error() {
+    let bed = bed_with_broker();
+    let capture = bed.path("capture");
+    let script = format!(
+        "exec {} --socket {} tap -w {} <&- >&- 2>&-",
+        env!("CARGO_BIN_EXE_shunpike"),
+        bed.socket().display(),
+        capture.display()
+    );
+    let mut tap = bed.command("sh").args(["-c", &script]).spawn().expect("sh");
+    let content = || std::fs::read(&capture).unwrap_or_default();
+    bed::until("something is written", || !content().is_empty());
+    let pid = rustix::process::Pid::from_child(&tap);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("ours");
+    tap.wait().expect("its end");
+    let content = content();
+    // A section header block of pcapng, and no text of ours but its own.
+    assert_eq!(content[..4], [0x0a, 0x0d, 0x0d, 0x0a], "{}", String::from_utf8_lossy(&content));
+    assert!(!String::from_utf8_lossy(&content).contains("segments"));
+}
+
+#[test]
+fn a_capture_that_cannot_be_written_is_named() {
+    let bed = bed_with_broker();
+    let output = ask(&bed, &["tap", "-w", "/dev/full"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = errors(&output);
+    assert!(message.contains("cannot write /dev/full: No space left on device"), "{message}");
+}
+
+/// It is the limit of whoever ran the first program, for which all of the user's others then have no lanes.
+#[test]
+fn a_broker_that_runs_out_of_descriptors_says_so() {
+    let bed = bed_with_broker();
+    assert!(!shown(&bed, &["info"]).contains("Open files"));
+    let pid = bed.broker(&bed.socket()).expect("a broker");
+    let pid = rustix::process::Pid::from_raw(pid as i32);
+    let open = std::fs::read_dir(format!("/proc/{}/fd", pid.expect("a pid"))).expect("ours").count() as u64;
+    let limit = rustix::process::Rlimit { current: Some(open + 6), maximum: Some(open + 6) };
+    rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).expect("ours");
+    let words = shown(&bed, &["info"]);
+    assert!(words.contains("Open files") && words.contains("LimitNOFILE"), "{words}");
+}

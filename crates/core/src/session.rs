@@ -339,7 +339,8 @@ impl Session {
         self.socket = Some(socket);
         self.number = self.number.wrapping_add(1);
         let comm = sys::thread_name();
-        self.absence = Reason::NoBroker;
+        // It is reached: until it answers, a connection has asked for nothing.
+        self.absence = Reason::NotNominated;
         let hello = ToBroker::Hello { control: CONTROL, version: VERSION, doorbells: process::cqs(), comm };
         let mut bells = [-1; CQS];
         let bells = &mut bells[..usize::from(process::cqs())];

@@ -239,8 +239,7 @@ impl Server {
         match message {
             ToBroker::Hello { control, version, doorbells, comm } if is_new => {
                 // Its own choice, and on its way to terminals.
-                let comm = String::from_utf8_lossy(&comm);
-                let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
+                let comm = crate::text::plain_name(&comm);
                 if let Some(peer) = self.sessions.get(&id).map(|session| &session.peer)
                     && let Err(why) = self.may_serve(peer)
                 {

@@ -202,6 +202,7 @@ impl Server {
             other_versions: self.sessions.laneless().count() as u64,
             waiting: self.exchange.waiting() as u64,
             ueids: self.system.report(),
+            open_files: crate::runtime::open_files(),
             device: self.device(),
         }
     }

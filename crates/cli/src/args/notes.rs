@@ -40,7 +40,7 @@ another architecture ignores preloading: you are warned, and it stays on TCP. Wi
 of Go without cgo, has its system calls patched as it is executed, and lanes then; where that cannot be, you are told why, and it \
 runs on TCP. For that a helper traces it until its first instruction, as a debugger does.
 
-Exit status: CMD's own; 125 Shunpike itself failed, 126 CMD cannot be executed, 127 CMD was not found.
+Exit status: CMD's own; 125 Shunpike itself failed or was called wrongly, 126 CMD cannot be executed, 127 CMD was not found.
 
 Examples:
   shunpike run redis-server --port 7000

@@ -1,5 +1,6 @@
 //! `shunpike enable` and `disable`: switched on once, for a service or for all programs of a machine.
 
+mod doubts;
 mod preload;
 mod turn;
 mod unit;
@@ -34,7 +35,7 @@ pub fn enable(args: &Enable) -> Result<(), Error> {
         args.units.iter().map(|name| unit::Unit::find(&args.root, name)).collect::<Result<_, _>>()?;
     let turn = Turn::take(&args.root)?;
     for unit in &units {
-        for doubt in unit.doubts(&args.root) {
+        for doubt in unit.doubts(&args.root, &library) {
             say(plain(&doubt));
         }
         print(&unit.enable(&args.root, &library)?)?;

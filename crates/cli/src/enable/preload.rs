@@ -5,7 +5,7 @@
 use super::below;
 use super::turn::Turn;
 use crate::error::{Error, Unsafe};
-use crate::replace;
+use crate::{program, replace};
 use shunpike_wire::enabled::{self, Program};
 use std::ffi::OsStr;
 use std::fs;
@@ -31,9 +31,13 @@ on program *
 /// Puts `library` into every program that starts below `root`; what to tell of it.
 pub fn enable(root: &Path, library: &Path) -> Result<String, Error> {
     let (preload, list) = (below(root, Path::new(PRELOAD)), list(root));
+    check_loader(root)?;
+    replace::check(&preload)?;
     read(&preload)?;
     check_list(&list)?;
     check_owners(root, library)?;
+    check_readers(root, library)?;
+    check_readers(root, Path::new(OsStr::from_bytes(enabled::PATH.to_bytes())))?;
     check_loads(root, library)?;
     let _turn = Turn::take(root)?;
     if !list.exists() {
@@ -64,6 +68,7 @@ pub fn disable(root: &Path) -> Result<String, Error> {
 
 /// Makes of the file's content another one, `None` for none; no file where that is empty. Whether it did. By who has the turn.
 fn change(path: &Path, to: impl Fn(&[u8]) -> Option<Vec<u8>>) -> Result<bool, Error> {
+    replace::check(path)?;
     let Some(after) = to(&read(path)?) else { return Ok(false) };
     if after.trim_ascii().is_empty() {
         replace::remove(path)?;
@@ -102,15 +107,38 @@ fn check_list(path: &Path) -> Result<(), Error> {
     })
 }
 
+/// musl's loader does not read the file.
+fn check_loader(root: &Path) -> Result<(), Error> {
+    let loader = program::loader(&below(root, Path::new("/bin/sh"))).unwrap_or_default();
+    if loader.to_string_lossy().contains("/ld-musl-") { Err(Error::Musl) } else { Ok(()) }
+}
+
+/// The file and the directories above it, as far as they are there: where it lies, and by its name. That may be a link, in a directory
+/// where somebody can put another one.
+fn on_the_way(root: &Path, file: &Path) -> Vec<PathBuf> {
+    let real = fs::canonicalize(below(root, file)).unwrap_or_default();
+    let around = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
+    let named = file.ancestors().map(|path| below(root, path));
+    let all = real.ancestors().take_while(|path| path.starts_with(&around)).map(Path::to_owned).chain(named);
+    all.filter(|path| path.exists()).collect()
+}
+
+/// Programs of all users read the library and the list. Who cannot is told so by the loader as each of its programs starts.
+fn check_readers(root: &Path, file: &Path) -> Result<(), Error> {
+    for path in on_the_way(root, file) {
+        let there = fs::metadata(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
+        let (wanted, right) = if there.is_dir() { (0o001, 'x') } else { (0o004, 'r') };
+        if there.permissions().mode() & wanted == 0 {
+            return Err(Error::NotForAll { file: below(root, file), path, right });
+        }
+    }
+    Ok(())
+}
+
 /// Whoever can write the library, or put another one in its place, would be in every program of the machine.
 fn check_owners(root: &Path, library: &Path) -> Result<(), Error> {
-    let real = fs::canonicalize(below(root, library))
-        .map_err(|source| Error::Read { path: below(root, library), source })?;
-    let around = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
-    // By its name, too: the name may be a link, in a directory where somebody can put another one.
-    let named = library.ancestors().map(|path| below(root, path));
-    for path in real.ancestors().take_while(|path| path.starts_with(&around)).map(Path::to_owned).chain(named)
-    {
+    let real = below(root, library);
+    for path in on_the_way(root, library) {
         let there = fs::metadata(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
         if there.uid() != 0 || there.permissions().mode() & 0o022 != 0 {
             let why = if there.uid() == 0 { Unsafe::Writable } else { Unsafe::Owner(there.uid()) };

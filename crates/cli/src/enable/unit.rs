@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Where units are, the first of a name over the others.
-const PLACES: [&str; 7] = [
+pub(super) const PLACES: [&str; 7] = [
     "/etc/systemd/system",
     "/run/systemd/system",
     "/usr/local/lib/systemd/system",
@@ -27,11 +27,11 @@ const MARK: &str = "# Made by 'shunpike enable";
 
 /// A service that there is, with what its files say.
 pub struct Unit {
-    name: String,
+    pub(super) name: String,
     /// `KEY=VALUE` of the section Service, in the order in which they are read.
     service: Vec<(String, String)>,
     /// Whether it starts when the system is up that far that a service can, as all do that do not say otherwise.
-    is_ordinary: bool,
+    pub(super) is_ordinary: bool,
 }
 
 impl Unit {
@@ -54,6 +54,9 @@ impl Unit {
         if target == root.join("dev/null") {
             return Err(Error::MaskedUnit { name, file: root.join(file.strip_prefix("/").unwrap_or(&file)) });
         }
+        if drop_in(root, &name) == root.join("dev/null") {
+            return Err(Error::MaskedDropIn { file: link(root, &name), name });
+        }
         let text = fs::read_to_string(&target).map_err(|source| Error::Read { path: target, source })?;
         let whose = wider(&name).into_iter().chain(names.iter().rev().map(|name| (*name).to_owned()));
         let drop_ins = whose.flat_map(|name| drop_ins(root, &name));
@@ -63,7 +66,7 @@ impl Unit {
     }
 
     /// One whose files say this.
-    fn read(name: String, texts: &[String]) -> Self {
+    pub(super) fn read(name: String, texts: &[String]) -> Self {
         let all = |section| texts.iter().flat_map(move |text| assignments(text, section));
         let says_no =
             |value: String| ["0", "no", "n", "false", "f", "off"].contains(&value.to_lowercase().as_str());
@@ -72,7 +75,8 @@ impl Unit {
         Self { name, service: all("[Service]").collect(), is_ordinary }
     }
 
-    fn values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+    /// What is assigned to a setting, in that order.
+    pub(super) fn values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.service.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
@@ -112,41 +116,6 @@ impl Unit {
         replace::replace(&file, text.as_bytes())?;
         Ok(format!("{} is written; '{}' puts it under Shunpike", file.display(), restart(&self.name)))
     }
-
-    /// What of the unit may keep it from lanes.
-    pub fn doubts(&self, root: &Path) -> Vec<String> {
-        let mut doubts = Vec::new();
-        let name = &self.name;
-        if !self.is_ordinary {
-            doubts.push(format!(
-                "{name} may start before the broker can (DefaultDependencies=no): it is on TCP until it finds the broker, which it looks for again"
-            ));
-        }
-        let families: Vec<&str> = self.values("RestrictAddressFamilies").collect();
-        let allows = |families: &&str| !families.starts_with('~') && !families.is_empty();
-        if families.iter().any(allows) && !families.iter().any(|some| some.contains("AF_UNIX")) {
-            doubts.push(format!(
-                "{name} may use no sockets but {}: the broker is not reached; add RestrictAddressFamilies=AF_UNIX ('systemctl edit {name}')",
-                families.join(" ")
-            ));
-        }
-        if let Some(key) =
-            ["RootDirectory", "RootImage"].iter().find(|key| self.values(key).any(|value| !value.is_empty()))
-        {
-            doubts.push(format!(
-                "{name} has a root of its own ({key}=): bind the library and /run/shunpike into it (BindReadOnlyPaths=, by 'systemctl edit {name}')"
-            ));
-        }
-        for file in self.values("EnvironmentFile").map(|file| file.trim_start_matches('-')) {
-            let text = fs::read_to_string(below(root, Path::new(file))).unwrap_or_default();
-            if text.lines().any(|line| line.trim_start().starts_with("LD_PRELOAD=")) {
-                doubts.push(format!(
-                    "{name} takes LD_PRELOAD from {file}, which is over the drop-in's: write the library into it, too"
-                ));
-            }
-        }
-        doubts
-    }
 }
 
 /// A service's whole name. Errors: it is of another kind, or no name of a unit.
@@ -177,8 +146,14 @@ fn wider(name: &str) -> Vec<String> {
     std::iter::once("service".to_owned()).chain(dashes).filter(|wider| wider != name).collect()
 }
 
+/// Our drop-in of a unit, or what a link in its place leads to.
 fn drop_in(root: &Path, name: &str) -> PathBuf {
     below(root, &Path::new(PLACES[0]).join(format!("{name}.d")).join(DROP_IN))
+}
+
+/// The same, where a link is itself meant.
+fn link(root: &Path, name: &str) -> PathBuf {
+    below(root, &Path::new(PLACES[0]).join(format!("{name}.d"))).join(DROP_IN)
 }
 
 /// The drop-ins of a unit, but for ours, in the order in which they are read.
@@ -218,7 +193,7 @@ fn assignments(text: &str, wanted: &str) -> Vec<(String, String)> {
 }
 
 /// Words, as systemd quotes them.
-fn words(value: &str) -> Vec<String> {
+pub(super) fn words(value: &str) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut quote, mut is_word) = (String::new(), None, false);
     for c in value.chars() {
@@ -256,12 +231,13 @@ pub fn enabled(root: &Path) -> Vec<String> {
 
 /// Whether there is a drop-in of that name, whoever wrote it.
 pub fn is_enabled(root: &Path, name: &str) -> bool {
-    fs::symlink_metadata(drop_in(root, name)).is_ok()
+    fs::symlink_metadata(link(root, name)).is_ok()
 }
 
 /// Takes our drop-in away; what to tell of it.
 pub fn disable(root: &Path, name: &str) -> Result<String, Error> {
-    let file = drop_in(root, name);
+    // What a link there leads to is somebody else's: /dev/null, perhaps.
+    let file = link(root, name);
     if !replace::remove(&file)? {
         return Ok(format!("{name} is not enabled: there is no {}", file.display()));
     }
@@ -271,7 +247,11 @@ pub fn disable(root: &Path, name: &str) -> Result<String, Error> {
 }
 
 fn restart(name: &str) -> String {
-    format!("systemctl restart {name}")
+    // A template is none that runs: its instances are.
+    match name.strip_suffix("@.service") {
+        Some(template) => format!("systemctl restart \"{template}@*\""),
+        None => format!("systemctl restart {name}"),
+    }
 }
 
 /// Has the running systemd read its units again.
@@ -333,7 +313,7 @@ mod tests {
             let drop_in = fs::read_to_string(drop_in(root.path(), "x.service")).expect("there");
             assert_eq!(drop_in.contains("After=shunpike-broker.service"), is_ordinary, "{texts:?}");
             assert!(drop_in.contains("[Service]\nEnvironment=\"LD_PRELOAD=/l.so\"\n"), "{drop_in}");
-            assert_eq!(unit.doubts(root.path()).is_empty(), is_ordinary);
+            assert_eq!(unit.doubts(root.path(), Path::new("/l.so")).is_empty(), is_ordinary);
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::socket;
 use reach::{Made, Namespace};
 use serde_json::json;
 use shunpike_broker::report::{Check, Info};
+use shunpike_broker::text::is_order;
 use shunpike_broker::what;
 use std::borrow::Cow;
 use std::io;
@@ -40,7 +41,7 @@ pub fn check(
     let addresses = resolve(target)?;
     // The one of several addresses at which somebody listens is the one that a program gets to.
     let own = Namespace::own();
-    let address = addresses.iter().find(|address| own.listener(**address).is_some()).or(addresses.first());
+    let address = addresses.iter().find(|address| !own.listeners(**address).is_empty()).or(addresses.first());
     let Some(address) = address.copied() else { return Err(unknown(target, "it has no address")) };
     let findings = findings(address, own, broker, connects);
     let verdict = verdict(&findings);
@@ -48,11 +49,13 @@ pub fn check(
     Ok(verdict == Some(true))
 }
 
-/// Whether there would be a lane; `None` where who is at the other end is not known.
+/// Whether there would be a lane; `None` where who is at the other end is not known, or not whether Shunpike is in it.
 fn verdict(findings: &[Finding]) -> Option<bool> {
     let fails = findings.iter().any(|finding| finding.is_so == Some(false));
-    let is_found = findings.iter().any(|finding| finding.name == "listener");
-    if fails { Some(false) } else { is_found.then_some(true) }
+    let is_reached = findings
+        .iter()
+        .any(|finding| ["library", "session"].contains(&finding.name) && finding.is_so == Some(true));
+    if fails { Some(false) } else { is_reached.then_some(true) }
 }
 
 fn resolve(target: &str) -> Result<Vec<SocketAddr>, Error> {
@@ -76,11 +79,13 @@ fn findings(
         Some(made) => connected(address, made),
         None => looked_for(address, own),
     };
-    let Some((namespace, socket)) = place else { return findings };
+    let Some((namespace, sockets)) = place else { return findings };
+    let Some(socket) = sockets.first() else { return findings };
     if !connects {
-        findings.extend(reach::of_both_families(address, &socket));
+        findings.extend(reach::of_both_families(address, socket));
     }
-    let mut holders = kernel::holders(socket.inode);
+    let inodes: Vec<u64> = sockets.iter().map(|socket| socket.inode).collect();
+    let mut holders = kernel::holders(&inodes);
     // Any of them may accept the connection: those come first that can have a lane.
     holders.sort_by_cached_key(|(pid, _)| !Presence::is_in(*pid));
     let server = holders.first();
@@ -134,17 +139,18 @@ fn unasked(error: &Error) -> Finding {
     Finding { name: "broker", is_so: Some(false), text: text.to_owned(), advice: advice.to_owned().into() }
 }
 
-/// Where somebody listens.
-type Place = Option<(Namespace, Socket)>;
+/// Where somebody listens: at one socket, or at several that share an address (SO_REUSEPORT), of which any may take the connection.
+type Place = Option<(Namespace, Vec<Socket>)>;
 
 /// By the address: in this network namespace, else in another one of this host that has it.
 fn looked_for(address: SocketAddr, own: Namespace) -> (Vec<Finding>, Place) {
     let here = this_host(address.ip());
     let is_here = here.is_so == Some(true);
-    if is_here && let Some(socket) = own.listener(address) {
-        return (vec![here], Some((own, socket)));
-    }
     if is_here {
+        let sockets = own.listeners(address);
+        if !sockets.is_empty() {
+            return (vec![here], Some((own, sockets)));
+        }
         let nobody = Finding {
             name: "listener",
             is_so: Some(false),
@@ -169,18 +175,17 @@ fn looked_for(address: SocketAddr, own: Namespace) -> (Vec<Finding>, Place) {
         let text = format!("{text}, and of others: which one is meant, 'shunpike chk --connect' finds out");
         return (vec![inside(text, None)], None);
     }
-    match first.listener(address) {
-        Some(socket) => (vec![inside(text, Some(true))], Some((first, socket))),
-        None => {
-            let nobody = Finding {
-                name: "listener",
-                is_so: Some(false),
-                text: format!("nobody listens at {address} there"),
-                advice: "start the server".into(),
-            };
-            (vec![inside(text, Some(true)), nobody], None)
-        }
+    let sockets = first.listeners(address);
+    if !sockets.is_empty() {
+        return (vec![inside(text, Some(true))], Some((first, sockets)));
     }
+    let nobody = Finding {
+        name: "listener",
+        is_so: Some(false),
+        text: format!("nobody listens at {address} there"),
+        advice: "start the server".into(),
+    };
+    (vec![inside(text, Some(true)), nobody], None)
 }
 
 /// By a connection that was made: whoever has its other end, through whatever translation of the address that is called.
@@ -196,7 +201,7 @@ fn connected(address: SocketAddr, made: io::Result<Made>) -> (Vec<Finding>, Plac
             let text = format!("no connection to {address}: {error}");
             (vec![finding(Some(false), text, "start the server, or let the connection through")], None)
         }
-        Ok(Made { peer: Some((namespace, socket)), .. }) => {
+        Ok(Made { peer: Some((namespace, sockets)), .. }) => {
             let text = match namespace.process.as_str() {
                 "self" => {
                     format!("a connection to {address} was made; its other end is in this network namespace")
@@ -205,7 +210,7 @@ fn connected(address: SocketAddr, made: io::Result<Made>) -> (Vec<Finding>, Plac
                     "a connection to {address} was made; its other end is in another network namespace of this host (that of PID {pid})"
                 ),
             };
-            (vec![finding(Some(true), text, "")], Some((namespace, socket)))
+            (vec![finding(Some(true), text, "")], Some((namespace, sockets)))
         }
         Ok(Made { peer: None, .. }) => {
             let text = format!(
@@ -275,6 +280,8 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
     let theirs = pid.and_then(|pid| broker.pid_of(pid).ok()).unwrap_or(0);
     match broker.answer::<Check>(what::CHECK, &format!("{theirs} {uid}")) {
         Ok(check) => {
+            // Of a process that is not seen the broker was not asked.
+            let session = pid.and(check.session);
             if let Some(whose) = socket::foreign(&broker.socket) {
                 findings.push(Finding {
                     name: "owner",
@@ -284,7 +291,7 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 });
             }
             findings.extend(two_brokers());
-            findings.push(same_broker(&broker.socket, pid, check.session));
+            findings.push(same_broker(&broker.socket, pid, session));
             if let Some(version) = check.other_version {
                 findings.push(Finding {
                     name: "version",
@@ -309,16 +316,19 @@ fn of_broker(broker: &Broker, pid: Option<u32>, uid: u32) -> Vec<Finding> {
                 text: format!("you (uid {own}) and uid {uid} {may} be peers: {}", check.peers),
                 advice: check.advice.into(),
             });
-            let text = match check.session {
+            let text = match session {
                 Some(true) => "the process has a session with the broker",
                 Some(false) => {
                     "the process has had nothing to say to the broker yet; its first busy connection will"
+                }
+                None if pid.is_none() => {
+                    "which process it is, and whether it has a session, is not seen from here"
                 }
                 None => "whether the process has a session is not yours to know",
             };
             findings.push(Finding {
                 name: "session",
-                is_so: check.session.filter(|has| *has),
+                is_so: session.filter(|has| *has),
                 text: text.into(),
                 advice: "".into(),
             });
@@ -423,7 +433,12 @@ fn show(
     }
     table.print()?;
     if verdict.is_none() {
-        return print("\nNot known: who has the other end is not seen from here");
+        let is_found = findings.iter().any(|finding| finding.name == "listener");
+        return print(if is_found {
+            "\nNot known: whether the server is under Shunpike is not seen from here; ask as its user, or as root"
+        } else {
+            "\nNot known: who has the other end is not seen from here"
+        });
     }
     if verdict == Some(true) {
         return print(
@@ -439,7 +454,7 @@ fn show(
 
 /// Paths and names of other users' processes are in it, and make no lines of their own.
 fn in_one_line(text: &str) -> String {
-    text.replace(char::is_control, "?")
+    text.replace(is_order, "?")
 }
 
 #[cfg(test)]
@@ -455,7 +470,8 @@ mod tests {
     fn the_exact_address_comes_before_the_wildcard() {
         let sockets = [listening("0.0.0.0:80"), listening("127.0.0.1:80"), listening("[::]:81")];
         let of = |sockets: &[Socket], address: &str| {
-            reach::listener(sockets, address.parse().expect("an address")).map(|s| s.local.to_string())
+            let found = reach::listeners(sockets, address.parse().expect("an address"));
+            found.first().map(|socket| socket.local.to_string())
         };
         let at = |address: &str| of(&sockets, address);
         assert_eq!(at("127.0.0.1:80").as_deref(), Some("127.0.0.1:80"));
@@ -474,7 +490,23 @@ mod tests {
             Some("[::ffff:127.0.0.1]:80")
         );
         let established = Socket { state: 1, ..sockets[1] };
-        assert!(reach::listener(&[established], established.local).is_none());
+        assert!(reach::listeners(&[established], established.local).is_empty());
+        let shared = [listening("127.0.0.1:80"), listening("0.0.0.0:80"), listening("127.0.0.1:80")];
+        assert_eq!(reach::listeners(&shared, shared[0].local).len(), 2, "any of them takes the connection");
+    }
+
+    /// It was a success for servers that nobody had put under Shunpike.
+    #[test]
+    fn only_a_server_that_is_known_to_be_reached_is_a_success() {
+        let finding = |(name, is_so)| Finding { name, is_so, text: String::new(), advice: "".into() };
+        let of = |more: &[(&'static str, Option<bool>)]| {
+            let found = [("listener", Some(true)), ("broker", None), ("policy", Some(true))];
+            verdict(&found.iter().chain(more).copied().map(finding).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[("library", None), ("session", None)]), None);
+        assert_eq!(of(&[("library", Some(true)), ("session", None)]), Some(true));
+        assert_eq!(of(&[("library", None), ("session", Some(true))]), Some(true));
+        assert_eq!(of(&[("library", Some(false)), ("session", Some(true))]), Some(false));
     }
 
     #[test]

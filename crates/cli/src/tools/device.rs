@@ -2,7 +2,7 @@
 
 use super::table::{Table, print};
 use crate::error::Error;
-use shunpike_broker::report::{Device, Failure, Info, ProgramSysctl, Seid, Sysctls, Ueids};
+use shunpike_broker::report::{Device, Failure, Info, OpenFiles, ProgramSysctl, Seid, Sysctls, Ueids};
 
 /// The emulated ISM device.
 pub fn show(device: &Device) -> Result<(), Error> {
@@ -30,6 +30,17 @@ pub fn info(info: Info) -> Result<(), Error> {
         table.row(["Of another version", &info.other_versions.to_string()]);
     }
     table.row(["Waiting for their peer", &info.waiting.to_string()]);
+    if let Some(files) = info.open_files.filter(OpenFiles::are_few) {
+        // A private broker has it from whoever started the first program, hard limit included.
+        table.row([
+            "Open files",
+            &format!(
+                "{} of {}: too few are left for more programs and lanes, which stay on TCP; the limit is its starter's ('ulimit -n', \
+                 LimitNOFILE= of a unit): restart it with a higher one",
+                files.open, files.limit
+            ),
+        ]);
+    }
     table.row(["UEIDs", &info.ueids.join(" ")]);
     rows(&mut table, &info.device);
     table.print()

@@ -212,8 +212,9 @@ fn address(words: &mut Words<'_>, end: End) -> Result<Wanted, FilterError> {
     words.take(&["=", "=="]);
     let word = words.wanted(ADDRESS)?;
     let wrong = || FilterError::of(word, ADDRESS);
+    // As addresses are compared: IPv4 in an IPv6 socket is IPv4.
     if let Ok(address) = word.parse::<SocketAddr>() {
-        let ip = address.ip();
+        let ip = address.ip().to_canonical();
         return Ok(Wanted::Address(end, Network(Some((ip, bits_of(ip)))), Some(address.port())));
     }
     if let Some(port) = word.strip_prefix('*').unwrap_or(word).strip_prefix(':')
@@ -227,8 +228,15 @@ fn address(words: &mut Words<'_>, end: End) -> Result<Wanted, FilterError> {
     if bits > bits_of(ip) {
         return Err(wrong());
     }
-    Ok(Wanted::Address(end, Network(Some((ip, bits))), None))
+    let network = match ip.to_canonical() {
+        canonical if canonical != ip && bits >= MAPPED => (canonical, bits - MAPPED),
+        _ => (ip, bits),
+    };
+    Ok(Wanted::Address(end, Network(Some(network)), None))
 }
+
+/// Bits before an IPv4 address in IPv6's form (::ffff:0:0/96).
+const MAPPED: u8 = 96;
 
 fn bits_of(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
@@ -271,6 +279,10 @@ mod tests {
             ("src 10.0.0.0/8", true),
             ("src 10.1.2.3:6379", true),
             ("src 10.1.2.3:6380", false),
+            ("src [::ffff:10.1.2.3]:6379", true),
+            ("src ::ffff:10.1.2.3", true),
+            ("src ::ffff:10.1.0.0/112", true),
+            ("src ::ffff:10.2.0.0/112", false),
             ("src 11.0.0.0/8", false),
             ("src 0.0.0.0/0", true),
             ("src :6379", true),

@@ -1,11 +1,13 @@
 //! Output: aligned columns without lines, as the tools of SMC print them.
 
 use crate::error::Error;
+use crate::standard;
 use comfy_table::{Cell, ContentArrangement, presets};
 use serde::Serialize;
 use serde_json::Value;
+use shunpike_broker::text::is_order;
 use std::borrow::Cow;
-use std::io::{self, Write};
+use std::io::Write;
 
 /// Rows under a heading.
 pub struct Table(comfy_table::Table);
@@ -42,12 +44,12 @@ impl Table {
 
 /// Writes `text` and a line end to standard output.
 pub fn print(text: &str) -> Result<(), Error> {
-    writeln!(io::stdout(), "{}", plain(text)).map_err(Error::Output)
+    writeln!(standard::output()?, "{}", plain(text)).map_err(Error::Output)
 }
 
 /// Text that gives a terminal no orders: names and environments in it are those of other users' processes.
 pub fn plain(text: &str) -> Cow<'_, str> {
-    let is_order = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let is_order = |c: char| is_order(c) && c != '\n' && c != '\t';
     if text.contains(is_order) { text.replace(is_order, "?").into() } else { text.into() }
 }
 
@@ -69,6 +71,7 @@ mod tests {
     fn nothing_printed_is_an_order_to_a_terminal() {
         let path = "it uses the broker at /tmp/\u{1b}]0;x\u{7}\u{9b}2J\r";
         assert_eq!(plain(&format!("{path}\nä")), "it uses the broker at /tmp/?]0;x??2J?\nä");
+        assert_eq!(plain("sl\u{202e}gpj"), "sl?gpj");
         assert!(matches!(plain("two\nlines"), Cow::Borrowed(_)));
     }
 }

@@ -55,8 +55,8 @@ impl Namespace {
     }
 
     /// Who listens where a connection to `address` ends up: the exact address before the wildcard.
-    pub fn listener(&self, address: SocketAddr) -> Option<Socket> {
-        listener(&self.sockets, address)
+    pub fn listeners(&self, address: SocketAddr) -> Vec<Socket> {
+        listeners(&self.sockets, address)
     }
 }
 
@@ -73,26 +73,29 @@ fn local_v4(trie: &str, ip: IpAddr) -> bool {
     false
 }
 
-/// Who listens where a connection to `address` ends up: the exact address before the wildcard.
-pub fn listener(sockets: &[Socket], address: SocketAddr) -> Option<Socket> {
+/// Who listens where a connection to `address` ends up: the exact address before the wildcard. Several at one address share it
+/// (SO_REUSEPORT), and the kernel chooses one of them for each connection.
+pub fn listeners(sockets: &[Socket], address: SocketAddr) -> Vec<Socket> {
     let at = |ip: IpAddr| {
-        let is_it = |socket: &&Socket| {
+        let is_it = |socket: &Socket| {
             socket.state == LISTEN
                 && socket.local.port() == address.port()
                 && socket.local.ip().to_canonical() == ip
         };
-        sockets.iter().find(is_it).copied()
+        sockets.iter().copied().filter(is_it).collect::<Vec<_>>()
     };
+    let first =
+        |ips: &[IpAddr]| ips.iter().map(|ip| at(*ip)).find(|found| !found.is_empty()).unwrap_or_default();
     let (any_v4, any_v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => {
             // As the kernel looks: a listener of IPv6 takes what IPv4's own leave.
             let ip = if ip.is_unspecified() { Ipv4Addr::LOCALHOST } else { ip };
-            at(ip.into()).or_else(|| at(any_v4)).or_else(|| at(any_v6))
+            first(&[ip.into(), any_v4, any_v6])
         }
         IpAddr::V6(ip) => {
             let ip = if ip.is_unspecified() { Ipv6Addr::LOCALHOST } else { ip };
-            at(ip.into()).or_else(|| at(any_v6))
+            first(&[ip.into(), any_v6])
         }
     }
 }
@@ -116,8 +119,8 @@ pub(super) fn of_both_families(address: SocketAddr, socket: &Socket) -> Option<F
 pub struct Made {
     /// Kept until all was looked at.
     _connection: TcpStream,
-    /// The namespace of the other end, and the socket there that listens, or that was accepted.
-    pub peer: Option<(Namespace, Socket)>,
+    /// The namespace of the other end, and the sockets there that listen, or the one that was accepted.
+    pub peer: Option<(Namespace, Vec<Socket>)>,
 }
 
 /// Connects, and looks for the other end in all namespaces: it has our address as its peer's. Errors: what connecting said.
@@ -132,8 +135,9 @@ pub fn connect(address: SocketAddr) -> io::Result<Made> {
         let Some(peer) = namespace.sockets.iter().find(is_peer).copied() else { continue };
         // One that nobody has accepted yet, or that is closed again, is its listener's.
         let local = SocketAddr::new(peer.local.ip().to_canonical(), peer.local.port());
-        let socket = if peer.inode == 0 { namespace.listener(local).unwrap_or(peer) } else { peer };
-        found = Some((namespace, socket));
+        let listeners = if peer.inode == 0 { namespace.listeners(local) } else { Vec::new() };
+        let sockets = if listeners.is_empty() { vec![peer] } else { listeners };
+        found = Some((namespace, sockets));
         break;
     }
     Ok(Made { _connection: connection, peer: found })
@@ -167,7 +171,8 @@ mod tests {
         let server = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let address = server.local_addr().expect("bound");
         let made = connect(address).expect("a connection");
-        let (namespace, socket) = made.peer.expect("its other end");
+        let (namespace, sockets) = made.peer.expect("its other end");
+        let [socket] = sockets[..] else { panic!("{} sockets", sockets.len()) };
         assert_eq!((namespace.process.as_str(), socket.local, socket.state), ("self", address, LISTEN));
         assert_ne!(socket.inode, 0);
     }

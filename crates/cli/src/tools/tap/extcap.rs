@@ -1,7 +1,7 @@
 //! Wireshark's and tshark's own way to a tap: the program asks, in several calls, what there is, and then captures.
 
 use super::filter::Wanted;
-use super::{Kind, Options, capture, run};
+use super::{Kind, Options, Sink, capture, run};
 use crate::args::Extcap;
 use crate::error::Error;
 use crate::filter::Filter;
@@ -42,5 +42,10 @@ pub fn answer(args: &Extcap, named: Option<PathBuf>) -> Result<(), Error> {
     let fifo = args.fifo.as_ref().ok_or(Error::ExtcapFifo)?;
     let to = capture(fifo).map_err(|source| Error::Write { path: fifo.clone(), source })?;
     let named = named.filter(|path| !path.as_os_str().is_empty());
-    run(&Options { filter, buffer: args.buffer, count: None }, Kind::Capture, to, named)
+    run(
+        &Options { filter, buffer: args.buffer, count: None },
+        Kind::Capture,
+        Sink { to, file: Some(fifo) },
+        named,
+    )
 }

@@ -15,7 +15,7 @@ use crate::filter::Filter;
 use crate::replace::{Place, denied};
 use crate::say::say;
 use crate::signals;
-use crate::socket;
+use crate::{socket, standard};
 use filter::{Subject, Wanted};
 use output::{Output, Written};
 use packet::Packet;
@@ -67,13 +67,13 @@ pub fn tap(args: &Tap, named: Option<PathBuf>) -> Result<(), Error> {
         None => Kind::Text,
         Some(_) => Kind::Capture,
     };
-    let to = match args.write.as_deref() {
-        None => standard_output()?,
-        Some(path) if path == Path::new("-") && io::stdout().is_terminal() => return Err(Error::Terminal),
-        Some(path) if path == Path::new("-") => standard_output()?,
+    let file = args.write.as_deref().filter(|path| *path != Path::new("-"));
+    let to = match file {
         Some(path) => capture(path).map_err(|source| Error::Write { path: path.to_owned(), source })?,
+        None if kind == Kind::Capture && io::stdout().is_terminal() => return Err(Error::Terminal),
+        None => standard::output()?.as_fd().try_clone_to_owned().map_err(Error::Output)?,
     };
-    run(&options, kind, to, named)
+    run(&options, kind, Sink { to, file }, named)
 }
 
 /// The file of a capture, or a FIFO. What is in it is nobody else's business: whoever has made one of that name before does not get it.
@@ -107,8 +107,11 @@ fn refuse_others(place: &Place, there: &rustix::fs::Stat) -> io::Result<()> {
     Err(denied(&format!("it is there, and uid {}'s", there.st_uid)))
 }
 
-fn standard_output() -> Result<OwnedFd, Error> {
-    io::stdout().as_fd().try_clone_to_owned().map_err(Error::Output)
+/// Where it is written.
+struct Sink<'a> {
+    to: OwnedFd,
+    /// The file's name; `None`: standard output.
+    file: Option<&'a Path>,
 }
 
 /// What is written.
@@ -118,8 +121,8 @@ enum Kind {
     Text,
 }
 
-/// Writes to `to` until it is told to end, nobody reads any more, or `options.count` is reached.
-fn run(options: &Options, kind: Kind, to: OwnedFd, named: Option<PathBuf>) -> Result<(), Error> {
+/// Writes to the sink until it is told to end, nobody reads any more, or `options.count` is reached.
+fn run(options: &Options, kind: Kind, sink: Sink<'_>, named: Option<PathBuf>) -> Result<(), Error> {
     let stop = signals::stop_signals().map_err(Error::Signals)?;
     let socket = socket::answering(named)?;
     let session = TapSession::begin(&socket)?;
@@ -129,7 +132,8 @@ fn run(options: &Options, kind: Kind, to: OwnedFd, named: Option<PathBuf>) -> Re
         count: options.count.unwrap_or(u64::MAX),
         whose: Whose { pids_here: Pids::of(&socket), socket, asked: None, pids: HashMap::new() },
         filter: options.filter.clone(),
-        output: Output::new(to),
+        output: Output::new(sink.to),
+        file: sink.file.map(Path::to_owned),
         streams: Streams::default(),
         processes: HashMap::new(),
         interfaces: 0,
@@ -169,6 +173,8 @@ struct Tapping {
     filter: Filter<Wanted>,
     whose: Whose,
     output: Output,
+    /// What it is called, where it is a file.
+    file: Option<PathBuf>,
     streams: Streams,
     /// By their rings' numbers.
     processes: HashMap<u32, Shown>,
@@ -213,7 +219,10 @@ impl Tapping {
 
     /// Writes what is to be written, unless told to end meanwhile: the loop finds out.
     fn flush(&mut self) -> Result<Written, Error> {
-        self.output.flush(self.stop.as_fd()).map_err(|errno| Error::Output(errno.into()))
+        self.output.flush(self.stop.as_fd()).map_err(|errno| match &self.file {
+            Some(path) => Error::Write { path: path.clone(), source: errno.into() },
+            None => Error::Output(errno.into()),
+        })
     }
 
     /// Shows what is in the rings.

@@ -10,6 +10,7 @@ use crate::tools::pids::Pids;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::time::{ClockId, clock_gettime};
 use shunpike_broker::TapSession;
+use shunpike_broker::text::plain_name;
 use shunpike_shm::tap::{Next, Nonsense, Reader, Segment, len, state};
 use shunpike_wire::session::FromBroker;
 use std::io;
@@ -186,8 +187,7 @@ impl Rings {
                     };
                     known.is_given = true;
                     // Its own choice, and on its way to somebody's terminal.
-                    let comm = String::from_utf8_lossy(&comm);
-                    let comm = comm.trim_end_matches('\0').replace(char::is_control, "?");
+                    let comm = plain_name(&comm);
                     let pid = self.pids.own(pid);
                     tell(News::Began { ring, process: Process { pid, uid, comm } });
                 }

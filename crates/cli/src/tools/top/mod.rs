@@ -6,8 +6,12 @@ mod model;
 use super::Broker;
 use crate::args::{Sort, Top};
 use crate::error::Error;
+use crate::signals;
 use model::{Sample, View};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::time::Timespec;
 use shunpike_broker::what;
 use std::io::{self, IsTerminal};
 use std::thread::sleep;
@@ -96,6 +100,8 @@ fn batch(broker: &Broker, state: &State, interval: Duration, times: u32) -> Resu
 fn live(broker: &Broker, mut state: State, interval: Duration) -> Result<(), Error> {
     let mut before = sample(broker)?;
     let mut now = sample(broker)?.after(&before);
+    // Before the terminal is changed: whatever ends us is to find it restored.
+    let stop = signals::stop_signals().map_err(Error::Signals)?;
     // Restores the terminal when it is dropped, and before a panic is told.
     let mut terminal = Restored(ratatui::try_init().map_err(Error::Output)?);
     let mut due = Instant::now() + interval;
@@ -103,14 +109,20 @@ fn live(broker: &Broker, mut state: State, interval: Duration) -> Result<(), Err
         let view = View::between(&before, &now, state.sort, state.reverse);
         state.scroll = state.scroll.min(view.processes.len().max(view.connections.len()));
         terminal.0.draw(|frame| draw::screen(frame, &state, &view)).map_err(Error::Output)?;
-        let left = due.saturating_duration_since(Instant::now());
-        if event::poll(left).map_err(Error::Output)? {
+        if !has_terminal(&stop, due.saturating_duration_since(Instant::now())) {
+            return Ok(());
+        }
+        let mut is_news = false;
+        while event::poll(Duration::ZERO).map_err(Error::Output)? {
+            is_news = true;
             if let Event::Key(key) = event::read().map_err(Error::Output)?
                 && key.kind != KeyEventKind::Release
                 && !state.press(key)
             {
                 return Ok(());
             }
+        }
+        if is_news || Instant::now() < due {
             continue;
         }
         due = Instant::now() + interval;
@@ -126,6 +138,18 @@ fn live(broker: &Broker, mut state: State, interval: Duration) -> Result<(), Err
             }
         }
     }
+}
+
+/// Waits for a key, another size of the window (which comes as a signal) or the time; false: a signal has told us to end, or the terminal
+/// is gone, of which SIGHUP need not tell.
+fn has_terminal(stop: &OwnedFd, left: Duration) -> bool {
+    let input = io::stdin();
+    let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(&input, PollFlags::IN)];
+    let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+    if poll(&mut fds, Some(&left)).is_err() {
+        return true;
+    }
+    fds[0].revents().is_empty() && !fds[1].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 struct Restored(ratatui::DefaultTerminal);
