@@ -71,3 +71,34 @@ def test_no_call_waits_for_a_broker_that_comes_back(world, bed):
         proc.popen.stdin.close()
         proc.finish()
     assert [statistics.median(column) for column in zip(*slept)] == [0, 0], slept
+
+
+# What a connect or an accept may cost beyond the same on TCP, in microseconds.
+OURS_US = 100
+
+
+def slowest(accel, bed, processes=5, later=200):
+    """In microseconds: the middle of the slowest of each process, by (call, whether it is one of the first)."""
+    times = {(kind, turn): [] for kind in ALONE for turn in range(2)}
+    for _ in range(processes):
+        proc = accel.client("firsts", [bed / "firsts", "itself", free_port(), 4, 40, later], stdin=subprocess.PIPE)
+        until(lambda proc=proc: proc.out.count("\n") == 1, proc.describe, seconds=60)
+        os.write(proc.popen.stdin.fileno(), b"\n")
+        until(lambda proc=proc: proc.out.count("\n") == 2, proc.describe, seconds=60)
+        proc.popen.stdin.close()
+        proc.finish()
+        for kind in ALONE:
+            for turn, time in enumerate(re.findall(rf"{kind} (\d+) us", proc.err)):
+                times[kind, turn].append(int(time))
+    return {which: statistics.median(those) for which, those in times.items()}
+
+
+def test_what_a_connect_and_an_accept_cost(world, bed):
+    """The slowest of a process's first four, and of 200 later ones, beside the same on TCP; in one of three tries, as others run, too."""
+    on_tcp, on_lanes, tries = Accel(world, "tcp"), Accel(world, "both"), []
+    while len(tries) < 3:
+        tcp, lanes = slowest(on_tcp, bed), slowest(on_lanes, bed)
+        tries.append({which: (lanes[which], tcp[which]) for which in tcp})
+        if all(ours <= plain + OURS_US for ours, plain in tries[-1].values()):
+            return on_lanes.verify(lanes=5)
+    raise AssertionError(f"microseconds on lanes and on TCP, by call and turn: {tries}")
