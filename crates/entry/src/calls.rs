@@ -24,7 +24,7 @@ pub const DONE: u32 = 1;
 pub const NUMBERS: usize = 512;
 
 /// The calls that are shown to [`handler`].
-const SHOWN: [c_long; 68] = [
+const SHOWN: [c_long; 71] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -312,8 +312,7 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
             | libc::SYS_process_madvise
             | libc::SYS_mprotect
             | libc::SYS_pkey_mprotect => {
-                // SAFETY: the program's arguments.
-                unsafe { memory::before_call(number, [a, b, c, d]) };
+                memory::before_call(number, [a, b, c, d]);
                 if number != libc::SYS_mmap || d & libc::MAP_ANONYMOUS as usize != 0 {
                     return Answer::Make;
                 }
