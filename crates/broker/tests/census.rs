@@ -157,7 +157,7 @@ fn what_a_process_has_is_looked_for_and_explained_in_turns() {
 fn while_a_program_speaks_others_have_an_eighth_of_a_turn() {
     let mut turns = Turns::new();
     let (socket, _arena) = turns.program(0);
-    let mut speak = |turns: &mut Turns| {
+    let speak = |turns: &mut Turns| {
         send(&socket, &ToBroker::Withdraw { conn: ConnId(1 << 32) }, &[]);
         turns.turn();
     };
