@@ -331,9 +331,9 @@ impl Server {
         Ok((!self.keep_time()).then_some(served))
     }
 
-    /// Of so much that one turn does for others than programs: an eighth, while these say something.
+    /// Of so much that one turn does for others than programs: a sixteenth, while these say something.
     pub(crate) fn share(&self, of_turn: usize) -> usize {
-        if self.quiet_turns < HURRY { of_turn / 8 } else { of_turn }
+        if self.quiet_turns < HURRY { of_turn / 16 } else { of_turn }
     }
 
     /// All that wait for an answer now, and what is to be heard before they have it.

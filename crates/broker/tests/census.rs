@@ -154,7 +154,7 @@ fn what_a_process_has_is_looked_for_and_explained_in_turns() {
 
 /// What becomes of a connection takes some turns: each is short while there is one, whoever else comes.
 #[test]
-fn while_a_program_speaks_others_have_an_eighth_of_a_turn() {
+fn while_a_program_speaks_others_have_a_sixteenth_of_a_turn() {
     let mut turns = Turns::new();
     let (socket, _arena) = turns.program(0);
     let speak = |turns: &mut Turns| {
@@ -165,7 +165,7 @@ fn while_a_program_speaks_others_have_an_eighth_of_a_turn() {
     let tools: Vec<OwnedFd> = (0..100).map(|_| turns.ask(what::UEID, "show")).collect();
     let answered = || tools.iter().filter(|tool| is_answered(tool)).count();
     (0..6).for_each(|_| speak(&mut turns));
-    assert!((1..=6 * 8).contains(&answered()), "{} were answered", answered());
+    assert!((1..=6 * 4).contains(&answered()), "{} were answered", answered());
     turns.until_quiet();
     assert_eq!(answered(), 100);
 }
