@@ -137,3 +137,18 @@ def test_instructions_of_a_wait_on_tcp(world, bed):
 
     more = dict(zip(("waits", "polls"), (on - off for on, off in zip(counts(under), counts(env), strict=True)), strict=True))
     assert all(20 < more[name] <= BOUNDS[name] for name in more), f"{more} instructions more, bounds {BOUNDS}"
+
+
+# Microseconds of CPU that a fork may cost more, child included, in a process with a hundred lanes.
+FORK_US = 700
+
+
+def test_a_fork_costs_little_more(world, bed):
+    """Beside the same with connections on TCP: the child has to be a holder of each."""
+    accel, costs = Accel(world, "both", ["--eager"]), {}
+    for name, server, client in (("tcp", world.start, world.start), ("lanes", accel.server, accel.client)):
+        port = free_port()
+        server(f"server, {name}", [bed / "echo", "server", "lt", port, 100]).wait_listening(port)
+        costs[name] = int(client(f"client, {name}", [bed / "forked", port, 100, 30]).finish(60))
+    assert costs["lanes"] <= costs["tcp"] + FORK_US, costs
+    accel.verify(lanes=75)

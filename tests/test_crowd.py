@@ -1,8 +1,10 @@
 """Many connections at once: each gets its lane, whatever fits into a session's socket at a time."""
 
+import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness import LOAD, Accel
+from netns import needs_root
 from procs import free_port, until
+from test_limits import setting
 
 CROWD = """
 import os, select, socket, sys
@@ -129,3 +133,37 @@ def test_what_asks_and_answers_takes_a_page_each_way(world, bed):
     assert set(windows) == {2048}, windows
     sign.touch()
     client.finish()
+
+
+@needs_root
+@pytest.mark.cost
+def test_ten_thousand_connections(world, bed):
+    """Nine of ten have been on lanes, and most are: 200 MB of shared memory in all, and 40 MB of page tables a process, at most."""
+    count, port, sign = 10_000, free_port(), world.directory / "enough"
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard < count + 1000:
+        pytest.skip(f"a process may have {hard} descriptors")
+    many = ["prlimit", f"--nofile={hard}:{hard}"]
+    # An eighth of the mappings that a process may have are for lanes.
+    with setting("vm/max_map_count", 8 * 4 * count):
+        policy = world.directory / "broker.toml"
+        policy.write_text(f"[limits.user]\ndmbs = {3 * count}\n[limits.process]\ndmbs = {3 * count}\n")
+        accel = Accel(world, "both", broker_options=["--config", policy])
+        server = accel.server("echo", [*many, bed / "echo", "server", "lt", port, 1_000_000]).wait_listening(port)
+        client = accel.client("crowd", [*many, sys.executable, "-c", CROWD, port, count, sign])
+        have = lambda: accel.broker.stats().lanes
+        until(lambda: have() >= count * 9 // 10, lambda: f"{count} lanes: {accel.broker.stats()}", seconds=120, pause=0.2)
+        ours = {}
+        for program in (server, client):
+            for line in Path(f"/proc/{program.pid}/maps").read_text().splitlines():
+                if "/memfd:shunpike-" in line:
+                    # Each piece of memory once, whoever has mapped it; some go meanwhile.
+                    with contextlib.suppress(FileNotFoundError):
+                        found = os.stat(f"/proc/{program.pid}/map_files/{line.split()[0]}")
+                        ours[found.st_ino] = found.st_blocks * 512
+        tables = [int(re.search(r"VmPTE:\s+(\d+) kB", Path(f"/proc/{it.pid}/status").read_text())[1]) << 10 for it in (server, client)]
+        said = f"{len(ours)} pieces of memory, {sum(ours.values()) / 1e6:.0f} MB; page tables {[size / 1e6 for size in tables]} MB"
+        print(said)
+        assert len(ours) > count and sum(ours.values()) <= 200e6 and max(tables) <= 40e6, said
+        sign.touch()
+        client.finish(60)

@@ -18,7 +18,7 @@ import pytest
 
 from harness import LIBRARY, Accel, Stats, programs
 from netns import join, namespace, needs_root
-from procs import finish_together, free_port, until
+from procs import PATIENCE, finish_together, free_port, until
 
 pytestmark = pytest.mark.fallback
 
@@ -127,7 +127,8 @@ def test_two_that_send_to_each_other_before_they_accept(both):
     program = [sys.executable, programs() / "crossing.py"]
     ends = [accel.client("end", [*program, *order, 6]) for order in (ports, ports[::-1])]
     times = [int(line) for out in finish_together(*ends) for line in out.splitlines()]
-    assert len(times) == 12 and max(times) < 1500 and statistics.median(times) < 250, times
+    # Of one round a wait may be the machine's.
+    assert len(times) == 12 and sum(time > 250 * PATIENCE for time in times) <= 1 and statistics.median(times) < 50 * PATIENCE, times
     accel.verify(lane_bytes=0)
 
 

@@ -1,7 +1,12 @@
 """What the first connections of a process cost, and later ones when the broker has come back: nothing of ours waits."""
 
+import contextlib
+import csv
+import io
 import os
 import re
+import shutil
+import socket
 import statistics
 import subprocess
 
@@ -71,3 +76,83 @@ def test_no_call_waits_for_a_broker_that_comes_back(world, bed):
         proc.popen.stdin.close()
         proc.finish()
     assert [statistics.median(column) for column in zip(*slept)] == [0, 0], slept
+
+
+# What a connect or an accept may cost beyond the same on TCP, in microseconds.
+OURS_US = 100
+
+
+def slowest(accel, bed, processes=5, later=200):
+    """In microseconds: the middle of the slowest of each process, by (call, whether it is one of the first)."""
+    times = {(kind, turn): [] for kind in ALONE for turn in range(2)}
+    for _ in range(processes):
+        proc = accel.client("firsts", [bed / "firsts", "itself", free_port(), 4, 40, later], stdin=subprocess.PIPE)
+        until(lambda proc=proc: proc.out.count("\n") == 1, proc.describe, seconds=60)
+        os.write(proc.popen.stdin.fileno(), b"\n")
+        until(lambda proc=proc: proc.out.count("\n") == 2, proc.describe, seconds=60)
+        proc.popen.stdin.close()
+        proc.finish()
+        for kind in ALONE:
+            for turn, time in enumerate(re.findall(rf"{kind} (\d+) us", proc.err)):
+                times[kind, turn].append(int(time))
+    return {which: statistics.median(those) for which, those in times.items()}
+
+
+def test_what_a_connect_and_an_accept_cost(world, bed):
+    """The slowest of a process's first four, and of 200 later ones, beside the same on TCP; in one of three tries, as others run, too."""
+    on_tcp, on_lanes, tries = Accel(world, "tcp"), Accel(world, "both"), []
+    while len(tries) < 3:
+        tcp, lanes = slowest(on_tcp, bed), slowest(on_lanes, bed)
+        tries.append({which: (lanes[which], tcp[which]) for which in tcp})
+        if all(ours <= plain + OURS_US for ours, plain in tries[-1].values()):
+            return on_lanes.verify(lanes=5)
+    raise AssertionError(f"microseconds on lanes and on TCP, by call and turn: {tries}")
+
+
+CHECKS = """
+global
+    nbthread 2
+    stats socket {stats} mode 600
+defaults
+    mode tcp
+    timeout connect 10s
+    timeout client 10s
+    timeout server 10s
+    timeout check 1ms
+frontend front
+    bind 127.0.0.1:{front}
+    default_backend back
+backend back
+    server one 127.0.0.1:{back} check inter 60s fall 1
+"""
+
+
+def is_checked(start, world, back, number):
+    """Whether the first check of HAProxy's, the first connection that it makes, is in time."""
+    front, stats, conf = free_port(), world.directory / f"stats-{number}", world.directory / f"haproxy-{number}.conf"
+    conf.write_text(CHECKS.format(stats=stats, front=front, back=back))
+    proxy = start(f"haproxy-{number}", ["haproxy", "-db", "-f", conf])
+
+    def status():
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(stats))
+            asking.sendall(b"show stat\n")
+            rows = list(csv.DictReader(io.StringIO(b"".join(iter(lambda: asking.recv(1 << 16), b"")).decode().removeprefix("# "))))
+            return next((row["check_status"] for row in rows if row["svname"] == "one" and row["check_status"] not in ("", "INI")), None)
+
+    said = until(status, proxy.describe, seconds=20)
+    proxy.kill()
+    return said == "L4OK"
+
+
+@pytest.mark.skipif(not shutil.which("haproxy"), reason="there is no HAProxy")
+def test_a_check_of_a_millisecond_is_in_time(world, bed):
+    """It has threads, and its check is its first connection: that took 8 to 20 ms. Beside TCP, as it may be late there, too."""
+    accel, port = Accel(world, "both"), free_port()
+    accel.server("server", [bed / "echo", "server", "lt", port, 1_000_000]).wait_listening(port)
+    late = {"tcp": 0, "lanes": 0}
+    for number in range(5):
+        late["tcp"] += not is_checked(world.start, world, port, 2 * number)
+        late["lanes"] += not is_checked(accel.client, world, port, 2 * number + 1)
+    # With one more the machine's, of five.
+    assert late["lanes"] <= late["tcp"] + 1, late

@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,33 +24,42 @@ RESOURCES = {
     "--nproc=4096": True,
 }  # fmt: skip
 PERSONALITIES = ["--addr-no-randomize", "--addr-compat-layout", "--read-implies-exec", "--3gb", "--whole-seconds"]
-FLAGS = ["lock-future", "lock-all", "lock-fault", "undumpable", "no-thp"]
+FLAGS = ["lock-future", "lock-all", "lock-fault", "undumpable", "no-thp", "no-exec-gain", "no-new-privs", "slack"]
 
 
-def start(accel, bed, load, flag="none", prefix=()):
+def start(accel, bed, load, flag="none", prefix=(), who=("server", "client")):
     """The two ends of a dialogue."""
     port = free_port()
-    server = accel.server(f"server, {load}", [*prefix, bed / "limits", "server", load, flag, port]).wait_listening(port)
-    return [server, accel.client(f"client, {load}", [*prefix, bed / "limits", "client", load, flag, port])]
+    argv = lambda end: [*(prefix if end in who else ()), bed / "limits", end, load, flag, port]
+    server = accel.server(f"server, {load}", argv("server")).wait_listening(port)
+    return [server, accel.client(f"client, {load}", argv("client"))]
 
 
-def outcomes(world, bed, mode, loads, prefix=(), flag="none", lanes=True):
-    """What both ends say of each load, side by side. `lanes`: whether there must be some (None: there may be)."""
+def outcomes(world, bed, mode, loads, prefix=(), flag="none", lanes=True, who=("server", "client")):
+    """What both ends say of each load, side by side. `lanes`: whether there must be some (None: there may be). `who` begins with `prefix`."""
     accel = Accel(world, mode, ["--eager"])
-    said = finish_together(*[end for load in loads for end in start(accel, bed, load, flag, prefix)])
+    said = finish_together(*[end for load in loads for end in start(accel, bed, load, flag, prefix, who)])
     if lanes:
         accel.verify(lanes=3 * len(loads))
     return said
 
 
 def lives(said):
-    assert said and set(said) == {"threads, memory, little locked, little resident\n"}
+    assert said and set(said) == {"threads, memory, little resident\n"}
 
 
 @pytest.mark.parametrize("mode", ["tcp", "both"])
 @pytest.mark.parametrize("limit", RESOURCES)
 def test_resource(world, bed, mode, limit):
     lives(outcomes(world, bed, mode, LOADS, ["prlimit", limit], lanes=RESOURCES[limit]))
+
+
+def test_every_limit_of_resources_has_a_row():
+    """Those of descriptors are below."""
+    header = Path("/usr/include/asm-generic/resource.h").read_text()
+    limits = {name.lower() for name in re.findall(r"define RLIMIT_(\w+)", header)}
+    rows = {limit.removeprefix("--").split("=")[0] for limit in RESOURCES} | {"nofile"}
+    assert len(limits) >= 16 and limits <= rows, limits - rows
 
 
 @pytest.mark.parametrize("mode", ["tcp", "both"])
@@ -61,6 +72,33 @@ def test_personality(world, bed, mode, personality):
 @pytest.mark.parametrize("flag", FLAGS)
 def test_flag(world, bed, mode, flag):
     lives(outcomes(world, bed, mode, LOADS, flag=flag))
+
+
+# The library's code and data, and tables of a word for each descriptor and connection that there can be.
+OURS_MIB = 24
+
+
+def memory_of(accel, bed, flag):
+    """MiB that each end of each load has locked, and has resident, as it is told of before its connections end."""
+    found = []
+    for load in LOADS:
+        ends = start(accel, bed, load, flag)
+        lives(finish_together(*ends, seconds=60))
+        found += [tuple(int(size) >> 10 for size in re.findall(r"(\d+) KiB", end.err)) for end in ends]
+    return found
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.startswith("lock")])
+def test_locked_memory_is_as_on_tcp(world, bed, flag):
+    """Beside the same on TCP: no ring is locked, only the library and its tables. What the flag makes resident beyond what is there without it
+    is as much."""
+    accels = [Accel(world, mode, ["--eager"]) for mode in ("tcp", "both")]
+    (plain, on_tcp), (lanes, locked) = [[memory_of(accel, bed, which) for which in ("none", flag)] for accel in accels]
+    for end, (without, there, before, here) in enumerate(zip(plain, on_tcp, lanes, locked, strict=True)):
+        said = f"end {end}: {without}, {there} on TCP and {before}, {here} on lanes without and with {flag}: MiB locked, resident"
+        assert there[0] > 0 and here[0] <= there[0] + OURS_MIB, said
+        # Of lanes that are open MCL_CURRENT makes the pages: COMPLIANCE.md.
+        assert flag == "lock-all" or here[1] - before[1] <= there[1] - without[1] + OURS_MIB, said
 
 
 @contextmanager
@@ -95,6 +133,15 @@ def test_no_memory_that_can_be_executed(world, bed, mode, value):
     if subprocess.run([*set_there, "true"], capture_output=True).returncode != 0:
         pytest.skip("needs root, and a Linux that has the setting (6.3)")
     lives(outcomes(world, bed, mode, LOADS, set_there))
+
+
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_little_shared_memory(world, bed, mode):
+    """/dev/shm is as small as containers have it, or smaller: in mount namespaces."""
+    small = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*small, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs root")
+    lives(outcomes(world, bed, mode, LOADS, small))
 
 
 @pytest.mark.parametrize("limited", ["server", "client"])
@@ -163,19 +210,83 @@ def removed(path):
     return True
 
 
+def joins(directory):
+    """How to begin a program in a control group."""
+    return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', directory]
+
+
+@contextmanager
+def gone_afterwards(world):
+    """Nobody of the programs is left in the group, as whoever is in it holds it."""
+    try:
+        yield
+    finally:
+        for proc in world.procs:
+            if proc.popen.poll() is None and proc not in [broker.proc for broker in world.brokers]:
+                proc.kill()
+
+
 @pytest.mark.parametrize("load", [*LOADS, "full"])
 @pytest.mark.parametrize("mode", ["tcp", "both"])
 @pytest.mark.parametrize("kind", ["max", "high", "nested"])
 def test_memory_of_a_group(world, bed, mode, kind, load):
     """Both ends, and what else they use: little is left for rings, and nobody is killed."""
-    with group(64 * MIB, kind) as directory:
-        joined = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', directory]
-        try:
-            lives(outcomes(world, bed, mode, [load], joined, lanes=None))
-        finally:
-            for proc in world.procs:
-                if proc.popen.poll() is None and proc not in [broker.proc for broker in world.brokers]:
-                    proc.kill()
+    with group(64 * MIB, kind) as directory, gone_afterwards(world):
+        lives(outcomes(world, bed, mode, [load], joins(directory), lanes=None))
+
+
+@pytest.mark.parametrize("size, load, who", [(48, "half", ("server", "client")), (48, "half", ("server",)), (48, "half", ("client",)), (64, "full", ("server",)), (64, "full", ("client",))])
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_memory_of_a_smaller_group_and_of_one_end_s(world, bed, mode, size, load, who):
+    """Whoever fills the pages of a ring is charged for them: it may be the other end that is in a group."""
+    with group(size * MIB, "max") as directory, gone_afterwards(world):
+        lives(outcomes(world, bed, mode, [load], joins(directory), lanes=None, who=who))
+
+
+@pytest.mark.skipif(not shutil.which("redis-benchmark"), reason="there is no redis")
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_redis_and_its_benchmark_in_a_group(world, mode):
+    """Fifty connections that carry half a megabyte at a time: both ends in 96 MiB."""
+    accel, port = Accel(world, mode), free_port()
+    with group(96 * MIB, "max") as directory, gone_afterwards(world):
+        serving = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        server = accel.server("redis", [*joins(directory), *serving]).wait_listening(port)
+        asking = ["redis-benchmark", "-p", port, "-c", 50, "-d", 500_000, "-n", 1500, "-t", "set", "-q"]
+        said = accel.client("benchmark", [*joins(directory), *asking]).finish(60)
+        assert "requests per second" in said
+        server.stop()
+
+
+POURS = """
+import socket, sys, time
+if sys.argv[1] == "server":
+    connection = socket.create_server(("127.0.0.1", int(sys.argv[2]))).accept()[0]
+    while connection.recv(1 << 14):
+        time.sleep(0.0005)  # so that the ring is full
+else:
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    while True:
+        connection.sendall(bytes(4 << 20))
+"""
+
+
+def test_a_lane_goes_back_where_the_group_gets_tight(world):
+    """Somebody else in the group takes nearly all of it, while bulk goes by a lane, whose ring cannot shrink as it is full."""
+    accel, port = Accel(world, "both"), free_port()
+    with group(256 * MIB, "max") as directory, gone_afterwards(world):
+        pours = lambda end: [*joins(directory), sys.executable, "-c", POURS, end, port]
+        server = accel.server("server", pours("server")).wait_listening(port)
+        client = accel.client("client", pours("client"))
+        moved = lambda: accel.broker.stats().tx_bytes
+        until(lambda: moved() > 20 * MIB, lambda: f"bulk by the lane: {accel.broker.stats()}", seconds=30)
+        assert not accel.broker.stats().reasons.get("memory_refused")
+        # A sixteenth of the limit would be 16 MiB.
+        left = (directory / "memory.max").exists() and int((directory / "memory.current").read_text())
+        used = left or int((directory / "memory.usage_in_bytes").read_text())
+        hog = "import sys; held = b'x' * int(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+        taking = world.start("hog", [*joins(directory), sys.executable, "-c", hog, 256 * MIB - used - 14 * MIB], stdin=subprocess.PIPE)
+        until(lambda: accel.broker.stats().reasons.get("memory_refused"), lambda: f"back to TCP: {accel.broker.stats()}", seconds=20)
+        assert "held" in taking.out and client.popen.poll() is None and server.popen.poll() is None, "all go on"
 
 
 def stopped(accel, bed, load):

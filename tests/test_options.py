@@ -25,8 +25,8 @@ def assert_same(outputs, wanted):
         assert got.splitlines() == should.splitlines(), f"the {end} sees something else than on TCP"
 
 
-@pytest.mark.parametrize("case", ["options-before", "options-during", "flags-during", "controls-during", "async-during", "zerocopy-during", "aio-during",
-                                  "unshared-during", "sockmap-during",
+@pytest.mark.parametrize("case", ["options-before", "options-during", "flags-before", "flags-during", "controls-before", "controls-during", "async-during", "zerocopy-during", "aio-during",
+                                  "unshared-during", "sockmap-during", "rare-before", "rare-during",
                                   *(f"{case}-during" for case in EFFECTS),
                                   *(f"{case}-{when}" for case in SAME for when in ["before", "listener", "duplicate"])])  # fmt: skip
 def test_on_a_lane(world, bed, case):
@@ -57,6 +57,28 @@ def test_names_of_these_headers_have_a_row():
     names = {line.split()[1] for line in names.splitlines() if not line.startswith("#")}
     rows = set(re.findall(r"\w+", (ROOT / "docs" / "sockets.md").read_text()))
     assert len(names) > 600 and names <= rows, names - rows
+
+
+# System calls that programs make by libc's functions of other names, and those that a test makes in their place.
+OTHERWISE = {
+    "io_pgetevents": "io_getevents", "io_cancel": "io_submit", "tkill": "pthread_kill", "rt_sigqueueinfo": "kill", "pidfd_send_signal": "kill",
+    "rt_sigaction": "sigaction", "setregid": "setgid", "setfsuid": "setuid", "setfsgid": "setgid", "futex": "pthread_mutex_lock",
+    "futex_waitv": "pthread_mutex_lock", "futex_wake": "pthread_mutex_lock", "futex_wait": "pthread_mutex_lock", "futex_requeue": "pthread_cond_wait",
+    "set_robust_list": "pthread_create", "get_robust_list": "pthread_create",
+} | dict.fromkeys(["fsconfig", "fsopen", "fsmount", "fspick", "move_mount", "open_tree", "open_tree_attr", "mount_setattr", "umount2"], "mount")  # fmt: skip
+
+
+def test_each_call_that_does_something_to_a_lane_is_tried():
+    """... by some program of these tests, so that one that gets a row gets a test."""
+    page = (ROOT / "docs" / "sockets.md").read_text()
+    rows = [line.split("|")[1:3] for line in page[page.index("## System calls") :].splitlines() if line.startswith("| ")]
+    calls = {name for names, does in rows if does.strip() not in ("nothing to do", "what becomes of a lane") for name in re.findall(r"\w+", names)}
+    places = ("tests/programs/*.[ch]", "tests/programs/*.py", "tests/*.py", "tests/differential/src/**/*.rs")
+    tried = set(re.findall(r"\w+", "\n".join(path.read_text() for place in places for path in ROOT.glob(place) if path.name != "test_options.py")))
+    is_tried = lambda name: name in tried or f"SYS_{name}" in tried
+    missing = {name for name in calls if not is_tried(OTHERWISE.get(name, name))}
+    assert len(calls) > 60 and not missing, missing
+    assert not {name for name in OTHERWISE if name not in calls or is_tried(name)}, "they need no other name"
 
 
 def has_mptcp():

@@ -24,7 +24,7 @@ CASES = {
                   "stdio", "raw", "output", "file", "input", "reopened", "shell", "clones", "spliced"],
     "waits": ["thousands", "masks", "timers", "flood", "filled", "few", "exceptional", "mutual"],
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
-    "hazards": ["cancel", "jump", "handler", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
+    "hazards": ["cancel", "jump", "handler", "corks", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
     "handled": ["jumps", "masked", "part", "cancelled"],
 }  # fmt: skip

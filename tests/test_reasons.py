@@ -176,3 +176,34 @@ def test_the_words_of_a_code_fit_each_cause():
     for name, files in CAUSES.items():
         for file, (cause, fits) in files.items():
             assert fits in words[key(name)], f"{name} in {file}, because {cause}: {words[key(name)]}"
+
+
+TCP_ONLY = "does with the connection what only TCP can serve"
+# Code -> what `explain PID` advises: words that fit each cause above.
+ADVICE = {
+    "AttachRefused": "use different brokers", "AwaitingPeer": "start the other end", "BrokerForeign": "let SHUNPIKE_SOCKET name",
+    "BrokerGone": "programs find it without a restart", "BypassedHooks": "moved bytes past the library", "Confined": "filter of system calls",
+    "EpollSets": "register fewer connections", "GraceExceeded": "stopped or too slow to read", "HandedOver": "SOCK_CLOEXEC",
+    "Inactive": "device set active on", "Internal": "look into the broker's log", "IoUring": "switch io_uring off", "Ktls": TCP_ONLY,
+    "LentDenied": "became another user's", "LentUnreadable": "unmapped memory before the notice", "LinkLimit": "lanes with other processes have ended",
+    "Memory": "limits, or lower rmem", "MemoryRefused": "limits, or lower rmem", "NestedSets": "puts its epoll set into another one",
+    "NoBroker": "start a broker", "NoDescriptors": "hard limit of open files", "NominationLimit": "tried again when others are through",
+    "NotEstablished": "being opened or closed", "NotNominated": "busy enough", "OptionUnsupported": "a TCP feature that a lane does not have",
+    "OtherNames": "before it connected it", "PeerDeclined": "look into the broker's log", "PeerVanished": "did not go through with it",
+    "PeerViolation": "wrote nonsense", "PortOff": "/etc/shunpike/enabled", "PrivateDescriptors": TCP_ONLY, "ReadingShut": TCP_ONLY,
+    "Revoked": "an operator asked for it", "SetUnseen": "let the program register by epoll_ctl", "Shared": "one process alone has the connection",
+    "SharedInSet": "before it closes it", "Splice": TCP_ONLY, "Stdio": TCP_ONLY, "TcpRepair": TCP_ONLY, "UrgentData": TCP_ONLY,
+    "VersionDiffers": "runs the older version", "WaitsUnseen": "system calls of its own",
+}  # fmt: skip
+
+
+def test_what_explain_advises_fits_each_code():
+    """By the source: most of them no test can bring about."""
+    source = (ROOT / "crates" / "broker" / "src" / "explain.rs").read_text()
+    arms = source[source.index("fn advice(") : source.index("#[cfg(test)]")]
+    said, default = {}, re.search(r'_ => "(.*?)"', arms)[1]
+    for names, words in re.findall(r'((?:Reason::\w+[\s|]*)+)=> \{?\s*"((?:[^"\\]|\\.|\\\n)*)"', arms):
+        said |= dict.fromkeys(re.findall(r"Reason::(\w+)", names), re.sub(r"\\\n\s*", "", words))
+    assert ADVICE.keys() == CAUSES.keys() and len(said) > 40
+    wrong = {name: said.get(name, default) for name, words in ADVICE.items() if words not in said.get(name, default)}
+    assert not wrong, wrong

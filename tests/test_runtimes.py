@@ -96,6 +96,22 @@ def test_java_starts_a_program(world, java, bed):
     server.finish()
 
 
+@pytest.mark.parametrize("options", [[], ["--eager"]], ids=["earned", "eager"])
+def test_java_asks_what_is_available(world, java, bed, options):
+    """A loop until available() tells of the whole answer: it had no end once its half was granted and the answer came by a lane."""
+    accel = Accel(world, "both", options)
+
+    def dialogue():
+        port = free_port()
+        server = accel.server("server", [bed / "echo", "server", "lt", port, 1]).wait_listening(port)
+        said, _ = finish_together(accel.client("client", [*java, "available", port, 1]), server, seconds=40)
+        assert said == "all were available\n"
+
+    for _ in range(3):
+        dialogue()
+    accel.verify(lane_bytes=50_000, more=dialogue)
+
+
 def test_java_closes_under_a_blocked_reader(accel, java, bed):
     def dialogue():
         port = free_port()

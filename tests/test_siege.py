@@ -42,11 +42,13 @@ class Others:
         for it in self.sessions:
             it.hear()
         self.ends = tcp_pair()
-        self.matches, self.over = 0, threading.Event()
+        self.matches, self.over, self.task = 0, threading.Event(), None
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
+        until(lambda: self.task, "it runs")
 
     def run(self):
+        self.task = threading.get_native_id()
         conn, due = CONN, time.monotonic()
         while not self.over.is_set():
             # Within what policy lets a process nominate in a second: 10,000.
@@ -76,9 +78,32 @@ def kept_from_running(*tasks):
     return sum(int(Path(f"/proc/{task}/schedstat").read_text().split()[1]) for task in tasks) / 1e9
 
 
+class Rate:
+    """Nominations of the others in a second, and whether they and the broker had a CPU whenever they wanted one."""
+
+    def __init__(self, broker, others):
+        self.others, self.tasks = others, (broker.proc.pid, others.task)
+        self.before = self.now()
+
+    def now(self):
+        return time.monotonic(), kept_from_running(*self.tasks), 2 * self.others.matches
+
+    def stop(self):
+        elapsed, kept, count = (after - before for before, after in zip(self.before, self.now()))
+        self.count, self.is_free = count / elapsed, kept < elapsed / 10
+        return self
+
+    def suffices(self, least=0):
+        """A thousand; where others have the CPUs, more than the least."""
+        return self.count >= 1000 / PATIENCE if self.is_free else self.count > least / PATIENCE
+
+    def __str__(self):
+        return f"{self.count:.0f} nominations a second" + ("" if self.is_free else " as far as others left the CPUs")
+
+
 def measured(broker, others, seconds):
-    """Nominations a second of the others, and how long root waited for `info`, each time, in order; and how long for more than a CPU."""
-    waits, own, began, matches = [], [], time.monotonic(), others.matches
+    """The rate of nominations, and how long root waited for `info`, each time, in order; and how long for more than a CPU."""
+    waits, own, began, rate = [], [], time.monotonic(), Rate(broker, others)
     tasks = ("thread-self", broker.proc.pid)
     while time.monotonic() < began + seconds:
         kept, asked = kept_from_running(*tasks), time.monotonic()
@@ -86,7 +111,7 @@ def measured(broker, others, seconds):
         waits.append(time.monotonic() - asked)
         own.append(waits[-1] - (kept_from_running(*tasks) - kept))
         time.sleep(0.02)
-    return 2 * (others.matches - matches) / (time.monotonic() - began), sorted(waits), sorted(own)
+    return rate.stop(), sorted(waits), sorted(own)
 
 
 def test_three_users_keep_neither_root_nor_others_waiting(world):
@@ -103,7 +128,7 @@ def test_three_users_keep_neither_root_nor_others_waiting(world):
     beside, waits, own = measured(broker, others, SECONDS)
     others.stop()
     at = lambda waits, part: waits[int(len(waits) * part)]
-    print(f"nominations a second: {alone:.0f} alone, {beside:.0f} beside the attack")
+    print(f"alone: {alone}; beside the attack: {beside}")
     print("info, median, 95 % and longest: " + ", ".join(f"{1000 * at(of, part):.1f} ms" for of in (calm, waits, own) for part in (0.5, 0.95, 0.999)))
     status = Path(f"/proc/{broker.proc.pid}/status").read_text().splitlines()
     memory = next(int(line.split()[1]) for line in status if "VmRSS" in line)
@@ -112,8 +137,9 @@ def test_three_users_keep_neither_root_nor_others_waiting(world):
         attacker.kill()
     assert own[-1] < 0.1 * PATIENCE, own[-10:]
     assert at(waits, 0.95) < max(0.1 * PATIENCE, 3 * at(calm, 0.95)), (calm, waits)
-    assert waits[-1] < 1 * PATIENCE, waits[-10:]
-    assert beside > min(1000 / PATIENCE, alone / 4), (alone, beside)
+    # The wall's clock, where nobody else has the CPUs.
+    assert waits[-1] < (0.1 if beside.is_free else 1) * PATIENCE, waits[-10:]
+    assert beside.suffices(min(1000, alone.count / 4)), f"alone: {alone}; beside the attack: {beside}"
     assert memory < 300 << 10, f"{memory} KiB"
 
 
@@ -147,12 +173,12 @@ def test_a_flood_of_anything_keeps_neither_root_nor_others_waiting(world):
     for name in floods("") if ALL_FLOODS else FLOODS:
         orders.with_suffix(".new").write_text(name)
         os.rename(orders.with_suffix(".new"), orders)
-        matches, waits, own = measured(broker, others, 1 if ALL_FLOODS else 0.3)
+        rate, waits, own = measured(broker, others, 1 if ALL_FLOODS else 0.3)
         honest = comes_about(broker, 61009)
         at = lambda of, part: 1000 * of[int(len(of) * part)]
-        told = f"{name}: info {at(own, 0.5):.1f} ms, {at(own, 0.999):.1f} at most; {matches:.0f} nominations a second; a session after {1000 * honest:.0f} ms"
+        told = f"{name}: info {at(own, 0.5):.1f} ms, {at(own, 0.999):.1f} at most; {rate}; a session after {1000 * honest:.0f} ms"
         print(told)
-        if own[-1] > 0.1 * PATIENCE or not matches or honest > 3 * PATIENCE:
+        if own[-1] > 0.1 * PATIENCE or not rate.suffices() or honest > 3 * PATIENCE:
             missed.append(told)
     for attacker in attackers:
         assert attacker.popen.poll() is None, attacker.describe()

@@ -14,7 +14,7 @@ import pytest
 
 from harness import BINARY, LIBRARY
 from netns import needs_root
-from procs import free_port, until
+from procs import descendants, free_port, reap, until
 
 pytestmark = [pytest.mark.users, needs_root]
 
@@ -152,6 +152,25 @@ def test_another_users_runtime_directory_is_not_used(world):
     looks = lambda path: subprocess.run([BINARY, "info"], env=world.env | {"XDG_RUNTIME_DIR": str(path)}, capture_output=True, text=True, timeout=20).stderr  # fmt: skip
     assert f"{at}/shunpike" not in looks(at) and f"{at} is not yours alone, and was left aside" in looks(at)
     assert str(world.runtime) in looks(world.runtime)
+
+
+def test_run_does_not_use_another_users_runtime_directory(world):
+    """It would start its broker where the directory's owner can put another one in its place. /tmp is this test's own here."""
+    at = directory(world, OTHER, 0o700)
+    own = world.directory / "tmp-of-its-own"
+    own.mkdir(mode=0o1777)
+    own.chmod(0o1777)
+    # What is needed of the real one is open before another one hides it.
+    inside = f'exec 9<{at} && mount --bind {own} /tmp && mkdir /tmp/at && mount --bind /proc/self/fd/9 /tmp/at && exec 9<&- && exec "$@"'
+    command = [BINARY, "run", "--", "sh", "-c", "echo $SHUNPIKE_SOCKET; ls -A /tmp/at"]
+    if str(BINARY).startswith("/tmp/") or str(LIBRARY).startswith("/tmp/"):
+        pytest.skip("what is tested lies in /tmp")
+    env = world.env | {"XDG_RUNTIME_DIR": "/tmp/at", "TMPDIR": "/tmp"}
+    try:
+        result = subprocess.run(["unshare", "--mount", "sh", "-c", inside, "sh", *command], env=env, capture_output=True, text=True, timeout=20)
+    finally:
+        reap([pid for pid, line in descendants().items() if "/tmp/shunpike-0/" in line])
+    assert result.stdout == "/tmp/shunpike-0/broker.sock\n", result
 
 
 def preloaded(world):

@@ -24,7 +24,7 @@ import java.util.concurrent.Future;
 
 /**
  * Echo over java.net (a thread for each connection) and over java.nio (a selector).
- * usage: Echo server|nio-server|client|close|spawn PORT CONNECTIONS
+ * usage: Echo server|nio-server|client|close|spawn|available PORT CONNECTIONS
  */
 public final class Echo {
     private static final int ROUNDS = 150;
@@ -38,6 +38,7 @@ public final class Echo {
             case "client" -> ask(port, connections);
             case "close" -> closeUnderReader(port);
             case "spawn" -> spawn(port);
+            case "available" -> askWhatIsThere(port);
             default -> throw new IllegalArgumentException(arguments[0]);
         }
     }
@@ -56,6 +57,19 @@ public final class Echo {
                 }
             }
         }
+    }
+
+    /** Reads that wait, so that a lane opens; then no call looks at the socket but available(), until it tells of all that is there. */
+    private static void askWhatIsThere(int port) throws Exception {
+        try (Socket socket = new Socket("127.0.0.1", port)) {
+            byte[] message = new byte[50];
+            for (int round = 0; round < 3000; round++) {
+                socket.getOutputStream().write(message);
+                while (round % 100 > 20 && socket.getInputStream().available() < message.length) Thread.onSpinWait();
+                socket.getInputStream().readNBytes(message, 0, message.length);
+            }
+        }
+        System.out.println("all were available");
     }
 
     private static void serve(int port, int connections) throws Exception {

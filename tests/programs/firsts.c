@@ -1,7 +1,8 @@
 /* A process with threads talks to itself, and no call of it has anything to wait for: connect() to a listening socket, accept()
  * of what has come, epoll_wait() and poll() with no time, send() and recv() that do not block. Prints for each kind of call how often one
- * slept all the same, by the kernel's count of the thread's voluntary switches; on stderr, how long the slowest took, in us.
- *   firsts WHO PORT CONNECTIONS ROUNDS    then the same once more for each line that comes by stdin
+ * slept all the same, by the kernel's count of the thread's voluntary switches; on stderr, how long the slowest took, in us, without what
+ * it waited for a CPU.
+ *   firsts WHO PORT CONNECTIONS ROUNDS [LATER]    then the same once more for each line that comes by stdin, with LATER connections
  * WHO: itself; its forked child; or raised, after it has raised its limit of descriptors with threads about, as Java does */
 #include "bed.h"
 #include <pthread.h>
@@ -28,12 +29,22 @@ static int64_t now_us(void) {
     return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
 }
 
+/* How long this thread has wanted a CPU that others had. */
+static int64_t kept_us(void) {
+    static _Thread_local int file = -1;
+    char text[64] = "";
+    if (file < 0 && (file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) < 0) die("schedstat");
+    if (pread(file, text, sizeof text - 1, 0) <= 0) die("schedstat");
+    return atoll(strchr(text, ' ')) / 1000;
+}
+
 #define TIMED(side, kind, call) ({ \
     long before = switches(); \
-    int64_t begin = now_us(); \
+    int64_t kept = kept_us(), begin = now_us(); \
     __typeof__(call) result = call; \
-    int64_t took = now_us() - begin; \
     int failed = errno; \
+    int64_t took = now_us() - begin; \
+    took -= kept_us() - kept; \
     seen[side][kind].slept += switches() - before; \
     if (took > seen[side][kind].slowest) seen[side][kind].slowest = took; \
     errno = failed; \
@@ -93,7 +104,7 @@ static void *idle(void *unused) {
 }
 
 int main(int argc, char **argv) {
-    expect(argc == 5, "usage: WHO PORT CONNECTIONS ROUNDS");
+    expect(argc == 5 || argc == 6, "usage: WHO PORT CONNECTIONS ROUNDS [LATER]");
     port = atoi(argv[2]), connections = atoi(argv[3]), rounds = atoi(argv[4]);
     pthread_t another;
     int status;
@@ -120,6 +131,7 @@ int main(int argc, char **argv) {
         }
         puts("");
         fflush(stdout);
+        if (argc == 6) connections = atoi(argv[5]);
     } while (getchar() == '\n');
     return 0;
 }

@@ -137,6 +137,39 @@ static void handler_client(int fd) {
     say("all of both arrived: %d %d", counts[0] == sent, counts[1] == handled);
 }
 
+/* -- a handler that corks, writes and uncorks the connection whose cork it interrupts -- */
+static void set_cork(int fd, int on) {
+    if (setsockopt(fd, IPPROTO_TCP, TCP_CORK, &on, sizeof on)) die("TCP_CORK");
+}
+
+static void cork_b(int signal) {
+    int before = errno;
+    set_cork(handlers_fd, 1);
+    write_b(signal);
+    set_cork(handlers_fd, 0);
+    errno = before;
+}
+
+static void corks_client(int fd) {
+    long sent = 0, counts[2];
+    handlers_fd = fd;
+    memset(data, 'a', sizeof data);
+    warm_up_client(fd);
+    every(1, cork_b);
+    for (int64_t until = now_ms() + 1000; now_ms() < until;) {
+        set_cork(fd, 1);
+        ssize_t count = send(fd, data, 1 + sent % 700, MSG_NOSIGNAL);
+        if (count < 0 && errno != EINTR) die("send");
+        if (count > 0) sent += count;
+        set_cork(fd, 0);
+    }
+    no_more();
+    shutdown(fd, SHUT_WR);
+    recv_all(fd, counts, sizeof counts);
+    say("the handler wrote: %d", handled > 16);
+    say("all of both arrived: %d %d", counts[0] == sent, counts[1] == handled);
+}
+
 static void handler_server(int fd) {
     long counts[2] = {0, 0};
     for (ssize_t got; (got = recv(fd, data, sizeof data, 0)) != 0;) {
@@ -144,6 +177,11 @@ static void handler_server(int fd) {
         for (ssize_t i = 0; i < got; i++) counts[data[i] == 'b']++;
     }
     send_all(fd, counts, sizeof counts);
+}
+
+static void corks_server(int fd) {
+    warm_up_server(fd);
+    handler_server(fd);
 }
 
 /* -- a program that closes every descriptor but its own, as daemons do -- */
@@ -323,6 +361,7 @@ static const struct bed_case cases[] = {
     {"handler", handler_server, handler_client},   {"closeall", closeall_server, closeall_client},
     {"frames", frames_server, frames_client},      {"readers", readers_server, readers_client},
     {"urgent", urgent_server, urgent_client},      {"unknown", unknown_server, unknown_client},
+    {"corks", corks_server, corks_client},
 #ifdef __GLIBC__
     {"dispositions", warm_up_server, dispositions_client},
 #endif

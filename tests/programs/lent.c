@@ -6,9 +6,11 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/shm.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
+#define GUARD_INSTALL 102 /* MADV_GUARD_INSTALL, Linux 6.13 */
 #define ZC (MSG_ZEROCOPY | MSG_NOSIGNAL)
 #define KIB 1024
 #define MIB (1 << 20)
@@ -25,12 +27,25 @@ static void *pages(size_t size) {
     return at;
 }
 
+/* How memory goes before its notice (BED_HOW): some only goes where it is shared. */
+static int goes_by(const char *how) {
+    const char *wanted = getenv("BED_HOW");
+    return wanted && !strncmp(wanted, how, strlen(how));
+}
+
+static void *shared_pages(size_t size) {
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) die("mmap");
+    return at;
+}
+
 static void begin(int fd) {
     uint64_t seed = 11;
     int on = 1;
     if (setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on)) die("SO_ZEROCOPY");
     if (getenv("BED_HIDDEN")) prctl(PR_SET_DUMPABLE, 0);
-    rng_fill(&seed, data = pages(32 * MIB), 32 * MIB);
+    data = goes_by("removed") || goes_by("remapped") ? shared_pages(32 * MIB) : pages(32 * MIB);
+    rng_fill(&seed, data, 32 * MIB);
 }
 
 static void take_notices(int fd) {
@@ -512,22 +527,68 @@ static void reads_the_rest(int fd) {
 }
 
 /* -- memory that goes before its notice: TCP has pinned the pages -- */
-static void goes(const char *how, unsigned char *at, size_t size) {
-    if (!strcmp(how, "unmapped")) munmap(at, size);
-    else if (!strcmp(how, "by-syscall")) syscall(SYS_munmap, at, size);
-    else if (!strcmp(how, "discarded")) madvise(at, size, MADV_DONTNEED);
-    else if (!strcmp(how, "replaced")) mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    else if (!strcmp(how, "protected")) mprotect(at, size, PROT_NONE);
-    else if (!strcmp(how, "moved")) {
-        void *other = pages(size);
-        expect(mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, other) == other, "mremap moves it");
-    } else if (!strcmp(how, "shrunk")) mremap(at, size, 4096, 0);
-    else expect(0, "a way to go");
+static int goes(unsigned char *at, size_t size) {
+    int self = goes_by("advised") ? syscall(SYS_pidfd_open, getpid(), 0) : -1;
+    struct iovec one = {at, size};
+    if (goes_by("unmapped")) return munmap(at, size);
+    if (goes_by("by-syscall")) return syscall(SYS_munmap, at, size);
+    if (goes_by("discarded")) return madvise(at, size, MADV_DONTNEED);
+    if (goes_by("freed-lazily")) return madvise(at, size, MADV_FREE);
+    if (goes_by("removed")) return madvise(at, size, MADV_REMOVE);
+    if (goes_by("guarded")) return madvise(at, size, GUARD_INSTALL);
+    if (goes_by("replaced")) return mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at ? 0 : -1;
+    if (goes_by("protected")) return mprotect(at, size, PROT_NONE);
+    if (goes_by("keyed-by-syscall")) return syscall(SYS_pkey_mprotect, at, size, PROT_NONE, pkey_alloc(0, 0));
+    if (goes_by("keyed")) return pkey_mprotect(at, size, PROT_NONE, pkey_alloc(0, 0));
+    if (goes_by("advised-by-syscall")) return syscall(SYS_process_madvise, self, &one, 1, MADV_DONTNEED, 0) < 0 ? -1 : 0;
+    if (goes_by("advised")) return process_madvise(self, &one, 1, MADV_DONTNEED, 0) < 0 ? -1 : 0;
+    /* What lies 16 MiB further on is here from now on, too. */
+    if (goes_by("remapped-by-syscall")) return syscall(SYS_remap_file_pages, at, size / 2, 0, size / 2 / 4096, 0);
+    if (goes_by("remapped")) return remap_file_pages(at, size / 2, 0, size / 2 / 4096, 0);
+    if (goes_by("moved")) return mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, pages(size)) == MAP_FAILED ? -1 : 0;
+    if (goes_by("shrunk")) return mremap(at, size, 4096, 0) == at ? 0 : -1;
+    expect(0, "a way to go");
+    return -1;
 }
 
 static void gone_client(int fd) {
     under_way(fd);
-    goes(getenv("BED_HOW"), data, 32 * MIB);
+    if (goes(data, 32 * MIB)) say("not here: %s", outcome(-1));
+    take_notices(fd);
+    say("complete then: %d", told == calls);
+    shutdown(fd, SHUT_WR);
+    tell();
+    await();
+}
+
+/* -- memory that is no mapping of the program's own: of brk, of System V, of a file. It is gone before anybody reads -- */
+static void elsewhere_client(int fd) {
+    const char *whose = getenv("BED_MEMORY");
+    unsigned char *at = MAP_FAILED;
+    int id = -1;
+    begin(fd);
+    introduce(fd);
+    if (!strcmp(whose, "brk")) {
+        at = sbrk(PART);
+    } else if (!strcmp(whose, "shm")) {
+        id = shmget(IPC_PRIVATE, PART, 0600);
+        at = shmat(id, NULL, 0);
+        shmctl(id, IPC_RMID, NULL);
+    } else {
+        FILE *file = tmpfile();
+        expect(file && ftruncate(fileno(file), PART) == 0, "there is a file");
+        at = mmap(NULL, PART, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+        fclose(file);
+    }
+    if (at == MAP_FAILED) die(whose);
+    memcpy(at, data + MIB, PART);
+    send_one(fd, at, PART, ZC);
+    take_notices(fd);
+    say("complete: %d", told == calls);
+    say("hash %016lx", hash);
+    if (!strcmp(whose, "brk")) expect(sbrk(-PART) != MAP_FAILED, "the break goes back");
+    else if (!strcmp(whose, "shm")) expect(shmdt(at) == 0, "it is detached");
+    else expect(munmap(at, PART) == 0, "it is unmapped");
     shutdown(fd, SHUT_WR);
     tell();
     await();
@@ -653,6 +714,7 @@ static const struct bed_case cases[] = {
     {"killed", reads_the_rest, killed_client},
     {"gone", reads_when_told, gone_client},
     {"freed", reads_when_told, freed_client},
+    {"elsewhere", reads_when_told, elsewhere_client},
     {"unseen", reads_the_unmapped, unseen_client},
     {"orphaned", reads_when_orphaned, orphaned_client},
     {"told-in-a-child", told_in_a_child_server, told_in_a_child_client},

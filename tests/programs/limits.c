@@ -1,8 +1,8 @@
 /* A program under a limit: what it does under it on TCP, it does on lanes.
  *   limits server|client LOAD FLAG PORT
- * LOAD: bulk (few connections), small (many), idle (a crowd that says little), full (what is sent is read late)
+ * LOAD: bulk (few connections), small (many), idle (a crowd that says little), full (what is sent is read late), half (of as many)
  * FLAG, set by the program itself before and after it has connected: none, lock-future, lock-all, lock-fault, undumpable, no-thp,
- * stop (it stops itself once, when all is there) */
+ * no-exec-gain, no-new-privs, slack, stop (it stops itself once, when all is there) */
 #include "bed.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -14,7 +14,7 @@ static const struct load {
     const char *name;
     int connections, rounds;
     uint32_t size;
-} loads[] = {{"bulk", 4, 6, 3 << 20}, {"small", 100, 12, 300}, {"idle", 300, 2, 40}, {"full", 60, 12, MOST}};
+} loads[] = {{"bulk", 4, 6, 3 << 20}, {"small", 100, 12, 300}, {"idle", 300, 2, 40}, {"full", 60, 12, MOST}, {"half", 30, 12, MOST}};
 
 static const struct load *find_load(const char *name) {
     for (size_t i = 0; i < sizeof loads / sizeof *loads; i++)
@@ -30,6 +30,10 @@ static void set_flag(const char *flag, int connected) {
     if (!strcmp(flag, "lock-fault")) result = mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT);
     if (!strcmp(flag, "undumpable")) result = prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (!strcmp(flag, "no-thp")) result = prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
+    /* PR_SET_MDWE with PR_MDWE_REFUSE_EXEC_GAIN, Linux 6.3. */
+    if (!strcmp(flag, "no-exec-gain") && !connected) result = prctl(65, 1, 0, 0, 0);
+    if (!strcmp(flag, "no-new-privs")) result = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (!strcmp(flag, "slack")) result = prctl(PR_SET_TIMERSLACK, 100000000, 0, 0, 0);
     if (!strcmp(flag, "stop") && connected) {
         if (write(1, "stopped\n", 8) != 8) die("write");
         result = raise(SIGSTOP);
@@ -154,8 +158,10 @@ int main(int argc, char **argv) {
     free(memory);
     for (int i = 0; i < load->connections; i++) exchange(fds[i], (unsigned char[64]){0}, 64, is_server, i);
     /* More than its own buffers, stacks and heaps and what rings of few connections use; less than those of a crowd would. */
-    printf(", %s locked, %s resident\n", status_of("VmLck") < 400 << 10 ? "little" : "much", status_of("VmRSS") < 200 << 10 ? "little" : "much");
+    long locked = status_of("VmLck"), resident = status_of("VmRSS");
+    printf(", %s resident\n", resident < 200 << 10 ? "little" : "much");
     fflush(stdout);
+    fprintf(stderr, "%ld KiB locked, %ld KiB resident\n", locked, resident);
     /* The end of one side is when the other has seen all. */
     for (int i = 0; i < load->connections; i++) {
         shutdown(fds[i], SHUT_WR);

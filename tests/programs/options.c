@@ -316,6 +316,15 @@ static void all_controls(int port, int when) {
         one_exchange(fd);
         over(fd);
     }
+    /* All that there are of sockets, by number, without a place for the answer: those of interfaces and routes change nothing so. */
+    int fd = connection(port, when);
+    for (unsigned long request = 0x8900; request < 0x8a00; request++) {
+        long rc = ioctl(fd, request, NULL);
+        if (rc >= 0 || errno != ENOTTY) say("ioctl %lx without a place: %s", request, outcome(rc > 0 ? 1 : rc));
+        if (rc > 0) close((int)rc); /* SIOCGSKNS */
+    }
+    one_exchange(fd);
+    over(fd);
 }
 
 /* -- SO_PEEK_OFF: each peek goes on where the last one ended, reads move it back -- */
@@ -596,6 +605,36 @@ static void sockmap(int port, int when) {
     close(fd);
 }
 
+/* -- what is no option of a stream's, and ends lanes: repair, kernel TLS, tee, and MSG_FASTOPEN -- */
+static void rare(int port, int when) {
+    static const char *const names[] = {"repair", "upper layer", "tee", "fast open", "fast open, message"};
+    for (int what = 0; what < 5; what++) {
+        int fd = connection(port, when), on = 1, off = 0, ends[2];
+        struct sockaddr_in6 address = loopback(port);
+        struct order told = {'r', 3};
+        struct iovec part = {&told, sizeof told};
+        struct msghdr message = {.msg_name = &address, .msg_namelen = sizeof address, .msg_iov = &part, .msg_iovlen = 1};
+        long rc = -1;
+        if (pipe(ends)) die("pipe");
+        if (what == 0) rc = setsockopt(fd, IPPROTO_TCP, TCP_REPAIR, &on, sizeof on) | setsockopt(fd, IPPROTO_TCP, TCP_REPAIR, &off, sizeof off);
+        if (what == 1) rc = setsockopt(fd, IPPROTO_TCP, TCP_ULP, "tls", 4);
+        if (what == 2) rc = tee(fd, ends[1], 100, SPLICE_F_NONBLOCK);
+        if (what >= 3) {
+            /* A new socket, which it connects. */
+            close(fd);
+            fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            rc = what == 3 ? sendto(fd, &told, sizeof told, MSG_FASTOPEN, (struct sockaddr *)&address, sizeof address) : sendmsg(fd, &message, MSG_FASTOPEN);
+            hurry(fd);
+            send_all(fd, "abc", 3);
+            recv_all(fd, data, 1);
+        }
+        say("%s: %s", names[what], outcome(rc));
+        one_exchange(fd);
+        over(fd);
+        close(ends[0]), close(ends[1]);
+    }
+}
+
 /* -- a socket that listens for MPTCP: the first peer connects by plain TCP, the second one by MPTCP -- */
 static void mptcp(int port, int when) {
     protocol = IPPROTO_MPTCP;
@@ -617,7 +656,7 @@ static const struct {
     {"options", all_options, 0}, {"flags", all_flags, 0},       {"controls", all_controls, 0}, {"peek_off", peek_off, 1}, {"inq", inq, 1},
     {"stamps", stamps, 1},       {"slow", slow, 1},                       {"filter", filter, 1},     {"zerocopy", zerocopy, 1},
     {"async", asynchronous, 0}, {"aio", aio, 0},            {"unshared", unshared, 0},     {"sockmap", sockmap, 0},
-    {"mptcp", mptcp, 2},
+    {"mptcp", mptcp, 2},       {"rare", rare, 0},
 };
 
 int main(int argc, char **argv) {

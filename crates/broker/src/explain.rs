@@ -1,16 +1,11 @@
 //! Why a connection is or is not on a lane, in words, and what to do about it.
 
 use crate::policy::Policy;
-use crate::report::{Connection, Explanation, Explanations, Failure};
+use crate::report::{Connection, Explanation};
 use shunpike_wire::Reason;
 
-/// Explains each of `found`, under this policy.
-pub fn explain(found: Vec<Connection>, policy: &Policy) -> Result<Explanations, Failure> {
-    let explanations = found.into_iter().map(|found| one(found, policy)).collect();
-    Ok(Explanations { explanations, other_versions: Vec::new() })
-}
-
-fn one(connection: Connection, policy: &Policy) -> Explanation {
+/// Explains a connection, under this policy.
+pub fn one(connection: Connection, policy: &Policy) -> Explanation {
     let how = connection.how();
     let Some(reason) = connection.reason.clone() else {
         let why = "both ends run under Shunpike and have agreed on a lane".to_owned();
@@ -88,6 +83,12 @@ fn advice(reason: Reason) -> &'static str {
         }
         Reason::SetUnseen => {
             "let the program register by epoll_ctl (UV_USE_IO_URING=0 for Node and others with libuv); it stays on TCP"
+        }
+        Reason::NominationLimit => {
+            "nothing: it is tried again when others are through; what a process and a user may ask for is policy ('shunpike policy')"
+        }
+        Reason::OtherNames => {
+            "the program duplicated the socket, or had it from elsewhere, before it connected it; it stays on TCP"
         }
         Reason::LinkLimit => "nothing: it is tried again when lanes with other processes have ended",
         Reason::UrgentData

@@ -6,7 +6,9 @@
 use crate::clock;
 use crate::ends::Party;
 use crate::exchange::News;
-use crate::report::{Event, EventEnd, Events, ReasonText};
+use crate::listing::Events;
+use crate::reply::json;
+use crate::report::{self, Event, EventEnd, ReasonText};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
@@ -118,29 +120,29 @@ impl Log {
         Self { last: base, base, ..Self::default() }
     }
 
-    fn push(&mut self, user: u32, event: &Rc<Noted>) {
+    /// One more, and what is not kept for its sake.
+    fn push(&mut self, user: u32, event: &Rc<Noted>) -> Option<Rc<Noted>> {
         self.last += 1;
         self.events.push_back((self.last, Rc::clone(event)));
         if self.events.len() <= OF_USER {
-            return;
+            return None;
         }
-        let Some((number, event)) = self.events.pop_front() else { return };
+        let (number, event) = self.events.pop_front()?;
         for End { whose, .. } in event.ends.iter().filter(|end| end.shown.uid == user) {
             self.dropped.retain(|(_, other)| other != whose);
             self.dropped.push((number, *whose));
         }
         // As each comes last when it is heard of, those of which nothing was heard for longest.
         self.dropped.drain(..self.dropped.len().saturating_sub(NAMESPACES));
+        Some(event)
     }
-}
 
-/// Events, each with its number for who asks.
-struct Found {
-    events: Vec<(u64, Rc<Noted>)>,
-    /// The number of the last one that there is.
-    last: u64,
-    /// Whether others came before them that are not kept.
-    is_missing: bool,
+    /// Those after a number, in order: among `all` events', or the user's.
+    fn after(&self, after: u64, all: bool) -> impl DoubleEndedIterator<Item = (u64, &Rc<Noted>)> {
+        let number = move |(own, event): &(u64, Rc<Noted>)| if all { event.number } else { *own };
+        let from = self.events.partition_point(|entry| number(entry) <= after);
+        self.events.range(from..).map(move |entry| (number(entry), &entry.1))
+    }
 }
 
 /// All of it.
@@ -151,6 +153,8 @@ pub struct Journal {
     logs: HashMap<u32, Log>,
     /// Whether a log was thrown away for the sake of others.
     has_forgotten: bool,
+    /// The last event that is in no log any more.
+    gone: u64,
     /// Matched connections, by either end.
     pairs: BTreeMap<Party, Rc<RefCell<Pair>>>,
 }
@@ -173,7 +177,8 @@ impl Journal {
         let event = Rc::new(noted);
         for user in users {
             let new = || if self.has_forgotten { Log::anew() } else { Log::default() };
-            self.logs.entry(user).or_insert_with(new).push(user, &event);
+            let gone = self.logs.entry(user).or_insert_with(new).push(user, &event);
+            gone.into_iter().for_each(|event| self.let_go(event));
         }
         while self.logs.len() > USERS {
             let last = |log: &Log| log.events.back().map_or(0, |(_, event)| event.number);
@@ -181,41 +186,126 @@ impl Journal {
             let others = self.logs.iter().filter(|(user, _)| **user != 0);
             let quiet = others.min_by_key(|(_, log)| last(log)).map(|(user, _)| *user);
             let Some(quiet) = quiet else { break };
-            self.logs.remove(&quiet);
+            let log = self.logs.remove(&quiet).unwrap_or_default();
+            log.events.into_iter().for_each(|(_, event)| self.let_go(event));
             self.has_forgotten = true;
         }
     }
 
-    /// Those after number `since`, in order, of which `sees` is true of an end; the first [`ANSWER`] of them, or with `lately` the last
-    /// ones. A user's events have numbers of their own.
-    fn after(&self, of: Of, since: u64, lately: usize, sees: impl Fn(&Whose) -> bool) -> Found {
-        let is_wanted = |event: &Noted| event.ends.iter().any(|end| sees(&end.whose));
-        let mut found = match of {
-            Of::Everybody => {
-                let logs = self.logs.values().flat_map(|log| &log.events);
-                let later = logs.filter(|(_, event)| event.number > since);
-                let events: BTreeMap<u64, _> =
-                    later.map(|(_, event)| (event.number, Rc::clone(event))).collect();
-                let is_missing = (events.len() as u64) < self.number.saturating_sub(since);
-                Found { events: events.into_iter().collect(), last: self.number, is_missing }
+    /// What a log has let go of, where no other one has it.
+    fn let_go(&mut self, event: Rc<Noted>) {
+        if let Some(event) = Rc::into_inner(event) {
+            self.gone = self.gone.max(event.number);
+        }
+    }
+
+    /// The events after a number of which `sees` is true of an end, in order and each once.
+    fn later(
+        &self,
+        of: Of,
+        after: u64,
+        sees: impl Fn(&Whose) -> bool,
+    ) -> impl Iterator<Item = (u64, &Rc<Noted>)> {
+        let (all, user) = match of {
+            Of::Everybody => (true, None),
+            Of::User(user) => (false, self.logs.get(&user)),
+        };
+        let everybodys = self.logs.values().filter(|_| all);
+        let mut logs: Vec<_> = everybodys.map(|log| log.after(after, all).peekable()).collect();
+        let merged = std::iter::from_fn(move || {
+            let number = logs.iter_mut().filter_map(|log| log.peek().map(|(number, _)| *number)).min()?;
+            logs.iter_mut().filter_map(|log| log.next_if(|(other, _)| *other == number)).last()
+        });
+        let users = user.into_iter().flat_map(move |log| log.after(after, all));
+        merged.chain(users).filter(move |(_, event)| event.is_of(&sees))
+    }
+
+    /// The number before the last `lately` of those.
+    fn before_last(&self, of: Of, since: u64, lately: usize, sees: impl Fn(&Whose) -> bool) -> u64 {
+        let logs: Vec<&Log> = match of {
+            Of::Everybody => self.logs.values().collect(),
+            Of::User(user) => self.logs.get(&user).into_iter().collect(),
+        };
+        let all = matches!(of, Of::Everybody);
+        if logs.iter().map(|log| log.events.len()).sum::<usize>() <= lately {
+            return since;
+        }
+        let newest_first = |log| Log::after(log, since, all).rev().filter(|(_, event)| event.is_of(&sees));
+        let mut logs: Vec<_> = logs.into_iter().map(|log| newest_first(log).peekable()).collect();
+        let mut before = u64::MAX;
+        for _ in 0..lately {
+            let newest = logs.iter_mut().filter_map(|log| log.peek().map(|(number, _)| *number)).max();
+            let Some(newest) = newest else { return since };
+            for log in &mut logs {
+                let _ = log.next_if(|(other, _)| *other == newest);
             }
-            Of::User(user) => match self.logs.get(&user) {
+            before = newest - 1;
+        }
+        before
+    }
+
+    /// Where an answer begins that is of the events after number `since` of which `sees` is true of an end: of the last `lately` of them,
+    /// and of no more than [`ANSWER`]. `None`: of nobody.
+    pub fn begin(&self, of: Option<Of>, since: u64, lately: usize, sees: impl Fn(&Whose) -> bool) -> Events {
+        let (mut since, mut last, mut is_missing) = (since, 0, false);
+        match of {
+            None => {}
+            Some(Of::Everybody) => (last, is_missing) = (self.number, self.gone > since),
+            Some(Of::User(user)) => match self.logs.get(&user) {
                 Some(log) => {
                     // The user was forgotten meanwhile; or the broker is another, or its clock was set back.
                     let is_forgotten = since > log.last || (1..log.base).contains(&since);
-                    let since = if is_forgotten { 0 } else { since };
-                    let from = log.events.partition_point(|(number, _)| *number <= since);
+                    since = if is_forgotten { 0 } else { since };
                     let was_later = |(number, whose): &(u64, Whose)| *number > since && sees(whose);
-                    let is_missing = is_forgotten || log.dropped.iter().any(was_later);
-                    Found { events: log.events.range(from..).cloned().collect(), last: log.last, is_missing }
+                    is_missing = is_forgotten || log.dropped.iter().any(was_later);
+                    last = log.last;
                 }
-                None => Found { events: Vec::new(), last: 0, is_missing: since > 0 },
+                None => is_missing = since > 0,
             },
+        }
+        let after = of.map_or(since, |of| self.before_last(of, since, lately, sees));
+        Events { after, left: ANSWER, last, is_missing, began: false }
+    }
+
+    /// The next piece of an answer, a JSON text of [`report::Events`], with no more than `most` of them; and whether it is the last.
+    /// `broker`: its life.
+    pub fn next(
+        &self,
+        list: &mut Events,
+        of: Option<Of>,
+        most: usize,
+        sees: impl Fn(&Whose) -> bool,
+        broker: &str,
+    ) -> (String, bool) {
+        let (mut text, mut count, most) = (String::new(), 0, most.min(list.left));
+        let later = of.into_iter().flat_map(|of| self.later(of, list.after, &sees));
+        let (last, mut reached) = (list.last, list.after);
+        for (number, event) in later.take_while(|(number, _)| *number <= last).take(most) {
+            let is_first = !std::mem::replace(&mut list.began, true);
+            text.push_str(if is_first { "{\"events\":[" } else { "," });
+            text.push_str(&json(&event.report(number, &sees)));
+            (count, reached) = (count + 1, number);
+        }
+        list.after = reached;
+        list.left -= count;
+        if count == most && list.left > 0 {
+            return (text, false);
+        }
+        // Those that are not to be seen are not to be asked for again.
+        let next = if list.left == 0 { reached } else { last };
+        let rest = report::Events {
+            events: Vec::new(),
+            next,
+            is_missing: list.is_missing,
+            broker: broker.to_owned(),
         };
-        found.events.retain(|(_, event)| is_wanted(event));
-        found.events.drain(..found.events.len().saturating_sub(lately));
-        found.events.truncate(ANSWER);
-        found
+        let rest = json(&rest);
+        text.push_str(if list.began {
+            rest.strip_prefix("{\"events\":[").unwrap_or_default()
+        } else {
+            &rest
+        });
+        (text, true)
     }
 }
 
@@ -295,29 +385,6 @@ impl Journal {
     pub fn matched(&self) -> impl Iterator<Item = &Party> {
         self.pairs.keys()
     }
-
-    /// The events after number `since` of which `sees` is true of an end, at most [`ANSWER`]; with `lately` the last ones. `None`: of nobody.
-    /// `broker`: its life.
-    pub fn events(
-        &self,
-        of: Option<Of>,
-        since: u64,
-        lately: usize,
-        sees: impl Fn(&Whose) -> bool,
-        broker: &str,
-    ) -> Events {
-        let Found { events, last, is_missing } = match of {
-            Some(of) => self.after(of, since, lately, &sees),
-            None => Found { events: Vec::new(), last: 0, is_missing: false },
-        };
-        // Those that are not to be seen are not to be asked for again.
-        let next = match events.last() {
-            Some((number, _)) if events.len() == ANSWER => *number,
-            _ => last,
-        };
-        let events = events.iter().map(|(number, event)| event.report(*number, &sees)).collect();
-        Events { events, next, is_missing, broker: broker.to_owned() }
-    }
 }
 
 impl Pair {
@@ -331,6 +398,10 @@ impl Pair {
 }
 
 impl Noted {
+    fn is_of(&self, sees: impl Fn(&Whose) -> bool) -> bool {
+        self.ends.iter().any(|end| sees(&end.whose))
+    }
+
     /// `number`: what it is called for who asks.
     fn report(&self, number: u64, sees: impl Fn(&Whose) -> bool) -> Event {
         let since = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -362,10 +433,29 @@ mod tests {
         End { whose: Whose { user: Some(uid), netns: Some(1) }, shown }
     }
 
+    /// The whole answer.
+    fn after(
+        journal: &Journal,
+        of: Of,
+        since: u64,
+        lately: usize,
+        sees: impl Fn(&Whose) -> bool,
+    ) -> report::Events {
+        let (mut list, mut text) = (journal.begin(Some(of), since, lately, &sees), String::new());
+        loop {
+            let (piece, is_last) = journal.next(&mut list, Some(of), 64, &sees, "");
+            assert!(piece.matches("\"time_ms\"").count() <= 64, "in turns");
+            text.push_str(&piece);
+            if is_last {
+                return serde_json::from_str(&text).expect("an answer");
+            }
+        }
+    }
+
     /// What a user is told of: numbers, and whether there are others.
     fn told(journal: &Journal, user: u32, since: u64) -> (Vec<u64>, bool) {
-        let found = journal.after(Of::User(user), since, usize::MAX, |whose| *whose == end(user).whose);
-        (found.events.iter().map(|(number, _)| *number).collect(), found.is_missing)
+        let found = after(journal, Of::User(user), since, usize::MAX, |whose| *whose == end(user).whose);
+        (found.events.iter().map(|event| event.number).collect(), found.is_missing)
     }
 
     #[test]
@@ -379,11 +469,11 @@ mod tests {
         assert_eq!(told(&journal, 7, 0), (vec![1, 2], false), "as if there were no others");
         let (theirs, is_missing) = told(&journal, 8, 0);
         assert_eq!((theirs.len(), theirs[0], is_missing), (OF_USER, 9001, true));
-        let last = journal.after(Of::User(8), 0, 3, |_| true).events;
-        assert_eq!(last.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [9998, 9999, 10_000]);
+        let last = after(&journal, Of::User(8), 0, 3, |_| true).events;
+        assert_eq!(last.iter().map(|event| event.number).collect::<Vec<_>>(), [9998, 9999, 10_000]);
         assert_eq!(told(&journal, 8, 9_999), (vec![10_000], false));
         assert_eq!(told(&journal, 8, 10_000), (vec![], false));
-        assert_eq!(journal.after(Of::User(7), 0, usize::MAX, |_| true).last, 2);
+        assert_eq!(after(&journal, Of::User(7), 0, usize::MAX, |_| true).next, 2);
         assert_eq!(told(&journal, 9, 0), (vec![], false));
     }
 
@@ -398,11 +488,11 @@ mod tests {
             journal.note(Kind::Opened, None, None, vec![end(7), end(8)]);
             assert_eq!(told(&journal, 7, 0), (vec![1], false));
             assert!(told(&journal, 8, 0).1 && !told(&journal, 8, OF_USER as u64 + 1).1);
-            let all = |since| journal.after(Of::Everybody, since, usize::MAX, |_| true).is_missing;
+            let all = |since| after(&journal, Of::Everybody, since, usize::MAX, |_| true).is_missing;
             assert!(all(0) && all(OF_USER as u64) && !all(OF_USER as u64 + 1));
             // What went was of another namespace.
             let elsewhere = |whose: &Whose| whose.netns == Some(2);
-            assert!(!journal.after(Of::User(8), 0, usize::MAX, elsewhere).is_missing);
+            assert!(!after(&journal, Of::User(8), 0, usize::MAX, elsewhere).is_missing);
         }
     }
 
@@ -442,7 +532,7 @@ mod tests {
         let mut journal = Journal::default();
         journal.note(Kind::Opened, None, None, vec![end(7), end(8)]);
         journal.note(Kind::Opened, None, None, vec![end(7), end(7)]);
-        assert_eq!(journal.after(Of::Everybody, 0, usize::MAX, |_| true).events.len(), 2);
+        assert_eq!(after(&journal, Of::Everybody, 0, usize::MAX, |_| true).events.len(), 2);
         assert_eq!(told(&journal, 8, 0), (vec![1], false));
         let report = journal.logs[&8].events[0].1.report(1, |whose| whose.user == Some(8));
         assert_eq!(report.ends.len(), 1, "the other end is another user's");

@@ -11,6 +11,7 @@ use shunpike_shm::pages::PAGE;
 use shunpike_shm::region;
 use shunpike_wire::session::MAX_CONNS_PER_LGR;
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::rc::Rc;
 
 /// Names a link group; never used twice in a broker's life.
@@ -158,27 +159,31 @@ impl Links {
         bereft
     }
 
-    /// The groups, in the order of their making.
-    pub fn view(&self) -> Vec<LinkView> {
-        let mut views: Vec<_> = self
-            .links
-            .iter()
-            .map(|(id, l)| LinkView {
-                id: *id,
-                client: l.client,
-                server: l.server,
-                conns: l.conns,
-                known: l.known == [true; 2],
-            })
-            .collect();
-        views.sort_by_key(|view| view.id);
-        views
+    /// How many groups there are.
+    pub fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// The groups of a session after the one of number `last`, in the order of their making.
+    pub fn of(&self, session: SessionId, last: u32) -> impl Iterator<Item = LinkView> {
+        let after = self.of.get(&session).map(|ids| ids.range((Excluded(LinkId(last)), Unbounded)));
+        after.into_iter().flatten().filter_map(|id| Some(view(*id, self.links.get(id)?)))
+    }
+
+    /// All groups, in no order.
+    pub fn all(&self) -> impl Iterator<Item = LinkView> {
+        self.links.iter().map(|(id, link)| view(*id, link))
     }
 
     /// Whether there is no group.
     pub fn is_empty(&self) -> bool {
         self.links.is_empty() && self.pairs.is_empty() && self.of.is_empty() && self.users.is_empty()
     }
+}
+
+fn view(id: LinkId, link: &Link) -> LinkView {
+    let (client, server) = (link.client, link.server);
+    LinkView { id, client, server, conns: link.conns, known: link.known == [true; 2] }
 }
 
 impl Link {
@@ -202,13 +207,13 @@ mod tests {
     fn a_full_group_is_followed_by_another() {
         let mut links = Links::default();
         let seats: Vec<_> = (0..40).map(|_| links.seat(A, B, [7, 8], 16).unwrap()).collect();
-        assert_eq!(links.view().iter().map(|l| l.conns).collect::<Vec<_>>(), [16, 16, 8]);
+        assert_eq!(links.of(A, 0).map(|l| l.conns).collect::<Vec<_>>(), [16, 16, 8]);
         let distinct: std::collections::HashSet<_> = seats.iter().collect();
         assert_eq!(distinct.len(), 40);
         links.leave(seats[3]);
         assert_eq!(links.seat(A, B, [7, 8], 16).unwrap(), seats[3]);
-        let view = links.view();
-        assert!(view.iter().all(|l| (l.client, l.server) == (A, B)));
+        assert!(links.all().all(|l| (l.client, l.server) == (A, B)));
+        assert_eq!(links.of(B, 1).map(|l| l.id.0).collect::<Vec<_>>(), [2, 3]);
     }
 
     #[test]
@@ -216,7 +221,7 @@ mod tests {
         let mut links = Links::default();
         let slots: Vec<_> = (0..256).map(|_| links.seat(A, B, [7, 8], 256).unwrap().slot).collect();
         assert_eq!(slots, (0..256).collect::<Vec<u16>>());
-        assert_eq!(links.view().len(), 1);
+        assert_eq!(links.len(), 1);
     }
 
     #[test]

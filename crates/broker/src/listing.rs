@@ -1,15 +1,93 @@
-//! How far a list of connections has come.
+//! How far an answer has come that is made as it is read: nothing of it is kept.
 
 use crate::ends::SessionId;
 use std::collections::VecDeque;
 
-/// A list that is made as it is read: nothing of it is kept.
+/// A list, by the question.
+pub enum Listing {
+    /// `ss`
+    Connections(Connections),
+    /// `explain`
+    Explanations(Explanations),
+    /// `linkgroup`
+    LinkGroups(LinkGroups),
+    /// `events`
+    Events(Events),
+}
+
+/// Connections of all programs.
 #[derive(Default)]
-pub struct Listing {
+pub struct Connections {
     /// Arenas to come, by the first session of each.
     pub arenas: VecDeque<SessionId>,
     /// The next block of the first of them.
     pub block: u32,
+    /// Whether one was listed.
+    pub began: bool,
+}
+
+/// Where a connection of a process was found.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Its descriptor.
+    pub fd: u32,
+    /// The first session of its arena.
+    pub arena: SessionId,
+    /// Its block.
+    pub block: u32,
+}
+
+/// A search for the connections of a process, or for the one of a descriptor of it.
+pub struct Search {
+    /// The process.
+    pub pid: u32,
+    /// The descriptor.
+    pub fd: Option<u32>,
+    /// Arenas to come, by the first session of each.
+    pub arenas: VecDeque<SessionId>,
+    /// The next block of the first of them.
+    pub block: u32,
+    /// Blocks that may still be looked at.
+    pub left: usize,
+    /// What was found.
+    pub found: Vec<Place>,
+    /// Whether there are some that the asker may know of, and not see.
+    pub is_hidden: bool,
+}
+
+/// Connections of a process, with what is to be said of each.
+pub struct Explanations {
+    /// They are found first;
+    pub search: Search,
+    /// then told of in the order of their descriptors.
+    pub is_sorted: bool,
+    /// Of those found, how many were looked at.
+    pub looked: usize,
+    /// Whether one was listed.
+    pub began: bool,
+}
+
+/// Link groups.
+#[derive(Default)]
+pub struct LinkGroups {
+    /// Sessions to come.
+    pub sessions: VecDeque<SessionId>,
+    /// The last group of the first of them that was listed.
+    pub last: u32,
+    /// Whether one was listed.
+    pub began: bool,
+}
+
+/// Events.
+pub struct Events {
+    /// Those after this number are to come,
+    pub after: u64,
+    /// ... and so many at most,
+    pub left: usize,
+    /// ... up to this number, the last one when the question came.
+    pub last: u64,
+    /// Whether others came before them that are not kept.
+    pub is_missing: bool,
     /// Whether one was listed.
     pub began: bool,
 }

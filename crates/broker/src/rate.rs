@@ -126,6 +126,13 @@ mod tests {
     }
 
     #[test]
+    fn a_number_counts_for_its_user() {
+        let (mut rates, now) = (Rates::default(), Instant::now());
+        assert!((0..3).all(|_| rates.take((7, 1000), 3, now)) && !rates.take((7, 1000), 3, now));
+        assert!(rates.take((7, 1001), 3, now), "that process has ended, and another user's has its number");
+    }
+
+    #[test]
     fn none_and_all() {
         let mut rates = Rates::default();
         let now = Instant::now();

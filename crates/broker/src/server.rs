@@ -8,10 +8,12 @@ mod connections;
 mod hearing;
 mod journal;
 mod laneless;
+mod lists;
 mod operators;
 mod query;
 mod questions;
 mod reload;
+mod search;
 mod sessions;
 mod taps;
 
@@ -66,8 +68,10 @@ const FIRST_SESSION: u64 = 3;
 /// Looks at all sessions before a nomination is answered: what was sent before it is read by then, but for
 /// a crowd's messages.
 const LOOKS: u32 = 4;
-/// Sessions that end are served for so long in one turn, with what else it has.
-const ENDING: Duration = Duration::from_millis(10);
+/// Programs have the larger part of so many turns after one of them has said something: what becomes of a connection takes some.
+const HURRY: u32 = 32;
+/// Sessions that end are served for so long in one turn, with what else it has, in microseconds.
+const ENDING: usize = 10_000;
 
 /// What could not be sent, as the broker was short of something, is tried again after so long.
 const SHORT: Duration = Duration::from_millis(10);
@@ -135,6 +139,8 @@ pub struct Server {
     events: Vec<epoll::Event>,
     /// Turns since the nominations that are to be answered were heard.
     looks: u32,
+    /// Turns since a program said something.
+    quiet_turns: u32,
     /// Whose the broker is.
     uid: u32,
     answerable: Option<Answerable>,
@@ -232,6 +238,7 @@ impl Server {
             is_ordered: false,
             events: Vec::with_capacity(256),
             looks: 0,
+            quiet_turns: HURRY,
             answerable: None,
             settings: Settings::default(),
             config,
@@ -271,6 +278,7 @@ impl Server {
     pub fn turn(&mut self, patience: Duration) -> Result<Option<usize>, BrokerError> {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
+        self.quiet_turns = self.quiet_turns.saturating_add(1);
         // Nobody is told that nobody came before all was looked at that was said earlier.
         let looks_first = self.answerable.is_none() && self.exchange.unanswered() > 0;
         let patience = match &self.answerable {
@@ -291,10 +299,10 @@ impl Server {
             }
         }
         // What ends may cost as much as it was, and can wait a little.
-        let began = clock::now();
+        let ending = clock::now() + Duration::from_micros(self.share(ENDING) as u64);
         let is_end = |event: &&epoll::Event| { event.flags }.contains(EventFlags::HUP);
         for event in events.iter().filter(|event| !is_end(event)).chain(events.iter().filter(is_end)) {
-            if is_end(&event) && clock::since(began) > ENDING {
+            if is_end(&event) && clock::now() > ending {
                 break;
             }
             match event.data.u64() {
@@ -330,6 +338,11 @@ impl Server {
             return Ok(None);
         }
         Ok((!self.keep_time()).then_some(served))
+    }
+
+    /// Of so much that one turn does for others than programs: a sixteenth, while these say something.
+    pub(crate) fn share(&self, of_turn: usize) -> usize {
+        if self.quiet_turns < HURRY { of_turn / 16 } else { of_turn }
     }
 
     /// All that wait for an answer now, and what is to be heard before they have it.

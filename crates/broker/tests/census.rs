@@ -6,11 +6,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{RecvFlags, recv};
 use shunpike_broker::loopback::LoopbackIsm;
-use shunpike_broker::report::{Processes, Stats};
+use shunpike_broker::report::{Explanations, Processes, Stats};
 use shunpike_broker::{Config, Server, what};
 use shunpike_shm::arena::Arena;
 use shunpike_wire::Reason;
-use shunpike_wire::session::{ClcBytes, ToBroker};
+use shunpike_wire::session::{ClcBytes, ConnId, ToBroker};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::*;
@@ -113,6 +113,61 @@ fn sums_over_large_programs_are_made_in_turns() {
     let processes = turns.ask(what::PROCESSES, "");
     assert!(turns_until(&mut turns, &processes) >= MANY / 512);
     assert_eq!(answer::<Processes>(&processes).processes[0].connections, MANY as u64);
+}
+
+/// The whole answer, read as it comes, and how many turns it took.
+fn read_in_turns(turns: &mut Turns, tool: &OwnedFd) -> (String, usize) {
+    let (mut text, mut count) = (Vec::new(), 0);
+    loop {
+        let mut chunk = [0; 1 << 16];
+        match recv(tool, &mut chunk, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return (String::from_utf8(text).expect("text"), count),
+            Ok((len, _)) => text.extend_from_slice(&chunk[..len]),
+            Err(_) => {
+                turns.turn();
+                count += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_process_has_is_looked_for_and_explained_in_turns() {
+    let mut turns = Turns::new();
+    let (_socket, arena) = turns.program(MANY);
+    let pid = std::process::id();
+    let nobodys = turns.ask(what::EXPLAIN, &format!("{pid}:77"));
+    assert!(turns_until(&mut turns, &nobodys) >= MANY / 512);
+    assert!(read_in_turns(&mut turns, &nobodys).0.contains("no watched connection"));
+    let too_many = turns.ask(what::EXPLAIN, &pid.to_string());
+    assert!(read_in_turns(&mut turns, &too_many).0.contains("too many connections"));
+    drop(arena);
+
+    let mut turns = Turns::new();
+    let _program = turns.program(1000);
+    let all = turns.ask(what::EXPLAIN, &pid.to_string());
+    let (text, took) = read_in_turns(&mut turns, &all);
+    let told: Explanations = serde_json::from_str(&text).expect("explanations");
+    assert_eq!(told.explanations.len(), 1000);
+    assert!(took >= 1000 / 32, "{took} turns");
+}
+
+/// What becomes of a connection takes some turns: each is short while there is one, whoever else comes.
+#[test]
+fn while_a_program_speaks_others_have_a_sixteenth_of_a_turn() {
+    let mut turns = Turns::new();
+    let (socket, _arena) = turns.program(0);
+    let speak = |turns: &mut Turns| {
+        send(&socket, &ToBroker::Withdraw { conn: ConnId(1 << 32) }, &[]);
+        turns.turn();
+    };
+    speak(&mut turns);
+    let tools: Vec<OwnedFd> = (0..100).map(|_| turns.ask(what::UEID, "show")).collect();
+    let answered = || tools.iter().filter(|tool| is_answered(tool)).count();
+    (0..6).for_each(|_| speak(&mut turns));
+    assert!((1..=6 * 4).contains(&answered()), "{} were answered", answered());
+    turns.until_quiet();
+    assert_eq!(answered(), 100);
 }
 
 #[test]

@@ -214,7 +214,8 @@ fn more_descriptors_than_any_message_has_are_closed_elsewhere() {
     let Some(page) = Page::new() else { return };
     let holder = hold(&a, &page);
     client.nominate(CONN, Role::Client, (0, 0), &a);
-    let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+    // As many as one message may have.
+    let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).cycle().take(253).collect();
     let message = ToBroker::Nominate { conn: CONN, role: Role::Client, tx: 0, rx: 0, answer: false };
     let mut bytes = [0; 64];
     let len = message.encode(&mut bytes).expect("encodes");

@@ -475,6 +475,29 @@ fn a_long_answer_comes_whole() {
     assert_eq!(shown.connections.len(), 4000);
 }
 
+/// More than come in one piece.
+#[test]
+fn all_link_groups_are_told_of_once() {
+    let broker = TestBroker::start();
+    let clients: Vec<Client> = (0..12).map(|_| Client::connect(&broker)).collect();
+    let mut conn = 0;
+    for (at, one) in clients.iter().enumerate() {
+        for other in &clients[at + 1..] {
+            conn += 1;
+            let (conn, (a, b)) = (ConnId(1 << 32 | conn), tcp_pair());
+            one.nominate(conn, Role::Client, (0, 0), &a);
+            other.nominate(conn, Role::Server, (0, 0), &b);
+            for session in [one, other] {
+                assert!(matches!(session.hear(), FromBroker::Matched { .. }));
+            }
+        }
+    }
+    let told: LinkGroups = broker.ask(what::LINKGROUP, "");
+    let mut ids: Vec<u32> = told.link_groups.iter().map(|group| group.id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (1..=66).collect::<Vec<_>>());
+}
+
 #[test]
 fn an_idle_broker_leaves_and_takes_its_socket_along() {
     let idle = |config: &mut Config| config.idle_exit = Some(Duration::from_millis(200));

@@ -24,7 +24,7 @@ pub const DONE: u32 = 1;
 pub const NUMBERS: usize = 512;
 
 /// The calls that are shown to [`handler`].
-const SHOWN: [c_long; 68] = [
+const SHOWN: [c_long; 71] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -74,8 +74,11 @@ const SHOWN: [c_long; 68] = [
     libc::SYS_mmap,
     libc::SYS_munmap,
     libc::SYS_mremap,
+    libc::SYS_remap_file_pages,
     libc::SYS_madvise,
+    libc::SYS_process_madvise,
     libc::SYS_mprotect,
+    libc::SYS_pkey_mprotect,
     libc::SYS_mlockall,
     libc::SYS_munlockall,
     libc::SYS_rt_sigaction,
@@ -301,7 +304,14 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
                 indirect::before_unshare(arguments);
                 Answer::Make
             }
-            libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_madvise | libc::SYS_mprotect => {
+            libc::SYS_mmap
+            | libc::SYS_munmap
+            | libc::SYS_mremap
+            | libc::SYS_remap_file_pages
+            | libc::SYS_madvise
+            | libc::SYS_process_madvise
+            | libc::SYS_mprotect
+            | libc::SYS_pkey_mprotect => {
                 memory::before_call(number, [a, b, c, d]);
                 if number != libc::SYS_mmap || d & libc::MAP_ANONYMOUS as usize != 0 {
                     return Answer::Make;

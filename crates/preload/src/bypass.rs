@@ -93,9 +93,13 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
         number @ (libc::SYS_mmap
         | libc::SYS_munmap
         | libc::SYS_mremap
+        | libc::SYS_remap_file_pages
         | libc::SYS_madvise
-        | libc::SYS_mprotect) => {
-            memory::before_call(number, [fd, second, third, fourth]);
+        | libc::SYS_process_madvise
+        | libc::SYS_mprotect
+        | libc::SYS_pkey_mprotect) => {
+            // SAFETY: the program's arguments.
+            unsafe { memory::before_call(number, [fd, second, third, fourth]) };
         }
         libc::SYS_mlockall => limits::will_lock(fd & libc::MCL_FUTURE as usize != 0),
         libc::SYS_unshare => before_unshare([fd, 0, 0, 0, 0, 0]),

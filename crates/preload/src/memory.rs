@@ -2,12 +2,13 @@
 //!
 //! Allocators call these before they are ready themselves, so nothing is looked up by the loader: each hook makes its system call.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 
 use libc::{off_t, size_t};
 use shunpike_core::Errno;
 use shunpike_core::conn;
 use shunpike_core::sys::call;
+use shunpike_core::user;
 use shunpike_core::zerocopy::{lending, mappings};
 
 use crate::errno::set_errno;
@@ -33,14 +34,43 @@ fn discards(advice: c_int) -> bool {
     )
 }
 
+/// Most stretches that one process_madvise(2) may name (UIO_MAXIOV).
+const MOST_STRETCHES: usize = 1024;
+
+/// Before process_madvise(2) takes bytes away from these stretches. Those of another process are no memory of ours: what is lent there is
+/// copied without a need.
+///
+/// # Safety
+/// As many of them as can be read are what the program gives to the call.
+unsafe fn before_process_madvise(stretches: *const libc::iovec, count: usize, advice: c_int) {
+    if !discards(advice) {
+        return;
+    }
+    for number in 0..count.min(MOST_STRETCHES) {
+        // SAFETY: the caller's word; a bad pointer is found out.
+        let Some(one) = (unsafe { user::fetch(stretches.wrapping_add(number)) }) else { return };
+        lending::recall_from(one.iov_base.addr(), one.iov_len);
+    }
+}
+
 /// Before syscall(2) makes one of the calls below by its number.
-pub fn before_call(number: i64, [at, len, third, fourth]: [usize; 4]) {
-    let at = core::ptr::without_provenance_mut(at);
+///
+/// # Safety
+/// The program's arguments.
+pub unsafe fn before_call(number: i64, [first, second, third, fourth]: [usize; 4]) {
+    let (at, len) = (core::ptr::without_provenance_mut(first), second);
     match number {
-        libc::SYS_munmap | libc::SYS_mremap => leaves(at, len),
+        libc::SYS_munmap | libc::SYS_mremap | libc::SYS_remap_file_pages => leaves(at, len),
         libc::SYS_mmap if fourth as c_int & libc::MAP_FIXED != 0 => leaves(at, len),
         libc::SYS_madvise if discards(third as c_int) => lending::recall_from(at.addr(), len),
-        libc::SYS_mprotect if third as c_int & libc::PROT_READ == 0 => lending::recall_from(at.addr(), len),
+        libc::SYS_mprotect | libc::SYS_pkey_mprotect if third as c_int & libc::PROT_READ == 0 => {
+            lending::recall_from(at.addr(), len);
+        }
+        libc::SYS_process_madvise => {
+            let stretches = core::ptr::with_exposed_provenance(second);
+            // SAFETY: the caller's word.
+            unsafe { before_process_madvise(stretches, third, fourth as c_int) };
+        }
         _ => {}
     }
 }
@@ -146,5 +176,27 @@ hooks! {
             lending::recall_from(at.addr(), len);
         }
         said(call(libc::SYS_mprotect, at.addr(), len, access as usize, 0, 0, 0)) as c_int
+    }
+    /// pkey_mprotect(2): without a key it is mprotect(2), also where the kernel has no keys
+    fn pkey_mprotect(at: *mut c_void, len: size_t, access: c_int, key: c_int) -> c_int {
+        if access & libc::PROT_READ == 0 {
+            lending::recall_from(at.addr(), len);
+        }
+        let number = if key == -1 { libc::SYS_mprotect } else { libc::SYS_pkey_mprotect };
+        said(call(number, at.addr(), len, access as usize, key as usize, 0, 0)) as c_int
+    }
+    /// process_madvise(2)
+    fn process_madvise(
+        process: c_int, stretches: *const libc::iovec, count: size_t, advice: c_int, flags: c_uint,
+    ) -> isize {
+        before_process_madvise(stretches, count, advice);
+        let (given, flags) = (stretches.addr(), flags as usize);
+        said(call(libc::SYS_process_madvise, process as usize, given, count, advice as usize, flags, 0))
+    }
+    /// remap_file_pages(2)
+    fn remap_file_pages(at: *mut c_void, len: size_t, access: c_int, page: size_t, flags: c_int) -> c_int {
+        leaves(at, len);
+        let (access, flags) = (access as usize, flags as usize);
+        said(call(libc::SYS_remap_file_pages, at.addr(), len, access, page, flags, 0)) as c_int
     }
 }

@@ -107,6 +107,24 @@ unsafe impl Sync for RobustLock {}
 /// What keeps the program's signal handlers away from the calling thread, as long as it lives: one that came under a lock and touched
 /// the same connection would wait for its own thread.
 ///
+/// ```
+/// use shunpike_shm::lock::{Guard, RobustLock, Section};
+///
+/// fn take<S: Section>(lock: &RobustLock, section: S) {
+///     let _guard = Guard::lock(lock, section);
+/// }
+/// ```
+///
+/// There is no guard without one:
+///
+/// ```compile_fail,E0277
+/// use shunpike_shm::lock::{Guard, RobustLock};
+///
+/// fn take(lock: &RobustLock) {
+///     let _guard = Guard::lock(lock, ());
+/// }
+/// ```
+///
 /// # Safety
 /// While a value lives, no handler that could take a [`RobustLock`] runs on the thread that made it; nor does it go to another thread.
 pub unsafe trait Section {}

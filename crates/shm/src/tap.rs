@@ -355,6 +355,14 @@ mod tests {
         assert_eq!(written + reader.lost().0, 80_000);
     }
 
+    /// Pages are charged to who touches them first.
+    #[test]
+    fn a_rings_memory_is_its_readers_from_the_beginning() {
+        let (memory, _reader) = Reader::create(1).expect("memory");
+        let stat = rustix::fs::fstat(&memory).expect("fstat");
+        assert_eq!(stat.st_blocks as usize * 512, len(1));
+    }
+
     /// The tapped process writes whatever it likes, wherever it likes.
     #[test]
     fn nonsense_is_refused_and_touches_nothing_else() {

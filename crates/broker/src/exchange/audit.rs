@@ -31,7 +31,7 @@ impl Exchange {
         let named = named.chain(self.matching.parties().map(|party| party.session));
         let named = named.chain(self.unanswered.iter().map(|party| party.session));
         let named = named.chain(self.expectations.sessions());
-        let named = named.chain(self.links.view().into_iter().flat_map(|link| [link.client, link.server]));
+        let named = named.chain(self.links.all().flat_map(|link| [link.client, link.server]));
         let named = named.chain(self.parking.sessions());
         let named = named.chain(self.posts.iter().map(|post| post.to));
         match named.into_iter().find(|session| !self.members.contains_key(session)) {
@@ -64,7 +64,7 @@ impl Exchange {
                 return Err(format!("{seat:?} of {party} is another's, too"));
             }
         }
-        for link in self.links.view() {
+        for link in self.links.all() {
             let taken = seats.iter().filter(|seat| seat.link == link.id).count();
             if taken != link.conns as usize {
                 return Err(format!(

@@ -59,3 +59,27 @@ impl Gone {
         self.processes.iter().filter(|(of, _)| *of == user).count()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_killed_counts_until_nothing_is_left_of_it() {
+        let lasts = |_| loop {
+            std::thread::sleep(SOON);
+        };
+        let mut gone = Gone::new();
+        // As one whose end the kernel keeps waiting.
+        gone.processes.push((7, Process::start(&[], lasts).expect("a process")));
+        gone.reap();
+        assert_eq!((gone.of(7), gone.of(8), gone.count()), (1, 0, 1));
+        let (user, process) = gone.processes.remove(0);
+        gone.enter(user, process);
+        while gone.count() > 0 {
+            assert!(gone.deadline().is_some(), "it is looked at again");
+            gone.reap();
+        }
+        assert!(gone.of(7) == 0 && gone.deadline().is_none());
+    }
+}

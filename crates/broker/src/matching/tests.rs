@@ -51,6 +51,19 @@ fn mirrored_tuples_in_one_namespace_match_in_either_order() {
     assert!(table.is_empty());
 }
 
+/// A kernel before 5.14 has no name for a network namespace.
+#[test]
+fn namespaces_without_a_name_are_not_equal() {
+    let nameless = |facts: Facts| Facts { netns: None, ..facts };
+    let mut table = Matching::new(false);
+    table.nominate(A(), Role::Client, nameless(client(1, 5, 0)));
+    assert_eq!(table.nominate(B(), Role::Server, nameless(server(2, 0, 5))), []);
+    assert!(!same_netns(&nameless(client(1, 5, 0)), &nameless(client(1, 5, 0))));
+    assert!(
+        same_netns(&client(1, 5, 0), &server(1, 0, 5)) && !same_netns(&client(1, 5, 0), &server(2, 0, 5))
+    );
+}
+
 #[test]
 fn one_process_may_be_both_ends() {
     let mut table = Matching::new(true);

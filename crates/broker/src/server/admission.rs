@@ -21,7 +21,8 @@ use shunpike_wire::session::{MAX_CQS, ToBroker};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Connections looked at in one turn: with those that are let in, and those that are turned away, half a millisecond.
+/// Connections looked at in one turn, where no program says anything: with those that are let in, and those that are turned away, half
+/// a millisecond.
 const ACCEPTS_A_TURN: usize = 64;
 /// Connections of one user in a second: who waits to be let in waits behind everybody's, so that those who come too often are
 /// turned away by the first look.
@@ -46,7 +47,7 @@ impl Server {
     /// Lets in who waits at a door.
     pub(super) fn accept(&mut self, door: Door) {
         let began = clock::now();
-        for _ in 0..ACCEPTS_A_TURN {
+        for _ in 0..self.share(ACCEPTS_A_TURN) {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = match rustix::net::accept_with(self.listener_at(door), flags) {
                 Ok(socket) => socket,

@@ -17,7 +17,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Blocks that are looked at in a turn: half a millisecond.
+/// Blocks that are looked at in a turn, where no program says anything: half a millisecond.
 const A_TURN: usize = 512;
 /// What an arena costs beside its blocks, in blocks.
 const AN_ARENA: usize = 4;
@@ -177,7 +177,8 @@ impl Server {
         if !self.census.is_at_work() {
             return false;
         }
-        let mut left = A_TURN / 2;
+        let of_turn = self.share(A_TURN);
+        let mut left = of_turn / 2;
         while left > 0
             && let Some(leaving) = self.census.leaving.pop_front()
         {
@@ -189,7 +190,7 @@ impl Server {
         }
         if let Some(mut round) = self.census.round.take() {
             let began = clock::now();
-            self.go_round(&mut round, A_TURN / 2 + left);
+            self.go_round(&mut round, of_turn / 2 + left);
             round.took += clock::since(began);
             if round.arenas.is_empty() && round.gone <= self.census.gone {
                 self.census.counted = Some((round.began, round.took));

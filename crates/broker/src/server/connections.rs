@@ -1,16 +1,16 @@
 //! The watched connections of all programs, as their arenas show them.
 
 use super::Server;
+use super::search::nothing;
 use crate::ends::{Party, SessionId};
 use crate::ism::Cursors;
-use crate::ledger::Looks;
-use crate::listing::Listing;
-use crate::reply::{failure, json};
+use crate::listing::{Connections, Search};
+use crate::reply::json;
 use crate::report::{Connection, Failure, ReasonText};
 use crate::runtime::OwnPid;
 use crate::session::{Program, Session};
 use crate::stats::{ArenaKey, direction};
-use shunpike_shm::arena::{Block, Half, mode};
+use shunpike_shm::arena::{BLOCKS, Block, Half, mode};
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbToken, Reason, cdc};
 use std::collections::HashMap;
@@ -25,17 +25,16 @@ pub struct Found {
     pub connection: Connection,
 }
 
-/// Most connections of a process that are explained at a time.
-const MOST: usize = 1024;
-/// Connections that are looked at before others have their turn.
-const SLICE: usize = 32;
+/// Connections that are looked at before others have their turn, where no program says anything.
+pub(super) const SLICE: usize = 32;
 /// Blocks, in use or not, that are looked at before others have their turn.
-const LOOKS: usize = 512;
+pub(super) const LOOKS: usize = 512;
 
 /// The sessions that share an arena, in order.
-type Tree<'a> = Vec<(SessionId, &'a Session, &'a Program)>;
+pub(super) type Tree<'a> = Vec<(SessionId, &'a Session, &'a Program)>;
 
-fn trees(server: &Server) -> HashMap<ArenaKey, Tree<'_>> {
+/// All of them, by arena.
+pub(super) fn trees(server: &Server) -> HashMap<ArenaKey, Tree<'_>> {
     let mut trees: HashMap<ArenaKey, Tree<'_>> = HashMap::new();
     for entry in server.sessions.programs() {
         trees.entry(entry.2.key).or_default().push(entry);
@@ -45,14 +44,14 @@ fn trees(server: &Server) -> HashMap<ArenaKey, Tree<'_>> {
 }
 
 /// The sessions that share this arena.
-fn tree(server: &Server, key: ArenaKey) -> Tree<'_> {
+pub(super) fn tree(server: &Server, key: ArenaKey) -> Tree<'_> {
     let mut tree: Tree<'_> =
         server.sessions.programs().filter(|(_, _, program)| program.key == key).collect();
     tree.sort_by_key(|(id, ..)| *id);
     tree
 }
 
-impl Listing {
+impl Connections {
     /// All connections of sessions that `is_shown`.
     pub fn new(server: &Server, is_shown: impl Fn(SessionId) -> bool) -> Self {
         let trees = trees(server);
@@ -66,7 +65,7 @@ impl Listing {
     /// The next piece of the answer, a JSON text of [`crate::report::Connections`], and whether it is the last.
     pub fn next(&mut self, server: &Server, is_shown: impl Fn(SessionId) -> bool) -> (String, bool) {
         let mut text = String::new();
-        let mut looked = 0;
+        let (mut looked, slice, looks) = (0, server.share(SLICE), server.share(LOOKS));
         while let Some(&first) = self.arenas.front() {
             let key = server.sessions.get(&first).and_then(Session::program).map(|program| program.key);
             let tree = key.map_or_else(Vec::new, |key| tree(server, key));
@@ -75,9 +74,9 @@ impl Listing {
                 continue;
             };
             let maker = program.arena.header().pid.load(Ordering::Relaxed);
-            let (from, mut left) = (self.block, LOOKS);
+            let (from, mut left) = (self.block, looks);
             for (index, block) in program.arena.held(from, &mut left) {
-                if looked == SLICE {
+                if looked == slice {
                     return (text, false);
                 }
                 looked += 1;
@@ -96,13 +95,13 @@ impl Listing {
             }
             if left == 0 {
                 // There may be more behind those.
-                self.block = from + LOOKS as u32;
+                self.block = from + looks as u32;
                 return (text, false);
             }
             // An arena costs a look, whatever is in it.
-            looked = (looked + 1).min(SLICE);
+            looked = (looked + 1).min(slice);
             self.go_to_next();
-            if looked == SLICE {
+            if looked == slice {
                 return (text, false);
             }
         }
@@ -122,17 +121,8 @@ impl Listing {
     }
 }
 
-/// Why a process's connections are not told of: they are others', or there are none.
-fn nothing(on: &str, is_hidden: bool) -> Failure {
-    if is_hidden {
-        return failure("not permitted", on, "another user's");
-    }
-    let hint = "was it started by 'shunpike run', and does it have TCP connections? See 'shunpike ss'";
-    failure("no watched connection", on, hint)
-}
-
 /// What is to be revoked for a process, or a descriptor of it: one connection, or with `ConnId(0)` all of a session.
-/// Errors: as [`of`].
+/// Errors: as [`Search::go_on`].
 pub fn parties(
     server: &Server,
     pid: u32,
@@ -148,8 +138,11 @@ pub fn parties(
         .map(|(id, ..)| id)
         .collect();
     if fd.is_some() || own.is_empty() {
-        let found = of(server, pid, fd, is_shown, is_known)?;
-        let mut parties: Vec<Party> = found.iter().map(|found| found.party).collect();
+        let mut search = Search::new(server, pid, fd, &is_shown, &is_known);
+        search.go_on(server, BLOCKS, &is_shown, is_known)?;
+        search.found.sort_unstable();
+        let found = search.found.iter().filter_map(|place| search.at(server, *place, &is_shown));
+        let mut parties: Vec<Party> = found.map(|found| found.party).collect();
         if fd.is_none() {
             parties = parties.into_iter().map(|party| all(party.session)).collect();
             parties.dedup();
@@ -163,59 +156,6 @@ pub fn parties(
     }
 }
 
-/// The connections of a process, or the one of a descriptor of it, as far as they are of sessions that `is_shown`.
-/// Errors: there is none, or none that is shown, which is told of sessions that `is_known`; or they are too many.
-pub fn of(
-    server: &Server,
-    pid: u32,
-    fd: Option<u32>,
-    is_shown: impl Fn(SessionId) -> bool,
-    is_known: impl Fn(SessionId) -> bool,
-) -> Result<Vec<Found>, Failure> {
-    let on = fd.map_or_else(|| format!("PID {pid}"), |fd| format!("PID {pid}, descriptor {fd}"));
-    let mut all = Vec::new();
-    let mut is_hidden = false;
-    let mut trees: Vec<Tree<'_>> = trees(server).into_values().collect();
-    // A child may speak for a connection in an arena whose sessions are others': those come last, and as far as a look may go.
-    trees.sort_by_key(|tree| !tree.iter().any(|(_, session, _)| session.peer.pid == pid));
-    let mut looks = Looks::among(1);
-    for tree in trees {
-        let Some((_, session, program)) = tree.first() else { continue };
-        if !tree.iter().any(|(id, ..)| is_shown(*id)) {
-            is_hidden |= tree.iter().any(|(id, session, _)| session.peer.pid == pid && is_known(*id));
-            continue;
-        }
-        let maker = program.arena.header().pid.load(Ordering::Relaxed);
-        for (index, block) in program.arena.held(0, looks.of(session.peer.uid())) {
-            if fd.is_some_and(|fd| fd != block.fd.load(Ordering::Relaxed)) {
-                continue;
-            }
-            let conn = ConnId::new(index, block.name.load(Ordering::Acquire));
-            let Some(found) = show(server, &tree, maker, conn, &block) else { continue };
-            if found.connection.pid != pid {
-                continue;
-            }
-            if !is_shown(found.party.session) {
-                is_hidden |= is_known(found.party.session);
-                continue;
-            }
-            if all.len() == MOST {
-                return Err(failure(
-                    "too many connections",
-                    &on,
-                    "name one of them, PID:FD, as 'shunpike ss' shows",
-                ));
-            }
-            all.push(found);
-        }
-    }
-    if all.is_empty() {
-        return Err(nothing(&on, is_hidden));
-    }
-    all.sort_by_key(|found| (found.connection.pid, found.connection.fd));
-    Ok(all)
-}
-
 /// The number of the process that `watcher` names in the pid namespace of the session's program, as we see it; 0: we do not.
 fn number_here(session: &Session, program: &Program, watcher: u32) -> u32 {
     match program.own_pid {
@@ -226,7 +166,13 @@ fn number_here(session: &Session, program: &Program, watcher: u32) -> u32 {
 }
 
 /// `tree` are the sessions that share the block's arena, which process `maker` made.
-fn show(server: &Server, tree: &Tree<'_>, maker: u32, conn: ConnId, block: &Block) -> Option<Found> {
+pub(super) fn show(
+    server: &Server,
+    tree: &Tree<'_>,
+    maker: u32,
+    conn: ConnId,
+    block: &Block,
+) -> Option<Found> {
     let exchange = &server.exchange;
     let watcher = block.pid.load(Ordering::Relaxed);
     let known = |id: SessionId| exchange.knows(Party { session: id, conn });

@@ -85,6 +85,9 @@ impl Server {
                 Err(Errno::INTR) => continue,
                 Ok(Next::End) | Err(_) => return self.end(id),
             };
+            if session.is_programs() {
+                self.quiet_turns = 0;
+            }
             let len = message.bytes().len();
             if !message.has_fds {
                 delays::message(user, || datagram::take(session.as_fd()));

@@ -4,7 +4,6 @@ use super::sessions::Sessions;
 use crate::ends::{Party, SessionId};
 use crate::exchange::Exchange;
 use crate::journal::{End, Ends, Journal, Whose};
-use crate::reply::{Reply, failure, json};
 use crate::report::EventEnd;
 use crate::session::Session;
 use shunpike_wire::Reason;
@@ -59,20 +58,4 @@ pub(super) fn audit(journal: &Journal, exchange: &Exchange) -> Result<(), String
         return Ok(());
     }
     Err(format!("the journal has matches of {kept:?}, the exchange of {matched:?}, news {:?}", exchange.news))
-}
-
-/// Answers `events`: `SINCE`, the number of the last event that is known, and `LATELY`, how many at most. `life`: the broker's.
-pub(super) fn events(
-    journal: &Journal,
-    sessions: &Sessions,
-    life: &str,
-    asker: SessionId,
-    arg: &str,
-) -> Reply {
-    let wrong = || failure("not a number of an event", arg, "use: SINCE LATELY");
-    let (since, lately) = arg.split_once(' ').ok_or_else(wrong)?;
-    let since: u64 = since.parse().map_err(|_| wrong())?;
-    let lately: usize = lately.parse().map_err(|_| wrong())?;
-    let (of, sees) = sessions.sees_ends(asker);
-    Ok(json(&journal.events(of, since, lately, sees, life)))
 }

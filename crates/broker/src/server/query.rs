@@ -2,17 +2,17 @@
 
 use super::Server;
 use super::census::Fresh;
-use super::{connections, journal};
+use super::connections;
+use super::search::pid_and_fd;
 use crate::client::what;
 use crate::clock;
 use crate::ends::SessionId;
-use crate::explain;
+use crate::links::LinkView;
 use crate::metrics::Figures;
 use crate::policy::Identity;
 use crate::reply::{Reply, done, failure, json};
 use crate::report::{
-    Answer, Check, Device, Explanations, Failure, Info, LinkGroup, LinkGroups, Process, Processes, Seid,
-    Stats, Ueids,
+    Answer, Check, Device, Failure, Info, LinkGroup, Process, Processes, Seid, Stats, Ueids,
 };
 use crate::session::{Program, Session};
 use crate::settings::Knob;
@@ -24,13 +24,17 @@ use std::time::Duration;
 /// `info` tells of much else than sums, and comes in time however long these take.
 const SOON: Duration = Duration::from_millis(2);
 
+/// The argument of a question.
+pub(super) fn text_of(arg: &[u8]) -> Result<&str, Failure> {
+    let text =
+        std::str::from_utf8(arg).map_err(|_| failure("the argument is not UTF-8", "", "type it again"))?;
+    Ok(text.trim())
+}
+
 impl Server {
     /// The answer to a query: JSON text, of a type in `report`.
     pub(crate) fn query(&mut self, asker: SessionId, what: u16, arg: &[u8]) -> String {
-        let reply = match std::str::from_utf8(arg) {
-            Ok(arg) => self.reply(asker, what, arg.trim()),
-            Err(_) => Err(failure("the argument is not UTF-8", "", "type it again")),
-        };
+        let reply = text_of(arg).and_then(|arg| self.reply(asker, what, arg));
         reply.unwrap_or_else(|error| json(&Answer { error: Some(error) }))
     }
 
@@ -55,30 +59,11 @@ impl Server {
                 self.ueid(arg)
             }
             what::SEID => self.seid(arg),
-            what::EXPLAIN => {
-                let (pid, fd) = pid_and_fd(arg)?;
-                let is_shown = self.sessions.is_shown(asker);
-                let other_versions =
-                    self.sessions.other_versions(|id, its| its == pid && is_shown(&self.sessions, id));
-                if !other_versions.is_empty() {
-                    return Ok(json(&Explanations { explanations: Vec::new(), other_versions }));
-                }
-                let is_shown = |id| is_shown(&self.sessions, id);
-                let found = connections::of(self, pid, fd, is_shown, |id| self.may_know_of(asker, id));
-                let found = self.found(asker, found)?;
-                explain::explain(
-                    found.into_iter().map(|found| found.connection).collect(),
-                    &self.config.policy,
-                )
-                .map(|report| json(&report))
-            }
-            what::LINKGROUP => Ok(json(&self.link_groups(asker))),
             what::REVOKE => self.revoke(asker, arg),
             what::PROCESSES => Ok(json(&self.processes(asker))),
             what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
             what::TAP => self.taps.begin(&mut self.sessions, &mut self.told.taps, asker),
-            what::EVENTS => journal::events(&self.journal, &self.sessions, self.life(), asker, arg),
             what::POLICY_RELOAD => self.reload_for(asker),
             _ => Err(failure("unknown query", &what.to_string(), "is the tool newer than the broker?")),
         }
@@ -135,7 +120,7 @@ impl Server {
     }
 
     /// Whether an asker hears that there is such a session: one that it may neither look into nor have as a peer is as none.
-    fn may_know_of(&self, asker: SessionId, id: SessionId) -> bool {
+    pub(super) fn may_know_of(&self, asker: SessionId, id: SessionId) -> bool {
         let [asking, its] =
             [asker, id].map(|id| self.sessions.get(&id).map(|session| &session.peer.identity));
         let is_peer = |(asking, its)| self.config.policy.permits(asking, its);
@@ -182,7 +167,7 @@ impl Server {
             rmem: self.settings.get(Knob::Rmem),
             dmbs_cnt: device.dmb_count() as u64,
             max_dmbs: device.dmb_limit() as u64,
-            link_groups: self.exchange.links.view().len() as u64,
+            link_groups: self.exchange.links.len() as u64,
             sessions: self.sessions.programs().count() as u64,
         }
     }
@@ -245,15 +230,14 @@ impl Server {
     }
 
     /// What was found, or why not: also who would have had to ask.
-    fn found<T>(&self, asker: SessionId, found: Result<T, Failure>) -> Result<T, Failure> {
+    pub(super) fn found<T>(&self, asker: SessionId, found: Result<T, Failure>) -> Result<T, Failure> {
         found.map_err(|failure| match failure.what.as_str() {
             "not permitted" => self.sessions.may_change(asker).err().unwrap_or(failure),
             _ => failure,
         })
     }
 
-    fn link_groups(&self, asker: SessionId) -> LinkGroups {
-        let is_shown = self.sessions.is_shown(asker);
+    pub(super) fn link_group(&self, view: LinkView) -> LinkGroup {
         let who = |id| match self.sessions.get(&id) {
             Some(session) => {
                 let comm = session.program().map_or(String::new(), |program| program.comm.clone());
@@ -261,27 +245,20 @@ impl Server {
             }
             None => (0, String::new()),
         };
-        let link_groups = self.exchange.links.view().into_iter();
-        let link_groups = link_groups
-            .filter(|view| is_shown(&self.sessions, view.client) || is_shown(&self.sessions, view.server));
-        let link_groups = link_groups.map(|view| {
-            let ((client_pid, client_comm), (server_pid, server_comm)) = (who(view.client), who(view.server));
-            let max_conns = self.exchange.max_conns_per_lgr;
-            let cqs = |session| self.exchange.cqs(session) as u32;
-            LinkGroup {
-                id: view.id.0,
-                conns: view.conns,
-                max_conns,
-                client_pid,
-                client_comm,
-                server_pid,
-                server_comm,
-                state: if view.known { "LINK_ACTIVE" } else { "LINK_ACTIVATING" }.to_owned(),
-                client_cqs: cqs(view.client),
-                server_cqs: cqs(view.server),
-            }
-        });
-        LinkGroups { link_groups: link_groups.collect() }
+        let ((client_pid, client_comm), (server_pid, server_comm)) = (who(view.client), who(view.server));
+        let cqs = |session| self.exchange.cqs(session) as u32;
+        LinkGroup {
+            id: view.id.0,
+            conns: view.conns,
+            max_conns: self.exchange.max_conns_per_lgr,
+            client_pid,
+            client_comm,
+            server_pid,
+            server_comm,
+            state: if view.known { "LINK_ACTIVE" } else { "LINK_ACTIVATING" }.to_owned(),
+            client_cqs: cqs(view.client),
+            server_cqs: cqs(view.server),
+        }
     }
 
     fn revoke(&mut self, asker: SessionId, arg: &str) -> Reply {
@@ -306,15 +283,4 @@ impl Server {
         }
         Ok(done(&format!("asked {arg} to go back to TCP")))
     }
-}
-
-fn pid_and_fd(arg: &str) -> Result<(u32, Option<u32>), Failure> {
-    let wrong = || failure("not a process or connection", arg, "use: PID or PID:FD, as 'shunpike ss' shows");
-    let (pid, fd) = match arg.split_once(':') {
-        Some((pid, fd)) => (pid, Some(fd.parse().map_err(|_| wrong())?)),
-        None => (arg, None),
-    };
-    // Of those that we cannot see each has number 0.
-    let pid = pid.parse().ok().filter(|pid| *pid != 0);
-    Ok((pid.ok_or_else(wrong)?, fd))
 }

@@ -3,16 +3,16 @@
 //! The operator's are answered as they are read.
 
 use super::Server;
+use super::query::text_of;
 use crate::client::{PROCESSES, what};
 use crate::clock;
 use crate::datagram::MAX_FDS;
 use crate::ends::SessionId;
 use crate::foreign::Shared;
-use crate::listing::Listing;
 use crate::rate::Shares;
 use crate::reply::{failure, json};
 use crate::report::{Answer, Pids};
-use crate::session::{Kind, Sent};
+use crate::session::Kind;
 use crate::sockopt;
 use rustix::fd::{AsFd, OwnedFd};
 use shunpike_wire::session::ClcBytes;
@@ -20,8 +20,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How long questions are answered in one turn: a match takes some turns, and so long in each. A single one may take longer.
-const A_TURN: Duration = Duration::from_micros(500);
+/// How long questions are answered in one turn where no program says anything, in microseconds. A single one may take longer.
+const A_TURN: usize = 500;
 
 /// What is to be answered.
 #[allow(clippy::large_enum_variant, reason = "most are of the larger kind, and few")]
@@ -106,11 +106,11 @@ impl Server {
 
     /// Answers for as long as a turn may have, and says how many.
     pub(super) fn answer_questions(&mut self) -> usize {
-        let began = clock::now();
+        let until = clock::now() + Duration::from_micros(self.share(A_TURN) as u64);
         let mut answered = 0;
         loop {
             let now = clock::now();
-            if now > began + A_TURN {
+            if now > until {
                 break;
             }
             let Some((user, id, asked)) = self.questions.next(&self.answering, now) else { break };
@@ -130,7 +130,14 @@ impl Server {
 
     fn answer(&mut self, id: SessionId, asked: Asked) {
         match asked {
-            Asked::This(what::SS, _) => self.begin_listing(id),
+            Asked::This(what @ (what::SS | what::EXPLAIN | what::LINKGROUP | what::EVENTS), arg) => {
+                let begun = text_of(arg.as_slice()).and_then(|arg| self.begin_listing(id, what, arg));
+                match begun {
+                    Ok(None) => {}
+                    Ok(Some(text)) => self.tell(id, &text),
+                    Err(error) => self.tell(id, &json(&Answer { error: Some(error) })),
+                }
+            }
             Asked::This(what::PIDS, arg) => self.tell_processes(id, arg.as_slice()),
             Asked::This(what, arg) => {
                 let fresh = self.freshness(id, what);
@@ -192,28 +199,6 @@ impl Server {
             let sent = session.answer_with(pieces);
             self.note(id, sent);
         }
-    }
-
-    fn begin_listing(&mut self, id: SessionId) {
-        let is_shown = self.sessions.is_shown(id);
-        let listing = Listing::new(self, |session| is_shown(&self.sessions, session));
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.kind = Kind::Listing(listing);
-            session.awaits_room = true;
-            self.listen_to(id);
-        }
-    }
-
-    /// There is room for more of a list: the next piece is made then, and no earlier.
-    fn list_more(&mut self, id: SessionId) -> Sent {
-        let Some(session) = self.sessions.get_mut(&id) else { return Sent::Over };
-        let Kind::Listing(listing) = &mut session.kind else { return Sent::All };
-        let mut listing = std::mem::take(listing);
-        let is_shown = self.sessions.is_shown(id);
-        let (text, is_last) = listing.next(self, |session| is_shown(&self.sessions, session));
-        let Some(session) = self.sessions.get_mut(&id) else { return Sent::Over };
-        session.kind = Kind::Listing(listing);
-        session.add(&text, is_last)
     }
 }
 
