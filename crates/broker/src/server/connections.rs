@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::search::nothing;
+use crate::delays;
 use crate::ends::{Party, SessionId};
 use crate::ism::Cursors;
 use crate::listing::{Connections, Search};
@@ -75,7 +76,9 @@ impl Connections {
             };
             let maker = program.arena.header().pid.load(Ordering::Relaxed);
             let (from, mut left) = (self.block, looks);
-            for (index, block) in program.arena.held(from, &mut left) {
+            let user = tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid());
+            let mut held = program.arena.held(from, &mut left);
+            while let Some((index, block)) = delays::look(user, || held.next()) {
                 if looked == slice {
                     return (text, false);
                 }

@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::connections::{Found, LOOKS, SLICE, show, tree, trees};
+use crate::delays;
 use crate::ends::SessionId;
 use crate::explain;
 use crate::listing::{Explanations, Place, Search};
@@ -75,7 +76,9 @@ impl Search {
             if let Some(program) = server.sessions.get(&first).and_then(Session::program) {
                 let tree = tree(server, program.key);
                 let maker = program.arena.header().pid.load(Ordering::Relaxed);
-                for (index, block) in program.arena.held(from, &mut left) {
+                let user = tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid());
+                let mut held = program.arena.held(from, &mut left);
+                while let Some((index, block)) = delays::look(user, || held.next()) {
                     if self.fd.is_some_and(|fd| fd != block.fd.load(Ordering::Relaxed)) {
                         continue;
                     }
