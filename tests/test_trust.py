@@ -173,6 +173,16 @@ def test_run_does_not_use_another_users_runtime_directory(world):
     assert result.stdout == "/tmp/shunpike-0/broker.sock\n", result
 
 
+@pytest.mark.parametrize("entry", [[], ["--entry=syscall"]], ids=["preload", "syscall"])
+def test_run_of_a_fifo_says_at_once_that_it_is_no_program(world, entry):
+    """Looking into it would wait for a writer."""
+    broker = world.broker()
+    os.mkfifo(world.directory / "fifo", 0o755)
+    env = world.env | {"SHUNPIKE_SOCKET": str(broker.socket)}
+    result = subprocess.run([BINARY, "run", *entry, "--", "./fifo"], cwd=world.directory, env=env, capture_output=True, text=True, timeout=20)
+    assert result.returncode == 126 and "Permission denied" in result.stderr, result
+
+
 def preloaded(world):
     """How to begin a program of another user's, in a mount namespace where /etc/ld.so.preload has the library in all; and the library."""
     library = shutil.copy(LIBRARY, world.directory)

@@ -206,6 +206,9 @@ impl State {
                 continue;
             }
             end.state = Standing::Cut;
+            // What is on its way may land long after: when the ring has come round.
+            let late = self.step + self.random.below(200 * self.faults.delay);
+            end.flights.iter_mut().for_each(|flight| flight.due = flight.due.max(late));
             let host = end.host;
             self.tell(host, Event::Lost { endpoint });
         }
