@@ -17,7 +17,7 @@ const LONG: Duration = Duration::from_millis(20);
 #[derive(Copy, Clone)]
 struct Usage {
     cpu: Duration,
-    waits: i64,
+    waits: libc::c_long,
 }
 
 impl Usage {
@@ -32,7 +32,7 @@ impl Usage {
             Duration::from_secs(time.tv_sec.unsigned_abs())
                 + Duration::from_micros(time.tv_usec.unsigned_abs())
         };
-        Self { cpu: time(raw.ru_utime) + time(raw.ru_stime), waits: raw.ru_nvcsw.into() }
+        Self { cpu: time(raw.ru_utime) + time(raw.ru_stime), waits: raw.ru_nvcsw }
     }
 }
 
