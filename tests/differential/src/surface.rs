@@ -117,6 +117,19 @@ mod tests {
             ],
             "The tester's processes are one user's: test_confined.py.",
         ),
+        (
+            &[
+                "mmap",
+                "munmap",
+                "mremap",
+                "remap_file_pages",
+                "madvise",
+                "process_madvise",
+                "mprotect",
+                "pkey_mprotect",
+            ],
+            "Memory that is sent without a copy: lent.c.",
+        ),
         (&["pidfd_getfd"], "Nobody in the process can see it."),
         (
             &[
