@@ -57,9 +57,10 @@ pub fn obstacle(file: &Path) -> Option<Obstacle> {
     program.loader.is_none().then_some(Obstacle::Static)
 }
 
-/// Whether it is an ELF file, of whatever machine.
+/// Whether it is an ELF file, of whatever machine, and however broken.
 pub fn is_elf(file: &Path) -> bool {
-    Elf::read(file).is_ok_and(|elf| elf.is_some())
+    let mut magic = [0; 4];
+    File::open(file).and_then(|mut file| file.read_exact(&mut magic)).is_ok_and(|()| magic == *b"\x7fELF")
 }
 
 /// The dynamic loader that an ELF program names.

@@ -410,9 +410,10 @@ fn group_ping(end: &mut End) -> Result<Option<f64>, EngineError> {
 
 /// Sends a message and waits for the answer.
 fn exchange(end: &mut End) -> Result<(), EngineError> {
-    end.put(MESSAGE as u64);
-    let mut come = 0;
+    let (mut owed, mut come) = (MESSAGE as u64, 0);
     while come < MESSAGE as u64 {
+        // What was read is said now and then: there may be room for a part.
+        owed -= end.put(owed);
         end.turn()?;
         come += end.take();
     }
@@ -420,11 +421,10 @@ fn exchange(end: &mut End) -> Result<(), EngineError> {
 }
 
 fn group_pong(end: &mut End) -> Result<Option<f64>, EngineError> {
+    let mut owed = 0;
     loop {
-        let come = end.take();
-        if come > 0 {
-            end.put(come);
-        }
+        owed += end.take();
+        owed -= end.put(owed);
         // The other end is gone when it has measured.
         if end.turn().is_err() {
             return Ok(None);

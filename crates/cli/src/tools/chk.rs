@@ -74,8 +74,8 @@ fn findings(
     connects: bool,
 ) -> Vec<Finding> {
     // Kept to the end: the other end is to have it for as long as it is looked at.
-    let made = connects.then(|| reach::connect(address));
-    let (mut findings, place) = match made {
+    let mut made = connects.then(|| reach::connect(address));
+    let (mut findings, place) = match &mut made {
         Some(made) => connected(address, made),
         None => looked_for(address, own),
     };
@@ -189,19 +189,23 @@ fn looked_for(address: SocketAddr, own: Namespace) -> (Vec<Finding>, Place) {
 }
 
 /// By a connection that was made: whoever has its other end, through whatever translation of the address that is called.
-fn connected(address: SocketAddr, made: io::Result<Made>) -> (Vec<Finding>, Place) {
+fn connected(address: SocketAddr, made: &mut io::Result<Made>) -> (Vec<Finding>, Place) {
     let finding = |is_so, text: String, advice: &'static str| Finding {
         name: "connect",
         is_so,
         text,
         advice: advice.into(),
     };
-    match made {
+    let peer = match made {
+        Ok(made) => made.peer.take(),
         Err(error) => {
             let text = format!("no connection to {address}: {error}");
-            (vec![finding(Some(false), text, "start the server, or let the connection through")], None)
+            let advice = "start the server, or let the connection through";
+            return (vec![finding(Some(false), text, advice)], None);
         }
-        Ok(Made { peer: Some((namespace, sockets)), .. }) => {
+    };
+    match peer {
+        Some((namespace, sockets)) => {
             let text = match namespace.process.as_str() {
                 "self" => {
                     format!("a connection to {address} was made; its other end is in this network namespace")
@@ -212,7 +216,7 @@ fn connected(address: SocketAddr, made: io::Result<Made>) -> (Vec<Finding>, Plac
             };
             (vec![finding(Some(true), text, "")], Some((namespace, sockets)))
         }
-        Ok(Made { peer: None, .. }) => {
+        None => {
             let text = format!(
                 "a connection to {address} was made; its other end is not seen on this host: it is elsewhere, another user's, or behind an \
                  address that hides ours"
