@@ -80,7 +80,7 @@ lint:
 	ci/deny
 
 # Installs what is built already, so that `sudo make install` compiles nothing as root.
-BUILT := $(addprefix $(RELEASE)/,shunpike shunpike-load shunpike-agent libshunpike.so libshunpike-entry.so)
+BUILT := $(addprefix $(RELEASE)/,shunpike shunpike-load libshunpike.so libshunpike-entry.so)
 
 install: | $(BUILT)
 	install -D -m 755 $(RELEASE)/shunpike $(DESTDIR)$(PREFIX)/bin/shunpike
@@ -93,8 +93,6 @@ install: | $(BUILT)
 	install -D -m 644 $(RELEASE)/libshunpike-entry.so $(DESTDIR)$(PREFIX)/lib/shunpike/libshunpike-entry.so
 	# The load programs of `shunpike bench`.
 	install -m 755 $(RELEASE)/shunpike-load $(DESTDIR)$(PREFIX)/lib/shunpike/shunpike-load
-	# What needs libfabric, of which nothing else knows.
-	install -m 755 $(RELEASE)/shunpike-agent $(DESTDIR)$(PREFIX)/lib/shunpike/shunpike-agent
 	install -d $(SHARE)/man/man1
 	# Everybody's to read, whatever umask root has.
 	umask 022 && $(RELEASE)/shunpike man $(SHARE)/man/man1

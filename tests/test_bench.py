@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import signal
 import xml.etree.ElementTree as ElementTree
@@ -186,24 +185,3 @@ def test_load(world):
 def test_load_of_nobody_is_refused(world):
     refused = bench(world, "load", "nginx", "apache")
     assert refused.popen.wait(20) == 1 and "no load 'apache'; there are echo, redis, nginx" in refused.err, refused.err
-
-
-def test_an_engine_between_hosts(world):
-    """Two rows, each with the engine's value and the link group's. What they reach is a matter of the machine."""
-    if not any(pathlib.Path(directory).glob("libfabric.so.1") for directory in ("/usr/lib", *pathlib.Path("/usr/lib").glob("*-linux-gnu"))):
-        pytest.skip("libfabric is not installed (ci/deps)")
-    report = world.directory / "fabric.json"
-    out = bench(world, "fabric", "--quick", "--json", report).finish(60)
-    said = json.loads(report.read_text())
-    rows = {row["name"]: row for row in said["rows"]}
-    assert said["provider"] == "tcp" and set(rows) == {"fabric-bulk", "fabric-latency"}
-    for row in rows.values():
-        assert len(row["engine"]) == len(row["group"]) == 1, row
-    assert all(value > 1e6 for value in rows["fabric-bulk"]["engine"] + rows["fabric-bulk"]["group"]), rows
-    assert all(0 < value < 1 for value in rows["fabric-latency"]["engine"] + rows["fabric-latency"]["group"]), rows
-    assert sum(mark in line for line in out.splitlines() for mark in "✓✗") == 2, out
-
-
-def test_an_engine_that_keeps_no_order_is_refused(world):
-    refused = bench(world, "fabric", "efa")
-    assert refused.popen.wait(20) == 1 and "shunpike-agent: efa delivers writes in any order" in refused.err, refused.err

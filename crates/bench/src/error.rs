@@ -17,10 +17,6 @@ pub enum Error {
     Write(PathBuf, io::Error),
     /// Standard output could not be written.
     Output(io::Error),
-    /// `shunpike-agent` is not where it should be.
-    NoAgent,
-    /// It could not measure: what it says.
-    Agent(String),
     /// With --check: rows below their floor, or without a result.
     Missed(Vec<String>),
 }
@@ -35,10 +31,6 @@ impl fmt::Display for Error {
             Error::Setup(what, source) => write!(f, "cannot {what}: {source}"),
             Error::Write(path, source) => write!(f, "cannot write {}: {source}", path.display()),
             Error::Output(source) => write!(f, "cannot write to standard output: {source}"),
-            Error::NoAgent => {
-                f.write_str("shunpike-agent is neither beside this program nor in ../lib/shunpike")
-            }
-            Error::Agent(why) => write!(f, "shunpike-agent: {why}"),
             Error::Missed(rows) => {
                 write!(f, "below the minimum, or not measured: {}; is the machine busy?", rows.join(", "))
             }

@@ -15,7 +15,6 @@ mod chart;
 mod child;
 mod curve;
 mod error;
-mod fabric;
 mod goal;
 pub mod load;
 mod machine;
@@ -39,9 +38,6 @@ use std::path::Path;
 pub fn bench(options: &Options, programs: &Programs) -> Result<(), Error> {
     if options.workloads.first().is_some_and(|word| word == curve::NAME) {
         return curves(options, programs);
-    }
-    if options.workloads.first().is_some_and(|word| word == fabric::NAME) {
-        return share(options, programs);
     }
     let chosen = workloads::chosen(&options.workloads, options.quick).map_err(Error::Unknown)?;
     if options.list {
@@ -72,18 +68,6 @@ fn curves(options: &Options, programs: &Programs) -> Result<(), Error> {
         Some(path) => write(path, &curve::draw(&curves)),
         None => Ok(()),
     }
-}
-
-fn share(options: &Options, programs: &Programs) -> Result<(), Error> {
-    let settings = settings::Settings::of(options);
-    let share = fabric::measure(&options.workloads[1..], &settings, programs)?;
-    fabric::show(&share).map_err(Error::Output)?;
-    if let Some(path) = &options.json {
-        let text = serde_json::to_string_pretty(&share).expect("names and numbers are JSON");
-        write(path, &(text + "\n"))?;
-    }
-    let missed = share.missed();
-    if options.check && !missed.is_empty() { Err(Error::Missed(missed)) } else { Ok(()) }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 pub struct Options {
     /// Workloads, by the names or beginnings of names that --list shows; all of them by default. Or 'load', and echo, redis or nginx: CPU
-    /// time and latencies at shares of TCP's highest rate. Or 'fabric', and tcp or verbs: what libfabric can do here, and a link group over it
+    /// time and latencies at shares of TCP's highest rate
     #[arg(value_name = "WORKLOAD")]
     pub workloads: Vec<String>,
     /// List the workloads, and what they need
@@ -39,6 +39,4 @@ pub struct Programs {
     pub shunpike: PathBuf,
     /// `shunpike-load`: [`load`](crate::load).
     pub load: PathBuf,
-    /// `shunpike-agent`, where it is there.
-    pub agent: Option<PathBuf>,
 }

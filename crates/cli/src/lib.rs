@@ -111,7 +111,6 @@ fn dispatch(cli: Cli, words: &[OsString]) -> Result<bool, Error> {
 fn bench(options: &shunpike_bench::Options) -> Result<(), Error> {
     // Itself again: brokers and `run` are its subcommands.
     let shunpike = env::current_exe().map_err(Error::Itself)?;
-    let programs =
-        shunpike_bench::Programs { shunpike, load: shipped::load()?, agent: shipped::agent().ok() };
+    let programs = shunpike_bench::Programs { shunpike, load: shipped::load()? };
     shunpike_bench::bench(options, &programs).map_err(Error::Bench)
 }

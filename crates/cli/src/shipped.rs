@@ -33,11 +33,6 @@ pub fn load() -> Result<PathBuf, Error> {
     find("shunpike-load", "lib/shunpike", None)
 }
 
-/// What needs libfabric: beside this program, or in ../lib/shunpike.
-pub fn agent() -> Result<PathBuf, Error> {
-    find("shunpike-agent", "lib/shunpike", None)
-}
-
 /// The file `name`: what the variable names, or beside this program, or in `place` of its prefix.
 fn find(name: &'static str, place: &str, variable: Option<&'static str>) -> Result<PathBuf, Error> {
     let named = variable.and_then(env::var_os).filter(|path| !path.is_empty());

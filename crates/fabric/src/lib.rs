@@ -3,8 +3,6 @@
 //! An [`Engine`](engine::Engine) writes from the memory of one host into that of another: [`libfabric`], or a fake for tests
 //! (fake.rs); conformance.rs is what both must do. A [`Group`](group::Group) says by SMC-R's rules what happens to links and connections, a
 //! [`flow`] what is written and what has come, both without I/O or clock; a [`Carrier`](carrier::Carrier) does it over an engine.
-//!
-//! `shunpike-agent` is the program. So far it measures: nothing of Shunpike's uses link groups yet.
 
 pub mod carrier;
 #[cfg(test)]
@@ -15,7 +13,6 @@ mod fake;
 pub mod flow;
 pub mod group;
 pub mod libfabric;
-pub mod limit;
 pub mod link;
 pub mod memory;
 pub mod queues;

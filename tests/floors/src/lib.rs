@@ -62,7 +62,7 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    const CRATES: [&str; 8] = ["shm", "core", "preload", "broker", "bench", "fabric", "inject", "cli"];
+    const CRATES: [&str; 7] = ["shm", "core", "preload", "broker", "bench", "inject", "cli"];
 
     fn root() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

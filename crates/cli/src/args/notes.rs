@@ -216,5 +216,4 @@ Both ends want a CPU each, and nobody else on the machine: look at the load aver
 Examples:
   shunpike bench --quick                  a first look, under a minute
   shunpike bench redis nginx-100          some workloads, by the beginnings of their names
-  shunpike bench fabric                   what libfabric can do between hosts, and a link group over it
   shunpike bench --chart speed.svg        a quarter of an hour, and a picture of it";
