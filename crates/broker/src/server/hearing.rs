@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering;
 /// Messages of one client that are handled before the others have their turn.
 const MESSAGES_A_TURN: usize = 16;
 /// What a program's socket may hold unread, bytes (which the kernel doubles): what waits beyond that is counted.
-const OUTGOING: usize = 16 << 10;
+const OUTGOING: usize = 32 << 10;
 
 impl Server {
     pub(super) fn serve_session(&mut self, id: SessionId, events: EventFlags) {
