@@ -43,27 +43,43 @@ thread_local! {
 /// Makes `call`, which sends or takes a message of `user`'s. Where it takes much CPU time, or waits for long, that is noted; what others had
 /// of the CPU meanwhile is not.
 pub fn message<T>(user: u32, call: impl FnOnce() -> T) -> T {
-    by(user, DEAR, call)
+    let _watch = Watch::begin(user, DEAR);
+    call()
 }
 
-/// The same of a look at memory of `user`'s, which may take its CPU time.
-pub fn look<T>(user: u32, call: impl FnOnce() -> T) -> T {
-    by(user, LONG, call)
+/// The same for looks at memory of `user`'s, as long as this lives. They may take their CPU time.
+pub fn look(user: u32) -> Watch {
+    Watch::begin(user, LONG)
 }
 
-fn by<T>(user: u32, dear: Duration, call: impl FnOnce() -> T) -> T {
-    let (before, began) = (Usage::now(), Instant::now());
-    let result = call();
-    let took = began.elapsed();
-    if took >= dear {
+/// What is done for a user meanwhile is watched.
+pub struct Watch {
+    user: u32,
+    /// CPU time from which on it is noted.
+    dear: Duration,
+    before: Usage,
+    began: Instant,
+}
+
+impl Watch {
+    fn begin(user: u32, dear: Duration) -> Self {
+        Self { user, dear, before: Usage::now(), began: Instant::now() }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let took = self.began.elapsed();
+        if took < self.dear {
+            return;
+        }
         let now = Usage::now();
-        let cpu = now.cpu.saturating_sub(before.cpu);
-        let has_waited = took >= LONG && now.waits > before.waits;
-        if cpu >= dear || has_waited {
-            KEPT.with_borrow_mut(|kept| kept.push((user, if has_waited { took } else { cpu })));
+        let cpu = now.cpu.saturating_sub(self.before.cpu);
+        let has_waited = took >= LONG && now.waits > self.before.waits;
+        if cpu >= self.dear || has_waited {
+            KEPT.with_borrow_mut(|kept| kept.push((self.user, if has_waited { took } else { cpu })));
         }
     }
-    result
 }
 
 /// Users that have kept the loop since this was last asked, and for how long.
@@ -85,11 +101,15 @@ mod tests {
     #[test]
     fn who_has_the_loop_compute_or_wait_is_noted() {
         message(1, || ());
-        look(1, || computes(2 * DEAR));
+        let looks = |user, call: &dyn Fn()| {
+            let _watch = look(user);
+            call();
+        };
+        looks(1, &|| computes(2 * DEAR));
         assert!(take().is_empty(), "that is no more than it may");
         message(2, || computes(2 * DEAR));
-        look(3, || computes(LONG));
-        look(4, || std::thread::sleep(2 * LONG));
+        looks(3, &|| computes(LONG));
+        looks(4, &|| std::thread::sleep(2 * LONG));
         let kept = take();
         assert_eq!(kept.iter().map(|(user, _)| *user).collect::<Vec<_>>(), [2, 3, 4]);
         assert!(kept[0].1 >= 2 * DEAR && kept[1].1 >= LONG && kept[2].1 >= 2 * LONG, "{kept:?}");

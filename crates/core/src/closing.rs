@@ -12,7 +12,7 @@ use crate::reset::wake_own_side;
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::zerocopy::lending;
-use crate::{clock, device, link, process, state, sys, window};
+use crate::{device, link, process, state, sys, window};
 
 /// Bytes came by TCP that the sender's hooks did not announce: somebody writes round them there.
 pub fn note_unexpected_bytes(conn: Conn, fd: i32) {
@@ -113,7 +113,7 @@ pub fn ask_back(conn: Conn, reads_on: bool) {
         };
         let generation = half.generation.load(Ordering::Relaxed);
         // Should this process end before the next step: who shares the connection waits from now on (`rx::ask_back`).
-        half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
+        state::note_asked(half, state::is_lent(half, &dmb));
         let asked = dmb.words().flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::END);
         let empty = dmb.words().prod().offset() == half.cursor.load(Ordering::Relaxed);
         let taken = dmb.words().cons().has(Cursor::TAKEN);

@@ -2,13 +2,13 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use shunpike_shm::arena::{Block, Half, MOVES, RxHalf, TxHalf, mode};
+use shunpike_shm::arena::{Block, Half, MOVES, RxHalf, RxHeld, TxHalf, mode};
 use shunpike_shm::lane::{Dmb, Words};
 use shunpike_shm::lifecycle::Phase;
 use shunpike_wire::Reason;
 
 use crate::table::Conn;
-use crate::{process, sys};
+use crate::{clock, process, sys};
 
 /// Whether a direction may be on a lane.
 #[inline]
@@ -57,6 +57,26 @@ pub fn rx_dmb(half: &RxHalf) -> Option<Dmb> {
 /// Whether bytes lie unread in the ring towards us. Within a critical section.
 pub fn has_unread(half: &RxHalf) -> bool {
     rx_dmb(half).is_some_and(|dmb| dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed))
+}
+
+/// In `RxHalf::asked_at`, in the place of its lowest bit: some of what the sender was asked for is in its own memory. Known from before it was
+/// asked: what it says later is not believed.
+const LENT: u64 = 1;
+
+/// The sender is asked for what is unread, of which some `is_lent`, not in the ring.
+pub fn note_asked(half: RxHeld<'_>, is_lent: bool) {
+    half.asked_at.store(half, clock::ticks() & !LENT | u64::from(is_lent), Ordering::Relaxed);
+}
+
+/// When it was asked, ticks, and whether for lent bytes.
+pub fn asked(half: &RxHalf) -> (u64, bool) {
+    let asked = half.asked_at.load(Ordering::Relaxed);
+    (asked & !LENT, asked & LENT != 0)
+}
+
+/// Whether some of what is unread is in the sender's memory, as far as it says.
+pub fn is_lent(half: RxHeld<'_>, dmb: &Dmb) -> bool {
+    dmb.words().lent().0 != half.own().loans.load(Ordering::Relaxed)
 }
 
 /// The DMB of the lane towards the peer, the peer's.

@@ -304,14 +304,7 @@ unsafe fn answer(number: c_long, arguments: [usize; 6], frame: *mut Frame) -> An
                 indirect::before_unshare(arguments);
                 Answer::Make
             }
-            libc::SYS_mmap
-            | libc::SYS_munmap
-            | libc::SYS_mremap
-            | libc::SYS_remap_file_pages
-            | libc::SYS_madvise
-            | libc::SYS_process_madvise
-            | libc::SYS_mprotect
-            | libc::SYS_pkey_mprotect => {
+            _ if memory::CALLS.contains(&number) => {
                 memory::before_call(number, [a, b, c, d]);
                 if number != libc::SYS_mmap || d & libc::MAP_ANONYMOUS as usize != 0 {
                     return Answer::Make;

@@ -101,17 +101,16 @@ impl Standing {
 }
 
 #[cfg(test)]
+impl Standing {
+    /// In the order of the table.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Down, Self::Connecting, Self::Confirming, Self::Up, Self::Testing, Self::Fenced];
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [Standing; 6] = [
-        Standing::Down,
-        Standing::Connecting,
-        Standing::Confirming,
-        Standing::Up,
-        Standing::Testing,
-        Standing::Fenced,
-    ];
     const EVENTS: [LinkEvent; 7] = [
         LinkEvent::Add,
         LinkEvent::Connected,
@@ -127,11 +126,11 @@ mod tests {
         let rows = include_str!("link.rs").lines().filter_map(|line| line.strip_prefix("//! |"));
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect();
-        assert_eq!(rows[0][1..], ALL.map(|standing| format!("{standing:?}")));
+        assert_eq!(rows[0][1..], Standing::ALL.map(|standing| format!("{standing:?}")));
         assert_eq!(rows.len(), EVENTS.len() + 2);
         for (row, event) in rows[2..].iter().zip(EVENTS) {
             assert_eq!(row[0], format!("{event:?}"));
-            for (cell, from) in row[1..].iter().zip(ALL) {
+            for (cell, from) in row[1..].iter().zip(Standing::ALL) {
                 let (to, steps) = from.on(event);
                 let steps: Vec<_> = steps.iter().map(|step| format!("{step:?}").to_lowercase()).collect();
                 let said = match steps.as_slice() {

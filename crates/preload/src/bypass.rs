@@ -90,14 +90,7 @@ fn before_syscall([number, fd, second, third, fourth, fifth]: Arguments) -> Opti
         },
         libc::SYS_io_uring_register => conn::before_ring_registers(second),
         libc::SYS_fcntl if !table::is_none(fd as c_int) => return Some(fcntl_call as *mut c_void),
-        number @ (libc::SYS_mmap
-        | libc::SYS_munmap
-        | libc::SYS_mremap
-        | libc::SYS_remap_file_pages
-        | libc::SYS_madvise
-        | libc::SYS_process_madvise
-        | libc::SYS_mprotect
-        | libc::SYS_pkey_mprotect) => {
+        number if memory::CALLS.contains(&number) => {
             // SAFETY: the program's arguments.
             unsafe { memory::before_call(number, [fd, second, third, fourth]) };
         }

@@ -53,7 +53,19 @@ unsafe fn before_process_madvise(stretches: *const libc::iovec, count: usize, ad
     }
 }
 
-/// Before syscall(2) makes one of the calls below by its number.
+/// The calls below, by their numbers.
+pub const CALLS: [i64; 8] = [
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_remap_file_pages,
+    libc::SYS_madvise,
+    libc::SYS_process_madvise,
+    libc::SYS_mprotect,
+    libc::SYS_pkey_mprotect,
+];
+
+/// Before syscall(2) makes one of [`CALLS`].
 ///
 /// # Safety
 /// The program's arguments.

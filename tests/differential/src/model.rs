@@ -81,11 +81,19 @@ pub struct Model {
     dead: [bool; 2],
     /// A forked process lives on.
     has_branch: [bool; 2],
+    /// Bytes came for which a reader with O_ASYNC may have waited: then the kernel signals nothing (sock_wake_async(), net/socket.c).
+    may_have_waited: [bool; 2],
 }
 
 impl Model {
     pub fn new() -> Self {
-        Self { ends: Default::default(), stopped: [false; 2], dead: [false; 2], has_branch: [false; 2] }
+        Self {
+            ends: Default::default(),
+            stopped: [false; 2],
+            dead: [false; 2],
+            has_branch: [false; 2],
+            may_have_waited: [false; 2],
+        }
     }
 
     fn end(&self, side: Side, conn: u8) -> &Half {
@@ -252,6 +260,7 @@ impl Model {
                 use WaitBy::{AllPoll, AllSelect, PeekAll, Poll, Read, Recv, Select};
                 who != side || matches!(by, Some(Recv | Read | PeekAll | Poll | Select | AllPoll | AllSelect))
             }),
+            Call::Look(LookBy::Arrivals) if self.may_have_waited[side as usize] => false,
             _ if !own.open => false,
             // Of bytes that come later only who waits for them is sure.
             call if self.is_held_back(conn)
@@ -495,6 +504,7 @@ impl Model {
     }
 
     pub fn begins_to_wait(&mut self, op: Op, by: WaitBy) {
+        self.may_have_waited[op.side as usize] |= self.has_signals(op.side, op.conn);
         self.end_mut(op.side, op.conn).waiting = Some(by);
     }
 

@@ -23,8 +23,16 @@ const NOT_SET: [&str; 3] = [
 ];
 
 /// Options whose value is another one in each run: which CPU, which port, which time, how much the peer has room for.
-const VARY: [&str; 6] =
-    ["SO_INCOMING_CPU", "SO_PEERNAME", "TCP_TIMESTAMP", "TCP_MAXSEG", "IP_PKTOPTIONS", "IPV6_2292PKTOPTIONS"];
+const VARY: [&str; 7] = [
+    "SO_INCOMING_CPU",
+    "SO_PEERNAME",
+    "TCP_TIMESTAMP",
+    "TCP_MAXSEG",
+    "IP_PKTOPTIONS",
+    "IPV6_2292PKTOPTIONS",
+    // Of a stream it is the local port.
+    "IP_PROTOCOL",
+];
 
 /// Names, what becomes of a lane, and whether it is a table of options.
 fn rows() -> impl Iterator<Item = (Vec<&'static str>, &'static str)> {

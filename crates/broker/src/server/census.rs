@@ -231,8 +231,10 @@ impl Server {
             };
             let of_user = round.looks.of(user);
             let looks = left.min(*of_user);
-            let mut look = round.look.take().unwrap_or_else(|| delays::look(user, || Look::begin(arena)));
-            let spared = delays::look(user, || look.go_on(arena, looks));
+            let watch = delays::look(user);
+            let mut look = round.look.take().unwrap_or_else(|| Look::begin(arena));
+            let spared = look.go_on(arena, looks);
+            drop(watch);
             *of_user -= looks - spared;
             left = left.saturating_sub(looks - spared + AN_ARENA);
             if spared > 0 || *of_user == 0 {
@@ -248,7 +250,9 @@ impl Server {
     pub(super) fn look_at_last(&mut self, user: u32, is_operator: bool, key: ArenaKey, arena: ArenaView) {
         let of_user = self.census.leaving.iter().filter(|leaving| leaving.user == user).count();
         let left = if of_user < LEAVING_OF_USER { BLOCKS } else { A_TURN };
-        let look = delays::look(user, || Look::begin(&arena));
+        let watch = delays::look(user);
+        let look = Look::begin(&arena);
+        drop(watch);
         let leaving = Leaving { user, is_operator, key, arena, look, left };
         let leaving = self.look_at_leaving(leaving, &mut { A_TURN });
         self.census.leaving.extend(leaving);
@@ -261,7 +265,9 @@ impl Server {
         let began = clock::now();
         let has_share = leaving.is_operator || self.answering.has_left(user, began);
         let looks = if has_share { leaving.left.min(*of_turn) } else { 0 };
-        let spared = delays::look(user, || leaving.look.go_on(&leaving.arena, looks));
+        let watch = delays::look(user);
+        let spared = leaving.look.go_on(&leaving.arena, looks);
+        drop(watch);
         leaving.left -= looks - spared;
         *of_turn = of_turn.saturating_sub(looks - spared + AN_ARENA);
         self.answering.spend(user, clock::since(began), began);

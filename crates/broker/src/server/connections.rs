@@ -74,11 +74,10 @@ impl Connections {
                 self.go_to_next();
                 continue;
             };
+            let _watch = delays::look(tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid()));
             let maker = program.arena.header().pid.load(Ordering::Relaxed);
             let (from, mut left) = (self.block, looks);
-            let user = tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid());
-            let mut held = program.arena.held(from, &mut left);
-            while let Some((index, block)) = delays::look(user, || held.next()) {
+            for (index, block) in program.arena.held(from, &mut left) {
                 if looked == slice {
                     return (text, false);
                 }

@@ -342,7 +342,9 @@ impl Server {
         let fds = vec![page_fd, self.knobs_for(&comm)];
         let session = self.sessions.get_mut(&id).ok_or(End)?;
         tracing::debug!(session = id.0, pid = session.peer.pid, comm, "hello");
-        let maker = delays::look(user, || view.header().pid.load(Ordering::Relaxed));
+        let watch = delays::look(user);
+        let maker = view.header().pid.load(Ordering::Relaxed);
+        drop(watch);
         self.ledger.begin(key, user, maker);
         // What its socket held unread would be counted for nobody.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&session, OUTGOING);

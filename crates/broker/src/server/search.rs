@@ -75,10 +75,10 @@ impl Search {
             let (from, mut left) = (self.block, budget);
             if let Some(program) = server.sessions.get(&first).and_then(Session::program) {
                 let tree = tree(server, program.key);
+                let _watch =
+                    delays::look(tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid()));
                 let maker = program.arena.header().pid.load(Ordering::Relaxed);
-                let user = tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid());
-                let mut held = program.arena.held(from, &mut left);
-                while let Some((index, block)) = delays::look(user, || held.next()) {
+                for (index, block) in program.arena.held(from, &mut left) {
                     if self.fd.is_some_and(|fd| fd != block.fd.load(Ordering::Relaxed)) {
                         continue;
                     }

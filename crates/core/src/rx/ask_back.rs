@@ -17,12 +17,12 @@ use crate::{clock, link, reset, state, sys, wait};
 /// nothing else meanwhile: after so long they are lost, microseconds.
 const ASKED_US: u64 = 5_000_000;
 
-/// Asks. `prod`: the producer's word as it was before the bytes could not be read.
+/// Asks for lent bytes. `prod`: the producer's word as it was before they could not be read.
 #[cold]
 pub(super) fn begin(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, fd: i32) -> Step {
     let words = dmb.words();
     words.answer(false);
-    half.asked_at.store(half, clock::ticks(), Ordering::Relaxed);
+    state::note_asked(half, true);
     let generation = half.generation.load(Ordering::Relaxed);
     match words.flag(generation, Cursor::STOP | Cursor::LEAVE, Cursor::END) {
         Ok(_) => {
@@ -50,7 +50,7 @@ pub(super) fn step(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: Cu
     let is_over = sys::tcp_shows(fd, NEWS) & !(libc::POLLIN | libc::POLLPRI) != 0 && !sys::peer_may_send(fd);
     if dmb.words().cons().has(Cursor::TAKEN) {
         taken(conn, half, dmb, prod, at, fd)
-    } else if is_lent(half, dmb) {
+    } else if state::asked(&half).1 {
         if is_over || left(&half) == 0 { lost(conn, fd, half) } else { Step::Empty }
     } else if is_over {
         // Its sender died before it could answer: as if it had right after it.
@@ -65,16 +65,11 @@ pub(super) fn step(conn: Conn, half: RxHeld<'_>, dmb: &Dmb, prod: Cursor, at: Cu
 pub(super) fn bound(half: &RxHalf) -> Option<u64> {
     let is_asked = half.mode.load(Ordering::Relaxed) == mode::LANE
         && state::rx_dmb(half).is_some_and(|dmb| dmb.words().prod().has(Cursor::LEAVE));
-    is_asked.then(|| left(half)).filter(|&left| left > 0)
-}
-
-/// Whether some of what is unread is in the sender's memory, not in the ring.
-fn is_lent(half: RxHeld<'_>, dmb: &Dmb) -> bool {
-    dmb.words().lent().0 != half.own().loans.load(Ordering::Relaxed)
+    (is_asked && state::asked(half).1).then(|| left(half))
 }
 
 fn left(half: &RxHalf) -> u64 {
-    let since = clock::ticks().wrapping_sub(half.asked_at.load(Ordering::Relaxed));
+    let since = clock::ticks().wrapping_sub(state::asked(half).0);
     clock::to_ns(clock::from_us(ASKED_US).saturating_sub(since))
 }
 

@@ -62,14 +62,6 @@ fn outcome(role: Role, at: Standing, event: Event) -> String {
 #[test]
 fn each_word_and_message_in_each_standing() {
     let server = Role::Server(AT.parse().unwrap());
-    let all = [
-        Standing::Down,
-        Standing::Connecting,
-        Standing::Confirming,
-        Standing::Up,
-        Standing::Testing,
-        Standing::Fenced,
-    ];
     let add = |life| Event::Said(Llc::AddLink { link: LinkId { number: 0, life }, at: AT.parse().unwrap() });
     let second =
         || Event::Said(Llc::AddLink { link: LinkId { number: 2, life: 9 }, at: AT.parse().unwrap() });
@@ -96,7 +88,7 @@ fn each_word_and_message_in_each_standing() {
         (Role::Client, Event::Broken, ["ends"; 6]),
     ];
     for (role, event, expected) in rows {
-        for (at, expected) in all.into_iter().zip(expected) {
+        for (at, expected) in Standing::ALL.into_iter().zip(expected) {
             let said = outcome(role, at, event.clone());
             // "Up" from Testing by what was heard changes the state and asks for nothing.
             assert_eq!(said, expected, "{event:?} at {role:?} in {at:?}");

@@ -45,6 +45,7 @@ impl Model {
             Call::Continue => self.stopped[side as usize] = false,
             Call::Set(Opt::OobInline(on)) if ret == 0 => self.end_mut(side, conn).in_line = on,
             Call::Pour { rounds, size } => {
+                self.may_have_waited[side.other() as usize] |= self.has_signals(side.other(), conn);
                 let all = usize::from(rounds) * size;
                 self.end_mut(side, conn).sent += all;
                 self.end_mut(side.other(), conn).got += all;
@@ -61,6 +62,7 @@ impl Model {
             Call::Recv(by, _) if ret > 0 && !by.peeks() => self.end_mut(side, conn).got += ret as usize,
             Call::Echo { rounds, size } | Call::Exchange { rounds, size, .. } => {
                 for side in Side::BOTH {
+                    self.may_have_waited[side as usize] |= self.has_signals(side, conn);
                     let end = self.end_mut(side, conn);
                     end.sent += usize::from(rounds) * size;
                     end.got += usize::from(rounds) * size;
