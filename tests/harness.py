@@ -228,6 +228,7 @@ class Accel:
         assert mode in MODES
         self.world, self.mode, self.options = world, mode, list(options)
         self.broker = world.broker(*broker_options) if mode != "tcp" else None
+        self.past = 0
 
     @classmethod
     def eager(cls, world, mode, warms=False, broker_options=()):
@@ -251,14 +252,21 @@ class Accel:
             env = ({"SHUNPIKE_SOCKET": str(broker.socket)} if broker else {}) | (env or {})
         return self.world.start(name, argv, env=env, **options)
 
-    def warmed(self, lanes=1):
-        """Ends a warm-up for lanes that are earned, once `lanes` connections have them (or a program has ended)."""
+    def warmed(self, lanes=1, lane_bytes=0):
+        """Ends a warm-up for lanes that are earned, once `lanes` connections have them and `lane_bytes` bytes went by them (or a
+        program has ended)."""
         if not (file := self.world.env.get("BED_WARM_UNTIL")):
             return
-        ended = lambda: any(proc.popen.poll() is not None for proc in self.world.procs)
-        have = lambda: f"{lanes} lanes; have {self.broker.stats()}"
-        until(lambda: ended() or self.broker.stats().lanes >= lanes, have, seconds=60)
+        ended = lambda: any(proc.popen.poll() is not None for proc in self.world.procs[self.past :])
+        have = lambda: f"{lanes} lanes and {lane_bytes} bytes on them; have {self.broker.stats()}"
+        until(lambda: ended() or self.satisfied(lanes, lane_bytes), have, seconds=60)
         Path(file).touch()
+
+    def begin_again(self):
+        """Programs started from now on warm up as those before them did."""
+        self.past = len(self.world.procs)
+        if file := self.world.env.get("BED_WARM_UNTIL"):
+            Path(file).unlink(missing_ok=True)
 
     def verify(self, lanes=1, lane_bytes=1, more=lambda: None):
         """Asserts that at least `lanes` connections and `lane_bytes` bytes went by lanes where both ends could, and

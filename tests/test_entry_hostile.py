@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import struct
 import subprocess
 
@@ -14,6 +15,8 @@ from test_go import line
 
 pytestmark = pytest.mark.programs
 SOURCES = ROOT / "tests" / "entry"
+# Seconds after which a program with changed headers is one that does not end by itself.
+ENDLESS = 2
 
 
 @pytest.fixture(scope="session")
@@ -41,11 +44,20 @@ def outcomes(world, accel, program):
     under = [world.binary, "run", *world.run_options, "--"]
     # A shell, as a command that the kernel refuses is a script to it, and an error of its own to `run`.
     plain, child = ["sh", "-c", '"$1"; exit $?', "sh", program], [*under, "sh", "-c", '"$1"; exit $?', "sh", program]
+    seconds = ENDLESS
     for argv in (plain, child, [*under, program]):
         env = world.env | ({"SHUNPIKE_SOCKET": str(accel.broker.socket)} if argv != plain else {})
-        done = subprocess.run([str(one) for one in argv], env=env, capture_output=True, timeout=20 * PATIENCE, cwd=world.directory)
-        # 126, 127: it was not executed; how that is said is the shell's and `run`'s own.
-        yield (-1 if done.returncode in (125, 126, 127) else abs(done.returncode) % 128), done.stdout
+        done = subprocess.Popen([str(one) for one in argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=world.directory,
+                                start_new_session=True)  # fmt: skip
+        try:
+            out, _ = done.communicate(timeout=seconds * PATIENCE)
+            # 126, 127: it was not executed; how that is said is the shell's and `run`'s own.
+            yield (-1 if done.returncode in (125, 126, 127) else abs(done.returncode) % 128), out
+        except subprocess.TimeoutExpired:
+            os.killpg(done.pid, signal.SIGKILL)
+            yield "goes on and on", done.communicate()[0]
+        # What ends by itself has more time under it.
+        seconds = ENDLESS if done.returncode == -signal.SIGKILL else 10 * ENDLESS
 
 
 def same(world, accel, program):

@@ -38,10 +38,11 @@ def run_case(world, mode, bed, program, case, lanes=1, lane_bytes=1000):
         port = free_port()
         server = accel.server("server", [bed / program, "server", case, port], env=env).wait_listening(port)
         client = accel.client("client", [bed / program, "client", case, port], env=env)
-        accel.warmed()
+        accel.warmed(max(1, lanes), lane_bytes)
         return finish_together(client, server)
 
     def once_more():
+        accel.begin_again()
         assert dialogue() == outputs
 
     outputs = dialogue()
