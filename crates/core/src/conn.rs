@@ -504,7 +504,7 @@ pub fn option_set(fd: i32, level: i32, name: i32, unset: surface::Unset) {
 
 /// After a read from a lane: what the control message of TCP_INQ says, where the program wants it.
 pub fn unread(conn: Conn, fd: i32) -> Option<i32> {
-    if !options::MAY_TELL_UNREAD.load(Ordering::Relaxed) || !options::tells(fd) {
+    if conn.block.tells_unread.load(Ordering::Relaxed) == 0 || !options::tells(fd) {
         return None;
     }
     let bytes = readable_bytes(conn, fd) as i32;

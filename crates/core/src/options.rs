@@ -6,27 +6,26 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use shunpike_shm::arena::Block;
 use shunpike_wire::Reason;
 
 use crate::surface::{self, Unset};
-use crate::sys;
+use crate::{sys, table};
 
 /// There may be sockets in this process with options that bar a lane.
 static MAY_BAR: AtomicBool = AtomicBool::new(false);
-/// There may be sockets with TCP_INQ.
-pub(crate) static MAY_TELL_UNREAD: AtomicBool = AtomicBool::new(false);
 
-/// A socket that was made elsewhere, or is treated by ways that we do not follow: from now on the kernel is asked.
+/// A socket that was made elsewhere, is treated by ways that we do not follow, or is a child's, too: from now on the kernel is asked.
 pub fn ask_the_kernel() {
     MAY_BAR.store(true, Ordering::Relaxed);
 }
 
 /// setsockopt(TCP_INQ) has succeeded.
 pub fn unread_told(fd: i32) {
-    if tells(fd) {
-        MAY_TELL_UNREAD.store(true, Ordering::Relaxed);
-        // Others may inherit it.
-        ask_the_kernel();
+    match table::conn(fd) {
+        Some(conn) => conn.block.tells_unread.store(1, Ordering::Relaxed),
+        // Connections inherit it.
+        None => ask_the_kernel(),
     }
 }
 
@@ -35,13 +34,13 @@ pub(crate) fn tells(fd: i32) -> bool {
     sys::option::<i32>(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_ok_and(|on| on != 0)
 }
 
-/// Why the connection at `fd` must not have a lane, by its socket's options.
-pub(crate) fn barred(fd: i32) -> Option<Reason> {
+/// Why the connection `block` at `fd` must not have a lane, by its socket's options.
+pub(crate) fn barred(block: &Block, fd: i32) -> Option<Reason> {
     if !MAY_BAR.load(Ordering::Relaxed) {
         return None;
     }
     if tells(fd) {
-        MAY_TELL_UNREAD.store(true, Ordering::Relaxed);
+        block.tells_unread.store(1, Ordering::Relaxed);
     }
     let raises_signals = || {
         rustix::fs::fcntl_getfl(sys::borrowed(fd)).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0)

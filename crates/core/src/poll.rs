@@ -72,6 +72,8 @@ fn poll_with(
     let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
     // TCP's part of a lane is asked now and then, and after a sleep that watched it.
     let mut slept = false;
+    // The kernel had nothing to tell, and would have let signals in. Where it has something it lets none in.
+    let mut has_let_in = mask.is_null();
     loop {
         let mut n = 0;
         let mut others = false;
@@ -124,7 +126,8 @@ fn poll_with(
         let left = match left() {
             Ok(left) => left,
             // Whoever is late has yet to let signals in that the mask does not keep back: one that is pending ends the call.
-            Err(_) if slept || mask.is_null() => return Ok(0),
+            Err(_) if has_let_in => return Ok(0),
+            Err(_) if slept => return sys::poll(&mut [], Some(0), mask),
             Err(_) => Some(0),
         };
         // Without one (no descriptor left, a filter of system calls) nobody can ring: look again now and then.
@@ -164,7 +167,7 @@ fn poll_with(
         if let Some(asleep) = asleep {
             asleep.end_on(cq);
         }
-        polled?;
+        has_let_in |= polled? == 0;
         if ours > 0 {
             if kernel[fds.len()].revents != 0 {
                 wait::consume_edge(sleeper);

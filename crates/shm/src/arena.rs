@@ -175,6 +175,8 @@ pub struct Block {
     pub dups: AtomicU8,
     /// The program has set TCP_CORK.
     pub corked: AtomicU8,
+    /// The program may have set TCP_INQ.
+    pub tells_unread: AtomicU8,
     /// Process that watches it.
     pub pid: AtomicU32,
     /// A descriptor number of it in that process.
@@ -416,6 +418,7 @@ impl Block {
             &self.side,
             &self.dups,
             &self.corked,
+            &self.tells_unread,
             &self.nomination,
             &self.seen,
             &self.asks,

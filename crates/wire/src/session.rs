@@ -15,7 +15,7 @@
 mod codec;
 
 /// Version of the lanes' protocol and of the arena's layout. 16 bits of it travel.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 /// Version of the control protocol: of the messages of control that somebody knows. 0: none, as it was up to lanes' version 9.
 pub const CONTROL: u16 = 1;
 /// The last version of the lanes' protocol that had no control protocol beside it. It is answered in the form that it knows.

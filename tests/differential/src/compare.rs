@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::op::{Call, Child, LookBy, Meddle, Op, Opt, RecvBy, SendBy, WaitBy};
+use crate::op::{Call, Child, End, LookBy, Meddle, Op, Opt, RecvBy, SendBy, WaitBy};
 use crate::stage::{Outcome, Run};
 use crate::team::Trouble;
 
@@ -172,7 +172,7 @@ pub fn difference(program: &[Op], tcp: &Run, lane: &Run, late: Late) -> Option<D
             return Some(Difference::Late { at, tcp_us: tcp.ns / 1000, lane_us: lane.ns / 1000 });
         }
         if let Call::Patience(_, ms) = op.call
-            && lane.ns + EARLY_NS < tcp.ns.min(u64::from(ms) * 1_000_000)
+            && lane.ns + lane.held_up_ns + EARLY_NS < tcp.ns.min(u64::from(ms) * 1_000_000)
         {
             return Some(Difference::Early { at, lane_us: lane.ns / 1000 });
         }
@@ -199,6 +199,7 @@ fn closes_lanes(call: Call) -> bool {
         || matches!(
             call,
             Call::Meddle(Meddle::Revoke | Meddle::Off)
+            | Call::Finish(End::ShutRd | End::ShutBoth)
             | Call::Send(SendBy::Oob | SendBy::Splice, _)
             | Call::Recv(RecvBy::Splice, _)
             | Call::Pass
@@ -216,9 +217,9 @@ fn closes_lanes(call: Call) -> bool {
         )
 }
 
-/// Whether a set has told of what TCP's has, and of bytes or room besides.
+/// Whether a set has told of what TCP's has, and of bytes or room besides, perhaps with an end that stands.
 fn is_told_again(op: &Op, tcp: &Outcome, lane: &Outcome) -> bool {
-    const AGAIN: i64 = (libc::EPOLLIN | libc::EPOLLOUT) as i64;
+    const AGAIN: i64 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP) as i64;
     if op.call != Call::Look(LookBy::Epoll) {
         return false;
     }

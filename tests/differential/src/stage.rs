@@ -44,6 +44,8 @@ pub struct Artefacts {
 pub struct Outcome {
     pub said: Vec<Said>,
     pub ns: u64,
+    /// How long a thread that made a call alone could have run besides, and did not.
+    pub held_up_ns: u64,
     /// CPU time of the threads whose calls ended.
     pub cpu_ns: u64,
     /// Calls on the connection, and how many of them with a half on a lane.
@@ -54,7 +56,7 @@ pub struct Outcome {
 impl Outcome {
     /// Of what is done to Shunpike.
     fn nothing() -> Self {
-        Self { said: Vec::new(), ns: 0, cpu_ns: 0, calls: [0; 2], state: None }
+        Self { said: Vec::new(), ns: 0, held_up_ns: 0, cpu_ns: 0, calls: [0; 2], state: None }
     }
 }
 
@@ -63,6 +65,7 @@ impl From<Reply> for Outcome {
         Self {
             said: reply.said.into_iter().collect(),
             ns: reply.ns,
+            held_up_ns: reply.held_up_ns,
             cpu_ns: reply.cpu_ns,
             calls: reply.calls,
             state: reply.state,
@@ -423,6 +426,7 @@ impl Stage {
             said: [&one, &other].map(|reply| reply.said.clone().unwrap_or_else(|| Said::of(-2))).to_vec(),
             // One that is held up holds up the other one.
             ns: one.ns.saturating_sub(other.held_up_ns).max(other.ns.saturating_sub(one.held_up_ns)),
+            held_up_ns: 0,
             cpu_ns: 0,
             calls: [one.calls[0] + other.calls[0], one.calls[1] + other.calls[1]],
             state: one.state,
@@ -453,7 +457,7 @@ impl Stage {
         let opened =
             |reply: &Reply| Said::of(i64::from(reply.said.as_ref().is_some_and(|said| said.ret == 0)));
         let (said, ns) = (vec![opened(&one), opened(&other)], one.ns.max(other.ns));
-        Ok(Outcome { said, ns, cpu_ns: 0, calls: [0; 2], state: None })
+        Ok(Outcome { said, ns, held_up_ns: 0, cpu_ns: 0, calls: [0; 2], state: None })
     }
 
     /// What waits ended with the call just made: those that must have are waited for.

@@ -122,12 +122,13 @@ pub fn wait(
                 return Err(Errno::INTR);
             }
             // The look and the spin were part of the program's time.
-            let late = Some(u64::from(owes_mask));
-            let left = if lanes && !complete { call::remaining(deadline).unwrap_or(late) } else { left };
+            let (late, in_time) = (Some(u64::from(owes_mask)), call::remaining(deadline));
+            let left = if lanes && !complete { in_time.unwrap_or(late) } else { left };
             match sleep(set, epfd, out, left, mask, signals) {
                 Ok(Some(told)) => {
                     n = told;
-                    owes_mask = false;
+                    // What is ours alone the kernel tells before it lets signals in.
+                    owes_mask &= in_time.is_ok();
                 }
                 Ok(None) => {}
                 Err(errno) => {

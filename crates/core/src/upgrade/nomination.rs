@@ -87,7 +87,7 @@ pub(crate) fn nominate_in(session: &mut Session, conn: Conn, fd: i32) {
         return stays(Reason::ReadingShut);
     }
     // A peer that waits for the lane (`--eager`) hears of it by way of the match.
-    let barred = options::barred(fd);
+    let barred = options::barred(block, fd);
     if let Some(reason) = barred.filter(|_| !eager::is_possible(block)) {
         return stays(reason);
     }

@@ -52,7 +52,14 @@ impl Stage {
         let calls = filled.calls;
         let said = filled.said.unwrap_or_else(|| Said::of(-2));
         if said.ret <= 0 {
-            return Ok(Outcome { said: vec![said], ns: 0, cpu_ns: 0, calls, state: filled.state });
+            return Ok(Outcome {
+                said: vec![said],
+                ns: 0,
+                held_up_ns: 0,
+                cpu_ns: 0,
+                calls,
+                state: filled.state,
+            });
         }
         let all = said.ret as usize;
         let n = usize::from(chunk).min(all / 4);
@@ -82,7 +89,7 @@ impl Stage {
         let look = Order::Make { conn, call: Call::Look(LookBy::Poll), cut: false };
         let shows = self.holder(side, conn).ask(&look)?.said.unwrap_or_else(|| Said::of(-2));
         let said = vec![Said { more: Vec::new(), ..room }, Said::of(is_whole.into()), shows];
-        Ok(Outcome { said, ns, cpu_ns: told.cpu_ns, calls, state: filled.state })
+        Ok(Outcome { said, ns, held_up_ns: 0, cpu_ns: told.cpu_ns, calls, state: filled.state })
     }
 
     /// Pieces are held back, and let go: what the receiver sees before and after. It says nothing where the machine took too long.
@@ -112,7 +119,7 @@ impl Stage {
         if !is_in_time {
             said.clear();
         }
-        Ok(Outcome { said, ns: 0, cpu_ns: 0, calls: first.calls, state: first.state })
+        Ok(Outcome { said, ns: 0, held_up_ns: 0, cpu_ns: 0, calls: first.calls, state: first.state })
     }
 
     /// Memory is lent: whether the bytes came as they were sent, and a notice of each call.
@@ -138,6 +145,6 @@ impl Stage {
         let shows = self.holder(side, conn).ask(&look)?.said;
         let sent = Said { ret: sent.ret.signum(), more: Vec::new(), ..sent };
         let said = [sent, Said::of(is_whole.into())].into_iter().chain(noticed).chain(shows).collect();
-        Ok(Outcome { said, ns: 0, cpu_ns: 0, calls, state })
+        Ok(Outcome { said, ns: 0, held_up_ns: 0, cpu_ns: 0, calls, state })
     }
 }

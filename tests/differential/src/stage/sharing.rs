@@ -29,7 +29,7 @@ impl Stage {
             team.actors[old].ask(&Order::Forget { conn })?;
         }
         let said = vec![Said::of(said.ret), taken.said.unwrap_or_else(|| Said::of(-2))];
-        Ok(Outcome { said, ns: ns.max(taken.ns), cpu_ns: 0, calls: given.calls, state })
+        Ok(Outcome { said, ns: ns.max(taken.ns), held_up_ns: 0, cpu_ns: 0, calls: given.calls, state })
     }
 
     /// A process forks one that has its connections, too, or lets one that has this one make the next calls.
