@@ -145,9 +145,10 @@ def test_out_of_the_hooks_sight(world, bed, mode, case):
 
 @pytest.mark.parity
 @pytest.mark.parametrize("mode", EAGER_MODES)
-@pytest.mark.parametrize("case", ["listener", "children", "family", "orphan", "edges", "fired", "unread"])
+@pytest.mark.parametrize("case", ["listener", "children", "family", "orphan", "edges", "fired", "unread", "divided"])
 def test_one_shots_of_a_set_that_forked_processes_share(world, bed, mode, case):
-    """Each event comes to one of them, once, with the program's own word. Of what was unread at the fork both may be told."""
+    """Each event comes to one of them, once, with the program's own word. Of what was unread at the fork both may be told. `divided`:
+    each process has connections of its own from before the fork, and is told of all that comes for them."""
     messages = 40 if case == "listener" else 200
     expected = {"lanes": 0, "lane_bytes": 0} if case == "listener" else {}
     client, server = run_case(world, mode, bed, "oneshots", case, **expected)

@@ -1,10 +1,13 @@
-/* One-shot entries of an epoll set that forked processes share: each event comes to one of them, with the program's own word.
+/* Connections of before a fork in epoll sets. One-shot entries of a set that the processes share: each event comes to one of them, with the
+ * program's own word.
  *   oneshots server|client CASE PORT
  * CASE: listener (two children accept, and arm it again), or connections of before the fork, whose messages are answered by the children
  * (children), by them and the parent (family), or by the child of a parent that has closed all (orphan); `edges`: as family, edge-triggered;
  * `fired`: as children, when the parent has had an event of each before the fork, and arms them again after it;
  * `unread`: by the parent of a child that ends at once; their messages are unread at the fork, and their sender does nothing until all have been
- * answered. */
+ * answered;
+ * `divided`: the parent keeps half of the connections and a child the other half, each in a level-triggered set of its own. Their client sends
+ * at a walk and never waits in a call. */
 #include "bed.h"
 #include <limits.h>
 #include <sys/epoll.h>
@@ -17,7 +20,7 @@ enum { CHILDREN = 2, CONNECTIONS = 40, KEPT = 4, ROUNDS = 50, SIZE = 100, PATIEN
 /* The words that the program gives to the set: none is one of ours. */
 static const uint64_t LISTENER = 0x00007f0012345678u, FIRST = 0x0000560000001000u;
 
-static int set, listener, kept[KEPT];
+static int set, listener, kept[KEPT], is_divided, walks;
 static uint32_t asked = EPOLLIN | EPOLLONESHOT;
 static struct counts {
     int answered, strange, idle, over;
@@ -72,6 +75,19 @@ static void serve(int most) {
     }
 }
 
+/* Of the connections the process keeps those of one half, in a set of its own. */
+static void keeps_half(int half) {
+    close(set);
+    set = epoll_create1(EPOLL_CLOEXEC);
+    for (int i = 0; i < KEPT; i++) {
+        if (i / (KEPT / 2) == half) {
+            arm(EPOLL_CTL_ADD, kept[i], FIRST + i);
+        } else {
+            close(kept[i]);
+        }
+    }
+}
+
 /* Messages of before the fork: the connections may come on lanes. */
 static void warm_up(void) {
     struct epoll_event event;
@@ -90,7 +106,7 @@ static void warm_up(void) {
 
 static void server(int port, const char *how) {
     int is_listener = !strcmp(how, "listener"), is_orphan = !strcmp(how, "orphan"), is_fired = !strcmp(how, "fired");
-    int is_unread = !strcmp(how, "unread"), children = is_orphan || is_unread ? 1 : CHILDREN;
+    int is_unread = !strcmp(how, "unread"), children = is_orphan || is_unread || is_divided ? 1 : CHILDREN;
     pid_t child[CHILDREN + 1];
     struct epoll_event event;
     if (!strcmp(how, "edges")) asked |= EPOLLET;
@@ -117,6 +133,7 @@ static void server(int port, const char *how) {
     for (int i = 0; i < children; i++) {
         if ((child[i] = fork()) < 0) die("fork");
         if (child[i] == 0) {
+            if (is_divided) keeps_half(1);
             if (!is_unread) serve(INT_MAX);
             _exit(0);
         }
@@ -126,13 +143,14 @@ static void server(int port, const char *how) {
         expect(counts->answered == 0, "nobody is told before they are armed");
         for (int i = 0; i < KEPT; i++) arm(EPOLL_CTL_MOD, kept[i], FIRST + i);
     }
+    if (is_divided) keeps_half(0);
     if (is_unread) serve(KEPT);
     tell();
     if (is_orphan) {
         /* It goes on to use the set when the parent has closed all. */
         for (int i = 0; i < KEPT; i++) close(kept[i]);
         close(set);
-    } else if (!strcmp(how, "family") || !strcmp(how, "edges") || is_unread) {
+    } else if (!strcmp(how, "family") || !strcmp(how, "edges") || is_unread || is_divided) {
         child[children++] = fork();
         if (child[children - 1] == 0) {
             await();
@@ -163,6 +181,15 @@ static void ask(int fd, char first) {
 
 static int is_told(int fd) {
     char message[SIZE];
+    if (walks) {
+        int64_t until = now_ms() + PATIENCE_MS;
+        usleep(5000);
+        while (now_ms() < until) {
+            if (recv(fd, message, sizeof message, MSG_DONTWAIT) == sizeof message) return 1;
+            usleep(200);
+        }
+        return 0;
+    }
     return recv(fd, message, sizeof message, MSG_WAITALL) == sizeof message;
 }
 
@@ -192,6 +219,7 @@ static void client(int port, const char *how) {
         int ahead = strcmp(how, "fired") && strcmp(how, "unread") ? 0 : KEPT;
         for (int i = 0; i < ahead; i++) ask(fds[i], 'c');
         await();
+        walks = is_divided;
         for (int i = 0; i < KEPT * ROUNDS; i++) {
             if (i >= ahead ? !is_answered(fds[i % KEPT], 'c') : !is_told(fds[i])) break;
             answered++;
@@ -205,6 +233,8 @@ static void client(int port, const char *how) {
 int main(int argc, char **argv) {
     expect(argc == 4, "usage: server|client CASE PORT");
     int is_server = !strcmp(argv[1], "server"), port = atoi(argv[3]);
+    is_divided = !strcmp(argv[2], "divided");
+    if (is_divided) asked = EPOLLIN;
     sync_open(is_server);
     if (is_server)
         server(port, argv[2]);

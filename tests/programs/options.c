@@ -2,22 +2,25 @@
  * does what it is told on the connection itself.
  *   options server|client CASE-WHEN PORT
  * WHEN: before (set before connect), during (on a connection that has carried bytes), listener (set on the listening socket: the end that
- * accepts drives), duplicate (set on a duplicate, before connect). */
+ * accepts drives), spawned (as listener, but by a process that was spawned with it), duplicate (set on a duplicate, before connect), given (on
+ * a connection, by a process that was spawned with it and has ended), anew (on a connection that is dissolved and made anew). */
 #include "bed.h"
 #include <linux/aio_abi.h>
 #include <linux/filter.h>
 #include <linux/sockios.h>
 #include <pthread.h>
 #include <sched.h>
+#include <spawn.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 
 #ifndef TCP_CM_INQ
 #define TCP_CM_INQ TCP_INQ
 #endif
 
-enum { BEFORE, DURING, LISTENER, DUPLICATE };
+enum { BEFORE, DURING, LISTENER, SPAWNED, DUPLICATE, GIVEN, ANEW };
 
 /* -- the peer -- */
 struct order {
@@ -124,6 +127,21 @@ static void set_wanted(int fd) {
     if (wanted) say("set %d/%d: %s", wanted->level, wanted->name, outcome(setsockopt(fd, wanted->level, wanted->name, wanted->value, wanted->size)));
 }
 
+/* The same by another program: `options set FD LEVEL NAME NUMBER`. Only for numbers. */
+static void set_by_another(int fd) {
+    char texts[4][24], program[] = "/proc/self/exe", how[] = "set";
+    int numbers[4] = {fd, wanted->level, wanted->name, *(const int *)wanted->value}, status;
+    char *arguments[] = {program, how, texts[0], texts[1], texts[2], texts[3], NULL};
+    extern char **environ;
+    pid_t child;
+    for (int i = 0; i < 4; i++) snprintf(texts[i], sizeof texts[i], "%d", numbers[i]);
+    fcntl(fd, F_SETFD, 0);
+    if (posix_spawn(&child, program, NULL, NULL, arguments, environ)) die("posix_spawn");
+    waitpid(child, &status, 0);
+    expect(status == 0, "the other program sets it");
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
 static struct sockaddr_in6 loopback(int port) {
     return (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
 }
@@ -149,6 +167,12 @@ static int connected_to(int port, int when) {
         close(other);
     }
     if (connect(fd, (struct sockaddr *)&address, sizeof address)) die("connect");
+    if (when == ANEW) {
+        struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+        set_wanted(fd);
+        if (connect(fd, &nowhere, sizeof nowhere)) die("connect to nowhere");
+        if (connect(fd, (struct sockaddr *)&address, sizeof address)) die("connect again");
+    }
     return fd;
 }
 
@@ -156,10 +180,13 @@ static int connected_to(int port, int when) {
 static int connection(int port, int when) {
     static int listener = -1;
     int fd;
-    if (when == LISTENER) {
+    if (when == LISTENER || when == SPAWNED) {
         if (listener < 0) {
             listener = listener_at(port);
-            set_wanted(listener);
+            if (when == LISTENER)
+                set_wanted(listener);
+            else
+                set_by_another(listener);
         }
         fd = accept(listener, NULL, NULL);
         if (fd < 0) die("accept");
@@ -173,6 +200,15 @@ static int connection(int port, int when) {
         send_all(fd, bytes, sizeof bytes);
         recv_all(fd, bytes, sizeof bytes);
         set_wanted(fd);
+    }
+    if (when == GIVEN) {
+        set_by_another(fd);
+        for (int i = 0; i < 60; i++) {
+            order(fd, 'e', sizeof bytes);
+            send_all(fd, bytes, sizeof bytes);
+            recv_all(fd, bytes, sizeof bytes);
+            usleep(2000);
+        }
     }
     return fd;
 }
@@ -381,7 +417,7 @@ static void stamps(int port, int when) {
     static const int on = 1, all = (1 << 3) | (1 << 4); /* SOF_TIMESTAMPING_RX_SOFTWARE, _SOFTWARE */
     static const int names[] = {SO_TIMESTAMP, SO_TIMESTAMPNS, SO_TIMESTAMPING, 63, 64, 65};
     stamps_are_on();
-    for (size_t i = 0; i < (when == LISTENER ? 1 : 6); i++) {
+    for (size_t i = 0; i < (when == LISTENER || when == SPAWNED ? 1 : 6); i++) {
         int ing = names[i] == SO_TIMESTAMPING || names[i] == 65;
         want(SOL_SOCKET, names[i], ing ? &all : &on, sizeof on);
         int fd = connection(port, when);
@@ -660,6 +696,10 @@ static const struct {
 };
 
 int main(int argc, char **argv) {
+    if (argc == 6 && !strcmp(argv[1], "set")) {
+        int number = atoi(argv[5]);
+        return setsockopt(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), &number, sizeof number) != 0;
+    }
     expect(argc == 4, "usage: server|client CASE-WHEN PORT");
     int is_server = !strcmp(argv[1], "server"), port = atoi(argv[3]), when = DURING;
     char *at = strchr(argv[2], '-');
@@ -667,19 +707,28 @@ int main(int argc, char **argv) {
     *at++ = 0;
     if (!strcmp(at, "before")) when = BEFORE;
     if (!strcmp(at, "listener")) when = LISTENER;
+    if (!strcmp(at, "spawned")) when = SPAWNED;
     if (!strcmp(at, "duplicate")) when = DUPLICATE;
+    if (!strcmp(at, "given")) when = GIVEN;
+    if (!strcmp(at, "anew")) when = ANEW;
+    int drives = is_server == (when == LISTENER || when == SPAWNED);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (strcmp(cases[i].name, argv[2])) continue;
-        if (is_server == (when == LISTENER)) {
+        if (drives) {
             cases[i].drive(port, when);
         } else if (is_server) {
             int listener = listener_at(port), fd;
+            char byte;
             sync_open(1);
             fcntl(wait_fd, F_SETFL, O_NONBLOCK);
             struct pollfd both[2] = {{listener, POLLIN, 0}, {wait_fd, POLLIN, 0}};
             /* One connection at a time, until the driver says that it has done. */
             while (poll(both, 2, -1) > 0 && !(both[1].revents & POLLIN)) {
-                if ((fd = accept(listener, NULL, NULL)) >= 0) serve(fd);
+                if ((fd = accept(listener, NULL, NULL)) < 0) continue;
+                if (when == ANEW && recv(fd, &byte, 1, MSG_PEEK) < 1)
+                    close(fd); /* dissolved */
+                else
+                    serve(fd);
             }
         } else {
             for (int turn = 0; turn < cases[i].connections; turn++) {
@@ -687,7 +736,7 @@ int main(int argc, char **argv) {
                 serve(connected_to(port, DURING));
             }
         }
-        if (!is_server && when != LISTENER) {
+        if (!is_server && drives) {
             sync_open(0);
             tell();
         }

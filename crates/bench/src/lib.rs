@@ -5,8 +5,18 @@
 //! its servers, its broker, its directory. [`round`] takes the measurements in turn, [`report`] makes the rows of
 //! them, which [`table`] and [`chart`] show. The load programs that no package has are in [`load`].
 //!
-//! ```text
-//! $ shunpike bench redis nginx-100 --runs 5 --json redis.json
+//! ```no_run
+//! use shunpike_bench::{Error, Options, Programs, bench};
+//!
+//! let programs = Programs { shunpike: "target/release/shunpike".into(), load: "target/release/shunpike-load".into() };
+//! let options = Options {
+//!     workloads: vec!["redis".into(), "nginx-100".into()],
+//!     runs: Some(5),
+//!     json: Some("redis.json".into()),
+//!     ..Options::default()
+//! };
+//! bench(&options, &programs)?;
+//! # Ok::<(), Error>(())
 //! ```
 
 mod bed;

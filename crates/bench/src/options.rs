@@ -4,7 +4,7 @@ use clap::{Args, ValueHint};
 use std::path::PathBuf;
 
 /// What to measure, and how to show it.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub struct Options {
     /// Workloads, by the names or beginnings of names that --list shows; all of them by default. Or 'load', and echo, redis or nginx: CPU
     /// time and latencies at shares of TCP's highest rate

@@ -255,9 +255,21 @@ pub fn close(fd: i32) {
     end(fd, true);
 }
 
-/// connect(AF_UNSPEC) has ended the connection, and `fd` is a socket as before its connect(), with the options that it has.
+/// connect(AF_UNSPEC) has ended the connection, and `fd` is a socket as before its connect(), with the options and the other names that it
+/// has.
 pub fn dissolved(fd: i32) {
+    options::ask_the_kernel();
+    let others = table::conn(fd)
+        .filter(|conn| conn.block.dups.load(Ordering::Relaxed) != 0 || !holders::alone(conn.block));
+    if let Some(conn) = others {
+        // They go on with what was known of it, for a socket that may be connected once more.
+        revoke_for_good(conn, fd, Reason::OtherNames);
+    }
     end(fd, false);
+    table::set(fd, Entry::Socket);
+    if others.is_some() {
+        table::name_socket(fd, true);
+    }
 }
 
 /// `open`: it is the connection's still.
@@ -267,7 +279,9 @@ fn end(fd: i32, open: bool) {
     if let Some(conn) = table::conn(fd) {
         eager::leaving(conn, fd);
         sets::closing(conn, fd);
-        if eager::is_lent(conn.block)
+        // To shut a socket that is not connected any more would last through its next connect().
+        if open
+            && eager::is_lent(conn.block)
             && conn.block.dups.load(Ordering::Relaxed) == 0
             && holders::alone(conn.block)
         {

@@ -97,6 +97,7 @@ pub fn made_ours(conn: Conn, fd: i32) -> Option<Conn> {
     block.nonblock.store(old.nonblock.load(Ordering::Relaxed), Ordering::Relaxed);
     block.corked.store(old.corked.load(Ordering::Relaxed), Ordering::Relaxed);
     block.tells_unread.store(old.tells_unread.load(Ordering::Relaxed), Ordering::Relaxed);
+    block.kept.store(old.kept.load(Ordering::Relaxed), Ordering::Relaxed);
     block.dups.store(old.dups.load(Ordering::Relaxed), Ordering::Relaxed);
     block.fd.store(fd as u32, Ordering::Relaxed);
     if old.life.has_ended_reading() {

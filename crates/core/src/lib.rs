@@ -8,11 +8,15 @@
 //!
 //! A hooked call, in short:
 //!
-//! ```ignore
-//! let Some(conn) = table::conn(fd) else { return libc() };            // not ours
-//! match tx::fast::send(conn, fd, buf, len, flags) {                   // a short message on a lane
-//!     Some(n) => n,
-//!     None => tx::send(conn, fd, Source::Memory(bufs), flags, libc),  // everything else
+//! ```no_run
+//! use shunpike_core::{bufs::Bufs, call::Outcome, source::Source, table, tx};
+//!
+//! /// send(2). `real` is libc's own, with these flags.
+//! fn send(fd: i32, parts: &[libc::iovec], flags: i32, real: impl FnOnce(i32) -> isize) -> Outcome {
+//!     match table::conn(fd) {
+//!         Some(conn) => tx::send(conn, fd, Source::Memory(Bufs::new(parts)), flags, real),
+//!         None => Outcome::Libc(real(flags)), // Not ours.
+//!     }
 //! }
 //! ```
 

@@ -6,8 +6,8 @@ use crate::table::{self, Entry};
 use crate::tls::epochs;
 use crate::zerocopy::lending;
 use crate::{
-    above, clock, conn, descriptors, device, eager, holders, hope, options, process, reuse, session, sets,
-    sys, tap, upgrade,
+    above, clock, conn, descriptors, device, eager, holders, hope, link, options, process, reuse, session,
+    sets, sys, tap, upgrade,
 };
 
 /// What the environment asks for.
@@ -115,6 +115,7 @@ pub fn after_fork_in_child() {
     forget_the_uncounted();
     descriptors::make_room();
     session::after_fork_in_child();
+    link::after_fork_in_child();
     eager::after_fork_in_child();
     hope::after_fork_in_child();
     device::after_fork_in_child();

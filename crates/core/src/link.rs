@@ -27,6 +27,8 @@ pub struct Link {
     conns: AtomicU32,
     /// It has ended at the broker, and connections are on it.
     over: AtomicBool,
+    /// A parent's: its news are for the parent's sets, and who takes them takes all.
+    is_inherited: AtomicBool,
 }
 
 static TABLE: [Link; LINKS] = [const { Link::new() }; LINKS];
@@ -44,6 +46,7 @@ impl Link {
             slots: [const { AtomicU32::new(0) }; SLOTS],
             conns: AtomicU32::new(0),
             over: AtomicBool::new(false),
+            is_inherited: AtomicBool::new(false),
         }
     }
 
@@ -98,7 +101,7 @@ impl Link {
     /// Whether queue `cq` has news for us.
     pub fn has_news(&self, cq: u8) -> bool {
         let side = usize::from(self.side.load(Ordering::Relaxed));
-        self.half(side, cq).is_some_and(CqNews::any)
+        self.half(side, cq).is_some_and(CqNews::any) && !self.is_inherited.load(Ordering::Relaxed)
     }
 
     /// When queue `cq` of ours was last rung for from the other side of this link.
@@ -160,6 +163,16 @@ pub fn of(block: &Block) -> Option<&'static Link> {
     TABLE.get((block.link.load(Ordering::Relaxed) as usize).wrapping_sub(1))
 }
 
+/// In a forked child: the link groups so far are its parent's.
+pub(crate) fn after_fork_in_child() {
+    all().for_each(|link| link.is_inherited.store(true, Ordering::Relaxed));
+}
+
+/// Whether the connection's lanes began before a fork that made this process. No set of ours is told of what comes by them.
+pub fn is_inherited(block: &Block) -> bool {
+    of(block).is_some_and(|link| link.is_inherited.load(Ordering::Relaxed))
+}
+
 /// The peer looks at the connection, whichever call it sleeps in.
 pub fn wake_peer(block: &Block) {
     if let Some(link) = of(block) {
@@ -189,6 +202,7 @@ pub fn enter(session: u32, id: u32, side: u8, page: usize, bells: [i32; CQS]) ->
     }
     link.conns.store(0, Ordering::Relaxed);
     link.over.store(false, Ordering::Relaxed);
+    link.is_inherited.store(false, Ordering::Relaxed);
     // Release pairs with the Acquire in `all`.
     link.used.store(true, Ordering::Release);
     HIGH.fetch_max(index as u32 + 1, Ordering::AcqRel);

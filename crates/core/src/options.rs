@@ -22,10 +22,11 @@ pub fn ask_the_kernel() {
 
 /// setsockopt(TCP_INQ) has succeeded.
 pub fn unread_told(fd: i32) {
-    match table::conn(fd) {
-        Some(conn) => conn.block.tells_unread.store(1, Ordering::Relaxed),
+    if let Some(conn) = table::conn(fd) {
+        conn.block.tells_unread.store(1, Ordering::Relaxed);
+    } else {
         // Connections inherit it.
-        None => ask_the_kernel(),
+        ask_the_kernel();
     }
 }
 

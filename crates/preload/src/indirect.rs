@@ -105,6 +105,7 @@ pub fn before_option(fd: c_int, level: c_int, name: c_int) {
     match (surface::of_option(level, name), table::look(fd)) {
         (Does::Tcp(_) | Does::Back(..), Entry::Conn(_)) => hand_over(fd, Reason::OptionUnsupported),
         (Does::Tcp(_), Entry::Socket) => options::ask_the_kernel(),
+        _ if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) => options::unread_told(fd),
         _ => {}
     }
 }

@@ -2,36 +2,23 @@
 //! (do_recvmmsg, net/socket.c); nobody but the kernel can put it there, so that the next call that finds the end gets it from here.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
-use shunpike_core::mutex::Mutex;
 use shunpike_core::table::Conn;
 
-/// Such errors are rare, and soon asked for: who is not the last of so many gets the end of the stream only.
-static KEPT: Mutex<[Option<(Conn, c_int)>; 8]> = Mutex::new([None; 8]);
-/// Whether there may be one.
-static ANY: AtomicBool = AtomicBool::new(false);
-
-/// Keeps `errno` for the next call.
+/// Keeps `errno` for the next call, whichever process makes it.
 #[cold]
 pub fn keep(conn: Conn, errno: c_int) {
-    let mut kept = KEPT.lock();
-    kept.rotate_right(1);
-    kept[0] = Some((conn, errno));
-    ANY.store(true, Ordering::Relaxed);
+    conn.block.kept.store(errno as u16, Ordering::Relaxed);
 }
 
 /// A read has found the end: what was kept of the connection, once.
 #[inline]
 pub fn take(conn: Conn) -> Option<c_int> {
-    if ANY.load(Ordering::Relaxed) { look(conn) } else { None }
-}
-
-#[cold]
-fn look(conn: Conn) -> Option<c_int> {
-    let mut kept = KEPT.lock();
-    let errno =
-        kept.iter_mut().find(|one| one.is_some_and(|(of, _)| of == conn))?.take().map(|(_, errno)| errno);
-    ANY.store(kept.iter().any(Option::is_some), Ordering::Relaxed);
-    errno
+    let kept = &conn.block.kept;
+    if kept.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    // Another thread may have taken it.
+    Some(kept.swap(0, Ordering::Relaxed).into()).filter(|&errno| errno != 0)
 }

@@ -306,10 +306,7 @@ hooks! {
                     }
                 }
                 // Dissolved: the socket may be connected anew.
-                Entry::Conn(_) if family == libc::AF_UNSPEC => {
-                    conn::dissolved(fd);
-                    table::set(fd, Entry::Socket);
-                }
+                Entry::Conn(_) if family == libc::AF_UNSPEC => conn::dissolved(fd),
                 _ => {}
             }
         } else if announced {

@@ -177,6 +177,8 @@ pub struct Block {
     pub corked: AtomicU8,
     /// The program may have set TCP_INQ.
     pub tells_unread: AtomicU8,
+    /// An errno that recvmmsg met behind messages, for the next call; 0 none.
+    pub kept: AtomicU16,
     /// Process that watches it.
     pub pid: AtomicU32,
     /// A descriptor number of it in that process.
@@ -437,6 +439,7 @@ impl Block {
         self.attempts.store(0, Ordering::Relaxed);
         self.cookie.store(0, Ordering::Relaxed);
         self.slot.store(0, Ordering::Relaxed);
+        self.kept.store(0, Ordering::Relaxed);
         self.notices.reset();
     }
 

@@ -12,7 +12,7 @@ use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
 use crate::table::{self, Conn, Entry};
-use crate::{clock, eager, link, proc, process, state, sys};
+use crate::{clock, eager, link, options, proc, process, state, sys};
 
 /// In the list: nobody can say who has got it.
 const ANYBODY: u32 = u32::MAX;
@@ -101,6 +101,12 @@ fn look_closely(conn: Conn, fd: i32) -> bool {
     block.attempts.store(0, Ordering::Relaxed);
     block.retry_at.store(0, Ordering::Relaxed);
     eager::taken_back(block);
+    // They may have set options, and ended its reading.
+    options::ask_the_kernel();
+    block.notices.option_changed();
+    if sys::tcp_shows(fd, libc::POLLRDHUP) != 0 && sys::peer_may_send(fd) {
+        block.life.end_reading();
+    }
     state::note(block, Reason::NotNominated);
     block.life.on(Event::TakeBack);
     // Another thread gives it away by a place in the list, then by its event. An event before ours was lost, and its place is seen here; one

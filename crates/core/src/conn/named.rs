@@ -1,11 +1,14 @@
 //! Sockets that are not connected, and have several names: duplicates, and those in other processes. Who reads by another name than the one
 //! that connect() is given reads TCP alone, so such a connection has no lane.
 
-use crate::sys;
-use crate::table;
+use crate::table::{self, Entry};
+use crate::{options, sys};
 
-/// Another process gets the socket that is at `fd`, if one is.
+/// Another process gets the socket that is at `fd`, if one is. It may set options, which connections inherit.
 pub fn give_socket(fd: i32) {
+    if matches!(table::look(fd), Entry::Socket) {
+        options::ask_the_kernel();
+    }
     table::name_socket(fd, true);
 }
 

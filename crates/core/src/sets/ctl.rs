@@ -19,7 +19,7 @@ use super::{
 use crate::set::List;
 use crate::set::Set;
 use crate::table::{self, Conn, Entry};
-use crate::{above, holders, process, state, sys, wait};
+use crate::{above, holders, link, process, state, sys, wait};
 
 /// How a change ended. Narrow, so that it stays in registers: programs make four changes for each message.
 type Done = Result<(), Errno>;
@@ -62,6 +62,10 @@ pub fn ctl(epfd: i32, op: i32, fd: i32, event: Option<libc::epoll_event>) -> Opt
     {
         // Another process has given the entry back to the kernel, as it knew it: what changes is to change there.
         restore_left(set, conn);
+    }
+    if let Some(conn) = conn.filter(|conn| link::is_inherited(conn.block)) {
+        // Its news are a parent's. What is unread is in the ring yet, where we find it without any.
+        above::revoke(conn, fd, Reason::Shared);
     }
     let result = change(set, epfd, op, fd, conn, event)?;
     if let Some(conn) = conn
