@@ -145,10 +145,11 @@ def test_out_of_the_hooks_sight(world, bed, mode, case):
 
 @pytest.mark.parity
 @pytest.mark.parametrize("mode", EAGER_MODES)
-@pytest.mark.parametrize("case", ["listener", "children", "family", "orphan", "edges", "fired", "unread", "divided"])
+@pytest.mark.parametrize("case", ["listener", "children", "family", "orphan", "edges", "fired", "unread", "divided", "witness"])
 def test_one_shots_of_a_set_that_forked_processes_share(world, bed, mode, case):
     """Each event comes to one of them, once, with the program's own word. Of what was unread at the fork both may be told. `divided`:
-    each process has connections of its own from before the fork, and is told of all that comes for them."""
+    each process has connections of its own from before the fork, and is told of all that comes for them. `witness`: a child that waits
+    for the set as well takes nothing from its parent."""
     messages = 40 if case == "listener" else 200
     expected = {"lanes": 0, "lane_bytes": 0} if case == "listener" else {}
     client, server = run_case(world, mode, bed, "oneshots", case, **expected)

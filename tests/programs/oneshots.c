@@ -6,6 +6,7 @@
  * `fired`: as children, when the parent has had an event of each before the fork, and arms them again after it;
  * `unread`: by the parent of a child that ends at once; their messages are unread at the fork, and their sender does nothing until all have been
  * answered;
+ * `witness`: a child that was forked before they came waits for the parent's set, too, from when they may be on lanes on, and answers nothing;
  * `divided`: the parent keeps half of the connections and a child the other half, each in a level-triggered set of its own. Their client sends
  * at a walk and never waits in a call. */
 #include "bed.h"
@@ -23,8 +24,12 @@ static const uint64_t LISTENER = 0x00007f0012345678u, FIRST = 0x0000560000001000
 static int set, listener, kept[KEPT], is_divided, walks;
 static uint32_t asked = EPOLLIN | EPOLLONESHOT;
 static struct counts {
-    int answered, strange, idle, over;
+    int answered, strange, idle, over, is_warm;
 } *counts;
+
+/* What ends the parent's wait, in the case that has no limit of time. */
+static const uint64_t OVER = 0x00007f00aaaabbbbu;
+static int no_limit;
 
 static void arm(int op, int fd, uint64_t word) {
     struct epoll_event event = {.events = asked, .data.u64 = word};
@@ -47,11 +52,12 @@ static void answer(int fd) {
 static void serve(int most) {
     while (!__atomic_load_n(&counts->over, __ATOMIC_SEQ_CST) && __atomic_load_n(&counts->answered, __ATOMIC_SEQ_CST) < most) {
         struct epoll_event event;
-        int n = epoll_wait(set, &event, 1, most == KEPT ? PATIENCE_MS : 20);
+        int n = epoll_wait(set, &event, 1, no_limit ? -1 : most == KEPT ? PATIENCE_MS : 20);
         if (n < 0 && errno != EINTR) die("epoll_wait");
         expect(n != 0 || most != KEPT, "told of what was unread at the fork");
         if (n <= 0) continue;
         uint64_t word = event.data.u64;
+        if (word == OVER) return;
         if (word == LISTENER) {
             int fd = accept(listener, NULL, NULL);
             if (fd >= 0) {
@@ -88,6 +94,14 @@ static void keeps_half(int half) {
     }
 }
 
+/* Takes events of the set, and does nothing about them. */
+static void sees(void) {
+    struct epoll_event event;
+    while (!__atomic_load_n(&counts->is_warm, __ATOMIC_SEQ_CST)) usleep(1000);
+    while (!__atomic_load_n(&counts->over, __ATOMIC_SEQ_CST)) epoll_wait(set, &event, 1, 1);
+    _exit(0);
+}
+
 /* Messages of before the fork: the connections may come on lanes. */
 static void warm_up(void) {
     struct epoll_event event;
@@ -107,12 +121,21 @@ static void warm_up(void) {
 static void server(int port, const char *how) {
     int is_listener = !strcmp(how, "listener"), is_orphan = !strcmp(how, "orphan"), is_fired = !strcmp(how, "fired");
     int is_unread = !strcmp(how, "unread"), children = is_orphan || is_unread || is_divided ? 1 : CHILDREN;
+    int is_seen = !strcmp(how, "witness"), ends[2];
     pid_t child[CHILDREN + 1];
     struct epoll_event event;
     if (!strcmp(how, "edges")) asked |= EPOLLET;
     counts = mmap(NULL, sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     set = epoll_create1(EPOLL_CLOEXEC);
     listener = listen_on(port);
+    if (is_seen) {
+        children = 1;
+        asked = EPOLLIN;
+        if (pipe(ends)) die("pipe");
+        arm(EPOLL_CTL_ADD, ends[0], OVER);
+        expect(epoll_wait(set, &event, 1, 0) == 0, "nothing yet");
+        if ((child[0] = fork()) == 0) sees();
+    }
     if (is_listener) {
         fcntl(listener, F_SETFL, O_NONBLOCK);
         arm(EPOLL_CTL_ADD, listener, LISTENER);
@@ -130,7 +153,8 @@ static void server(int port, const char *how) {
     for (int i = 0, n = 0; is_unread && i < KEPT; i += n == SIZE) {
         if (ioctl(kept[i], FIONREAD, &n)) die("FIONREAD");
     }
-    for (int i = 0; i < children; i++) {
+    no_limit = counts->is_warm = is_seen;
+    for (int i = 0; i < children && !is_seen; i++) {
         if ((child[i] = fork()) < 0) die("fork");
         if (child[i] == 0) {
             if (is_divided) keeps_half(1);
@@ -150,11 +174,12 @@ static void server(int port, const char *how) {
         /* It goes on to use the set when the parent has closed all. */
         for (int i = 0; i < KEPT; i++) close(kept[i]);
         close(set);
-    } else if (!strcmp(how, "family") || !strcmp(how, "edges") || is_unread || is_divided) {
+    } else if (!strcmp(how, "family") || !strcmp(how, "edges") || is_unread || is_divided || is_seen) {
         child[children++] = fork();
         if (child[children - 1] == 0) {
             await();
             counts->over = 1;
+            if (is_seen && write(ends[1], "x", 1) != 1) die("write");
             _exit(0);
         }
         serve(INT_MAX);

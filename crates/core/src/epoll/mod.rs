@@ -93,7 +93,6 @@ pub fn wait(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     session::pump_if_news();
-    own(set);
     set.waits.fetch_add(WAIT, Ordering::Relaxed);
     let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
     let signals = call::restarts_before().0;
@@ -102,6 +101,8 @@ pub fn wait(
     // Once a look has found nothing, the next one is at the news of all link groups.
     let mut again = false;
     loop {
+        // Also where a child has begun to wait for it meanwhile.
+        own(set);
         let left = match call::remaining(deadline) {
             _ if timeout == Some(0) => Some(0),
             Err(_) => Some(u64::from(owes_mask)),

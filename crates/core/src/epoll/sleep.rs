@@ -13,7 +13,7 @@ use crate::sets::ctl::move_to;
 use crate::sets::list::{next, push};
 use crate::sets::refusal::{PUT_BACK_NS, has_lost};
 use crate::sets::regs::{Reg, managed_after, reg};
-use crate::sets::{EDGE, asked};
+use crate::sets::{EDGE, asked, sharing};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::trace::Sleep;
@@ -72,6 +72,9 @@ pub(super) fn sleep(
         if news {
             return Ok(None);
         }
+        if !sharing::sleeps(set) {
+            return Ok(None);
+        }
         asked::sleeps(set, &mut list);
         drop(list);
         let waiter = match set.cq.load(Ordering::Acquire).checked_sub(1) {
@@ -81,6 +84,7 @@ pub(super) fn sleep(
                 let has_news = || link::all().any(|link| link.has_news(cq as u8));
                 let Some((waiter, ())) = Waiter::declare(declare, has_news) else {
                     asked::wakes(set, &mut set.list.lock());
+                    sharing::wakes(set);
                     return Ok(None);
                 };
                 waiter
@@ -90,6 +94,7 @@ pub(super) fn sleep(
         // By signals that were kept back until here.
         if call::ends_wait(signals, mask) {
             asked::wakes(set, &mut set.list.lock());
+            sharing::wakes(set);
             return Err(Errno::INTR);
         }
         asleep = Some(wait::Asleep::begin(waiter, Sleep::Set, epfd));
@@ -106,6 +111,7 @@ pub(super) fn sleep(
     if lanes && left != Some(0) {
         let mut list = set.list.lock();
         asked::wakes(set, &mut list);
+        sharing::wakes(set);
         list.kernel_at = clock::ticks();
     }
     let n = result?;

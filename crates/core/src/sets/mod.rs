@@ -9,7 +9,7 @@
 //! connection costs its peer no post at all (models/cq.pml).
 //!
 //! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `entries`: what stands in the
-//! kernel for them; `list`: the active list; `refusal`: sets that the kernel gives no entry; `standing`: how those that have no lanes are told
+//! kernel for them; `list`: the active list; `refusal`: sets that the kernel gives no entry; `sharing`: those for which a child waits; `standing`: how those that have no lanes are told
 //! of what a lane leaves behind. How a set is looked at and waited for is [`epoll`](crate::epoll)'s.
 
 pub(crate) mod asked;
@@ -18,6 +18,7 @@ pub(crate) mod entries;
 pub(crate) mod list;
 pub(crate) mod refusal;
 pub(crate) mod regs;
+pub(crate) mod sharing;
 pub(crate) mod standing;
 
 use core::cell::Cell;
@@ -76,6 +77,7 @@ pub(crate) fn new_set(epfd: i32) -> Option<&'static Set> {
             set.cq.store(0, Ordering::Relaxed);
             set.watched.store(false, Ordering::Relaxed);
             set.shared.store(false, Ordering::Relaxed);
+            sharing::forget(set);
             set.refused.store(false, Ordering::Relaxed);
             set.lost.store(0, Ordering::Relaxed);
             set.waits.store(0, Ordering::Relaxed);
@@ -129,6 +131,12 @@ pub(crate) fn is_inherited(set: &Set) -> bool {
 pub(crate) fn own(set: &'static Set) {
     if is_inherited(set) {
         set.pid.store(process::pid(), Ordering::Relaxed);
+        sharing::tell_parent(set, set.epfd.load(Ordering::Relaxed));
+        watch(set);
+    } else if set.shared.load(Ordering::Relaxed)
+        && !set.watched.load(Ordering::Relaxed)
+        && sharing::is_told(set)
+    {
         watch(set);
     }
 }
@@ -157,6 +165,9 @@ pub fn watch(set: &'static Set) {
 /// knows until then. What is unread stays in the ring, where both find it: a sender that makes no call would never take it back. An armed one
 /// is told of by both; one that has fired leaves it to TCP when it is armed (`ctl`). With no lock held.
 pub fn to_be_shared() {
+    if open_sets().next().is_some() {
+        sharing::begin();
+    }
     // First: from here on none comes on a lane. SeqCst, as in `watch`.
     open_sets().for_each(|set| set.shared.store(true, Ordering::SeqCst));
     // Those of a parent are on TCP since its fork.
