@@ -120,6 +120,42 @@ static void part_server(int fd) {
     await();
 }
 
+/* -- with SA_RESTART, before the first byte: the call begins anew, and waits for all -- */
+static void restarts_client(int fd) {
+    char bytes[100];
+    handle(SIGALRM, on_signal, SA_RESTART);
+    tell();
+    alarm_in(100000, 0);
+    ssize_t got = recv(fd, bytes, sizeof bytes, MSG_WAITALL);
+    say("all: %zd, handlers %d", got, (int)handled);
+    tell();
+}
+
+static void restarts_server(int fd) {
+    char half[50] = {0};
+    await();
+    for (int i = 0; i < 2; i++) {
+        usleep(250000); /* longer than the client's alarm: no byte comes before its signal */
+        send_all(fd, half, sizeof half);
+    }
+    await();
+}
+
+/* -- a look that asks for all, and has seen a part -- */
+static void looks_client(int fd) {
+    char bytes[10];
+    int64_t began = now_ms();
+    handle(SIGALRM, on_signal, SA_RESTART);
+    tell();
+    alarm_in(300000, 0);
+    say("a look: %s", outcome(recv(fd, bytes, sizeof bytes, MSG_PEEK | MSG_WAITALL)));
+    say("at the signal: %d", handled == 1 && now_ms() - began < 1500);
+    tell();
+    say("all: %s", outcome(recv(fd, bytes, sizeof bytes, MSG_WAITALL)));
+}
+
+#define looks_server part_server
+
 /* -- two threads that wait for one set, of which one is cancelled as a byte comes: the other one is told of it -- */
 enum { CANCELS = 40 };
 
@@ -175,6 +211,8 @@ int main(int argc, char **argv) {
         {"jumps", jumps_server, jumps_client},
         {"masked", masked_server, masked_client},
         {"part", part_server, part_client},
+        {"restarts", restarts_server, restarts_client},
+        {"looks", looks_server, looks_client},
         {"cancelled", cancelled_server, cancelled_client},
         {NULL, NULL, NULL},
     };
