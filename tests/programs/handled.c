@@ -156,6 +156,35 @@ static void looks_client(int fd) {
 
 #define looks_server part_server
 
+/* -- a send that has sent a part: the part is what is told of -- */
+enum { MUCH = 64 << 20 };
+
+static void sends_client(int fd) {
+    static char much[MUCH];
+    handle(SIGALRM, on_signal, SA_RESTART);
+    int64_t began = now_ms();
+    alarm_in(200000, 0);
+    ssize_t n = send(fd, much, MUCH, 0);
+    say("a part: %d", n > 0 && n < MUCH);
+    say("at the signal: %d", handled == 1 && now_ms() - began < 1500);
+    uint64_t sent = n;
+    if (write(tell_fd, &sent, sizeof sent) != sizeof sent) die("count");
+    await();
+}
+
+static void sends_server(int fd) {
+    static char some[1 << 20];
+    uint64_t sent = 0, got = 0;
+    struct pollfd told = {wait_fd, POLLIN, 0}, more = {fd, POLLIN, 0};
+    poll(&told, 1, 3000); /* not for ever: who sends all would wait */
+    while (!sent || got < sent || poll(&more, 1, 100) == 1) {
+        if (poll(&told, 1, 0) == 1 && read(wait_fd, &sent, sizeof sent) != sizeof sent) die("count");
+        if (poll(&more, 1, 100) == 1) got += recv(fd, some, sizeof some, 0);
+    }
+    say("every byte that was told of, and no other: %d", got == sent);
+    tell();
+}
+
 /* -- two threads that wait for one set, of which one is cancelled as a byte comes: the other one is told of it -- */
 enum { CANCELS = 40 };
 
@@ -213,6 +242,7 @@ int main(int argc, char **argv) {
         {"part", part_server, part_client},
         {"restarts", restarts_server, restarts_client},
         {"looks", looks_server, looks_client},
+        {"sends", sends_server, sends_client},
         {"cancelled", cancelled_server, cancelled_client},
         {NULL, NULL, NULL},
     };
