@@ -156,33 +156,86 @@ static void looks_client(int fd) {
 
 #define looks_server part_server
 
-/* -- a send that has sent a part: the part is what is told of -- */
+/* -- a send that has sent a part, and messages of which the first one is sent in part: the part is what is told of, and no byte of a later message goes -- */
 enum { MUCH = 64 << 20 };
 
 static void sends_client(int fd) {
     static char much[MUCH];
+    struct iovec parts[2] = {{much, MUCH}, {much, MUCH}};
+    struct mmsghdr messages[2] = {{{.msg_iov = parts, .msg_iovlen = 1}, 0}, {{.msg_iov = parts + 1, .msg_iovlen = 1}, 0}};
     handle(SIGALRM, on_signal, SA_RESTART);
-    int64_t began = now_ms();
-    alarm_in(200000, 0);
-    ssize_t n = send(fd, much, MUCH, 0);
-    say("a part: %d", n > 0 && n < MUCH);
-    say("at the signal: %d", handled == 1 && now_ms() - began < 1500);
-    uint64_t sent = n;
-    if (write(tell_fd, &sent, sizeof sent) != sizeof sent) die("count");
-    await();
+    for (int way = 0; way < 2; way++) {
+        uint64_t sent = 0;
+        int64_t began = now_ms();
+        int calls = handled;
+        alarm_in(200000, 0);
+        if (way == 0) {
+            ssize_t n = send(fd, much, MUCH, 0);
+            say("a part: %d", n > 0 && n < MUCH);
+            sent = n;
+        } else {
+            say("messages: %s", outcome(sendmmsg(fd, messages, 2, 0)));
+            say("a part: %d", messages[0].msg_len > 0 && messages[0].msg_len < MUCH);
+            sent = messages[0].msg_len;
+        }
+        say("at the signal: %d", handled == calls + 1 && now_ms() - began < 1500);
+        if (write(tell_fd, &sent, sizeof sent) != sizeof sent) die("count");
+        await();
+    }
 }
 
 static void sends_server(int fd) {
     static char some[1 << 20];
-    uint64_t sent = 0, got = 0;
-    struct pollfd told = {wait_fd, POLLIN, 0}, more = {fd, POLLIN, 0};
-    poll(&told, 1, 3000); /* not for ever: who sends all would wait */
-    while (!sent || got < sent || poll(&more, 1, 100) == 1) {
-        if (poll(&told, 1, 0) == 1 && read(wait_fd, &sent, sizeof sent) != sizeof sent) die("count");
-        if (poll(&more, 1, 100) == 1) got += recv(fd, some, sizeof some, 0);
+    for (int way = 0; way < 2; way++) {
+        uint64_t sent = 0, got = 0;
+        struct pollfd told = {wait_fd, POLLIN, 0}, more = {fd, POLLIN, 0};
+        poll(&told, 1, 3000); /* not for ever: who sends all would wait */
+        while (!sent || got < sent || poll(&more, 1, 100) == 1) {
+            if (poll(&told, 1, 0) == 1 && read(wait_fd, &sent, sizeof sent) != sizeof sent) die("count");
+            if (poll(&more, 1, 100) == 1) got += recv(fd, some, sizeof some, 0);
+        }
+        say("every byte that was told of, and no other: %d", got == sent);
+        tell();
     }
-    say("every byte that was told of, and no other: %d", got == sent);
+}
+
+/* -- several messages in one call: a handler with SA_RESTART ends it behind the first one -- */
+static void messages_client(int fd) {
+    char bytes[2][10];
+    struct iovec parts[2] = {{bytes[0], 10}, {bytes[1], 10}};
+    struct mmsghdr messages[2] = {{{.msg_iov = parts, .msg_iovlen = 1}, 0}, {{.msg_iov = parts + 1, .msg_iovlen = 1}, 0}};
+    struct timespec limit = {5, 5};
+    int64_t began = now_ms();
+    say("of none: %s", outcome(recvmmsg(fd, messages, 0, 0, &limit)));
+    say("the time: %ld %ld", (long)limit.tv_sec, limit.tv_nsec);
+    handle(SIGALRM, on_signal, SA_RESTART);
     tell();
+    alarm_in(300000, 0);
+    int got = recvmmsg(fd, messages, 2, 0, NULL);
+    say("messages: %s of %u", outcome(got), messages[0].msg_len);
+    say("at the signal: %d", handled == 1 && now_ms() - began < 1500);
+    /* The kernel keeps its own ERESTARTSYS as the socket's error, of which no program should know. */
+    int error;
+    socklen_t size = sizeof error;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    tell();
+    got = recvmmsg(fd, messages, 2, MSG_WAITALL, NULL);
+    say("messages: %s of %u and %u", outcome(got), messages[0].msg_len, messages[1].msg_len);
+    tell();
+}
+
+static void messages_server(int fd) {
+    char bytes[20] = {0};
+    await();
+    send_all(fd, bytes, 10);
+    struct pollfd told = {wait_fd, POLLIN, 0};
+    poll(&told, 1, 3000); /* not for ever: who waits for two would */
+    for (int i = 0; i < 4; i++) {
+        send_all(fd, bytes, 5);
+        usleep(20000);
+    }
+    await();
+    await();
 }
 
 /* -- two threads that wait for one set, of which one is cancelled as a byte comes: the other one is told of it -- */
@@ -243,6 +296,7 @@ int main(int argc, char **argv) {
         {"restarts", restarts_server, restarts_client},
         {"looks", looks_server, looks_client},
         {"sends", sends_server, sends_client},
+        {"messages", messages_server, messages_client},
         {"cancelled", cancelled_server, cancelled_client},
         {NULL, NULL, NULL},
     };
