@@ -26,7 +26,7 @@ CASES = {
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "corks", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
-    "handled": ["jumps", "masked", "part", "restarts", "looks", "sends", "messages", "cancelled"],
+    "handled": ["jumps", "masked", "part", "restarts", "looks", "sends", "messages", "late", "cancelled"],
 }  # fmt: skip
 
 

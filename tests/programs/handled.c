@@ -22,6 +22,14 @@ static void jump(int number) {
     siglongjmp(back, 1);
 }
 
+/* Past the time of the call that it interrupts. */
+static void lingers(int number) {
+    (void)number;
+    if (!waits) return;
+    handled++;
+    for (int64_t until = now_ns() + 400000; now_ns() < until;) {}
+}
+
 static void handle(int number, void (*handler)(int), int flags) {
     struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
     if (sigaction(number, &action, NULL)) die("sigaction");
@@ -238,6 +246,42 @@ static void messages_server(int fd) {
     await();
 }
 
+/* -- a handler that lasts longer than the call's time, from the spin of that on: it ends the call -- */
+static void late_client(int fd) {
+    enum { ROUNDS = 300, ANSWERED = 20 };
+    const int set = set_of(fd);
+    struct pollfd one = {fd, POLLIN, 0};
+    struct epoll_event event;
+    struct timespec limit = {0, 150000};
+    char byte;
+    handle(SIGALRM, lingers, 0);
+    for (int way = 0; way < 2; way++) {
+        int missed = 0;
+        for (int i = 0; i < ROUNDS; i++) {
+            /* After waits that were short a thread spins. */
+            for (int j = 0; j < ANSWERED; j++) {
+                send_all(fd, "x", 1);
+                while ((way ? epoll_wait(set, &event, 1, -1) : poll(&one, 1, -1)) < 0) {}
+                recv_all(fd, &byte, 1);
+            }
+            alarm_in(20 + i % 30, 0);
+            int before = handled;
+            waits = 1;
+            int told = way ? epoll_pwait2(set, &event, 1, &limit, NULL) : ppoll(&one, 1, &limit, NULL);
+            waits = 0;
+            missed += told == 0 && handled != before;
+            alarm_in(0, 0);
+        }
+        say("%s: missed %s", way ? "epoll_pwait2" : "ppoll", missed > ROUNDS / 10 ? "some" : "none");
+    }
+}
+
+/* Echoes each byte at once. */
+static void late_server(int fd) {
+    char byte;
+    while (recv_upto(fd, &byte, 1) == 1) send_all(fd, &byte, 1);
+}
+
 /* -- two threads that wait for one set, of which one is cancelled as a byte comes: the other one is told of it -- */
 enum { CANCELS = 40 };
 
@@ -297,6 +341,7 @@ int main(int argc, char **argv) {
         {"looks", looks_server, looks_client},
         {"sends", sends_server, sends_client},
         {"messages", messages_server, messages_client},
+        {"late", late_server, late_client},
         {"cancelled", cancelled_server, cancelled_client},
         {NULL, NULL, NULL},
     };
