@@ -134,8 +134,9 @@ static void restarts_client(int fd) {
     handle(SIGALRM, on_signal, SA_RESTART);
     tell();
     alarm_in(100000, 0);
+    errno = 0;
     ssize_t got = recv(fd, bytes, sizeof bytes, MSG_WAITALL);
-    say("all: %zd, handlers %d", got, (int)handled);
+    say("all: %zd, handlers %d, errno %d", got, (int)handled, errno);
     tell();
 }
 
