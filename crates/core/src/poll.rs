@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
@@ -20,6 +21,12 @@ use crate::{
 const STAYS_NS: u64 = 10_000_000;
 /// Descriptors of a call that are handled on the stack.
 const FEW: usize = 64;
+
+/// Whether the kernel's poll takes so many entries: not more than RLIMIT_NOFILE, which is asked for only where it may well be less.
+pub fn is_permitted(n: usize) -> bool {
+    const USUAL: usize = 1024;
+    n <= USUAL || getrlimit(Resource::Nofile).current.is_none_or(|most| n as u64 <= most)
+}
 
 /// Whether a descriptor of the call is, or may come while it sleeps, on a lane: use `poll`. Else libc's business.
 pub fn concerns_us(fds: &[libc::pollfd]) -> bool {

@@ -35,7 +35,7 @@ pub fn milliseconds(ms: c_int) -> Option<u64> {
 const MOST: nfds_t = 1 << 20;
 
 unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
-    if n == 0 || n > MOST || !table::any() {
+    if n == 0 || n > MOST || !table::any() || !mixed::is_permitted(n as usize) {
         return None;
     }
     let (n, len) = (n as usize, n as usize * size_of::<pollfd>());
@@ -53,6 +53,13 @@ unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
     cancellation_point();
     // SAFETY: as above.
     Some(unsafe { core::slice::from_raw_parts_mut(fds, n) })
+}
+
+/// Whether a call's mask can be read. Where it cannot, the kernel refuses the call before it looks at anything else.
+#[inline(always)]
+fn is_there(mask: *const sigset_t) -> bool {
+    // The kernel's own set of signals.
+    mask.is_null() || user::readable(mask.cast(), size_of::<u64>())
 }
 
 /// Looks up libc's waits now: a sleep's first use would write to a line that other threads read.
@@ -182,7 +189,7 @@ pub unsafe fn poll_by(
 ) -> c_int {
     // SAFETY: the caller's.
     let ours = unsafe { slice(fds, n) };
-    match ours.and_then(|ours| Some((ours, limit().ok()?))) {
+    match ours.filter(|_| is_there(mask)).and_then(|ours| Some((ours, limit().ok()?))) {
         Some((ours, ns)) => {
             let told = mixed::poll(&mut *ours, ns, mask);
             if let Ok(told @ 1..) = told {
@@ -248,7 +255,7 @@ pub unsafe fn pselect_by(
     // SAFETY: the program's sets.
     let call = unsafe { mixed::Select::new(n, sets.map(<*mut fd_set>::cast)) };
     match (call, limit) {
-        (Some(mut call), Ok(ns)) => answered(&mut call, ns, mask),
+        (Some(mut call), Ok(ns)) if is_there(mask) => answered(&mut call, ns, mask),
         _ => covered(n),
     }
 }
@@ -300,6 +307,9 @@ pub unsafe fn wait(
             return n as c_int;
         }
         left = timeout.map(|ns| ns.saturating_sub(clock::to_ns(now().saturating_sub(begin))));
+    }
+    if !is_there(mask) {
+        return covered();
     }
     // SAFETY: the caller's.
     unsafe { wait_for_lanes(set, epfd, (events, n), left, mask) }.unwrap_or_else(covered)
