@@ -254,26 +254,29 @@ static void late_client(int fd) {
     struct pollfd one = {fd, POLLIN, 0};
     struct epoll_event event;
     struct timespec limit = {0, 150000};
+    sigset_t none;
     char byte;
+    sigemptyset(&none);
     handle(SIGALRM, lingers, 0);
-    for (int way = 0; way < 2; way++) {
+    for (int way = 0; way < 4; way++) {
         int missed = 0;
         for (int i = 0; i < ROUNDS; i++) {
             /* After waits that were short a thread spins. */
             for (int j = 0; j < ANSWERED; j++) {
                 send_all(fd, "x", 1);
-                while ((way ? epoll_wait(set, &event, 1, -1) : poll(&one, 1, -1)) < 0) {}
+                while ((way % 2 ? epoll_wait(set, &event, 1, -1) : poll(&one, 1, -1)) < 0) {}
                 recv_all(fd, &byte, 1);
             }
             alarm_in(20 + i % 30, 0);
             int before = handled;
             waits = 1;
-            int told = way ? epoll_pwait2(set, &event, 1, &limit, NULL) : ppoll(&one, 1, &limit, NULL);
+            const sigset_t *mask = way < 2 ? NULL : &none;
+            int told = way % 2 ? epoll_pwait2(set, &event, 1, &limit, mask) : ppoll(&one, 1, &limit, mask);
             waits = 0;
             missed += told == 0 && handled != before;
             alarm_in(0, 0);
         }
-        say("%s: missed %s", way ? "epoll_pwait2" : "ppoll", missed > ROUNDS / 10 ? "some" : "none");
+        say("%s, %s: missed %s", way % 2 ? "epoll_pwait2" : "ppoll", way < 2 ? "no mask" : "none kept back", missed > ROUNDS / 10 ? "some" : "none");
     }
 }
 

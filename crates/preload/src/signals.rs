@@ -58,7 +58,7 @@ extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *m
         unsafe { keep(thread, signal, info, context.cast()) };
         return;
     }
-    thread.handled.fetch_add(1, Ordering::Relaxed);
+    thread.count_signal(signal);
     if flags & libc::SA_RESTART == 0 {
         thread.interrupts.fetch_add(1, Ordering::Relaxed);
     }
