@@ -22,11 +22,11 @@ CASES = {
                   "leftover", "finished"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
                   "stdio", "raw", "output", "file", "input", "reopened", "shell", "clones", "spliced"],
-    "waits": ["thousands", "masks", "timers", "flood", "filled", "few", "exceptional", "mutual"],
+    "waits": ["thousands", "masks", "refused", "timers", "flood", "filled", "few", "exceptional", "mutual"],
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "corks", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
-    "handled": ["jumps", "masked", "part", "cancelled"],
+    "handled": ["jumps", "masked", "part", "restarts", "looks", "sends", "messages", "late", "cancelled"],
 }  # fmt: skip
 
 

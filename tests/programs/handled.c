@@ -22,6 +22,14 @@ static void jump(int number) {
     siglongjmp(back, 1);
 }
 
+/* Past the time of the call that it interrupts. */
+static void lingers(int number) {
+    (void)number;
+    if (!waits) return;
+    handled++;
+    for (int64_t until = now_ns() + 400000; now_ns() < until;) {}
+}
+
 static void handle(int number, void (*handler)(int), int flags) {
     struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
     if (sigaction(number, &action, NULL)) die("sigaction");
@@ -120,6 +128,164 @@ static void part_server(int fd) {
     await();
 }
 
+/* -- with SA_RESTART, before the first byte: the call begins anew, and waits for all -- */
+static void restarts_client(int fd) {
+    char bytes[100];
+    handle(SIGALRM, on_signal, SA_RESTART);
+    tell();
+    alarm_in(100000, 0);
+    errno = 0;
+    ssize_t got = recv(fd, bytes, sizeof bytes, MSG_WAITALL);
+    say("all: %zd, handlers %d, errno %d", got, (int)handled, errno);
+    tell();
+}
+
+static void restarts_server(int fd) {
+    char half[50] = {0};
+    await();
+    for (int i = 0; i < 2; i++) {
+        usleep(250000); /* longer than the client's alarm: no byte comes before its signal */
+        send_all(fd, half, sizeof half);
+    }
+    await();
+}
+
+/* -- a look that asks for all, and has seen a part -- */
+static void looks_client(int fd) {
+    char bytes[10];
+    int64_t began = now_ms();
+    handle(SIGALRM, on_signal, SA_RESTART);
+    tell();
+    alarm_in(300000, 0);
+    say("a look: %s", outcome(recv(fd, bytes, sizeof bytes, MSG_PEEK | MSG_WAITALL)));
+    say("at the signal: %d", handled == 1 && now_ms() - began < 1500);
+    tell();
+    say("all: %s", outcome(recv(fd, bytes, sizeof bytes, MSG_WAITALL)));
+}
+
+#define looks_server part_server
+
+/* -- a send that has sent a part, and messages of which the first one is sent in part: the part is what is told of, and no byte of a later message goes -- */
+enum { MUCH = 64 << 20 };
+
+static void sends_client(int fd) {
+    static char much[MUCH];
+    struct iovec parts[2] = {{much, MUCH}, {much, MUCH}};
+    struct mmsghdr messages[2] = {{{.msg_iov = parts, .msg_iovlen = 1}, 0}, {{.msg_iov = parts + 1, .msg_iovlen = 1}, 0}};
+    handle(SIGALRM, on_signal, SA_RESTART);
+    for (int way = 0; way < 2; way++) {
+        uint64_t sent = 0;
+        int64_t began = now_ms();
+        int calls = handled;
+        alarm_in(15000, 0); /* before a lane that stays full gives way to TCP, whose own send ends */
+        if (way == 0) {
+            ssize_t n = send(fd, much, MUCH, 0);
+            say("a part: %d", n > 0 && n < MUCH);
+            sent = n;
+        } else {
+            say("messages: %s", outcome(sendmmsg(fd, messages, 2, 0)));
+            say("a part: %d", messages[0].msg_len > 0 && messages[0].msg_len < MUCH);
+            sent = messages[0].msg_len;
+        }
+        say("at the signal: %d", handled == calls + 1 && now_ms() - began < 1500);
+        if (write(tell_fd, &sent, sizeof sent) != sizeof sent) die("count");
+        await();
+    }
+}
+
+static void sends_server(int fd) {
+    static char some[1 << 20];
+    for (int way = 0; way < 2; way++) {
+        uint64_t sent = 0, got = 0;
+        struct pollfd told = {wait_fd, POLLIN, 0}, more = {fd, POLLIN, 0};
+        poll(&told, 1, 3000); /* not for ever: who sends all would wait */
+        while (!sent || got < sent || poll(&more, 1, 100) == 1) {
+            if (poll(&told, 1, 0) == 1 && read(wait_fd, &sent, sizeof sent) != sizeof sent) die("count");
+            if (poll(&more, 1, 100) == 1) got += recv(fd, some, sizeof some, 0);
+        }
+        say("every byte that was told of, and no other: %d", got == sent);
+        tell();
+    }
+}
+
+/* -- several messages in one call: a handler with SA_RESTART ends it behind the first one -- */
+static void messages_client(int fd) {
+    char bytes[2][10];
+    struct iovec parts[2] = {{bytes[0], 10}, {bytes[1], 10}};
+    struct mmsghdr messages[2] = {{{.msg_iov = parts, .msg_iovlen = 1}, 0}, {{.msg_iov = parts + 1, .msg_iovlen = 1}, 0}};
+    struct timespec limit = {5, 5};
+    int64_t began = now_ms();
+    say("of none: %s", outcome(recvmmsg(fd, messages, 0, 0, &limit)));
+    say("the time: %ld %ld", (long)limit.tv_sec, limit.tv_nsec);
+    handle(SIGALRM, on_signal, SA_RESTART);
+    tell();
+    alarm_in(300000, 0);
+    int got = recvmmsg(fd, messages, 2, 0, NULL);
+    say("messages: %s of %u", outcome(got), messages[0].msg_len);
+    say("at the signal: %d", handled == 1 && now_ms() - began < 1500);
+    /* The kernel keeps its own ERESTARTSYS as the socket's error, of which no program should know. */
+    int error;
+    socklen_t size = sizeof error;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    tell();
+    got = recvmmsg(fd, messages, 2, MSG_WAITALL, NULL);
+    say("messages: %s of %u and %u", outcome(got), messages[0].msg_len, messages[1].msg_len);
+    tell();
+}
+
+static void messages_server(int fd) {
+    char bytes[20] = {0};
+    await();
+    send_all(fd, bytes, 10);
+    struct pollfd told = {wait_fd, POLLIN, 0};
+    poll(&told, 1, 3000); /* not for ever: who waits for two would */
+    for (int i = 0; i < 4; i++) {
+        send_all(fd, bytes, 5);
+        usleep(20000);
+    }
+    await();
+    await();
+}
+
+/* -- a handler that lasts longer than the call's time, from the spin of that on: it ends the call -- */
+static void late_client(int fd) {
+    enum { ROUNDS = 300, ANSWERED = 20 };
+    const int set = set_of(fd);
+    struct pollfd one = {fd, POLLIN, 0};
+    struct epoll_event event;
+    struct timespec limit = {0, 150000};
+    sigset_t none;
+    char byte;
+    sigemptyset(&none);
+    handle(SIGALRM, lingers, 0);
+    for (int way = 0; way < 4; way++) {
+        int missed = 0;
+        for (int i = 0; i < ROUNDS; i++) {
+            /* After waits that were short a thread spins. */
+            for (int j = 0; j < ANSWERED; j++) {
+                send_all(fd, "x", 1);
+                while ((way % 2 ? epoll_wait(set, &event, 1, -1) : poll(&one, 1, -1)) < 0) {}
+                recv_all(fd, &byte, 1);
+            }
+            alarm_in(20 + i % 30, 0);
+            int before = handled;
+            waits = 1;
+            const sigset_t *mask = way < 2 ? NULL : &none;
+            int told = way % 2 ? epoll_pwait2(set, &event, 1, &limit, mask) : ppoll(&one, 1, &limit, mask);
+            waits = 0;
+            missed += told == 0 && handled != before;
+            alarm_in(0, 0);
+        }
+        say("%s, %s: missed %s", way % 2 ? "epoll_pwait2" : "ppoll", way < 2 ? "no mask" : "none kept back", missed > ROUNDS / 10 ? "some" : "none");
+    }
+}
+
+/* Echoes each byte at once. */
+static void late_server(int fd) {
+    char byte;
+    while (recv_upto(fd, &byte, 1) == 1) send_all(fd, &byte, 1);
+}
+
 /* -- two threads that wait for one set, of which one is cancelled as a byte comes: the other one is told of it -- */
 enum { CANCELS = 40 };
 
@@ -175,6 +341,11 @@ int main(int argc, char **argv) {
         {"jumps", jumps_server, jumps_client},
         {"masked", masked_server, masked_client},
         {"part", part_server, part_client},
+        {"restarts", restarts_server, restarts_client},
+        {"looks", looks_server, looks_client},
+        {"sends", sends_server, sends_client},
+        {"messages", messages_server, messages_client},
+        {"late", late_server, late_client},
         {"cancelled", cancelled_server, cancelled_client},
         {NULL, NULL, NULL},
     };

@@ -331,6 +331,18 @@ static const char *named(void (*handler)(int)) {
     return handler == SIG_ERR ? strerrorname_np(errno) : handler == SIG_IGN ? "ignored" : "default";
 }
 
+/* Of a handler that is installed by each old name: what siginterrupt() was told goes for later ones, too. */
+extern __typeof__(signal) bsd_signal;
+static void restart_flags(const char *when) {
+    static void (*(*const by[])(int, void (*)(int)))(int) = {signal, ssignal, bsd_signal, sysv_signal, sigset};
+    for (unsigned way = 0; way < sizeof by / sizeof *by; way++) {
+        struct sigaction now;
+        by[way](SIGUSR2, first_handler);
+        sigaction(SIGUSR2, NULL, &now);
+        say("%s, %u: %d", when, way, (now.sa_flags & SA_RESTART) != 0);
+    }
+}
+
 static void runs(void) {
     raise(SIGUSR1);
     say("%d %d", first_runs, second_runs);
@@ -352,6 +364,12 @@ static void dispositions_client(int fd) {
     say("ssignal: %s", named(ssignal(SIGUSR1, first_handler)));
     runs();
     say("bad: %s", named(sigset(SIGKILL, first_handler)));
+    restart_flags("by default");
+    say("siginterrupt: %d", siginterrupt(SIGUSR2, 1));
+    restart_flags("interrupts");
+    say("siginterrupt: %d", siginterrupt(SIGUSR2, 0));
+    restart_flags("no more");
+    say("siginterrupt of none: %d %d", siginterrupt(0, 1), siginterrupt(65, 1));
     warm_up_client(fd);
 }
 #endif

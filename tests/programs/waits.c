@@ -148,6 +148,45 @@ static void masks_client(int fd) {
 
 #define masks_server thousands_server
 
+/* -- what the kernel refuses before it looks at what is ready: a mask that is not there, and more entries than RLIMIT_NOFILE -- */
+static void refused_client(int fd) {
+    static struct pollfd many[2000];
+    const sigset_t *nowhere = (const sigset_t *)8;
+    const struct timespec patience = {5, 0};
+    struct rlimit limit;
+    struct pollfd one = {fd, POLLIN, 0};
+    struct epoll_event event;
+    fd_set reading;
+    char byte;
+    int set = new_set();
+    add(set, fd, EPOLLIN, 0);
+    tell();
+    expect(poll(&one, 1, 10000) == 1, "the byte comes");
+    await();
+    say("ppoll: %s", outcome(ppoll(&one, 1, &patience, nowhere)));
+    FD_ZERO(&reading);
+    FD_SET(fd, &reading);
+    say("pselect: %s", outcome(pselect(fd + 1, &reading, NULL, NULL, &patience, nowhere)));
+    say("epoll_pwait: %s", outcome(epoll_pwait(set, &event, 1, 5000, nowhere)));
+    say("epoll_pwait2: %s", outcome(epoll_pwait2(set, &event, 1, &patience, nowhere)));
+    for (int i = 0; i < 2000; i++) many[i] = (struct pollfd){i == 1 ? fd : -1, POLLIN, 0};
+    if (getrlimit(RLIMIT_NOFILE, &limit)) die("getrlimit");
+    for (int most = 1999; most <= 2000; most++) {
+        limit.rlim_cur = most;
+        if (setrlimit(RLIMIT_NOFILE, &limit)) die("setrlimit");
+        say("of %d: %s", most, outcome(poll(many, 2000, 5000)));
+    }
+    say("the byte: %s", outcome(recv(fd, &byte, 1, 0)));
+    tell();
+}
+
+static void refused_server(int fd) {
+    await();
+    send_all(fd, "!", 1);
+    tell();
+    await();
+}
+
 /* -- pipes, timers and a listener in one wait with the connection -- */
 static void timers_client(int fd) {
     int ends[2], timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), listener = listen_on(0), set = new_set();
@@ -341,6 +380,7 @@ static void mutual_server(int fd) { mutual(fd, 0); }
 int main(int argc, char **argv) {
     static const struct bed_case cases[] = {
         {"thousands", thousands_server, thousands_client}, {"masks", masks_server, masks_client},
+        {"refused", refused_server, refused_client},
         {"timers", timers_server, timers_client},          {"flood", flood_server, flood_client},
         {"filled", filled_server, filled_client},          {"few", few_server, few_client},
         {"mutual", mutual_server, mutual_client},

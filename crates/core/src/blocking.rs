@@ -27,10 +27,10 @@ pub struct Blocking {
     asked: bool,
     timeout: Option<u64>,
     deadline: Option<u64>,
-    /// Counts of handled signals when the call began, or was last asked whether one ends it.
+    /// Counts of handled signals when the call began, has moved its first byte, or was last asked whether one ends it.
     signals: (u32, u32),
-    /// It went on after one.
-    attended: bool,
+    /// It has moved bytes.
+    has_part: bool,
 }
 
 impl Blocking {
@@ -43,7 +43,7 @@ impl Blocking {
             timeout: None,
             deadline: None,
             signals: call::restarts_before(),
-            attended: false,
+            has_part: false,
         }
     }
 
@@ -78,13 +78,19 @@ impl Blocking {
         call::remaining(self.deadline)
     }
 
-    /// Whether a signal was handled since the call began: one that has moved a part ends then, whatever its handler's flags.
-    pub fn is_signalled(&self) -> bool {
-        self.attended || call::restarts_before() != self.signals
+    /// The call has moved a part, and goes on: a signal from now on ends it, whatever its handler's flags. Those before have begun it anew.
+    pub fn moved(&mut self) {
+        if !self.has_part {
+            self.has_part = true;
+            self.signals = call::restarts_before();
+        }
     }
 
     /// After a sleep that a signal ended; see [`call::interrupted`]. Errors: EINTR.
     pub fn interrupted(&self) -> Result<(), Errno> {
+        if self.has_part {
+            return Err(Errno::INTR);
+        }
         call::interrupted(self.signals, self.timeout.is_some())
     }
 
@@ -96,7 +102,6 @@ impl Blocking {
         }
         self.interrupted()?;
         self.signals = now;
-        self.attended = true;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use crate::host::host;
 use crate::sys;
 use crate::table::{self, Conn};
 use crate::tls::thread;
+use crate::user;
 use rustix::io::Errno;
 
 /// What a hooked call comes to.
@@ -76,10 +77,23 @@ pub fn restarts_before() -> (u32, u32) {
     (thread().handled.load(Ordering::Relaxed), thread().interrupts.load(Ordering::Relaxed))
 }
 
+/// Before a wait with a mask: only what is handled from now on can end it.
+pub fn begin_masked() {
+    thread().numbers.store(0, Ordering::Relaxed);
+}
+
 /// Whether a handler ran since so many signals were handled, which would have ended the kernel's own poll or epoll_wait, unless the call's mask
 /// had kept its signal back.
 pub fn ends_wait(handled: u32, mask: *const libc::sigset_t) -> bool {
-    mask.is_null() && restarts_before().0 != handled
+    restarts_before().0 != handled && (mask.is_null() || is_let_in(mask))
+}
+
+/// Whether one of those that were handled since [`begin_masked`] is let in by `mask`. Real-time signals are not known, and taken as kept back.
+#[cold]
+fn is_let_in(mask: *const libc::sigset_t) -> bool {
+    // SAFETY: the kernel's own set of signals is a word.
+    let kept_back = unsafe { user::fetch(mask.cast::<u64>()) }.unwrap_or(u64::MAX);
+    u64::from(thread().numbers.load(Ordering::Relaxed)) & !kept_back != 0
 }
 
 /// After a sleep that a signal ended: on with it if every handler that ran has SA_RESTART and the socket has

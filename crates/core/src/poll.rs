@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Side;
 
@@ -20,6 +21,12 @@ use crate::{
 const STAYS_NS: u64 = 10_000_000;
 /// Descriptors of a call that are handled on the stack.
 const FEW: usize = 64;
+
+/// Whether the kernel's poll takes so many entries: not more than RLIMIT_NOFILE, which is asked for only where it may well be less.
+pub fn is_permitted(n: usize) -> bool {
+    const USUAL: usize = 1024;
+    n <= USUAL || getrlimit(Resource::Nofile).current.is_none_or(|most| n as u64 <= most)
+}
 
 /// Whether a descriptor of the call is, or may come while it sleeps, on a lane: use `poll`. Else libc's business.
 pub fn concerns_us(fds: &[libc::pollfd]) -> bool {
@@ -72,7 +79,7 @@ fn poll_with(
     let deadline = call::deadline(timeout.filter(|&ns| ns > 0));
     // TCP's part of a lane is asked now and then, and after a sleep that watched it.
     let mut slept = false;
-    // The kernel had nothing to tell, and would have let signals in. Where it has something it lets none in.
+    // The kernel had nothing to tell until the time was over, and would have let signals in. Where it has something it lets none in.
     let mut has_let_in = mask.is_null();
     loop {
         let mut n = 0;
@@ -125,6 +132,7 @@ fn poll_with(
         }
         let left = match left() {
             Ok(left) => left,
+            Err(_) if call::ends_wait(signals, mask) => return Err(Errno::INTR),
             // Whoever is late has yet to let signals in that the mask does not keep back: one that is pending ends the call.
             Err(_) if has_let_in => return Ok(0),
             Err(_) if slept => return sys::poll(&mut [], Some(0), mask),
@@ -167,7 +175,7 @@ fn poll_with(
         if let Some(asleep) = asleep {
             asleep.end_on(cq);
         }
-        has_let_in |= polled? == 0;
+        has_let_in = polled? == 0 && shortest == left || mask.is_null();
         if ours > 0 {
             if kernel[fds.len()].revents != 0 {
                 wait::consume_edge(sleeper);

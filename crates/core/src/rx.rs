@@ -112,7 +112,10 @@ fn attempt(
                     return Outcome::Ours(Ok(bufs.done()));
                 }
                 match inside(conn, fd, || kernel(fd, &bufs, piecewise), |got| got.unwrap_or(0)) {
-                    Ok(n) if n > 0 && n < bufs.left() => bufs.advance(n),
+                    Ok(n) if n > 0 && n < bufs.left() => {
+                        bufs.advance(n);
+                        wait.moved();
+                    }
                     Ok(n) => return Outcome::Ours(Ok(bufs.done() + n)),
                     Err(Errno::AGAIN) if wait.may_wait(conn.block) => {}
                     Err(errno) => return ended(&bufs, errno),
@@ -133,11 +136,11 @@ fn attempt(
                 if bufs.left() == 0 || n == 0 || !whole && !goes_on(conn, flags) {
                     return Outcome::Ours(Ok(bufs.done()));
                 }
+                wait.moved();
             }
             Step::Empty if bufs.done() > 0 && !whole => return Outcome::Ours(Ok(bufs.done())),
             Step::Again | Step::Plain => {}
             Step::Failed(errno) => return ended(&bufs, errno),
-            Step::Empty if bufs.done() > 0 && wait.is_signalled() => return Outcome::Ours(Ok(bufs.done())),
             Step::Empty => {
                 if let Err(errno) = wait.more(conn, fd).and_then(|()| call::still_at(conn, fd)) {
                     return ended(&bufs, errno);

@@ -47,6 +47,8 @@ pub struct Thread {
     pub is_marked: AtomicBool,
     /// Second in which it last looked, before a sleep, whether the broker is there still (`session::look_in`; wrapping).
     pub looked_in: AtomicU32,
+    /// Numbers of the signals handled since its last wait with a mask began, as a mask: those up to 32.
+    pub numbers: AtomicU32,
     /// Ticks until which its spins do not yield.
     pub keep_until: AtomicU64,
     /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it.
@@ -71,6 +73,14 @@ const _: () = assert!(
     core::mem::offset_of!(ThreadBlock, core) + size_of::<Thread>()
         <= core::mem::offset_of!(ThreadBlock, locks)
 );
+
+impl Thread {
+    /// A handler for `signal` is about to run.
+    pub fn count_signal(&self, signal: i32) {
+        self.numbers.fetch_or(1u32.checked_shl((signal - 1) as u32).unwrap_or(0), Ordering::Relaxed);
+        self.handled.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 /// The calling thread's state.
 #[inline(always)]

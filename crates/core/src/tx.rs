@@ -104,6 +104,7 @@ fn attempt(
                 if source.left() == 0 || n == 0 {
                     return Outcome::Ours(Ok(source.done()));
                 }
+                wait.moved();
             }
             Step::Again => {}
             Step::Failed(errno) => return ended(&source, errno),

@@ -92,7 +92,7 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
     }
     // It was let through after all, by a mask that was restored.
     thread.kept.fetch_and(!(1 << (signal - 1)), Ordering::Relaxed);
-    thread.handled.fetch_add(1, Ordering::Relaxed);
+    thread.count_signal(signal);
     if flags & libc::SA_RESTART == 0 {
         thread.interrupts.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,11 +1,12 @@
 //! Data: read, write, and all their kin.
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::ptr::null_mut;
+use core::ptr::{null, null_mut};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use shunpike_core::bufs::Bufs;
 use shunpike_core::call::Outcome;
 use shunpike_core::conn;
+use shunpike_core::poll::poll;
 use shunpike_core::rx::receive;
 use shunpike_core::source::Source;
 use shunpike_core::table::{self, Conn};
@@ -79,6 +80,27 @@ unsafe fn message<'a>(msg: &msghdr) -> Option<&'a [iovec]> {
 fn address_taken(to: *const c_void, size: socklen_t) -> bool {
     to.is_null()
         || size as usize <= size_of::<libc::sockaddr_storage>() && user::readable(to.cast(), size as usize)
+}
+
+/// Bytes of a message that is one of several; `None` where it cannot be told.
+unsafe fn length(msg: *const msghdr) -> Option<usize> {
+    // SAFETY: the program's message.
+    let bufs = unsafe { header(msg).and_then(|header| message(&header)) }?;
+    Some(bufs.iter().fold(0, |all: usize, one| one.iov_len.saturating_add(all)).min(user::MOST))
+}
+
+/// Waits for bytes of a message behind the first one, as poll does: a signal ends the call then, whatever its handler's flags. Says whether the
+/// message is to be looked for.
+unsafe fn comes(conn: Conn, fd: c_int, msg: *const msghdr, flags: c_int) -> bool {
+    const WAITS_NOT: c_int = libc::MSG_DONTWAIT | libc::MSG_ERRQUEUE | libc::MSG_OOB;
+    // SAFETY: the program's message.
+    if flags & WAITS_NOT != 0 || unsafe { length(msg) }.is_none_or(|n| n == 0) {
+        return true;
+    }
+    let mut one = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    rx::readable(conn, fd)
+        || call::must_block(conn.block, fd).is_err()
+        || poll(&mut one, call::timeout_option(fd, libc::SO_RCVTIMEO), null()).is_ok_and(|n| n > 0)
 }
 
 fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl Fn(c_int) -> isize) -> isize {
@@ -393,6 +415,12 @@ hooks! {
         // The time is looked at between messages only, as the kernel does (recvmmsg(2), BUGS).
         while done < count && (done == 0 || call::remaining(deadline).is_ok()) {
             let entry = vec.wrapping_add(done as usize);
+            if done > 0
+                && let Some(conn) = ours(fd)
+                && !comes(conn, fd, &raw const (*entry).msg_hdr, flags | wait)
+            {
+                break;
+            }
             let n = recvmsg(fd, &raw mut (*entry).msg_hdr, flags & !libc::MSG_WAITFORONE | wait);
             if n < 0 || !user::store(&raw mut (*entry).msg_len, n as c_uint) {
                 if done == 0 {
@@ -410,7 +438,7 @@ hooks! {
             done += 1;
             if flags & libc::MSG_WAITFORONE != 0 { wait = libc::MSG_DONTWAIT; }
         }
-        if limit.is_some() {
+        if limit.is_some() && done > 0 {
             let left = call::remaining(deadline).ok().flatten().unwrap_or(0);
             let left = timespec { tv_sec: (left / 1_000_000_000) as _, tv_nsec: (left % 1_000_000_000) as _ };
             user::store(timeout, left);
@@ -477,6 +505,8 @@ hooks! {
                 return if done > 0 { done as c_int } else { -1 };
             }
             done += 1;
+            // No byte of the next one comes in the middle of this one (__sys_sendmmsg, net/socket.c).
+            if length(&raw const (*entry).msg_hdr).is_some_and(|all| (n as usize) < all) { break; }
         }
         done as c_int
     }

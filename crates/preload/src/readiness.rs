@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunpike_core::table::{self, Entry};
-use shunpike_core::{clock, conn, epoll, poll as mixed, seen, sets, user};
+use shunpike_core::{call, clock, conn, epoll, poll as mixed, seen, sets, user};
 
 use crate::this_libc::is_musl;
 
@@ -35,7 +35,7 @@ pub fn milliseconds(ms: c_int) -> Option<u64> {
 const MOST: nfds_t = 1 << 20;
 
 unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
-    if n == 0 || n > MOST || !table::any() {
+    if n == 0 || n > MOST || !table::any() || !mixed::is_permitted(n as usize) {
         return None;
     }
     let (n, len) = (n as usize, n as usize * size_of::<pollfd>());
@@ -53,6 +53,16 @@ unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> Option<&'a mut [pollfd]> {
     cancellation_point();
     // SAFETY: as above.
     Some(unsafe { core::slice::from_raw_parts_mut(fds, n) })
+}
+
+/// Begins a wait with this mask, or with none. False where the mask cannot be read: the kernel refuses such a call before it looks at anything else.
+#[inline(always)]
+fn begins(mask: *const sigset_t) -> bool {
+    mask.is_null() || {
+        call::begin_masked();
+        // The kernel's own set of signals.
+        user::readable(mask.cast(), size_of::<u64>())
+    }
 }
 
 /// Looks up libc's waits now: a sleep's first use would write to a line that other threads read.
@@ -182,7 +192,7 @@ pub unsafe fn poll_by(
 ) -> c_int {
     // SAFETY: the caller's.
     let ours = unsafe { slice(fds, n) };
-    match ours.and_then(|ours| Some((ours, limit().ok()?))) {
+    match ours.filter(|_| begins(mask)).and_then(|ours| Some((ours, limit().ok()?))) {
         Some((ours, ns)) => {
             let told = mixed::poll(&mut *ours, ns, mask);
             if let Ok(told @ 1..) = told {
@@ -248,7 +258,7 @@ pub unsafe fn pselect_by(
     // SAFETY: the program's sets.
     let call = unsafe { mixed::Select::new(n, sets.map(<*mut fd_set>::cast)) };
     match (call, limit) {
-        (Some(mut call), Ok(ns)) => answered(&mut call, ns, mask),
+        (Some(mut call), Ok(ns)) if begins(mask) => answered(&mut call, ns, mask),
         _ => covered(n),
     }
 }
@@ -300,6 +310,9 @@ pub unsafe fn wait(
             return n as c_int;
         }
         left = timeout.map(|ns| ns.saturating_sub(clock::to_ns(now().saturating_sub(begin))));
+    }
+    if !begins(mask) {
+        return covered();
     }
     // SAFETY: the caller's.
     unsafe { wait_for_lanes(set, epfd, (events, n), left, mask) }.unwrap_or_else(covered)

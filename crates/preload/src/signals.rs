@@ -10,11 +10,12 @@
 //! ends the program as it would have, with the same siginfo.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use libc::{sigaction as Action, sighandler_t, siginfo_t, ucontext_t};
 use shunpike_core::{process, sys, tls, user};
 
+use crate::this_libc::is_musl;
 use crate::vforked::foreign_process;
 
 const SIGNALS: usize = 65;
@@ -33,6 +34,9 @@ static GUARDED: AtomicBool = AtomicBool::new(false);
 
 /// Signals of a copy that faults: no mapping, or nothing behind it (the end of a mapped file).
 const FAULTS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+/// Numbers whose handlers signal(3) installs without SA_RESTART: glibc's `_sigintr`, which nobody but siginterrupt(3) writes.
+static INTERRUPTS: AtomicU64 = AtomicU64::new(0);
 
 extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel's own arguments.
@@ -54,7 +58,7 @@ extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *m
         unsafe { keep(thread, signal, info, context.cast()) };
         return;
     }
-    thread.handled.fetch_add(1, Ordering::Relaxed);
+    thread.count_signal(signal);
     if flags & libc::SA_RESTART == 0 {
         thread.interrupts.fetch_add(1, Ordering::Relaxed);
     }
@@ -241,6 +245,14 @@ unsafe fn install(signal: c_int, new: *const Action, old: *mut Action) -> c_int 
     rc
 }
 
+/// What BSD's signal(3) has of SA_RESTART. musl's does not look at what siginterrupt(3) was told.
+fn restart(signal: c_int) -> c_int {
+    let interrupts = (1..SIGNALS as c_int).contains(&signal)
+        && !is_musl()
+        && INTERRUPTS.load(Ordering::Relaxed) & 1 << (signal - 1) != 0;
+    if interrupts { 0 } else { libc::SA_RESTART }
+}
+
 /// signal(3) with the flags of one of its dialects.
 ///
 /// # Safety
@@ -289,7 +301,7 @@ hooks! {
     }
     /// signal(3): BSD's, as glibc has it
     fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        simple(signal, handler, libc::SA_RESTART)
+        simple(signal, handler, restart(signal))
     }
     /// signal(3) of System V
     fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
@@ -301,11 +313,11 @@ hooks! {
     }
     /// signal(3), its name of 4.3BSD
     fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        simple(signal, handler, libc::SA_RESTART)
+        simple(signal, handler, restart(signal))
     }
     /// ssignal(3)
     fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        simple(signal, handler, libc::SA_RESTART)
+        simple(signal, handler, restart(signal))
     }
     /// sigset(3)
     fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t { set(signal, handler) }
@@ -317,7 +329,14 @@ hooks! {
     fn siginterrupt(signal: c_int, interrupt: c_int) -> c_int {
         let mut action: Action = core::mem::zeroed();
         if install(signal, core::ptr::null(), &mut action) != 0 { return -1; }
-        if interrupt != 0 { action.sa_flags &= !libc::SA_RESTART } else { action.sa_flags |= libc::SA_RESTART }
+        let bit = 1 << (signal - 1);
+        if interrupt != 0 {
+            INTERRUPTS.fetch_or(bit, Ordering::Relaxed);
+            action.sa_flags &= !libc::SA_RESTART;
+        } else {
+            INTERRUPTS.fetch_and(!bit, Ordering::Relaxed);
+            action.sa_flags |= libc::SA_RESTART;
+        }
         install(signal, &action, core::ptr::null_mut())
     }
 }

@@ -138,10 +138,16 @@ pub fn wait(
                 }
             }
         }
-        // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
-        if n > 0 || complete && (lanes || !has_lanes(set)) {
+        if n > 0 {
             wake_others(set);
             return Ok(n);
+        }
+        // The first lane of a set may have come meanwhile, with what the kernel has told us of it: then the look was half of one.
+        if complete && (lanes || !has_lanes(set)) {
+            wake_others(set);
+            // A handler that ran before the time was over would have ended the kernel's wait.
+            let ends = timeout != Some(0) && call::ends_wait(signals, mask);
+            return if ends { Err(Errno::INTR) } else { Ok(0) };
         }
         again = true;
         if lanes && bar_of(set).is_some() {

@@ -117,9 +117,9 @@ impl Wait {
         Self { blocking: Blocking::new(flags, libc::SO_RCVTIMEO), napped: false }
     }
 
-    /// See [`Blocking::is_signalled`].
-    pub(super) fn is_signalled(&self) -> bool {
-        self.blocking.is_signalled()
+    /// See [`Blocking::moved`].
+    pub(super) fn moved(&mut self) {
+        self.blocking.moved();
     }
 
     /// Whether the call blocks, as far as we know.
@@ -225,6 +225,7 @@ impl Wait {
         if !self.blocking.may_wait(block) {
             return Err(Errno::AGAIN);
         }
+        self.blocking.moved();
         self.blocking.ask(conn, fd)?;
         let remaining = self.blocking.remaining()?;
         self.blocking.attend_signals()?;

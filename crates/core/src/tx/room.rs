@@ -200,6 +200,11 @@ impl Wait {
         Self { blocking: Blocking::new(flags, libc::SO_SNDTIMEO), napped: false, is_long: false }
     }
 
+    /// See [`Blocking::moved`].
+    pub(super) fn moved(&mut self) {
+        self.blocking.moved();
+    }
+
     /// Waits for room. Errors: EAGAIN when the call does not block or its time is over, EINTR.
     pub(super) fn more(&mut self, conn: Conn, fd: i32) -> Result<(), Errno> {
         let block = conn.block;

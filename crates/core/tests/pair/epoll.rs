@@ -51,20 +51,29 @@ impl Epoll {
         (self.waited(&mut events, ns) == 1).then(|| (events[0].u64 as i32, events[0].events as i32))
     }
 
+    /// How a wait ends that has room for one.
+    pub fn ends(&self, ns: u64) -> Res<usize> {
+        self.result(&mut [libc::epoll_event { events: 0, u64: 0 }], ns)
+    }
+
     fn waited(&self, events: &mut [libc::epoll_event], ns: u64) -> usize {
-        let mut real = |ns| sys::epoll_for(self.fd, events, Some(ns), core::ptr::null()).expect("a set");
+        self.result(events, ns).expect("a set")
+    }
+
+    fn result(&self, events: &mut [libc::epoll_event], ns: u64) -> Res<usize> {
+        let mut real = |ns| sys::epoll_for(self.fd, events, Some(ns), core::ptr::null());
         let Entry::Set(set) = table::look(self.fd) else { return real(ns) };
         if let Some(kernels) = epoll::kernels(set) {
-            let told = real(ns);
+            let told = real(ns)?;
             kernels.returned();
             if kernels.is_all(told as i32, events.len() as i32) {
-                return told;
+                return Ok(told);
             }
             if let Some(n) = kernels.end(&mut events[..told]) {
-                return n;
+                return Ok(n);
             }
         }
-        epoll::wait(set, self.fd, events, Some(ns), core::ptr::null()).expect("a set")
+        epoll::wait(set, self.fd, events, Some(ns), core::ptr::null())
     }
 }
 

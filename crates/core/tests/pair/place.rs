@@ -5,6 +5,7 @@ use crate::end::End;
 use shunpike_core::host::{self, Host};
 use shunpike_core::{Errno, clock, conn, life, session, sys, wait};
 use shunpike_shm::lifecycle::Phase;
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt;
@@ -16,10 +17,10 @@ const MESSAGES: usize = 64;
 /// The broker and core's session have nothing to say to each other after fewer rounds.
 const ROUNDS: usize = 64;
 
-/// The kernel, but for the end of a thread.
+/// The kernel, but for the ends of a sleep and of a thread.
 static HOST: Host = Host {
-    poll: sys::poll,
-    epoll: sys::epoll_for,
+    poll: |fds, timeout, mask| slept(timeout, sys::poll(fds, timeout, mask)),
+    epoll: |fd, events, timeout, mask| slept(timeout, sys::epoll_for(fd, events, timeout, mask)),
     deliver: || {},
     answer_faults: || {},
     may_be_interrupted: || false,
@@ -40,6 +41,19 @@ impl Drop for Leaving {
 
 thread_local! {
     static LEAVING: Leaving = const { Leaving };
+    static AFTER_A_SLEEP: Cell<fn()> = const { Cell::new(|| {}) };
+}
+
+fn slept(timeout: Option<u64>, told: sys::Res) -> sys::Res {
+    if timeout != Some(0) {
+        AFTER_A_SLEEP.replace(|| {})();
+    }
+    told
+}
+
+/// What happens as soon as this thread's next sleep is over.
+pub fn after_a_sleep(happens: fn()) {
+    AFTER_A_SLEEP.set(happens);
 }
 
 /// Core's state is the process's, and so is its broker: one test at a time.

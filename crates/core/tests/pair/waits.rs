@@ -1,8 +1,9 @@
 //! poll, select and epoll.
 
 use crate::epoll::Epoll;
-use crate::{Pair, as_tcp, as_tcp_once, bytes};
-use shunpike_core::{conn, poll, sys};
+use crate::{Pair, as_tcp, as_tcp_once, bytes, place};
+use core::sync::atomic::Ordering;
+use shunpike_core::{Errno, clock, conn, poll, sys, tls};
 use shunpike_wire::Reason;
 use std::time::Duration;
 
@@ -63,6 +64,73 @@ fn select_marks_who_is_ready() {
     let is_set = |set: &[u64; 16], fd| set[bit(fd).0] & bit(fd).1 != 0;
     assert!(is_set(&read, pair.server.fd) && !is_set(&read, pair.client.fd));
     assert!(is_set(&write, pair.server.fd) && is_set(&write, pair.client.fd));
+}
+
+/// As the trampoline counts.
+fn a_handler_runs() {
+    tls::thread().handled.fetch_add(1, Ordering::Relaxed);
+}
+
+/// More than any wait here has.
+fn time_is_over() {
+    clock::pass(20_000_000);
+}
+
+const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// Bytes that nobody has heard of for nearly the grace, which is 10 s here: the next sleep ends soon, and its call's time is not over yet.
+fn unheard(pair: &Pair) {
+    pair.server.send(b"unheard").expect("room");
+    // What rings for them has rung.
+    assert_eq!(pair.server.poll(libc::POLLIN, Some(1_000_000)), 0);
+    pair.pass(Duration::from_millis(9_950));
+}
+
+#[test]
+fn a_handler_ends_a_wait_that_is_late() {
+    let pair = Pair::open();
+    let set = Epoll::new();
+    set.add(pair.server.fd, libc::EPOLLIN).expect("a set");
+    for by_set in [false, true] {
+        unheard(&pair);
+        place::after_a_sleep(|| {
+            a_handler_runs();
+            time_is_over();
+        });
+        let mut fds = [libc::pollfd { fd: pair.server.fd, events: libc::POLLIN, revents: 0 }];
+        let polled = |fds: &mut [libc::pollfd]| poll::poll(fds, Some(PATIENCE_NS), core::ptr::null());
+        let ended = if by_set { set.ends(PATIENCE_NS) } else { polled(&mut fds) };
+        assert_eq!(ended, Err(Errno::INTR), "by a set: {by_set}");
+        pair.client.recv(100).expect("bytes");
+        assert!(pair.is_on_lanes());
+    }
+}
+
+/// The kernel's poll has let signals in while it was in time: whoever is late owes it to those that came after that.
+#[test]
+fn a_masked_poll_that_is_late_lets_signals_in() {
+    extern "C" fn nothing(_: i32) {}
+    const SIGNAL: i32 = libc::SIGUSR2;
+    let pair = Pair::open();
+    unheard(&pair);
+    // SAFETY: an empty set and a handler of ours; the signal is this thread's.
+    let none = unsafe {
+        let (mut none, mut one): (libc::sigset_t, libc::sigset_t) =
+            (core::mem::zeroed(), core::mem::zeroed());
+        libc::sigemptyset(&raw mut none);
+        libc::sigemptyset(&raw mut one);
+        libc::sigaddset(&raw mut one, SIGNAL);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const one, core::ptr::null_mut());
+        libc::signal(SIGNAL, nothing as *const () as usize);
+        none
+    };
+    place::after_a_sleep(|| {
+        // SAFETY: it is kept back here, and has a handler.
+        unsafe { libc::raise(SIGNAL) };
+        time_is_over();
+    });
+    let mut fds = [libc::pollfd { fd: pair.server.fd, events: libc::POLLIN, revents: 0 }];
+    assert_eq!(poll::poll(&mut fds, Some(PATIENCE_NS), &raw const none), Err(Errno::INTR));
 }
 
 /// Who they are does not matter for a comparison: each is told by its place in the pair.
