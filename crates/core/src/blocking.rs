@@ -27,7 +27,7 @@ pub struct Blocking {
     asked: bool,
     timeout: Option<u64>,
     deadline: Option<u64>,
-    /// Counts of handled signals when the call began, has moved its first byte, or was last asked whether one ends it.
+    /// Counts of handled signals when the call began, or last went on after some.
     signals: (u32, u32),
     /// It has moved bytes.
     has_part: bool,
@@ -78,31 +78,25 @@ impl Blocking {
         call::remaining(self.deadline)
     }
 
-    /// The call has moved a part, and goes on: a signal from now on ends it, whatever its handler's flags. Those before have begun it anew.
+    /// The call has moved a part, and goes on: a signal ends it from now on, whatever its handler's flags.
     pub fn moved(&mut self) {
-        if !self.has_part {
-            self.has_part = true;
-            self.signals = call::restarts_before();
-        }
+        self.has_part = true;
     }
 
-    /// After a sleep that a signal ended; see [`call::interrupted`]. Errors: EINTR.
-    pub fn interrupted(&self) -> Result<(), Errno> {
+    /// After a sleep that a signal ended; see [`call::interrupted`]. The kernel's call begins anew then, and the signal is forgotten. Errors: EINTR.
+    pub fn interrupted(&mut self) -> Result<(), Errno> {
         if self.has_part {
             return Err(Errno::INTR);
         }
-        call::interrupted(self.signals, self.timeout.is_some())
+        let now = call::restarts_before();
+        call::interrupted(self.signals, self.timeout.is_some())?;
+        self.signals = now;
+        Ok(())
     }
 
     /// Before a sleep, with all declared that ends it: a signal that was handled meanwhile would have ended the kernel's. Errors: EINTR.
     pub fn attend_signals(&mut self) -> Result<(), Errno> {
-        let now = call::restarts_before();
-        if now == self.signals {
-            return Ok(());
-        }
-        self.interrupted()?;
-        self.signals = now;
-        Ok(())
+        if call::restarts_before() == self.signals { Ok(()) } else { self.interrupted() }
     }
 
     /// Naps on what `declare` declares, in a critical section, or does not: then it says what that comes to. Errors: EAGAIN when

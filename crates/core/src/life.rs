@@ -6,8 +6,8 @@ use crate::table::{self, Entry};
 use crate::tls::epochs;
 use crate::zerocopy::lending;
 use crate::{
-    above, clock, conn, descriptors, device, eager, holders, hope, link, options, process, reuse, session,
-    sets, sys, tap, upgrade,
+    above, clock, conn, descriptors, device, eager, holders, hope, link, process, reuse, session, sets, sys,
+    tap, upgrade,
 };
 
 /// What the environment asks for.
@@ -75,8 +75,6 @@ pub fn leave(reason: Reason) {
 
 /// Before fork(): the child will hold every connection too, as a tenant of the arenas they are in.
 pub fn before_fork() {
-    // Either process may set options of sockets that the other accepts from or connects.
-    options::ask_the_kernel();
     sets::to_be_shared();
     // Not while a lane is being opened: it is mapped in both processes, or in neither's state. And not while another
     // thread is within what any lock protects: the child gets a copy of it, and no thread that would finish.

@@ -101,13 +101,18 @@ impl Link {
     /// Whether queue `cq` has news for us.
     pub fn has_news(&self, cq: u8) -> bool {
         let side = usize::from(self.side.load(Ordering::Relaxed));
-        self.half(side, cq).is_some_and(CqNews::any) && !self.is_inherited.load(Ordering::Relaxed)
+        self.half(side, cq).is_some_and(CqNews::any) && !self.is_inherited()
     }
 
     /// When queue `cq` of ours was last rung for from the other side of this link.
     pub fn rung(&self, cq: u8) -> u64 {
         let side = usize::from(self.side.load(Ordering::Relaxed));
         self.half(side, cq).map_or(0, CqNews::rung)
+    }
+
+    /// Whether it is a parent's.
+    pub fn is_inherited(&self) -> bool {
+        self.is_inherited.load(Ordering::Relaxed)
     }
 
     /// Takes the news of queue `cq` and calls `each` with where the registrations of every connection named begin.
@@ -170,7 +175,7 @@ pub(crate) fn after_fork_in_child() {
 
 /// Whether the connection's lanes began before a fork that made this process. No set of ours is told of what comes by them.
 pub fn is_inherited(block: &Block) -> bool {
-    of(block).is_some_and(|link| link.is_inherited.load(Ordering::Relaxed))
+    of(block).is_some_and(Link::is_inherited)
 }
 
 /// The peer looks at the connection, whichever call it sleeps in.

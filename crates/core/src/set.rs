@@ -20,6 +20,8 @@ pub struct Set {
     pub(crate) watched: AtomicBool,
     /// A forked child has it, too: of what the kernel tells there, it tells either process.
     pub(crate) shared: AtomicBool,
+    /// Its number among those that the processes of the tree share, plus one; 0 none.
+    pub(crate) mark: AtomicU32,
     /// The kernel has refused it an entry that lanes take: it gets none any more.
     pub(crate) refused: AtomicBool,
     /// Exclusive entries that the kernel has refused to take back.
@@ -49,6 +51,7 @@ impl Set {
             cq: AtomicU32::new(0),
             watched: AtomicBool::new(false),
             shared: AtomicBool::new(false),
+            mark: AtomicU32::new(0),
             refused: AtomicBool::new(false),
             lost: AtomicU32::new(0),
             waits: AtomicU64::new(0),

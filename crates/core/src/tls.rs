@@ -75,10 +75,11 @@ const _: () = assert!(
 );
 
 impl Thread {
-    /// A handler for `signal` is about to run.
-    pub fn count_signal(&self, signal: i32) {
-        self.numbers.fetch_or(1u32.checked_shl((signal - 1) as u32).unwrap_or(0), Ordering::Relaxed);
+    /// A handler for `signal` is about to run. Returns the numbers with it, for after the handler: a wait within it begins with none.
+    pub fn count_signal(&self, signal: i32) -> u32 {
+        let one = 1u32.checked_shl((signal - 1) as u32).unwrap_or(0);
         self.handled.fetch_add(1, Ordering::Relaxed);
+        self.numbers.fetch_or(one, Ordering::Relaxed) | one
     }
 }
 

@@ -92,7 +92,7 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
     }
     // It was let through after all, by a mask that was restored.
     thread.kept.fetch_and(!(1 << (signal - 1)), Ordering::Relaxed);
-    thread.count_signal(signal);
+    let numbers = thread.count_signal(signal);
     if flags & libc::SA_RESTART == 0 {
         thread.interrupts.fetch_add(1, Ordering::Relaxed);
     }
@@ -120,6 +120,7 @@ extern "C" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_vo
         // SAFETY: the kernel's context, and what is at its address.
         None => unsafe { zones::as_programs(zone, context, call) },
     }
+    thread.numbers.fetch_or(numbers, Ordering::Relaxed);
 }
 
 /// A one-time handler is gone from the kernel when it is called, but its mask and its flags are there still (kernel/signal.c,

@@ -58,7 +58,7 @@ extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *m
         unsafe { keep(thread, signal, info, context.cast()) };
         return;
     }
-    thread.count_signal(signal);
+    let numbers = thread.count_signal(signal);
     if flags & libc::SA_RESTART == 0 {
         thread.interrupts.fetch_add(1, Ordering::Relaxed);
     }
@@ -85,6 +85,7 @@ extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *m
             call(signal);
         }
     }
+    thread.numbers.fetch_or(numbers, Ordering::Relaxed);
 }
 
 /// The default action for a signal of `FAULTS`, which dumps core where it happened: a fault happens again, and what was

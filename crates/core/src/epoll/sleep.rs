@@ -8,7 +8,7 @@ use super::kernel::kernel;
 use super::looks::{Armed, arm, look};
 use super::of_lanes;
 use crate::host::host;
-use crate::set::Set;
+use crate::set::{List, Set};
 use crate::sets::ctl::move_to;
 use crate::sets::list::{next, push};
 use crate::sets::refusal::{PUT_BACK_NS, has_lost};
@@ -72,7 +72,7 @@ pub(super) fn sleep(
         if news {
             return Ok(None);
         }
-        if !sharing::sleeps(set) {
+        if !sharing::sleeps(set, &list) {
             return Ok(None);
         }
         asked::sleeps(set, &mut list);
@@ -80,11 +80,11 @@ pub(super) fn sleep(
         let waiter = match set.cq.load(Ordering::Acquire).checked_sub(1) {
             None => Waiter::unrung(),
             Some(cq) => {
-                let declare = || link::all().for_each(|link| link.declare_sleep(cq as u8));
-                let has_news = || link::all().any(|link| link.has_news(cq as u8));
+                let ours = || link::all().filter(|link| !link.is_inherited());
+                let declare = || ours().for_each(|link| link.declare_sleep(cq as u8));
+                let has_news = || ours().any(|link| link.has_news(cq as u8));
                 let Some((waiter, ())) = Waiter::declare(declare, has_news) else {
-                    asked::wakes(set, &mut set.list.lock());
-                    sharing::wakes(set);
+                    wakes(set, &mut set.list.lock());
                     return Ok(None);
                 };
                 waiter
@@ -93,8 +93,7 @@ pub(super) fn sleep(
         drop(critical);
         // By signals that were kept back until here.
         if call::ends_wait(signals, mask) {
-            asked::wakes(set, &mut set.list.lock());
-            sharing::wakes(set);
+            wakes(set, &mut set.list.lock());
             return Err(Errno::INTR);
         }
         asleep = Some(wait::Asleep::begin(waiter, Sleep::Set, epfd));
@@ -110,12 +109,16 @@ pub(super) fn sleep(
     }
     if lanes && left != Some(0) {
         let mut list = set.list.lock();
-        asked::wakes(set, &mut list);
-        sharing::wakes(set);
+        wakes(set, &mut list);
         list.kernel_at = clock::ticks();
     }
     let n = result?;
     Ok(Some(if n == 0 { 0 } else { n + of_lanes(set, out, n, before) }))
+}
+
+fn wakes(set: &Set, list: &mut List) {
+    asked::wakes(set, list);
+    sharing::wakes(set, list);
 }
 
 /// How long it is borne yet that bytes sent on the set's connections are heard of by nobody, nanoseconds. Those that were noted are looked at

@@ -9,8 +9,9 @@
 //! connection costs its peer no post at all (models/cq.pml).
 //!
 //! Here: a set's life. `regs`: the registrations in it; `ctl`: how they change, and those made behind our back; `entries`: what stands in the
-//! kernel for them; `list`: the active list; `refusal`: sets that the kernel gives no entry; `sharing`: those for which a child waits; `standing`: how those that have no lanes are told
-//! of what a lane leaves behind. How a set is looked at and waited for is [`epoll`](crate::epoll)'s.
+//! kernel for them; `list`: the active list; `refusal`: sets that the kernel gives no entry; `sharing`: those for which a child waits, too;
+//! `standing`: how those that have no lanes are told of what a lane leaves behind. How a set is looked at and waited for is
+//! [`epoll`](crate::epoll)'s.
 
 pub(crate) mod asked;
 pub(crate) mod ctl;
@@ -77,7 +78,7 @@ pub(crate) fn new_set(epfd: i32) -> Option<&'static Set> {
             set.cq.store(0, Ordering::Relaxed);
             set.watched.store(false, Ordering::Relaxed);
             set.shared.store(false, Ordering::Relaxed);
-            sharing::forget(set);
+            set.mark.store(0, Ordering::Relaxed);
             set.refused.store(false, Ordering::Relaxed);
             set.lost.store(0, Ordering::Relaxed);
             set.waits.store(0, Ordering::Relaxed);
@@ -130,8 +131,8 @@ pub(crate) fn is_inherited(set: &Set) -> bool {
 
 pub(crate) fn own(set: &'static Set) {
     if is_inherited(set) {
+        sharing::tell_parent(set);
         set.pid.store(process::pid(), Ordering::Relaxed);
-        sharing::tell_parent(set, set.epfd.load(Ordering::Relaxed));
         watch(set);
     } else if set.shared.load(Ordering::Relaxed)
         && !set.watched.load(Ordering::Relaxed)
@@ -143,6 +144,9 @@ pub(crate) fn own(set: &'static Set) {
 
 /// Somebody is about to wait for the set itself: its connections go back to TCP, for good. With no lock held.
 pub fn watch(set: &'static Set) {
+    if is_inherited(set) {
+        sharing::tell_parent(set);
+    }
     // SeqCst: pairs with who brings a connection on a lane and asks `bars_managed`, after `take_over` has counted it. Of those
     // on their way to one only they know.
     set.watched.store(true, Ordering::SeqCst);
@@ -165,11 +169,8 @@ pub fn watch(set: &'static Set) {
 /// knows until then. What is unread stays in the ring, where both find it: a sender that makes no call would never take it back. An armed one
 /// is told of by both; one that has fired leaves it to TCP when it is armed (`ctl`). With no lock held.
 pub fn to_be_shared() {
-    if open_sets().next().is_some() {
-        sharing::begin();
-    }
     // First: from here on none comes on a lane. SeqCst, as in `watch`.
-    open_sets().for_each(|set| set.shared.store(true, Ordering::SeqCst));
+    open_sets().for_each(sharing::begin);
     // Those of a parent are on TCP since its fork.
     for set in open_sets().filter(|set| !is_inherited(set)) {
         let mut after = 0;
