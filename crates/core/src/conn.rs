@@ -282,7 +282,8 @@ fn end(fd: i32, open: bool) {
         // To shut a socket that is not connected any more would last through its next connect().
         if open
             && eager::is_lent(conn.block)
-            && conn.block.dups.load(Ordering::Relaxed) == 0
+            && (conn.block.dups.load(Ordering::Relaxed) == 0
+                || table::names_of(conn).all(|other| other == fd))
             && holders::alone(conn.block)
         {
             close_lent(fd);

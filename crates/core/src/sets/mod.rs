@@ -144,7 +144,7 @@ pub(crate) fn own(set: &'static Set) {
 
 /// Somebody is about to wait for the set itself: its connections go back to TCP, for good. With no lock held.
 pub fn watch(set: &'static Set) {
-    if is_inherited(set) {
+    if is_inherited(set) && !set.watched.load(Ordering::Relaxed) {
         sharing::tell_parent(set);
     }
     // SeqCst: pairs with who brings a connection on a lane and asks `bars_managed`, after `take_over` has counted it. Of those

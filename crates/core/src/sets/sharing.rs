@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fd::AsRawFd;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::regs::bell_tag;
 use super::{EDGE, ring};
@@ -41,8 +41,14 @@ fn made() -> Option<&'static Page> {
         let (len, access) = (size_of::<Page>(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: a fresh anonymous mapping touches no memory of ours.
         let made = unsafe { mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::SHARED) };
-        if let Ok(made) = made {
-            PAGE.store(made.cast(), Ordering::Release);
+        if let Ok(made) = made
+            // Another thread's fork may have made one: Acquire, as in `page`.
+            && PAGE
+                .compare_exchange(core::ptr::null_mut(), made.cast(), Ordering::AcqRel, Ordering::Acquire)
+                .is_err()
+        {
+            // SAFETY: ours alone.
+            let _ = unsafe { munmap(made, len) };
         }
     }
     page()
