@@ -118,12 +118,16 @@ CAUSES = {
         "core/upgrade.rs": ("the program has shut down reading since the nomination", "has shut down its reading"),
         "core/upgrade/nomination.rs": ("the same, before it", "has shut down its reading"),
     },
-    "OtherNames": {"preload/lifecycle.rs": ("connect of a socket that has another name", "another name")},
+    "OtherNames": {
+        "preload/lifecycle.rs": ("connect of a socket that has another name", "another name"),
+        "core/conn.rs": ("connect(AF_UNSPEC) of one that has", "another name"),
+    },
     "PrivateDescriptors": {"preload/indirect.rs": ("unshare(CLONE_FILES) in a thread", "descriptors of their own")},
     "Revoked": {"core/upgrade.rs": ("`shunpike revoke`", "by the operator")},
     "SetUnseen": {"core/sets/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},
     "Shared": {
         "core/eager.rs": ("asked, not set", "several processes"),
+        "core/sets/ctl.rs": ("a lane of before a fork in a set of the child's", "several processes"),
         "core/upgrade.rs": ("a fork in the midst of a handshake", "several processes"),
         "core/upgrade/nomination.rs": ("a forked child has it, too", "several processes"),
     },
