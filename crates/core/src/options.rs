@@ -20,7 +20,7 @@ pub fn ask_the_kernel() {
     MAY_BAR.store(true, Ordering::Relaxed);
 }
 
-/// setsockopt(TCP_INQ) has succeeded.
+/// setsockopt(TCP_INQ) has succeeded, or may be about to.
 pub fn unread_told(fd: i32) {
     if let Some(conn) = table::conn(fd) {
         conn.block.tells_unread.store(1, Ordering::Relaxed);

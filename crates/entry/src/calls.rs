@@ -23,8 +23,8 @@ pub const DONE: u32 = 1;
 /// How many numbers are told apart (crates/inject/src/blob.rs).
 pub const NUMBERS: usize = 512;
 
-/// The calls that are shown to [`handler`].
-const SHOWN: [c_long; 71] = [
+/// The calls that are shown to [`handler`], beside those that move memory ([`memory::CALLS`]).
+const SHOWN: [c_long; 63] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -71,14 +71,6 @@ const SHOWN: [c_long; 71] = [
     libc::SYS_io_submit,
     libc::SYS_bpf,
     libc::SYS_unshare,
-    libc::SYS_mmap,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_remap_file_pages,
-    libc::SYS_madvise,
-    libc::SYS_process_madvise,
-    libc::SYS_mprotect,
-    libc::SYS_pkey_mprotect,
     libc::SYS_mlockall,
     libc::SYS_munlockall,
     libc::SYS_rt_sigaction,
@@ -101,12 +93,17 @@ const SHOWN: [c_long; 71] = [
 /// As the header has it.
 pub const fn shown() -> [u8; NUMBERS] {
     let mut shown = [0; NUMBERS];
+    mark(&mut shown, &SHOWN);
+    mark(&mut shown, &memory::CALLS);
+    shown
+}
+
+const fn mark(shown: &mut [u8; NUMBERS], numbers: &[c_long]) {
     let mut at = 0;
-    while at < SHOWN.len() {
-        shown[SHOWN[at] as usize] = 1;
+    while at < numbers.len() {
+        shown[numbers[at] as usize] = 1;
         at += 1;
     }
-    shown
 }
 
 /// What the blob's own handler answers.

@@ -134,10 +134,7 @@ pub(crate) fn own(set: &'static Set) {
         sharing::tell_parent(set);
         set.pid.store(process::pid(), Ordering::Relaxed);
         watch(set);
-    } else if set.shared.load(Ordering::Relaxed)
-        && !set.watched.load(Ordering::Relaxed)
-        && sharing::is_told(set)
-    {
+    } else if !set.watched.load(Ordering::Relaxed) && sharing::is_told(set) {
         watch(set);
     }
 }

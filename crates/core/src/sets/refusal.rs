@@ -9,7 +9,7 @@ use super::entries::{as_asked, tell_kernel};
 use super::list::push;
 use super::regs::{CONTROL, Control, Reg, kin_of, reg};
 use super::standing::standing;
-use super::{EXCLUSIVE, ONESHOT, each_of, is_inherited, ring, sharing};
+use super::{EXCLUSIVE, ONESHOT, each_of, ring, sharing};
 use crate::set::Set;
 use crate::sys;
 use crate::table::Conn;
@@ -21,15 +21,10 @@ pub(crate) const PUT_BACK_NS: u64 = 10_000_000;
 /// Why connections in `set` must not be on lanes.
 pub(crate) fn bar_of(set: &Set) -> Option<Reason> {
     // SeqCst: pairs with `watch`, which looks for lanes in the set after it has said that it is watched.
-    if set.watched.load(Ordering::SeqCst) || is_told(set) {
+    if set.watched.load(Ordering::SeqCst) || sharing::is_told(set) {
         return Some(Reason::NestedSets);
     }
     set.refused.load(Ordering::SeqCst).then_some(Reason::EpollSets)
-}
-
-/// Whether a child waits for a set of this process's own.
-fn is_told(set: &Set) -> bool {
-    set.shared.load(Ordering::SeqCst) && !is_inherited(set) && sharing::is_told(set)
 }
 
 /// Why a connection that is registered so must not be on a lane. One-shots of a set that processes share are the kernel's: whether one has

@@ -7,7 +7,7 @@ use rustix::fd::AsRawFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::regs::bell_tag;
-use super::{EDGE, ring};
+use super::{EDGE, is_inherited, ring};
 use crate::set::{List, Set};
 use crate::tls::critical;
 use crate::{clock, descriptors, doorbell, sys};
@@ -108,11 +108,12 @@ pub(super) fn tell_parent(set: &Set) {
     descriptors::close(bell);
 }
 
-/// Whether a child has said that it waits for the set, which a fork has shared.
+/// Whether a child has said that it waits for the set, which is this process's own.
+#[inline]
 pub(super) fn is_told(set: &Set) -> bool {
     let told =
         |page: &Page| place(set).is_some_and(|(at, bit)| page.watched[at].load(Ordering::SeqCst) & bit != 0);
-    page().is_some_and(told)
+    set.shared.load(Ordering::SeqCst) && !is_inherited(set) && page().is_some_and(told)
 }
 
 /// A thread is about to sleep for the set, which a fork may have shared, with the set's list. False: a child waits for it, which is to be
