@@ -10,7 +10,7 @@ use crate::op::*;
 
 use options::opt;
 
-pub use kinds::{dialogue, fresh, held, switch, unseen};
+pub use kinds::{dialogue, fresh, held, switch, unseen, windows};
 
 fn size() -> impl Strategy<Value = usize> {
     prop_oneof![6 => 1usize..64, 4 => 64usize..2000, 2 => 2000usize..9000, 1 => 9000usize..ON_THE_WAY]

@@ -11,7 +11,6 @@ use crate::errors::Failure;
 use crate::op::{CUTS, Op};
 use crate::pairs::{Pair, name_of};
 use crate::stage::{Run, Stage, Way, built};
-use crate::team::Trouble;
 
 /// How often a program in which TCP differed from itself is run again.
 const TRIES: u32 = 3;
@@ -33,6 +32,8 @@ pub struct Seen {
     edges: BTreeSet<u32>,
     all_edges: i64,
     undecided: u64,
+    /// Calls that were cut between two instructions.
+    windows: u64,
 }
 
 impl Seen {
@@ -44,6 +45,7 @@ impl Seen {
         self.edges.extend(other.edges);
         self.all_edges = self.all_edges.max(other.all_edges);
         self.undecided += other.undecided;
+        self.windows += other.windows;
         self
     }
 }
@@ -54,6 +56,7 @@ impl fmt::Display for Seen {
         if self.all_edges > 0 {
             write!(f, "{} of {} edges of code; ", self.edges.len(), self.all_edges)?;
         }
+        write!(f, "{} windows between two instructions; ", self.windows)?;
         write!(f, "{} undecided, as TCP differs from itself", self.undecided)
     }
 }
@@ -97,7 +100,12 @@ impl Lab {
             edges: self.ways.iter().flat_map(|(_, stage)| stage.edges.iter().copied()).collect(),
             all_edges: self.ways.iter().map(|(_, stage)| stage.all_edges).max().unwrap_or(0),
             undecided: self.undecided,
+            windows: self.windows(),
         }
+    }
+
+    fn windows(&self) -> u64 {
+        self.ways.iter().map(|(_, stage)| stage.windows).sum()
     }
 
     /// Pairs that were reached, and edges in each way: it grows with what is new.
@@ -146,11 +154,18 @@ impl Lab {
         }
     }
 
-    /// TCP's answers; where calls are made within others, in either order.
-    fn reference(&mut self, program: &[Op]) -> Result<Vec<Run>, (usize, Trouble)> {
+    /// TCP's answers; where calls are made within others, in either order. None, and a doubt, where TCP had trouble.
+    fn reference(&mut self, program: &[Op]) -> Option<Vec<Run>> {
         let cuts = program.iter().filter(|op| op.cut.is_some()).count().min(CUTS);
-        let all: Vec<Run> =
-            (0..1 << cuts).map(|turns| self.tcp.run(program, Some(turns))).collect::<Result<_, _>>()?;
+        let all: Result<Vec<Run>, _> =
+            (0..1 << cuts).map(|turns| self.tcp.run(program, Some(turns))).collect();
+        let all = match all {
+            Ok(all) => all,
+            Err((at, trouble)) => {
+                self.doubt(format!("on TCP, {}", Difference::Trouble { at, trouble }));
+                return None;
+            }
+        };
         for (op, outcome) in program.iter().zip(&all[0]) {
             let Some(outcome) = outcome else { continue };
             self.times.saturating_record(outcome.ns.max(1));
@@ -158,7 +173,32 @@ impl Lab {
                 self.at_once.saturating_record(outcome.ns.max(1));
             }
         }
-        Ok(all)
+        Some(all)
+    }
+
+    /// Runs a program in one of the ways, and compares it with TCP's runs: the order of them that fits best.
+    fn difference(&mut self, program: &[Op], way: usize, tcp: &[Run]) -> Option<Difference> {
+        let late = self.late();
+        let run = match self.ways[way].1.run(program, None) {
+            Ok(run) => run,
+            Err((at, trouble)) => return Some(Difference::Trouble { at, trouble }),
+        };
+        self.note(program, &run);
+        let all = tcp.iter().map(|tcp| difference(program, tcp, &run, late));
+        let fit = |found: &Difference| (!found.is_of_time(), std::cmp::Reverse(found.at()));
+        all.min_by_key(|found| found.as_ref().map(fit)).flatten()
+    }
+
+    /// Whether TCP differs from itself, so that what was found is in doubt.
+    fn differs_itself(&mut self, program: &[Op], way: usize, tcp: &Run, found: &Difference) -> bool {
+        let itself = match self.tcp.run(program, Some(0)) {
+            Ok(again) => difference(program, tcp, &again, Late::MOST),
+            Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
+        };
+        if let Some(itself) = &itself {
+            self.doubt(format!("TCP and TCP: {itself}; TCP and {:?}: {found}", self.way(way)));
+        }
+        itself.is_some()
     }
 
     /// The difference that a program shows in one of the ways. One in time must come each time, or where it is a timer's, some times; any other
@@ -177,29 +217,11 @@ impl Lab {
             if attempt >= TRIES && !may_be_late {
                 return None;
             }
-            let tcp = match self.reference(program) {
-                Ok(tcp) => tcp,
-                Err((at, trouble)) => {
-                    self.doubt(format!("on TCP, {}", Difference::Trouble { at, trouble }));
-                    return None;
-                }
-            };
+            let tcp = self.reference(program)?;
             for (longest, outcome) in longest.iter_mut().zip(&tcp[0]) {
                 *longest = (*longest).max(outcome.as_ref().map_or(0, |outcome| outcome.ns));
             }
-            let late = self.late();
-            let found = match self.ways[way].1.run(program, None) {
-                Ok(run) => {
-                    self.note(program, &run);
-                    let all = tcp.iter().map(|tcp| difference(program, tcp, &run, late));
-                    // The order that fits best.
-                    all.min_by_key(|found| {
-                        found.as_ref().map(|found| (!found.is_of_time(), std::cmp::Reverse(found.at())))
-                    })
-                    .flatten()
-                }
-                Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
-            };
+            let found = self.difference(program, way, &tcp);
             let Some(found) = found else {
                 is_always_late = false;
                 if timers.is_empty() {
@@ -226,16 +248,40 @@ impl Lab {
                 // Where nothing but the machine can be slow, only what never ends hangs.
                 found if self.way(way) == Way::Tcp && found.is_hang() && attempt + 1 < TRIES => {}
                 found => {
-                    let itself = match self.tcp.run(program, Some(0)) {
-                        Ok(again) => difference(program, &tcp[0], &again, Late::MOST),
-                        Err((at, trouble)) => Some(Difference::Trouble { at, trouble }),
-                    };
-                    let Some(itself) = itself else { return Some(found) };
-                    self.doubt(format!("TCP and TCP: {itself}; TCP and {:?}: {found}", self.way(way)));
+                    if !self.differs_itself(program, way, &tcp[0], &found) {
+                        return Some(found);
+                    }
                     if attempt + 1 >= TRIES {
                         return None;
                     }
                 }
+            }
+        }
+        None
+    }
+
+    /// Judges a program with its first call that is cut, cut after each number of instructions in turn, `step` apart: until one shows a
+    /// difference, the call is over before, or `is_over`. The program is left as it was run last.
+    pub fn judge_windows(
+        &mut self,
+        program: &mut [Op],
+        way: usize,
+        step: u16,
+        is_over: impl Fn() -> bool,
+    ) -> Option<Difference> {
+        let at = program.iter().position(|op| op.cut.is_some())?;
+        // A window makes no difference to TCP, which is asked once.
+        let tcp = self.reference(program)?;
+        for steps in (1..=u16::MAX).step_by(step.max(1).into()) {
+            program[at].cut = Some(steps);
+            let so_far = self.windows();
+            let found = match self.difference(program, way, &tcp) {
+                Some(found) if found.is_of_time() => self.judge(program, way),
+                Some(found) if self.differs_itself(program, way, &tcp[0], &found) => return None,
+                found => found,
+            };
+            if found.is_some() || self.windows() == so_far || is_over() {
+                return found;
             }
         }
         None

@@ -50,6 +50,9 @@ enum Command {
         times: u32,
         #[arg(long, value_delimiter = ',', default_value = "earned,eager,copy,client,server")]
         ways: Vec<stage::Way>,
+        /// Cuts the call that is cut after each number of its instructions in turn, so many apart.
+        #[arg(long, value_name = "STEP", num_args = 0..=1, default_missing_value = "1")]
+        windows: Option<u16>,
         /// Where those that fail are written, also as C programs.
         #[arg(long)]
         keep: Option<PathBuf>,
@@ -107,6 +110,9 @@ pub struct Search {
     /// Makes system calls of the library's own fail, as the seed says.
     #[arg(long)]
     errors: bool,
+    /// Programs of one call that is cut after each number of its instructions in turn, so many apart, until it is over before.
+    #[arg(long, value_name = "STEP", num_args = 0..=1, default_missing_value = "1")]
+    windows: Option<u16>,
     /// Most calls of a program.
     #[arg(long, default_value_t = 40)]
     longest: usize,
@@ -141,8 +147,8 @@ fn main() -> ExitCode {
             }
             search::search(&search)
         }
-        Command::Replay { built, times, ways, keep, files } => {
-            search::replay(&built, times, &ways, &files, keep.as_deref())
+        Command::Replay { built, times, ways, windows, keep, files } => {
+            search::replay(&built, times, &ways, windows, &files, keep.as_deref())
         }
         Command::Table { seed, each, others } => {
             pairs::print_table(seed, &each, &others);

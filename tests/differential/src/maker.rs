@@ -17,6 +17,7 @@ pub struct Maker {
     longest: usize,
     raw: bool,
     errors: bool,
+    windows: bool,
     guided: bool,
     /// All ways are TCP.
     on_tcp: bool,
@@ -36,6 +37,7 @@ impl Maker {
             longest: arguments.longest,
             raw: arguments.raw,
             errors: arguments.errors,
+            windows: arguments.windows.is_some(),
             guided: arguments.seed.is_none(),
             on_tcp: arguments.ways.iter().all(|&way| way == Way::Tcp),
             reached: Vec::new(),
@@ -61,6 +63,9 @@ impl Maker {
     }
 
     fn any(&mut self) -> Vec<Op> {
+        if self.windows {
+            return self.make(generate::windows());
+        }
         match self.made % 16 {
             7 => return self.make(generate::dialogue(12)),
             15 => return self.make(generate::held()),

@@ -159,7 +159,7 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
             progress.report(&lab.seen().to_string());
         }
         let way = turns[maker.made as usize % turns.len()];
-        let program = if has_lanes(&arguments.ways[way]) { maker.next() } else { short(maker.next()) };
+        let mut program = if has_lanes(&arguments.ways[way]) { maker.next() } else { short(maker.next()) };
         let (reached, calls, on_lanes) = (lab.reached(), lab.calls, lab.on_lanes);
         if arguments.only.is_some_and(|only| only != maker.made) {
             progress.made.fetch_add(1, Ordering::Relaxed);
@@ -171,7 +171,10 @@ fn search_alone(arguments: &Search, seed: u64, job: u64, progress: &Progress) ->
         if arguments.errors {
             lab.fail(&maker.failures);
         }
-        let found = lab.judge(&program, way);
+        let found = match arguments.windows {
+            Some(step) => lab.judge_windows(&mut program, way, step, || progress.is_over(arguments)),
+            None => lab.judge(&program, way),
+        };
         for doubt in lab.doubts() {
             println!("undecided: program {} of seed {seed}, {doubt}", maker.made);
         }
@@ -314,13 +317,14 @@ pub fn replay(
     directory: &Path,
     times: u32,
     ways: &[Way],
+    windows: Option<u16>,
     files: &[PathBuf],
     kept: Option<&Path>,
 ) -> ExitCode {
     let mut lab = Lab::new(directory, ways);
     let mut failed = 0;
     for file in files {
-        let program = Kept::read(file);
+        let mut program = Kept::read(file);
         if program.failures.is_empty() {
             lab.pass();
         } else if errors_can_be_made() {
@@ -329,7 +333,10 @@ pub fn replay(
             return ExitCode::from(2);
         }
         let found = (0..ways.len() * times as usize).map(|turn| turn % ways.len()).find_map(|way| {
-            let found = lab.judge(&program.program, way)?;
+            let found = match windows {
+                Some(step) => lab.judge_windows(&mut program.program, way, step, || false)?,
+                None => lab.judge(&program.program, way)?,
+            };
             Some((ways[way], found))
         });
         match found {

@@ -93,6 +93,8 @@ pub struct Stage {
     serial: u64,
     /// System calls of the library's own that fail; none are asked about where this is `None`.
     pub failures: Option<Vec<Failure>>,
+    /// Calls that were cut while they were under way.
+    pub windows: u64,
     /// Edges of the library's code that were passed, and how many there are; none where it was not built to tell.
     pub edges: BTreeSet<u32>,
     pub all_edges: i64,
@@ -119,6 +121,7 @@ impl Stage {
             ports: [0; 2],
             serial: 0,
             failures: None,
+            windows: 0,
             edges: BTreeSet::new(),
             all_edges: 0,
         }

@@ -148,15 +148,7 @@ impl Actor {
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
         if self.child.is_none() {
-            let stat = format!("/proc/{}/stat", self.pid);
-            let is_running = || {
-                let text = std::fs::read_to_string(&stat).unwrap_or_default();
-                matches!(text.rsplit(") ").next().and_then(|rest| rest.chars().next()), Some('R' | 'S' | 'D'))
-            };
-            let begin = Instant::now();
-            while is_running() && begin.elapsed() < HANG {
-                std::thread::sleep(Duration::from_micros(100));
-            }
+            self.wait_while_it_runs();
             return;
         }
         // SAFETY: an all-zero siginfo_t is one; its end is left for others to see.
@@ -164,6 +156,19 @@ impl Actor {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             let what = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
             libc::waitid(libc::P_PID, self.pid as libc::id_t, &raw mut info, what);
+        }
+    }
+
+    /// Waits until the kernel says that it is stopped, or has let go of all that it had: for one that is another's child.
+    fn wait_while_it_runs(&self) {
+        let stat = format!("/proc/{}/stat", self.pid);
+        let is_running = || {
+            let text = std::fs::read_to_string(&stat).unwrap_or_default();
+            matches!(text.rsplit(") ").next().and_then(|rest| rest.chars().next()), Some('R' | 'S' | 'D'))
+        };
+        let begin = Instant::now();
+        while is_running() && begin.elapsed() < HANG {
+            std::thread::sleep(Duration::from_micros(100));
         }
     }
 
@@ -176,12 +181,8 @@ impl Actor {
             }
             None => {
                 self.signal(libc::SIGKILL);
-                // It has let go of its end.
-                let begin = Instant::now();
-                while begin.elapsed() < HANG
-                    && !matches!(self.replies.recv_timeout(HANG), Err(RecvTimeoutError::Disconnected))
-                {
-                }
+                // A line of its own may be closed before its connections are.
+                self.wait_while_it_runs();
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{recv_by, send_by, side, size};
+use super::{cut, earning, recv_by, send_by, short, side, size};
 use crate::op::*;
 
 /// A program of exchanges on a connection with Nagle's algorithm, in which what counts is how long each call takes.
@@ -123,5 +123,34 @@ pub fn unseen(longest: usize) -> impl Strategy<Value = Vec<Op>> {
         );
         all.insert(1, Op::new(Side::Client, 0, Call::Exchange { by: By::RawPoll, rounds: 20, size: 100 }));
         all
+    })
+}
+
+/// One call that is cut, in a short program: in some state of a connection, with what shows what came of it behind.
+pub fn windows() -> impl Strategy<Value = Vec<Op>> {
+    // A lane that is open, or that opens meanwhile.
+    let begin = prop_oneof![3 => Just((60u16, 4)), 1 => (1u16..30).prop_map(|rounds| (rounds, 0))];
+    let before = prop::collection::vec((side(), short()), 0..4);
+    (any::<bool>(), begin, before, cut()).prop_map(|(nonblock, (rounds, ms), before, pair)| {
+        let op = |side, call| Op::new(side, 0, call);
+        let open = op(Side::Client, Call::Open { nonblock, nagle: false, family: Family::V4 });
+        let begin = match ms {
+            0 => vec![op(Side::Client, Call::Echo { rounds, size: 50 })],
+            ms => earning(0, rounds, ms, 50).to_vec(),
+        };
+        let looks = [
+            Call::Look(LookBy::Epoll),
+            Call::Look(LookBy::Poll),
+            Call::Recv(RecvBy::Recv, ON_THE_WAY),
+            Call::Look(LookBy::Epoll),
+        ];
+        let after = looks.into_iter().flat_map(|call| Side::BOTH.map(|side| op(side, call)));
+        std::iter::once(open)
+            .chain(begin)
+            .chain(before.into_iter().map(|(side, call)| op(side, call)))
+            .chain(pair)
+            .chain(after)
+            .chain([op(Side::Client, Call::Echo { rounds: 2, size: 50 })])
+            .collect()
     })
 }

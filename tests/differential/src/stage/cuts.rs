@@ -67,6 +67,7 @@ impl Stage {
             actor.tell(&order(op, true));
         }
         let is_within = stepper.begin(steps, HANG)?;
+        self.windows += u64::from(is_within);
         let mut other = None;
         match next.call {
             Call::Kill if is_within => {
@@ -78,9 +79,13 @@ impl Stage {
                 return Ok([None, Some(outcome)]);
             }
             Call::Kill => {}
-            Call::Signal(_) if is_within => actor.signal(libc::SIGUSR1),
+            Call::Signal(_) if is_within => self.holder(op.side, conn).signal(libc::SIGUSR1),
             Call::Signal(_) => {}
-            _ if is_pair => actor.go(if is_within { MOST_OF_A_THREAD } else { Duration::from_millis(1) }),
+            _ if is_pair => self.holder(op.side, conn).go(if is_within {
+                MOST_OF_A_THREAD
+            } else {
+                Duration::from_millis(1)
+            }),
             call if call.is_of_driver() => self.drive(next)?,
             _ if is_within => {
                 let peer = self.holder(next.side, conn);
