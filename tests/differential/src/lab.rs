@@ -11,6 +11,7 @@ use crate::errors::Failure;
 use crate::op::{CUTS, Op};
 use crate::pairs::{Pair, name_of};
 use crate::stage::{Run, Stage, Way, built};
+use crate::team::Trouble;
 
 /// How often a program in which TCP differed from itself is run again.
 const TRIES: u32 = 3;
@@ -157,13 +158,16 @@ impl Lab {
     /// TCP's answers; where calls are made within others, in either order. None, and a doubt, where TCP had trouble.
     fn reference(&mut self, program: &[Op]) -> Option<Vec<Run>> {
         let cuts = program.iter().filter(|op| op.cut.is_some()).count().min(CUTS);
-        let all: Result<Vec<Run>, _> =
-            (0..1 << cuts).map(|turns| self.tcp.run(program, Some(turns))).collect();
-        let all = match all {
-            Ok(all) => all,
-            Err((at, trouble)) => {
-                self.doubt(format!("on TCP, {}", Difference::Trouble { at, trouble }));
-                return None;
+        let mut attempt = 1;
+        let all: Vec<Run> = loop {
+            match (0..1 << cuts).map(|turns| self.tcp.run(program, Some(turns))).collect() {
+                Ok(all) => break all,
+                // Only what never ends hangs: a machine may stand still.
+                Err((_, trouble)) if trouble == Trouble::Hangs && attempt < TRIES => attempt += 1,
+                Err((at, trouble)) => {
+                    self.doubt(format!("on TCP, {}", Difference::Trouble { at, trouble }));
+                    return None;
+                }
             }
         };
         for (op, outcome) in program.iter().zip(&all[0]) {
