@@ -21,7 +21,10 @@ pub fn tcp_check_us(fd: i32) -> u64 {
 
 /// Of one call.
 pub struct Blocking {
-    dontwait: bool,
+    /// Whether it blocks, once that is known: O_NONBLOCK counts as it stood when the call began.
+    blocks: Option<bool>,
+    /// It was clear, as far as we know, when the first part was moved.
+    began_blocking: bool,
     /// SO_RCVTIMEO or SO_SNDTIMEO.
     option: i32,
     asked: bool,
@@ -37,8 +40,9 @@ impl Blocking {
     /// Of a call with these flags, whose time `option` bounds.
     pub fn new(flags: i32, option: i32) -> Self {
         Self {
-            dontwait: flags & libc::MSG_DONTWAIT != 0,
+            blocks: (flags & libc::MSG_DONTWAIT != 0).then_some(false),
             option,
+            began_blocking: false,
             asked: false,
             timeout: None,
             deadline: None,
@@ -49,12 +53,12 @@ impl Blocking {
 
     /// Whether the call blocks, as far as we know.
     pub fn may_wait(&self, block: &Block) -> bool {
-        !self.dontwait && block.nonblock.load(Ordering::Relaxed) == 0
+        self.blocks.unwrap_or_else(|| self.began_blocking || block.nonblock.load(Ordering::Relaxed) == 0)
     }
 
     /// Of a call that is about to say EAGAIN: whether it blocks after all, as O_NONBLOCK was cleared by a call that no hook saw. Asks the kernel.
     pub fn blocks_after_all(&self, block: &Block, fd: i32) -> bool {
-        let blocks = !self.dontwait && call::must_block(block, fd).is_ok();
+        let blocks = self.blocks.is_none() && call::must_block(block, fd).is_ok();
         if blocks {
             block.nonblock.store(0, Ordering::Relaxed);
         }
@@ -67,7 +71,12 @@ impl Blocking {
             return Ok(());
         }
         self.asked = true;
-        call::must_block(conn.block, fd)?;
+        // Who has set it since, by a call that we saw, has done so too late for this one.
+        if self.blocks.is_none() && !(self.began_blocking && conn.block.nonblock.load(Ordering::Relaxed) != 0)
+        {
+            call::must_block(conn.block, fd).inspect_err(|_| self.blocks = Some(false))?;
+        }
+        self.blocks.get_or_insert(true);
         self.timeout = call::timeout_option(fd, self.option);
         self.deadline = call::deadline(self.timeout);
         Ok(())
@@ -79,7 +88,8 @@ impl Blocking {
     }
 
     /// The call has moved a part, and goes on: a signal ends it from now on, whatever its handler's flags.
-    pub fn moved(&mut self) {
+    pub fn moved(&mut self, block: &Block) {
+        self.began_blocking |= !self.has_part && block.nonblock.load(Ordering::Relaxed) == 0;
         self.has_part = true;
     }
 

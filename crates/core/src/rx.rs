@@ -77,6 +77,7 @@ fn attempt(
     // A look is begun anew until it shows all that is asked for.
     let looks_on = flags & libc::MSG_WAITALL != 0 && peeks;
     let mut wait = Wait::new(flags);
+    let mut is_begun = false;
     loop {
         if conn.block.rx.mode.load(Ordering::Relaxed) == mode::PLAIN {
             let beside = conn.block.tx.mode.load(Ordering::Relaxed) != mode::PLAIN;
@@ -91,6 +92,12 @@ fn attempt(
                 seen::ask(conn.block, fd, flags);
             }
             if conn.block.rx.enter() {
+                // Who closes it takes its number away first.
+                if is_begun && let Err(errno) = call::still_at(conn, fd) {
+                    conn.block.rx.leave();
+                    return ended(&bufs, errno);
+                }
+                is_begun = true;
                 if looks_on && beside {
                     let is_over = sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
                     let once = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
@@ -114,7 +121,7 @@ fn attempt(
                 match inside(conn, fd, || kernel(fd, &bufs, piecewise), |got| got.unwrap_or(0)) {
                     Ok(n) if n > 0 && n < bufs.left() => {
                         bufs.advance(n);
-                        wait.moved();
+                        wait.moved(conn.block);
                     }
                     Ok(n) => return Outcome::Ours(Ok(bufs.done() + n)),
                     Err(Errno::AGAIN) if wait.may_wait(conn.block) => {}
@@ -123,6 +130,7 @@ fn attempt(
                 continue;
             }
         }
+        is_begun = true;
         let is_over = looks_on && sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
         match step(conn, fd, &bufs, flags) {
             Step::Data(n @ 1..) if looks_on && n < bufs.left() && !is_over => {
@@ -136,7 +144,7 @@ fn attempt(
                 if bufs.left() == 0 || n == 0 || !whole && !goes_on(conn, flags) {
                     return Outcome::Ours(Ok(bufs.done()));
                 }
-                wait.moved();
+                wait.moved(conn.block);
             }
             Step::Empty if bufs.done() > 0 && !whole => return Outcome::Ours(Ok(bufs.done())),
             Step::Again | Step::Plain => {}

@@ -91,10 +91,17 @@ fn attempt(
         conn = hope::await_lane(conn, fd, None).unwrap_or(conn);
     }
     let mut wait = Wait::new(flags);
+    let mut is_begun = false;
     loop {
         if conn.block.tx.mode.load(Ordering::Relaxed) == mode::PLAIN && conn.block.tx.enter() {
+            // Who closes it takes its number away first.
+            if is_begun && let Err(errno) = call::still_at(conn, fd) {
+                conn.block.tx.leave();
+                return ended(&source, errno);
+            }
             return by_tcp(conn, fd, &mut source, call, real);
         }
+        is_begun = true;
         let step = step(conn, fd, &source, flags, call);
         wait.is_long = call.lends();
         match step {
@@ -104,7 +111,7 @@ fn attempt(
                 if source.left() == 0 || n == 0 {
                     return Outcome::Ours(Ok(source.done()));
                 }
-                wait.moved();
+                wait.moved(conn.block);
             }
             Step::Again => {}
             Step::Failed(errno) => return ended(&source, errno),

@@ -118,8 +118,8 @@ impl Wait {
     }
 
     /// See [`Blocking::moved`].
-    pub(super) fn moved(&mut self) {
-        self.blocking.moved();
+    pub(super) fn moved(&mut self, block: &Block) {
+        self.blocking.moved(block);
     }
 
     /// Whether the call blocks, as far as we know.
@@ -225,7 +225,7 @@ impl Wait {
         if !self.blocking.may_wait(block) {
             return Err(Errno::AGAIN);
         }
-        self.blocking.moved();
+        self.blocking.moved(block);
         self.blocking.ask(conn, fd)?;
         let remaining = self.blocking.remaining()?;
         self.blocking.attend_signals()?;

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use shunpike_shm::arena::{MOVES, TxHalf, TxHeld, mode};
+use shunpike_shm::arena::{Block, MOVES, TxHalf, TxHeld, mode};
 use shunpike_shm::lane::{Cursor, Dmb, Side};
 use shunpike_wire::Reason;
 
@@ -201,8 +201,8 @@ impl Wait {
     }
 
     /// See [`Blocking::moved`].
-    pub(super) fn moved(&mut self) {
-        self.blocking.moved();
+    pub(super) fn moved(&mut self, block: &Block) {
+        self.blocking.moved(block);
     }
 
     /// Waits for room. Errors: EAGAIN when the call does not block or its time is over, EINTR.
