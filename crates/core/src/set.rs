@@ -26,8 +26,8 @@ pub struct Set {
     pub(crate) refused: AtomicBool,
     /// Exclusive entries that the kernel has refused to take back.
     pub(crate) lost: AtomicU32,
-    /// Beginnings and ends of waits through the hooks (upper half), and threads in libc's own wait, which a lane's bell does not reach
-    /// (lower half). One that was cancelled there stays counted.
+    /// Beginnings and ends of waits through the hooks (upper half), and threads in libc's own wait (lower half). One that was cancelled there
+    /// stays counted.
     pub(crate) waits: AtomicU64,
     /// Counts what a call must not tell of twice: reports, and registrations that came on lanes.
     pub(crate) clock: AtomicU64,
@@ -87,6 +87,11 @@ impl Set {
     pub(crate) fn take_unheard(&self, list: &mut List) -> Option<[u32; NOTED]> {
         self.unheard_from.store(0, Ordering::Relaxed);
         list.take_noted()
+    }
+
+    /// Whether a thread is in libc's own wait.
+    pub(crate) fn has_waits_of_libc(&self) -> bool {
+        self.waits.load(Ordering::Relaxed) as u32 != 0
     }
 
     /// How many waits through the hooks have begun or ended, wrapping.

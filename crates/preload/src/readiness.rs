@@ -282,7 +282,7 @@ fn answered(call: &mut mixed::Select, ns: Option<u64>, mask: *const sigset_t) ->
 /// epoll_wait and its kin, of which `covered` is libc's own.
 #[inline(always)]
 pub unsafe fn wait(
-    epfd: c_int,
+    mut epfd: c_int,
     events: *mut epoll_event,
     n: c_int,
     timeout: Option<u64>,
@@ -308,6 +308,10 @@ pub unsafe fn wait(
         };
         if let Some(n) = kernels.end(out) {
             return n as c_int;
+        }
+        match sets::number_of(set, epfd) {
+            Ok(number) => epfd = number,
+            Err(errno) => return result(Err(errno)),
         }
         left = timeout.map(|ns| ns.saturating_sub(clock::to_ns(now().saturating_sub(begin))));
     }

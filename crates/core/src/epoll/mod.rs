@@ -22,8 +22,8 @@ use crate::sets::regs::{CONTROL, Control, has_tags, reg};
 use crate::sets::standing::stand_all;
 use crate::sets::{WAIT, asked, has_lanes, is_inherited, is_left, own, ring};
 use crate::spin::spin;
-use crate::tls::thread;
-use crate::{above, call, clock, link, session};
+use crate::tls::{critical, thread};
+use crate::{above, call, clock, link, session, sets};
 
 /// The kernel's part of a set is asked at least this often while lanes are busy, microseconds.
 const KERNEL_US: u64 = 200;
@@ -87,7 +87,7 @@ impl Kernels {
 /// epoll_wait and its kin. `timeout` in nanoseconds. Not for an `out` of nothing.
 pub fn wait(
     set: &'static Set,
-    epfd: i32,
+    mut epfd: i32,
     out: &mut [libc::epoll_event],
     timeout: Option<u64>,
     mask: *const libc::sigset_t,
@@ -101,6 +101,9 @@ pub fn wait(
     // Once a look has found nothing, the next one is at the news of all link groups.
     let mut again = false;
     loop {
+        if again {
+            epfd = sets::number_of(set, epfd)?;
+        }
         // Also where a child has begun to wait for it meanwhile.
         own(set);
         let left = match call::remaining(deadline) {
@@ -166,18 +169,20 @@ fn of_lanes(set: &'static Set, out: &mut [libc::epoll_event], n: usize, before: 
     scan_after(set, out, n, before)
 }
 
-/// A thread that goes back to the program leaves connections that are unarmed to the one that still sleeps, and news for which it may have
-/// taken that one's bell.
+/// A thread that goes back to the program leaves connections that are unarmed to one that still sleeps, and news for which it may have taken
+/// that one's bell. Whoever rang has taken the sleep for answered: it is declared anew for those that sleep on (models/cq.pml, ONESET).
 fn wake_others(set: &'static Set) {
     let list = set.list.lock();
-    let (sleeps, is_listed) = (list.sleepers > 0, list.len > 0);
+    let (sleeps, is_listed) = (list.sleepers > 0 || set.has_waits_of_libc(), list.len > 0);
     drop(list);
+    let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1).filter(|_| sleeps) else { return };
     let has_news = || {
-        let cq = set.cq.load(Ordering::Acquire).checked_sub(1);
-        cq.is_some_and(|cq| link::all().any(|link| link.has_news(cq as u8)))
+        let _critical = critical();
+        let ours = || link::all().filter(|link| !link.is_inherited());
+        ours().filter(|link| !link.is_slept_on(cq as u8)).for_each(|link| link.declare_sleep(cq as u8));
+        ours().any(|link| link.has_news(cq as u8))
     };
-    let wake = sleeps && (is_listed || has_news());
-    if wake {
+    if is_listed || has_news() {
         ring(set);
     }
 }

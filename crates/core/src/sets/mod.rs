@@ -25,6 +25,7 @@ pub(crate) mod standing;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_wire::Reason;
 
@@ -93,6 +94,12 @@ pub(crate) fn new_set(epfd: i32) -> Option<&'static Set> {
 /// Another descriptor of the same set.
 pub fn retain(set: &'static Set) {
     set.refs.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A number of the set, for who waits for it at `fd`, which may have been closed meanwhile and be another set's. Errors: EBADF, it has none.
+pub fn number_of(set: &'static Set, fd: i32) -> Result<i32, Errno> {
+    let is_its = |fd: &i32| matches!(table::look(*fd), Entry::Set(same) if core::ptr::eq(same, set));
+    [fd, set.epfd.load(Ordering::Relaxed)].into_iter().find(is_its).ok_or(Errno::BADF)
 }
 
 /// A descriptor of the set is closed; with the last one its registrations go.
