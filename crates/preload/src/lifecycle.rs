@@ -3,11 +3,12 @@
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{sockaddr, socklen_t};
+use shunpike_core::host::is_alone;
 use shunpike_core::surface::{self, Does};
 use shunpike_core::table::{self, Conn, Entry};
 use shunpike_core::wire::Reason;
 use shunpike_core::{
-    call, conn, cork, eager, keepalive, options, process, rx, state, sys, tls, user, zerocopy,
+    call, conn, cork, eager, keepalive, life, options, process, rx, state, sys, tls, user, zerocopy,
 };
 
 use crate::errno::{errno, set_errno};
@@ -511,6 +512,11 @@ pub(crate) fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_
 /// close_range in pieces that leave our own descriptors open.
 unsafe fn close_around(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let (mut from, mut rc) = (first, 0);
+    // The other threads keep theirs.
+    let is_for_one = flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0 && !is_alone();
+    if is_for_one {
+        life::leave(Reason::PrivateDescriptors);
+    }
     let within = |fd: c_int| (fd as c_uint) >= first && (fd as c_uint) <= last;
     for (fd, entry) in table::all().filter(|(fd, _)| within(*fd)) {
         match entry {
@@ -521,6 +527,7 @@ unsafe fn close_around(first: c_uint, last: c_uint, flags: c_int) -> c_int {
                 }
                 from = fd as c_uint + 1;
             }
+            _ if is_for_one => {}
             _ => conn::close(fd),
         }
     }
