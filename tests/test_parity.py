@@ -26,7 +26,8 @@ CASES = {
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "corks", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
-    "handled": ["jumps", "masked", "part", "restarts", "looks", "sends", "messages", "late", "cancelled"],
+    "handled": ["jumps", "masked", "part", "restarts", "looks", "sends", "messages", "late", "cancelled", "copying", "anew",
+                "within"],
 }  # fmt: skip
 
 
