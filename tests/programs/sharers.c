@@ -35,19 +35,6 @@ static void wait_on(int from) {
     if (read(from, &byte, 1) != 1) die("read");
 }
 
-/* Returns when the thread sleeps: in each of so many looks, of which one alone might find it on its way there. */
-static void is_asleep(pid_t process, pid_t thread) {
-    char path[64], line[512];
-    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", process, thread);
-    for (int looks = 0; looks < 20; looks++) {
-        FILE *stat = fopen(path, "r");
-        expect(stat && fgets(line, sizeof line, stat), "the thread is there");
-        fclose(stat);
-        if (strrchr(line, ')')[2] != 'S') looks = -1;
-        usleep(500);
-    }
-}
-
 /* -- the parent's threads: they answer -- */
 static pid_t numbers[3];
 
@@ -73,7 +60,7 @@ static pthread_t threads[3];
 static void start(int number) {
     pthread_create(&threads[number], NULL, serves, &numbers[number]);
     while (!__atomic_load_n(&numbers[number], __ATOMIC_SEQ_CST)) usleep(100);
-    is_asleep(getpid(), numbers[number]);
+    await_sleep(getpid(), numbers[number]);
 }
 
 /* -- the child -- */
@@ -97,7 +84,7 @@ static pid_t has_child(int is_quiet, int is_second) {
     if (child) return child;
     struct epoll_event event;
     wait_on(orders[0]);
-    if (is_second) is_asleep(parent, parent);
+    if (is_second) await_sleep(parent, parent);
     if (is_quiet) {
         if (!is_second) signal_to(begun[1]);
         int is_well = sleeps();
