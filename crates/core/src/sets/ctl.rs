@@ -197,6 +197,7 @@ fn change_managed(
         (libc::EPOLL_CTL_DEL, _) => {
             reg.parked.set(true);
             reg.disarmed.set(true);
+            reg.forked.set(false);
             pop(&mut list, index);
             return Some(Ok(()));
         }
