@@ -278,7 +278,11 @@ fn end(fd: i32, open: bool) {
     session::pump_if_news();
     if let Some(conn) = table::conn(fd) {
         eager::leaving(conn, fd);
-        sets::closing(conn, fd);
+        if open {
+            sets::closing(conn, fd);
+        } else {
+            sets::staying(fd);
+        }
         // To shut a socket that is not connected any more would last through its next connect().
         if open
             && eager::is_lent(conn.block)
