@@ -487,9 +487,9 @@ static void within_client(int fd) {
                 sigprocmask(SIG_BLOCK, &one, NULL);
                 raise(SIGUSR1);
             }
-            int before = handled;
-            waits = 1;
             if (!is_pending) alarm_in(20 + i % 30, 0);
+            int before = handled;
+            waits = 1; /* an alarm of before is none of this wait's */
             long told = masked_wait(way, shared_set, fd, limit, &none);
             waits = 0;
             int ended = told < 0 && errno == EINTR;
@@ -502,7 +502,8 @@ static void within_client(int fd) {
                 missed += told == 0 && handled != before;
             }
         }
-        say("%s: pending %s, missed %s", names[way], is_well ? "let in" : "kept back", missed > ROUNDS / 20 ? "some" : "none");
+        if (missed) fprintf(stderr, "%s: missed %d\n", names[way], missed);
+        say("%s: pending %s, missed %s", names[way], is_well ? "let in" : "kept back", missed > ROUNDS / 10 ? "some" : "none");
     }
 }
 
