@@ -16,8 +16,10 @@ from procs import finish_together, free_port
 pytestmark = pytest.mark.parity
 
 CASES = {
-    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused", "blocks"],
-    "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal", "messages"],
+    "flags": ["peek", "waitall", "dontwait", "lengths", "files", "vectors", "dups", "refused", "blocks", "dissolved",
+              "undone"],
+    "endings": ["halfclose", "shutdowns", "pipe", "unread", "linger", "goodbye", "timeouts", "signals", "sendsignal", "messages",
+                "again", "heir", "elder"],
     "readiness": ["states", "edges", "room", "mixed", "inherited", "asked", "ended", "killed", "space", "elapsing", "shared", "twice",
                   "leftover", "finished"],
     "processes": ["child", "parent", "turns", "split", "exec", "exec-child", "exec-foreign", "spawn", "system", "passed",
@@ -26,7 +28,8 @@ CASES = {
     "corks": ["more", "cork", "push", "timer", "added", "limit", "shutdown", "close", "killed", "leaves", "edge", "early"],
     "hazards": ["cancel", "jump", "handler", "corks", "closeall", "frames", "readers", "urgent", "unknown", "dispositions"],
     "interrupted": ["calls", "once"],
-    "handled": ["jumps", "masked", "part", "restarts", "looks", "sends", "messages", "late", "cancelled"],
+    "handled": ["jumps", "masked", "part", "restarts", "looks", "sends", "messages", "late", "cancelled", "copying", "anew",
+                "within"],
 }  # fmt: skip
 
 

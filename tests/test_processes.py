@@ -158,6 +158,20 @@ def test_one_shots_of_a_set_that_forked_processes_share(world, bed, mode, case):
     assert server in [f"answered {messages}, strange 0, idle {idle}\n" for idle in range(unread + 1)]
 
 
+@pytest.mark.parity
+@pytest.mark.timed
+@pytest.mark.parametrize("mode", EAGER_MODES)
+@pytest.mark.parametrize("case", ["slept", "several", "told", "silent", "fired", "late"])
+def test_a_child_that_waits_for_its_parent_s_set(world, bed, mode, case):
+    """Whenever it begins to wait, and whoever sleeps there meanwhile: the parent's threads are told of all, with it and after its end. Where
+    there is nothing to tell, both sleep, and use no CPU time."""
+    lanes = 2 if case == "told" else 4
+    client, server = run_case(world, mode, bed, "sharers", case, lanes=lanes)
+    quiet = "" if case in ("slept", "several", "told") else "it sleeps: 1\n"
+    # Rounds of four connections, and of six.
+    assert (client, server) == (f"answered {20 * (4 + 3 * 6)}\n", f"{quiet}served\n")
+
+
 class Spawning:
     """A client on a lane whose child inherits the connection (`spawns.c`), and its server."""
 

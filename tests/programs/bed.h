@@ -234,6 +234,19 @@ static UNUSED void await(void) {
     if (got != 1) die("await");
 }
 
+/* Returns when a thread of a process sleeps: in each of so many looks, of which one alone might find it on its way there. */
+static UNUSED void await_sleep(pid_t process, pid_t thread) {
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", process, thread);
+    for (int looks = 0; looks < 20; looks++) {
+        FILE *stat = fopen(path, "r");
+        expect(stat && fgets(line, sizeof line, stat), "the thread is there");
+        fclose(stat);
+        if (strrchr(line, ')')[2] != 'S') looks = -1;
+        usleep(500);
+    }
+}
+
 static UNUSED void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static UNUSED void say(const char *format, ...) {
     va_list arguments;

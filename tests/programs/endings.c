@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 
 static unsigned char data[1 << 20];
 
@@ -266,22 +267,52 @@ static void sendsignal_client(int fd) {
     if (write(tell_fd, &sent, sizeof sent) != sizeof sent) die("count");
 }
 
-/* -- a reset behind a message that the same call has read: the next call gets it -- */
-static void messages_server(int fd) {
-    char got[2][10];
-    struct iovec parts[2] = {{got[0], 5}, {got[1], 5}};
-    struct mmsghdr messages[2] = {{{.msg_iov = parts, .msg_iovlen = 1}, 0}, {{.msg_iov = parts + 1, .msg_iovlen = 1}, 0}};
-    tell();
-    say("messages: %s %u", outcome(recvmmsg(fd, messages, 2, 0, NULL)), messages[0].msg_len);
-    say("then: %s", outcome(recv(fd, got[0], 5, 0)));
-    say("then: %s", outcome(recv(fd, got[0], 5, 0)));
+/* -- a reset behind a message that the same call has read: the next call gets it, of whichever kind, in whichever process -- */
+enum reader { ITSELF, AGAIN, HEIR, ELDER };
+
+static long messages(int fd) {
+    static char got[2][10];
+    static struct iovec parts[2] = {{got[0], 5}, {got[1], 5}};
+    struct mmsghdr both[2] = {{{.msg_iov = parts, .msg_iovlen = 1}, 0}, {{.msg_iov = parts + 1, .msg_iovlen = 1}, 0}};
+    return recvmmsg(fd, both, 2, 0, NULL);
 }
+
+static void reads_messages(int fd, enum reader next) {
+    char byte;
+    int go[2], status;
+    pid_t self = getpid(), child = 0;
+    if (pipe(go)) die("pipe");
+    if (next == ELDER) child = fork();
+    if (getpid() == self) {
+        if (write(tell_fd, &self, sizeof self) != sizeof self) die("pid");
+        say("messages: %s", outcome(messages(fd)));
+        if (next == HEIR) child = fork();
+    }
+    if (getpid() != self) {
+        if (read(go[0], &byte, 1) != 1) die("read");
+        say("the child: %s", outcome(next == ELDER ? messages(fd) : recv(fd, &byte, 1, 0)));
+        exit(0);
+    }
+    if (child) {
+        if (write(go[1], "!", 1) != 1) die("write");
+        expect(waitpid(child, &status, 0) == child && status == 0, "the child ends well");
+    } else {
+        say("then: %s", outcome(next == AGAIN ? messages(fd) : recv(fd, &byte, 1, 0)));
+    }
+    say("then: %s", outcome(recv(fd, &byte, 1, 0)));
+}
+
+static void messages_server(int fd) { reads_messages(fd, ITSELF); }
+static void again_server(int fd) { reads_messages(fd, AGAIN); }
+static void heir_server(int fd) { reads_messages(fd, HEIR); }
+static void elder_server(int fd) { reads_messages(fd, ELDER); }
 
 static void messages_client(int fd) {
     struct linger now = {1, 0};
-    await();
+    pid_t reader;
+    if (read(wait_fd, &reader, sizeof reader) != sizeof reader) die("pid");
     send_all(fd, "hello", 5);
-    usleep(100000); /* most likely it waits for the second one; the result is the same if not */
+    await_sleep(reader, reader); /* in its call, for the second one */
     setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
     close(fd);
 }
@@ -292,6 +323,8 @@ static const struct bed_case cases[] = {
     {"linger", linger_server, linger_client},          {"goodbye", goodbye_server, goodbye_client},
     {"timeouts", timeouts_server, timeouts_client},    {"signals", signals_server, signals_client},
     {"sendsignal", sendsignal_server, sendsignal_client}, {"messages", messages_server, messages_client},
+    {"again", again_server, messages_client},          {"heir", heir_server, messages_client},
+    {"elder", elder_server, messages_client},
     {NULL, NULL, NULL},
 };
 

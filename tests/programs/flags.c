@@ -1,6 +1,7 @@
 /* Reading and writing: flags, sizes, and the calls that a program may choose from.
  *   flags server|client CASE PORT */
 #include "bed.h"
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
@@ -298,6 +299,96 @@ static void refused_client(int fd) {
     say("%d %d", linger.l_onoff, linger.l_linger);
 }
 
+/* -- a connection with two names that one of them dissolves: both are a socket that is not connected, and may be connected elsewhere -- */
+enum { ANEW = 5, EXCHANGES = 400 };
+
+/* What a name of a socket that is not connected says. */
+static void say_alone(const char *name, int fd, int set) {
+    struct pollfd one = {fd, POLLIN | POLLOUT | POLLRDHUP, 0};
+    struct sockaddr_in peer;
+    struct epoll_event event;
+    char byte;
+    int there = poll(&one, 1, 0), told = set < 0 ? 0 : epoll_wait(set, &event, 1, 0);
+    say("%s: poll %d %x, epoll %d %x", name, there, one.revents, told, told == 1 ? event.events : 0);
+    say("peer: %s", outcome(getpeername(fd, (struct sockaddr *)&peer, &(socklen_t){sizeof peer})));
+    say("recv: %s", outcome(recv(fd, &byte, 1, MSG_DONTWAIT)));
+    say("read: %s", outcome(read(fd, &byte, 1)));
+    say("send: %s", outcome(send(fd, "!", 1, MSG_NOSIGNAL)));
+}
+
+/* Which name dissolves, and which one connects, by turns, with something unread now and then; in the end there is one.
+ * `undone`: each is in a set, too. */
+static void dissolves(int fd, int is_in_sets) {
+    static unsigned char got[1000];
+    struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+    struct sockaddr_in to;
+    int names[2] = {fd, dup(fd)}, sets[2] = {-1, -1};
+    recv_all(fd, &to, sizeof to);
+    for (int i = 0; is_in_sets && i < 2; i++) {
+        struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP};
+        if ((sets[i] = epoll_create1(EPOLL_CLOEXEC)) < 0 || epoll_ctl(sets[i], EPOLL_CTL_ADD, names[i], &event)) die("a set");
+    }
+    for (int turn = 0; turn < ANEW; turn++) {
+        if (turn == ANEW - 1) {
+            if (is_in_sets && epoll_ctl(sets[1], EPOLL_CTL_DEL, names[1], NULL)) die("EPOLL_CTL_DEL");
+            close(names[1]);
+            names[1] = fd, sets[1] = sets[0];
+        }
+        int by = names[turn % 2], other = names[1 - turn % 2], next = names[turn / 2 % 2];
+        struct epoll_event event;
+        if (turn % 2) await();
+        say("dissolved: %s", outcome(connect(by, &nowhere, sizeof nowhere)));
+        say_alone("by it", by, sets[turn % 2]);
+        say_alone("the other", other, sets[1 - turn % 2]);
+        say("anew: %s", outcome(connect(next, (struct sockaddr *)&to, sizeof to)));
+        /* By the name that connected alone, so often that a lane would open; then what comes is there for both. */
+        for (int i = 0; i < EXCHANGES; i++) {
+            int is_both = i >= EXCHANGES / 2, to = (turn / 2 + i * is_both) % 2, from = is_both ? 1 - to : to;
+            struct pollfd one = {names[to], POLLIN, 0};
+            send_all(names[to], seeded(i, 1000), 1000);
+            expect((is_in_sets ? epoll_wait(sets[to], &event, 1, 5000) : poll(&one, 1, 5000)) == 1, "told of it");
+            expect(recv(names[from], got, sizeof got, MSG_PEEK | MSG_DONTWAIT) > 0, "it is there by the other name");
+            recv_all(names[from], got, sizeof got);
+            expect(!memcmp(got, data, sizeof got), "it is what was sent");
+        }
+        say("no more: %s", outcome(recv(fd, got, 1, MSG_DONTWAIT)));
+        tell();
+    }
+    send_all(fd, "last", 4);
+    say("the one that is left: %s", outcome(recv(fd, got, 4, MSG_WAITALL)));
+    await();
+    say("its end: %s", outcome(recv(fd, got, 1, 0)));
+    tell();
+}
+
+static void dissolved_client(int fd) { dissolves(fd, 0); }
+static void undone_client(int fd) { dissolves(fd, 1); }
+
+static void dissolved_server(int fd) {
+    static unsigned char got[1000];
+    int listener = listen_on(0);
+    struct sockaddr_in address;
+    if (getsockname(listener, (struct sockaddr *)&address, &(socklen_t){sizeof address})) die("getsockname");
+    send_all(fd, &address, sizeof address);
+    for (int turn = 0; turn < ANEW; turn++) {
+        if (turn % 2) send_all(fd, "unread", 6), tell();
+        int next = accept_one(listener);
+        say("end: %s", outcome(recv(fd, got, 1, 0)));
+        close(fd);
+        fd = next;
+        for (int i = 0; i < EXCHANGES; i++) {
+            recv_all(fd, got, sizeof got);
+            send_all(fd, got, sizeof got);
+        }
+        await();
+    }
+    recv_all(fd, got, 4);
+    send_all(fd, got, 4);
+    shutdown(fd, SHUT_WR);
+    tell();
+    await();
+}
+
 /* -- O_NONBLOCK, cleared past fcntl() and ioctl(): the call blocks again, after a moment -- */
 static void blocks_client(int fd) {
     char byte;
@@ -329,7 +420,8 @@ static const struct bed_case cases[] = {
     {"dontwait", dontwait_server, dontwait_client}, {"lengths", lengths_server, lengths_client},
     {"files", files_server, files_client},    {"vectors", vectors_server, vectors_client},
     {"dups", dups_server, dups_client},       {"refused", refused_server, refused_client},
-    {"blocks", blocks_server, blocks_client},
+    {"blocks", blocks_server, blocks_client}, {"dissolved", dissolved_server, dissolved_client},
+    {"undone", dissolved_server, undone_client},
     {NULL, NULL, NULL},
 };
 

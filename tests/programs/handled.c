@@ -4,7 +4,11 @@
 #include "bed.h"
 #include <pthread.h>
 #include <setjmp.h>
+#include <linux/userfaultfd.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/select.h>
 #include <sys/time.h>
 
 static volatile sig_atomic_t handled, waits;
@@ -193,19 +197,21 @@ static void sends_client(int fd) {
     }
 }
 
-static void sends_server(int fd) {
+static void takes_what_is_sent(int fd) {
     static char some[1 << 20];
-    for (int way = 0; way < 2; way++) {
-        uint64_t sent = 0, got = 0;
-        struct pollfd told = {wait_fd, POLLIN, 0}, more = {fd, POLLIN, 0};
-        poll(&told, 1, 3000); /* not for ever: who sends all would wait */
-        while (!sent || got < sent || poll(&more, 1, 100) == 1) {
-            if (poll(&told, 1, 0) == 1 && read(wait_fd, &sent, sizeof sent) != sizeof sent) die("count");
-            if (poll(&more, 1, 100) == 1) got += recv(fd, some, sizeof some, 0);
-        }
-        say("every byte that was told of, and no other: %d", got == sent);
-        tell();
+    uint64_t sent = 0, got = 0;
+    struct pollfd told = {wait_fd, POLLIN, 0}, more = {fd, POLLIN, 0};
+    poll(&told, 1, 3000); /* not for ever: who sends all would wait */
+    while (!sent || got < sent || poll(&more, 1, 100) == 1) {
+        if (poll(&told, 1, 0) == 1 && read(wait_fd, &sent, sizeof sent) != sizeof sent) die("count");
+        if (poll(&more, 1, 100) == 1) got += recv(fd, some, sizeof some, 0);
     }
+    say("every byte that was told of, and no other: %d", got == sent);
+    tell();
+}
+
+static void sends_server(int fd) {
+    for (int way = 0; way < 2; way++) takes_what_is_sent(fd);
 }
 
 /* -- several messages in one call: a handler with SA_RESTART ends it behind the first one -- */
@@ -336,6 +342,173 @@ static void cancelled_server(int fd) {
     await();
 }
 
+/* -- a signal that comes while the call copies: memory that is not there until its handler is due. The part is what the call returns -- */
+enum { PAGE = 4096, AT = 4 * PAGE };
+
+static int faults;
+static pthread_t copies;
+
+/* The page of the fault is there when the signal has been sent. */
+static void *sends_signal(void *unused) {
+    struct uffd_msg fault;
+    expect(read(faults, &fault, sizeof fault) == sizeof fault && fault.event == UFFD_EVENT_PAGEFAULT, "a fault");
+    pthread_kill(copies, SIGALRM);
+    struct uffdio_zeropage page = {.range = {fault.arg.pagefault.address & -(uint64_t)PAGE, PAGE}};
+    if (ioctl(faults, UFFDIO_ZEROPAGE, &page)) die("UFFDIO_ZEROPAGE");
+    return unused;
+}
+
+/* `size` bytes, of which the page that begins at `at` is not there. */
+static char *with_a_hole(size_t size, size_t at) {
+    struct uffdio_api api = {.api = UFFD_API};
+    char *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct uffdio_register page = {{(uintptr_t)bytes + at, PAGE}, UFFDIO_REGISTER_MODE_MISSING, 0};
+    faults = syscall(SYS_userfaultfd, O_CLOEXEC);
+    if (bytes == MAP_FAILED || faults < 0 || ioctl(faults, UFFDIO_API, &api) || ioctl(faults, UFFDIO_REGISTER, &page)) die("userfaultfd");
+    return bytes;
+}
+
+static void copying_client(int fd) {
+    pthread_t thread;
+    copies = pthread_self();
+    handle(SIGALRM, on_signal, SA_RESTART);
+    for (int way = 0; way < 2; way++) {
+        char *bytes = with_a_hole(way ? MUCH : PAGE, way ? AT : 0);
+        int64_t began = now_ms();
+        pthread_create(&thread, NULL, sends_signal, NULL);
+        await();
+        if (way == 0) {
+            say("of all: %s", outcome(recv(fd, bytes, 10, MSG_WAITALL)));
+            say("a part: %.3s", bytes);
+        } else {
+            ssize_t n = send(fd, bytes, MUCH, 0);
+            say("a part: %d", n >= AT && n < MUCH);
+            uint64_t sent = n;
+            if (write(tell_fd, &sent, sizeof sent) != sizeof sent) die("count");
+        }
+        say("at the signal: %d", handled == way + 1 && now_ms() - began < 1500);
+        pthread_join(thread, NULL);
+        close(faults);
+        if (way == 0) {
+            tell();
+            say("the rest: %s", outcome(recv(fd, bytes, 7, MSG_WAITALL)));
+        }
+    }
+    await();
+}
+
+static void copying_server(int fd) {
+    send_all(fd, "abc", 3);
+    tell();
+    struct pollfd told = {wait_fd, POLLIN, 0};
+    poll(&told, 1, 3000); /* not for ever: who waits for all would */
+    send_all(fd, "defghij", 7);
+    await();
+    tell();
+    takes_what_is_sent(fd);
+}
+
+/* -- a signal before the first byte, with SA_RESTART, and one behind it: the call begins anew once -- */
+static void tells_first(int number) {
+    (void)number;
+    if (handled++ == 0) tell();
+}
+
+static void anew_client(int fd) {
+    char bytes[10];
+    handle(SIGALRM, tells_first, SA_RESTART);
+    alarm_in(100000, 400000);
+    say("a part: %s", outcome(recv(fd, bytes, sizeof bytes, MSG_WAITALL)));
+    alarm_in(0, 0);
+    say("a signal before it, and one behind: %d", handled >= 2);
+    tell();
+    say("the rest: %s", outcome(recv(fd, bytes, 7, MSG_WAITALL)));
+    tell();
+}
+
+static void anew_server(int fd) {
+    await();
+    send_all(fd, "abc", 3);
+    struct pollfd told = {wait_fd, POLLIN, 0};
+    poll(&told, 1, 3000); /* not for ever: who waits for all would */
+    await();
+    send_all(fd, "defghij", 7);
+    await();
+}
+
+/* -- handlers that wait with a mask of their own, within a wait with a mask: the outer one ends by its signal all the same -- */
+static int waited_for;
+
+static long masked_wait(int way, int set, int fd, struct timespec limit, const sigset_t *mask) {
+    struct pollfd one = {fd, POLLIN, 0};
+    struct epoll_event event;
+    fd_set reading;
+    FD_ZERO(&reading);
+    FD_SET(fd, &reading);
+    if (way == 0) return ppoll(&one, 1, &limit, mask);
+    if (way == 1) return pselect(fd + 1, &reading, NULL, NULL, &limit, mask);
+    if (way == 2) return epoll_pwait(set, &event, 1, limit.tv_nsec / 1000000, mask);
+    return epoll_pwait2(set, &event, 1, &limit, mask);
+}
+
+static void waits_within(int number) {
+    sigset_t all;
+    (void)number;
+    sigfillset(&all);
+    handled++;
+    if (!waits) return;
+    for (int way = 0; way < 4; way++) masked_wait(way, shared_set, waited_for, (struct timespec){0, 0}, &all);
+}
+
+static void within_client(int fd) {
+    enum { ROUNDS = 200, ANSWERED = 20 };
+    static const char *const names[] = {"ppoll", "pselect", "epoll_pwait", "epoll_pwait2"};
+    const struct timespec limit = {0, 40000000};
+    sigset_t none, one;
+    char byte;
+    waited_for = fd, shared_set = set_of(fd);
+    sigemptyset(&none);
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    handle(SIGALRM, waits_within, 0);
+    handle(SIGUSR1, waits_within, SA_RESTART);
+    for (int way = 0; way < 4; way++) {
+        int missed = 0, is_well = 1;
+        for (int i = 0; i < ROUNDS; i++) {
+            /* After waits that were short a thread spins. */
+            for (int j = 0; j < ANSWERED; j++) {
+                send_all(fd, "x", 1);
+                while (masked_wait(way, shared_set, fd, (struct timespec){0, 999000000}, &none) != 1) {}
+                recv_all(fd, &byte, 1);
+            }
+            /* Of the pending one its wait is told first; of the alarm's handler it is while it spins. */
+            int is_pending = i % 4 == 0;
+            if (is_pending) {
+                sigprocmask(SIG_BLOCK, &one, NULL);
+                raise(SIGUSR1);
+            }
+            if (!is_pending) alarm_in(20 + i % 30, 0);
+            int before = handled;
+            waits = 1; /* an alarm of before is none of this wait's */
+            long told = masked_wait(way, shared_set, fd, limit, &none);
+            waits = 0;
+            int ended = told < 0 && errno == EINTR;
+            alarm_in(0, 0);
+            if (is_pending) {
+                is_well &= ended && handled == before + 1;
+                sigprocmask(SIG_UNBLOCK, &one, NULL);
+                is_well &= handled == before + 1;
+            } else {
+                missed += told == 0 && handled != before;
+            }
+        }
+        if (missed) fprintf(stderr, "%s: missed %d\n", names[way], missed);
+        say("%s: pending %s, missed %s", names[way], is_well ? "let in" : "kept back", missed > ROUNDS / 10 ? "some" : "none");
+    }
+}
+
+#define within_server late_server
+
 int main(int argc, char **argv) {
     static const struct bed_case cases[] = {
         {"jumps", jumps_server, jumps_client},
@@ -347,6 +520,9 @@ int main(int argc, char **argv) {
         {"messages", messages_server, messages_client},
         {"late", late_server, late_client},
         {"cancelled", cancelled_server, cancelled_client},
+        {"copying", copying_server, copying_client},
+        {"anew", anew_server, anew_client},
+        {"within", within_server, within_client},
         {NULL, NULL, NULL},
     };
     return run_case(argc, argv, cases);

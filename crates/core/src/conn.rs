@@ -26,7 +26,7 @@ pub use handover::{
     before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, leave_to_sets, let_go_of_all,
     ring_set_up,
 };
-pub use named::{give_socket, give_sockets, has_other_names};
+pub use named::{give_socket, give_sockets, has_other_names, is_named};
 pub use rings::{
     before_liburing_submits, before_ring_enters, before_ring_registers, liburing_made, ring_made, ring_mapped,
 };
@@ -278,7 +278,11 @@ fn end(fd: i32, open: bool) {
     session::pump_if_news();
     if let Some(conn) = table::conn(fd) {
         eager::leaving(conn, fd);
-        sets::closing(conn, fd);
+        if open {
+            sets::closing(conn, fd);
+        } else {
+            sets::staying(fd);
+        }
         // To shut a socket that is not connected any more would last through its next connect().
         if open
             && eager::is_lent(conn.block)

@@ -303,6 +303,7 @@ hooks! {
                 {
                     conn::watch(fd, false, under_way, announced);
                     if is_named {
+                        conn::is_named(fd);
                         hand_over(fd, Reason::OtherNames);
                     }
                 }

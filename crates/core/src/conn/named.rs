@@ -1,6 +1,8 @@
 //! Sockets that are not connected, and have several names: duplicates, and those in other processes. Who reads by another name than the one
 //! that connect() is given reads TCP alone, so such a connection has no lane.
 
+use core::sync::atomic::Ordering;
+
 use crate::table::{self, Entry};
 use crate::{options, sys};
 
@@ -29,6 +31,13 @@ pub fn has_other_names(fd: i32) -> bool {
 fn may_have_others(fd: i32) -> bool {
     let (is_duplicated, is_given) = table::socket_names(fd);
     is_given || table::is_none(fd) || is_duplicated && is_elsewhere(fd)
+}
+
+/// The connection at `fd` was made by a socket with another name. It has that still where it is dissolved, and the socket connected anew.
+pub fn is_named(fd: i32) {
+    if let Some(conn) = table::conn(fd) {
+        conn.block.dups.store(1, Ordering::Relaxed);
+    }
 }
 
 /// Whether it is at another number, too. The one that it was made with may be closed by now.

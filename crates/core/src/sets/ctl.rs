@@ -11,7 +11,9 @@ use super::entries::{
 };
 use super::list::{pop, push};
 use super::refusal::{bar_of_entry, bar_of_reg, has_lost, put_back};
-use super::regs::{CONTROL, Control, Reg, allocate, bell_tag, find, glimpse, indices, reg, remove, tag};
+use super::regs::{
+    CONTROL, Control, Reg, allocate, bell_tag, find, glimpse, indices, reg, remove, tag, unmanage,
+};
 use super::standing::{has_left, wished};
 use super::{
     EDGE, EXCLUSIVE, ONESHOT, has_lanes, is_inherited, is_left, new_set, open_sets, own, ring, watch,
@@ -197,6 +199,7 @@ fn change_managed(
         (libc::EPOLL_CTL_DEL, _) => {
             reg.parked.set(true);
             reg.disarmed.set(true);
+            reg.forked.set(false);
             pop(&mut list, index);
             return Some(Ok(()));
         }
@@ -267,6 +270,26 @@ pub fn watches(fd: i32) -> bool {
 pub fn closing(conn: Conn, fd: i32) {
     if watches(fd) {
         leaving(conn, fd);
+    }
+}
+
+/// `fd` is about to be a socket that is not connected, and stays in its sets: what stands there is the kernel's from here on, by the program's
+/// own word.
+pub fn staying(fd: i32) {
+    if !watches(fd) {
+        return;
+    }
+    let control = CONTROL.lock();
+    for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
+        // What stands in a parent's set is the parent's.
+        let Some(set) = reg.set.get().filter(|set| !is_inherited(set)) else { continue };
+        unmanage(&control, reg, index);
+        if reg.parked.get() {
+            let _ = sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, fd, None);
+        } else {
+            // A one-shot that has fired keeps a tag that nobody knows any more.
+            let _ = tell_kernel(reg, index, if reg.disarmed.get() { as_asked } else { as_made });
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::list::push;
 use super::refusal::{found, give_back_asked, lose, refuse};
 use super::regs::{
     CONTROL, Changing, Control, Reg, bell_tag, draw_cookie, indices, kin, kin_of, reg, remove, tag, unmanage,
+    untag,
 };
 use super::standing::{standing, tell_nothing};
 use super::{EDGE, EXCLUSIVE, ONESHOT, is_inherited, open_sets, ring};
@@ -135,21 +136,34 @@ fn has_fired_unseen(set: &Set, reg: &Reg) -> bool {
     if reg.events.get() & ONESHOT == 0 || reg.tagged.get() || reg.lingers.get() || reg.lost.get() {
         return false;
     }
+    in_kernel(set, reg).is_some_and(|(events, _)| events & (libc::EPOLLERR | libc::EPOLLHUP) as u64 == 0)
+}
+
+/// What the kernel has for a registration: events, and word.
+fn in_kernel(set: &Set, reg: &Reg) -> Option<(u64, u64)> {
     let path = Text::new(format_args!("/proc/thread-self/fdinfo/{}", set.epfd.load(Ordering::Relaxed)));
-    let mut has_fired = false;
+    let mut found = None;
     limits::each_line(path.as_c_str(), |line| {
         let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
         let mut number = |name: &[u8], radix| {
             let value = (words.next()? == name).then(|| words.next())??;
-            u32::from_str_radix(core::str::from_utf8(value).ok()?, radix).ok()
+            u64::from_str_radix(core::str::from_utf8(value).ok()?, radix).ok()
         };
-        if number(b"tfd:", 10) == Some(reg.fd.get() as u32)
+        if number(b"tfd:", 10) == Some(reg.fd.get() as u64)
             && let Some(events) = number(b"events:", 16)
+            && let Some(data) = number(b"data:", 16)
         {
-            has_fired = events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 == 0;
+            found = Some((events, data));
         }
     });
-    has_fired
+    found
+}
+
+/// Whether another process has given the entry back to the kernel since a fork, where this one has changed nothing: the other may have. Under
+/// CONTROL.
+pub(super) fn is_others(reg: &Reg) -> bool {
+    let shared = reg.set.get().filter(|set| reg.forked.get() && set.watched.load(Ordering::SeqCst));
+    shared.and_then(|set| in_kernel(set, reg)).is_some_and(|(_, data)| untag(data).is_none())
 }
 
 /// Whether the lane towards us may have bytes.
@@ -295,6 +309,9 @@ pub fn restore(conn: Conn, over: impl FnOnce()) {
 fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
     let lingers = lingers(reg);
     unmanage(control, reg, index);
+    if is_others(reg) {
+        return;
+    }
     if lingers {
         return reg.lingers.set(true);
     }
@@ -346,7 +363,9 @@ pub fn give_words(set: &'static Set) {
     let control = CONTROL.lock();
     for index in 1..=control.used {
         let Some(reg) = reg(index).filter(|reg| reg.is_in(set)) else { continue };
-        if reg.lingers.get() {
+        if reg.lingers.get() && is_others(reg) {
+            reg.lingers.set(false);
+        } else if reg.lingers.get() {
             end_lingering_of(reg, index);
         } else if is_armed_by_tag(reg) {
             let _ = tell_kernel(reg, index, as_made);
@@ -363,9 +382,12 @@ pub(super) fn share(control: &Control) {
     }
     draw_cookie();
     for index in 1..=control.used {
-        if let Some(reg) = reg(index).filter(|reg| reg.set.get().is_some() && is_armed_by_tag(reg)) {
+        let Some((reg, set)) = reg(index).and_then(|reg| Some((reg, reg.set.get()?))) else { continue };
+        if is_armed_by_tag(reg) {
             let _ = tell_kernel(reg, index, as_made);
         }
+        let _list = set.list.lock();
+        reg.forked.set(true);
     }
 }
 

@@ -39,7 +39,7 @@ use self::regs::{CONTROL, Reg, indices, managed_after, reg, remove};
 use self::standing::hush;
 
 pub use self::asked::recall;
-pub use self::ctl::{bars, closing, ctl, forget, watches};
+pub use self::ctl::{bars, closing, ctl, forget, staying, watches};
 pub use self::entries::{give_words, manage, restore};
 pub(crate) use self::list::watch_over;
 pub use self::list::{shown, starved, touch};

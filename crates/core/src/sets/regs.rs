@@ -43,6 +43,8 @@ pub(crate) struct Reg {
     pub(crate) lingers: Cell<bool>,
     /// An entry that the kernel has refused (`refusal`): an exclusive one it has no more, another is as it was.
     pub(crate) lost: Cell<bool>,
+    /// Not changed since a fork, whose other process may have changed it. Changes as `parked` does.
+    pub(crate) forked: Cell<bool>,
     /// What our entry asks for in a set that has no lanes (`standing`); else 0.
     pub(crate) stands: Cell<u32>,
     /// Changed under CONTROL and the list's lock: who holds the latter and finds it set has a registration that stays managed,
@@ -165,6 +167,7 @@ impl Reg {
         self.events.set(events);
         self.data.set(data);
         self.disarmed.set(disarmed);
+        self.forked.set(false);
         self.asked_at.set(clock::ticks());
     }
 

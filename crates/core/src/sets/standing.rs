@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use shunpike_shm::arena::mode;
 use shunpike_shm::lane::Cursor;
 
+use super::entries::is_others;
 use super::refusal::bar_of;
 use super::regs::{CONTROL, Reg, bell_tag, kin_of, reg, tag};
 use super::{EDGE, ONESHOT};
@@ -126,7 +127,7 @@ pub(super) fn update(reg: &Reg, index: u32, is_wished: bool) {
     let tells = tells(reg);
     // An edge that it has been told of is none.
     let is_told = !is_level(reg) && !tells && reg.stands.get() == 0;
-    if reg.lost.get() || !is_wished && (is_told || reg.stands.get() == asks_for(reg)) {
+    if reg.lost.get() || !is_wished && (is_told || reg.stands.get() == asks_for(reg)) || is_others(reg) {
         return;
     }
     let (turn, stands) = (reg.turn.get(), reg.stands.get());
