@@ -28,6 +28,8 @@
  *   MASK        a consumer takes only its own bits (fetch_and), nothing is handed on
  *   BOTH        connection 0 is in both sets
  *   ONESET      both threads wait in one set: one edge wakes one of them; who leaves with connections still active rings
+ *   ONESET+ONESHOT  a report takes the connection off the list until its thread comes back: with nothing left on the list, a thread that leaves
+ *               declares the sleep for the others, and looks at all news words
  *   ET          reports by edge: bytes published since the last report, not bytes unread
  *   BLOCKING    threads that block in recv(): they never look at news words, so they declare the CQ's sleep BEFORE they
  *               arm; after any ring they look at everything again (found by loom on the code)
@@ -47,6 +49,7 @@
  *   NOHELP          a writer that waits for room does not post first (with KILL and SHARE)
  *   BOTH+MASK       a connection in two sets, and nothing handed on
  *   ONESET+NOHANDOVER   a thread leaves with connections active while another sleeps in the same set
+ *   ONESET+ONESHOT+NODECLARE  such a thread leaves without a word: whoever rang for it has taken the others' sleep for answered
  *   ONESET+REMOVE_LATE  a connection leaves the active list after the second look instead of before arming
  *   BLOCKING+ARM_FIRST  such a thread arms first: a publisher that comes late, with bytes already read or only helping,
  *                   disarms it without a ring
@@ -89,12 +92,18 @@ byte dead; bool kill[3];
 byte he[3], hx[3], hs[3];    /* what producers hold of rwait[hx] and cqsleep */
 byte pendP[3], pendW[2], pendS[2];      /* store buffers */
 
+byte shot;                   /* connections that were reported, and are not asked for again yet (ONESHOT) */
+
 #ifdef ET
 #define NEWS(x) fresh[x]
+#elif defined(ONESHOT)
+#define NEWS(x) (u[x] && (shot & BIT(x)) == 0)
 #else
 #define NEWS(x) u[x]
 #endif
-#ifdef ONESET
+#ifdef ONESHOT
+#define GONE(x) (away && (shot & BIT(x)) != 0)
+#elif defined(ONESET)
 #define GONE(x) false
 #else
 #define GONE(x) (away && (SET(1) & BIT(x)) == 0)
@@ -312,6 +321,8 @@ look:
   :: d_step { i < NC && (fresh[i] || (rep & BIT(i))) -> rep = rep & ~BIT(i) };
 #elif defined(ET)
   :: d_step { i < NC && fresh[i] -> skip };
+#elif defined(ONESHOT)
+  :: d_step { i < NC && NEWS(i) -> u[i] = 0; stake[i] = 0; act[0] = act[0] & ~BIT(i); shot = shot | BIT(i) };
 #else
   :: d_step { i < NC && u[i] -> u[i] = 0; stake[i] = 0 };
 #endif
@@ -323,7 +334,11 @@ look:
 #endif
      if                                                     /* the thread goes off, or comes back for more */
      :: me == 0 -> goto leave
+#ifdef ONESHOT
+     :: d_step { true -> shot = shot & ~BIT(i); act[0] = act[0] | BIT(i) }
+#else
      :: true -> skip
+#endif
      fi;
 #ifdef ET_MARK
      fresh[i] = 0;
@@ -392,7 +407,19 @@ end_sleep:
   goto top;
 leave:
 #if defined(ONESET) && !defined(NOHANDOVER)
-  if :: act[0] != 0 -> eb[0] = 1 :: else fi;
+  if
+  :: d_step { act[0] != 0 -> eb[0] = 1 }
+  :: act[0] == 0 ->
+#if defined(ONESHOT) && !defined(NODECLARE)
+     d_step { cqsleep[0] = 1; stale_s(0) };
+#ifdef LG2
+     d_step { cqsleep[1] = 1; stale_s(1) };
+#endif
+     if :: news[0] || news[1] -> eb[0] = 1 :: else fi
+#else
+     skip
+#endif
+  fi;
 #endif
   away = 1;
   i = 0
