@@ -88,8 +88,7 @@ impl Links {
                     return Err(None);
                 }
                 let page = Rc::new(Shared::from(region::create("shunpike-link", PAGE).map_err(Some)?));
-                self.last += 1;
-                let id = LinkId(self.last);
+                let id = self.free_id();
                 self.pairs.entry((client, server)).or_default().push(id);
                 for session in [client, server] {
                     self.of.entry(session).or_default().insert(id);
@@ -104,6 +103,17 @@ impl Links {
         };
         let slot = self.links.get_mut(&id).and_then(Link::take).expect("below max_conns, a slot is free");
         Ok(Seat { link: id, slot })
+    }
+
+    /// A number that no group has. They are given anew when all were, which takes a user days.
+    fn free_id(&mut self) -> LinkId {
+        loop {
+            self.last = self.last.wrapping_add(1);
+            let id = LinkId(self.last);
+            if !self.links.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     /// Frees a seat. Not before both ends have left the connection: each knows it by its slot.

@@ -51,6 +51,8 @@ pub struct Search {
     pub left: usize,
     /// What was found.
     pub found: Vec<Place>,
+    /// How many of these, the first ones, are in arenas that the process itself uses.
+    pub own: usize,
     /// Whether there are some that the asker may know of, and not see.
     pub is_hidden: bool,
 }

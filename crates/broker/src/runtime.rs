@@ -250,8 +250,11 @@ pub fn shares_our_pids(socket: BorrowedFd<'_>) -> bool {
 
 /// The descriptors of this process; `None` where /proc does not tell.
 pub fn open_files() -> Option<OpenFiles> {
-    // The directory that is read is one of them.
-    let open = std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64;
+    // Linux 6.2 and later say how many there are; before, the size is 0, and the directory that is read is one of them.
+    let open = match std::fs::metadata("/proc/self/fd").ok()?.len() {
+        0 => std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64,
+        open => open,
+    };
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
     Some(OpenFiles { open, limit })
 }

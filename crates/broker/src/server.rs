@@ -25,7 +25,7 @@ use crate::diag::Diag;
 use crate::ends::SessionId;
 use crate::exchange::{Exchange, Post};
 use crate::foreign::{Graves, Last, Shared};
-use crate::helpers::{self, Helpers};
+use crate::helpers::Helpers;
 use crate::ism::MakeDevice;
 use crate::journal::Journal;
 use crate::ledger::Ledger;
@@ -64,7 +64,8 @@ use taps::Taps;
 const LISTENER: u64 = 0;
 const ORDERS: u64 = 1;
 const OPERATORS: u64 = 2;
-const FIRST_SESSION: u64 = 3;
+const HELPERS: u64 = 3;
+const FIRST_SESSION: u64 = 4;
 /// Looks at all sessions before a nomination is answered: what was sent before it is read by then, but for
 /// a crowd's messages.
 const LOOKS: u32 = 4;
@@ -112,6 +113,10 @@ pub struct Server {
     /// What the kernel says in the place of users and groups that have no name here.
     unmapped: (u32, u32),
     helpers: Helpers,
+    /// Where their answers come, which are looked at first in each turn: however many have something to say, a nomination goes on.
+    of_helpers: OwnedFd,
+    /// Messages of each user in this turn, where several are served.
+    heard: HashMap<u32, usize>,
     /// What clients passed and nobody needs any more.
     graves: Graves,
     /// Where the kernel can be asked.
@@ -176,6 +181,10 @@ impl Server {
             knobs.fd().try_clone_to_owned().map_err(|error| BrokerError::System { what: "dup", error })?;
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system_failed("make an epoll instance"))?;
+        let of_helpers =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system_failed("make an epoll instance"))?;
+        epoll::add(&epoll, &of_helpers, EventData::new_u64(HELPERS), EventFlags::IN)
+            .map_err(system_failed("wait for helpers"))?;
         let sequences = SequenceReader::new();
         if let Err(error) = &sequences {
             tracing::info!(%error, "no sequence numbers: nothing is matched through NAT");
@@ -193,6 +202,8 @@ impl Server {
         let began = clock::now();
         let mut server = Self {
             exchange,
+            of_helpers,
+            heard: HashMap::new(),
             sessions: Sessions::new(config.private),
             knobs,
             uid: rustix::process::geteuid().as_raw(),
@@ -298,6 +309,8 @@ impl Server {
                 return Err(BrokerError::System { what: "wait for events", error: errno.into() });
             }
         }
+        self.heard.clear();
+        self.serve_helpers();
         // What ends may cost as much as it was, and can wait a little.
         let ending = clock::now() + Duration::from_micros(self.share(ENDING) as u64);
         let is_end = |event: &&epoll::Event| { event.flags }.contains(EventFlags::HUP);
@@ -310,7 +323,7 @@ impl Server {
                 ORDERS => self.is_ordered = true,
                 OPERATORS => self.serve_operators(),
                 id if id & metrics::LISTENER != 0 => self.serve_metrics(id),
-                id if id & helpers::HELPER != 0 => self.hear_helper(id),
+                HELPERS => {}
                 id => self.serve_session(SessionId(id), event.flags),
             }
             self.deliver();
@@ -505,7 +518,7 @@ impl Server {
         self.let_go(user, socket);
         match arena {
             Some((key, arena)) if self.ledger.end(key) => self.look_at_last(user, is_operator, key, arena),
-            Some((_, arena)) => self.helpers.bury(user, arena.into_fd(), Last::Free, &self.epoll),
+            Some((_, arena)) => self.helpers.bury(user, arena.into_fd(), Last::Free, &self.of_helpers),
             None => {}
         }
         self.bury();
@@ -568,7 +581,7 @@ impl Server {
             }
         }
         self.exchange.drop_stale(now);
-        for id in self.helpers.keep_time(now, &self.epoll) {
+        for id in self.helpers.keep_time(now, &self.of_helpers) {
             self.end(id);
         }
         self.deliver();

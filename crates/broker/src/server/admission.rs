@@ -161,7 +161,7 @@ impl Server {
         // Nothing comes any more: what there is is no more than the socket's buffer holds. What was said to the client stays there.
         let is_empty = !self.is_shunned(user, clock::now()) && delays::message(user, || drain(&socket));
         if !is_empty {
-            self.helpers.bury(user, socket, Last::Close, &self.epoll);
+            self.helpers.bury(user, socket, Last::Close, &self.of_helpers);
         }
     }
 
@@ -195,14 +195,14 @@ impl Server {
     pub(super) fn dismiss_if_last(&mut self, user: u32) {
         if !self.sessions.values().any(|session| session.peer.uid() == user) {
             self.queued.remove(&user);
-            self.helpers.dismiss(user, &self.epoll);
+            self.helpers.dismiss(user, &self.of_helpers);
         }
     }
 
     /// Has what nobody needs any more closed.
     pub(super) fn bury(&mut self) {
         for (user, fd, last) in self.graves.take() {
-            self.helpers.bury(user, Rc::new(fd), last, &self.epoll);
+            self.helpers.bury(user, Rc::new(fd), last, &self.of_helpers);
         }
         if self.helpers.is_clogged() && self.paused_until.is_none() {
             tracing::warn!("too much waits to be closed; pausing");

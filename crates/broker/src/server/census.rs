@@ -277,14 +277,14 @@ impl Server {
         self.census.gone += 1;
         self.ledger.take(key, leaving.look);
         self.ledger.close(key, leaving.arena.header().pid.load(Ordering::Relaxed));
-        self.helpers.bury(user, leaving.arena.into_fd(), Last::Free, &self.epoll);
+        self.helpers.bury(user, leaving.arena.into_fd(), Last::Free, &self.of_helpers);
         None
     }
 
     /// Lets go of the arenas that wait for their last look.
     pub(super) fn forgo_last_looks(&mut self) {
         for Leaving { user, arena, .. } in std::mem::take(&mut self.census.leaving) {
-            self.helpers.bury(user, arena.into_fd(), Last::Free, &self.epoll);
+            self.helpers.bury(user, arena.into_fd(), Last::Free, &self.of_helpers);
         }
     }
 }

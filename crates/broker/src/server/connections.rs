@@ -6,7 +6,7 @@ use crate::delays;
 use crate::ends::{Party, SessionId};
 use crate::ism::Cursors;
 use crate::listing::{Connections, Search};
-use crate::reply::json;
+use crate::reply::{failure, json};
 use crate::report::{Connection, Failure, ReasonText};
 use crate::runtime::OwnPid;
 use crate::session::{Program, Session};
@@ -141,7 +141,10 @@ pub fn parties(
         .collect();
     if fd.is_some() || own.is_empty() {
         let mut search = Search::new(server, pid, fd, &is_shown, &is_known);
-        search.go_on(server, BLOCKS, &is_shown, is_known)?;
+        if !search.go_on(server, BLOCKS, &is_shown, is_known)? && search.found.is_empty() {
+            let hint = "so many connections are shared by so many processes; name the process itself";
+            return Err(failure("not found in time", &search.on(), hint));
+        }
         search.found.sort_unstable();
         let found = search.found.iter().filter_map(|place| search.at(server, *place, &is_shown));
         let mut parties: Vec<Party> = found.map(|found| found.party).collect();

@@ -117,7 +117,7 @@ impl LinkGroups {
                 if session == view.client || !is_shown(view.client) {
                     let is_first = !std::mem::replace(&mut self.began, true);
                     text.push_str(if is_first { "{\"link_groups\":[" } else { "," });
-                    text.push_str(&json(&server.link_group(view)));
+                    text.push_str(&json(&server.link_group(view, &is_shown)));
                 }
             }
             // A session costs a look, whatever it has.

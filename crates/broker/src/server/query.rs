@@ -237,8 +237,9 @@ impl Server {
         })
     }
 
-    pub(super) fn link_group(&self, view: LinkView) -> LinkGroup {
-        let who = |id| match self.sessions.get(&id) {
+    /// With the processes that are shown.
+    pub(super) fn link_group(&self, view: LinkView, is_shown: impl Fn(SessionId) -> bool) -> LinkGroup {
+        let who = |id| match self.sessions.get(&id).filter(|_| is_shown(id)) {
             Some(session) => {
                 let comm = session.program().map_or(String::new(), |program| program.comm.clone());
                 (session.peer.pid, comm)

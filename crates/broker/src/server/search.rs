@@ -17,6 +17,8 @@ use std::sync::atomic::Ordering;
 const MOST: usize = 1024;
 /// Blocks that are looked at for one question: as many as sixteen arenas have.
 const ALL_LOOKS: usize = 16 * BLOCKS;
+/// So many processes that share an arena make a look at one of its blocks cost twice as much.
+const SHARERS_A_LOOK: usize = 16;
 
 /// Why a process's connections are not told of: they are others', or there are none.
 pub(super) fn nothing(on: &str, is_hidden: bool) -> Failure {
@@ -49,10 +51,10 @@ impl Search {
         }
         firsts.sort_unstable();
         let arenas = firsts.into_iter().map(|(_, first)| first).collect();
-        Self { pid, fd, arenas, block: 0, left: ALL_LOOKS, found: Vec::new(), is_hidden }
+        Self { pid, fd, arenas, block: 0, left: ALL_LOOKS, found: Vec::new(), own: 0, is_hidden }
     }
 
-    fn on(&self) -> String {
+    pub(super) fn on(&self) -> String {
         match self.fd {
             Some(fd) => format!("PID {}, descriptor {fd}", self.pid),
             None => format!("PID {}", self.pid),
@@ -72,9 +74,15 @@ impl Search {
         while budget > 0
             && let Some(&first) = self.arenas.front()
         {
-            let (from, mut left) = (self.block, budget);
+            let mut looks = budget;
+            let (from, mut left, mut weight) = (self.block, looks, 1);
             if let Some(program) = server.sessions.get(&first).and_then(Session::program) {
                 let tree = tree(server, program.key);
+                let is_its = tree.iter().any(|(_, session, _)| session.peer.pid == self.pid);
+                // Each of those who share it may be the one that speaks for a connection.
+                weight = 1 + tree.len() / SHARERS_A_LOOK;
+                looks = (budget / weight).max(1);
+                left = looks;
                 let _watch =
                     delays::look(tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid()));
                 let maker = program.arena.header().pid.load(Ordering::Relaxed);
@@ -91,24 +99,32 @@ impl Search {
                         self.is_hidden |= is_known(found.party.session);
                         continue;
                     }
+                    if self.found.len() == MOST && !is_its && self.own > 0 {
+                        // What others' arenas say of it is theirs to say.
+                        self.found.truncate(self.own);
+                        self.arenas.clear();
+                        return Ok(true);
+                    }
                     if self.found.len() == MOST {
                         let hint = "name one of them, PID:FD, as 'shunpike ss' shows";
                         return Err(failure("too many connections", &self.on(), hint));
                     }
                     self.found.push(Place { fd: found.connection.fd, arena: first, block: index });
+                    self.own += usize::from(is_its);
                 }
             }
+            let mut spent = (looks - left) * weight;
             if left == 0 {
                 // There may be more behind those.
-                self.block = from + budget as u32;
+                self.block = from + looks as u32;
             } else {
                 self.arenas.pop_front();
                 self.block = 0;
                 // An arena costs a look, whatever is in it.
-                left -= 1;
+                spent += 1;
             }
-            self.left -= budget - left;
-            budget = left;
+            self.left = self.left.saturating_sub(spent);
+            budget = budget.saturating_sub(spent);
         }
         let is_over = self.arenas.is_empty() || self.left == 0;
         if is_over && self.found.is_empty() {

@@ -260,9 +260,16 @@ fn read(rings: &mut [Tapped], waiting: &mut Vec<Seen>) -> (Vec<Seen>, Vec<News>)
     let mut is_full = false;
     let moment = now();
     let heads: Vec<u64> = rings.iter().map(|known| known.reader.head()).collect();
+    let mut held = waiting.iter().map(Seen::costs).sum::<usize>();
     for (known, head) in rings.iter_mut().zip(heads).filter(|(known, _)| !known.is_broken) {
-        let room = waiting.iter().map(Seen::costs).sum::<usize>() < WAITING;
-        match known.read_to(head, waiting, room) {
+        let before = waiting.len();
+        let progress = known.read_to(head, waiting, held < WAITING);
+        for seen in &mut waiting[before..] {
+            // What is said to be yet to come would never go.
+            seen.segment.time = seen.segment.time.min(moment);
+            held += seen.costs();
+        }
+        match progress {
             Ok(Progress::All) => (known.clear, known.waits_since) = (moment, None),
             Ok(Progress::NoRoom) => is_full = true,
             Ok(Progress::Unfinished) if known.is_over => {
