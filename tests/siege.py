@@ -25,6 +25,8 @@ ASKED_OF = {"device_set": (5, b"active on"), "ueid": (7, b"show"), "seid": (8, b
 SS, STATS, INFO = 1, 2, 6
 BLOCKS, HEADER, BLOCK = 32 * 1024, 8192, 1024
 PAGE = 4096
+# Sessions of the user who says little things without end.
+BABBLERS = 500
 UFFDIO_API, UFFDIO_REGISTER, SYS_USERFAULTFD = 0xC018AA3F, 0xC020AA00, 323
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -208,11 +210,30 @@ def flood(path, orders):
     threading.Event().wait()
 
 
+def babble(path):
+    """Has hundreds of sessions, and says little things on all of them without end."""
+    arena = memory(ARENA)
+    kept = [session(path, arena) for _ in range(BABBLERS)]
+    wants_more = select.epoll()
+    for it in kept:
+        it.setblocking(False)
+        wants_more.register(it, select.EPOLLOUT)
+    by = {it.fileno(): it for it in kept}
+    print("begins", flush=True)
+    while True:
+        for fd, _ in wants_more.poll():
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(16):
+                    by[fd].send(struct.pack("<HQ", WITHDRAW, CONN))
+
+
 def main(path, user, *only):
     pages = [endless_page() for _ in range(32)]
     os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
     if only and only[0] == "flood":
         return flood(path, only[1])
+    if only and only[0] == "babble":
+        return babble(path)
     attacks = [hold_a_lock, keep_a_doorbell, hold_a_doorbell, leave_unread, expect_much, seem_large, connect]
     attacks = [attack for attack in attacks if not only or attack.__name__ in only]
     kept = []

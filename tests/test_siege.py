@@ -23,7 +23,7 @@ from bridge import (AGAIN, ARENA, CONN, CONTROL, GONE, HELLO, MATCHED, NOMINATE,
                     versions)  # fmt: skip
 from netns import needs_root
 from procs import PATIENCE, until
-from siege import BLOCK, BLOCKS, HEADER, INFO, QUERY, SS, floods, lingering, nomination, say, session, tcp_pair
+from siege import BABBLERS, BLOCK, BLOCKS, HEADER, INFO, QUERY, SS, floods, lingering, nomination, say, session, tcp_pair
 from test_metrics import asked_by_hand
 
 pytestmark = [pytest.mark.users, pytest.mark.timed, needs_root]
@@ -188,6 +188,22 @@ def test_a_flood_of_anything_keeps_neither_root_nor_others_waiting(world):
     assert "connects too often" in broker.proc.err
     lines = len(broker.proc.err.splitlines())
     assert lines < 100, f"{lines} lines: {broker.proc.err[-2000:]}"
+
+
+def test_a_user_with_hundreds_of_sessions_leaves_others_their_turns(world):
+    policy = world.directory / "broker.toml"
+    policy.write_text(f"[limits.process]\nsessions = {BABBLERS}\n")
+    broker = world.broker("--config", policy)
+    others = Others(broker)
+    argv = ["nice", "-n", 10, sys.executable, Path(__file__).with_name("siege.py"), broker.socket, ATTACKERS[0], "babble"]
+    attacker = world.start("attacker", argv)
+    until(lambda: "begins" in attacker.out, attacker.describe, seconds=30)
+    rate, _, own = measured(broker, others, 2)
+    assert attacker.popen.poll() is None, attacker.describe()
+    attacker.kill()
+    others.stop()
+    print(f"{rate}; info {1000 * own[-1]:.1f} ms at most")
+    assert rate.suffices(300) and own[-1] < 0.1 * PATIENCE, f"{rate}; info {1000 * own[-1]:.1f} ms at most"
 
 
 def test_the_operators_door_is_open_while_everybodys_queue_is_full(world):
