@@ -205,7 +205,8 @@ pub(super) fn postpone(block: &Block, reason: Reason) {
 /// Whether the reason lies outside of the connection, so that it says nothing of the next try.
 fn will_pass(reason: Reason) -> bool {
     use Reason::{
-        BrokerGone, DmbLimit, Inactive, LinkLimit, MaxDmb, MemoryRefused, NoDescriptors, Shared, WaitsUnseen,
+        BrokerGone, DmbLimit, Inactive, LinkLimit, MaxDmb, MemoryRefused, NoDescriptors, NominationLimit,
+        Shared, WaitsUnseen,
     };
     matches!(
         reason,
@@ -216,6 +217,7 @@ fn will_pass(reason: Reason) -> bool {
             | MaxDmb
             | MemoryRefused
             | NoDescriptors
+            | NominationLimit
             | Shared
             | WaitsUnseen
     )
