@@ -50,6 +50,7 @@
  *   BOTH+MASK       a connection in two sets, and nothing handed on
  *   ONESET+NOHANDOVER   a thread leaves with connections active while another sleeps in the same set
  *   ONESET+ONESHOT+NODECLARE  such a thread leaves without a word: whoever rang for it has taken the others' sleep for answered
+ *   ONESET+ONESHOT+IFUNDECLARED  it declares only where no sleep stands: one that somebody has rung for is cleared after
  *   ONESET+REMOVE_LATE  a connection leaves the active list after the second look instead of before arming
  *   BLOCKING+ARM_FIRST  such a thread arms first: a publisher that comes late, with bytes already read or only helping,
  *                   disarms it without a ring
@@ -411,7 +412,11 @@ leave:
   :: d_step { act[0] != 0 -> eb[0] = 1 }
   :: act[0] == 0 ->
 #if defined(ONESHOT) && !defined(NODECLARE)
+#ifdef IFUNDECLARED
+     if :: !cqsleep[0] -> d_step { cqsleep[0] = 1; stale_s(0) } :: else fi;
+#else
      d_step { cqsleep[0] = 1; stale_s(0) };
+#endif
 #ifdef LG2
      d_step { cqsleep[1] = 1; stale_s(1) };
 #endif

@@ -115,6 +115,8 @@ pub struct Server {
     helpers: Helpers,
     /// Where their answers come, which are looked at first in each turn: however many have something to say, a nomination goes on.
     of_helpers: OwnedFd,
+    /// Turns so far, wrapping.
+    turns: usize,
     /// Messages of each user in this turn, where several are served.
     heard: HashMap<u32, usize>,
     /// What clients passed and nobody needs any more.
@@ -203,6 +205,7 @@ impl Server {
         let mut server = Self {
             exchange,
             of_helpers,
+            turns: 0,
             heard: HashMap::new(),
             sessions: Sessions::new(config.private),
             knobs,
@@ -310,11 +313,15 @@ impl Server {
             }
         }
         self.heard.clear();
-        self.serve_helpers();
+        let helped = self.serve_helpers();
         // What ends may cost as much as it was, and can wait a little.
         let ending = clock::now() + Duration::from_micros(self.share(ENDING) as u64);
         let is_end = |event: &&epoll::Event| { event.flags }.contains(EventFlags::HUP);
-        for event in events.iter().filter(|event| !is_end(event)).chain(events.iter().filter(is_end)) {
+        // Each begins some time: whoever is first has his user's messages of this turn.
+        self.turns = self.turns.wrapping_add(1);
+        let (early, late) = events.split_at(self.turns % events.len().max(1));
+        let from_another = || late.iter().chain(early);
+        for event in from_another().filter(|event| !is_end(event)).chain(from_another().filter(is_end)) {
             if is_end(&event) && clock::now() > ending {
                 break;
             }
@@ -334,7 +341,7 @@ impl Server {
         self.shun_who_delays();
         if looks_first {
             self.looks += 1;
-            if events.is_empty() || self.looks >= LOOKS {
+            if events.is_empty() && helped == 0 || self.looks >= LOOKS {
                 self.answerable = Some(self.answerable());
                 self.looks = 0;
             }
@@ -343,7 +350,7 @@ impl Server {
             self.exchange.answer(due.count);
             self.deliver();
         }
-        let served = events.len() + answered;
+        let served = events.len() + answered + helped;
         self.events = events;
         if self.is_superseded() {
             tracing::info!("another broker serves: leaving");

@@ -72,8 +72,7 @@ impl Blocking {
         }
         self.asked = true;
         // Who has set it since, by a call that we saw, has done so too late for this one.
-        if self.blocks.is_none() && !(self.began_blocking && conn.block.nonblock.load(Ordering::Relaxed) != 0)
-        {
+        if self.blocks.is_none() && !(self.began_blocking && call::is_told_nonblock(conn.block)) {
             call::must_block(conn.block, fd).inspect_err(|_| self.blocks = Some(false))?;
         }
         self.blocks.get_or_insert(true);

@@ -41,12 +41,20 @@ pub fn set_nonblock(fd: i32, nonblock: bool) {
     }
 }
 
+/// In a block's `nonblock`: the kernel said so. 1 where the program did.
+const LEARNT: u8 = 2;
+
+/// Whether the program has set O_NONBLOCK by a call that we saw.
+pub fn is_told_nonblock(block: &Block) -> bool {
+    !matches!(block.nonblock.load(Ordering::Relaxed), 0 | LEARNT)
+}
+
 /// A call is about to wait as far as we know; O_NONBLOCK is shared with every dup, so the kernel knows better.
 /// Errors: EAGAIN.
 pub fn must_block(block: &Block, fd: i32) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(sys::borrowed(fd))?;
     if flags.contains(rustix::fs::OFlags::NONBLOCK) {
-        block.nonblock.store(1, Ordering::Relaxed);
+        block.nonblock.store(LEARNT, Ordering::Relaxed);
         return Err(Errno::AGAIN);
     }
     Ok(())

@@ -98,12 +98,6 @@ impl Link {
         self.sleep_on(usize::from(self.side.load(Ordering::Relaxed)), cq);
     }
 
-    /// Whether whoever has news for queue `cq` of ours would ring, as far as we know.
-    pub fn is_slept_on(&self, cq: u8) -> bool {
-        let side = usize::from(self.side.load(Ordering::Relaxed));
-        self.half(side, cq).is_none_or(CqNews::is_slept_on)
-    }
-
     /// Whether queue `cq` has news for us.
     pub fn has_news(&self, cq: u8) -> bool {
         let side = usize::from(self.side.load(Ordering::Relaxed));

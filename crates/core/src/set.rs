@@ -91,7 +91,7 @@ impl Set {
 
     /// Whether a thread is in libc's own wait.
     pub(crate) fn has_waits_of_libc(&self) -> bool {
-        self.waits.load(Ordering::Relaxed) as u32 != 0
+        self.waits.load(Ordering::SeqCst) as u32 != 0
     }
 
     /// How many waits through the hooks have begun or ended, wrapping.

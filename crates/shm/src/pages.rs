@@ -177,11 +177,6 @@ impl CqNews {
         full_fence_after_rmw();
     }
 
-    /// Consumer: whether a sleep is declared that nobody has answered yet.
-    pub fn is_slept_on(&self) -> bool {
-        self.sleeps.load(Ordering::Acquire) != 0
-    }
-
     /// Consumer: whether there is news.
     pub fn any(&self) -> bool {
         // Acquire pairs with the Release of `post`.

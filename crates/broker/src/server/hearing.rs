@@ -81,12 +81,9 @@ impl Server {
                 return;
             }
             let user = session.peer.uid();
-            if !self.config.private && !session.peer.is_operator {
-                let heard = self.heard.entry(user).or_default();
-                if *heard == OF_USER_A_TURN {
-                    break;
-                }
-                *heard += 1;
+            let is_bounded = !self.config.private && !session.peer.is_operator;
+            if is_bounded && self.heard.get(&user).is_some_and(|heard| *heard == OF_USER_A_TURN) {
+                break;
             }
             let message = match delays::message(user, || datagram::peek(session.as_fd())) {
                 Ok(Next::Message(message)) => message,
@@ -100,6 +97,9 @@ impl Server {
             };
             if session.is_programs() {
                 self.quiet_turns = 0;
+            }
+            if is_bounded {
+                *self.heard.entry(user).or_default() += 1;
             }
             let len = message.bytes().len();
             if !message.has_fds {
@@ -198,8 +198,8 @@ impl Server {
         Ok(())
     }
 
-    /// Looks at what helpers have to say.
-    pub(super) fn serve_helpers(&mut self) {
+    /// Looks at what helpers have to say. Returns how many.
+    pub(super) fn serve_helpers(&mut self) -> usize {
         let mut events = Vec::with_capacity(ANSWERS_A_TURN);
         let room = rustix::buffer::spare_capacity(&mut events);
         // Failure leaves them for the next turn.
@@ -208,6 +208,7 @@ impl Server {
             self.hear_helper(event.data.u64());
             self.deliver();
         }
+        events.len()
     }
 
     fn hear_helper(&mut self, helper: u64) {

@@ -46,10 +46,16 @@ pub fn kernels(set: &'static Set) -> Option<Kernels> {
         && !is_inherited(set)
         && !session::has_news()
         && crate::eager::attention().is_none();
-    is_quiet.then(|| {
-        set.waits.fetch_add(WAIT + 1, Ordering::Relaxed);
-        Kernels { set, before: set.now(), began: clock::ticks() }
-    })
+    if !is_quiet {
+        return None;
+    }
+    // SeqCst, as is what `has_lanes` reads: whoever leaves a set with lanes finds this wait, or this one finds the lanes.
+    set.waits.fetch_add(WAIT + 1, Ordering::SeqCst);
+    if has_lanes(set) {
+        set.waits.fetch_sub(WAIT + 1, Ordering::Relaxed);
+        return None;
+    }
+    Some(Kernels { set, before: set.now(), began: clock::ticks() })
 }
 
 impl Kernels {
@@ -179,7 +185,8 @@ fn wake_others(set: &'static Set) {
     let has_news = || {
         let _critical = critical();
         let ours = || link::all().filter(|link| !link.is_inherited());
-        ours().filter(|link| !link.is_slept_on(cq as u8)).for_each(|link| link.declare_sleep(cq as u8));
+        // Also where one stands: a publisher may have rung for that, and be about to clear it.
+        ours().for_each(|link| link.declare_sleep(cq as u8));
         ours().any(|link| link.has_news(cq as u8))
     };
     if is_listed || has_news() {

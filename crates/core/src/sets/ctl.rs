@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use shunpike_wire::Reason;
 
 use super::entries::{
-    as_asked, as_made, is_answered_here, is_armed_by_tag, restore, restore_left, take_over, tell_kernel,
+    as_asked, as_made, is_answered_here, is_armed_by_tag, is_others, restore, restore_left, take_over,
+    tell_kernel,
 };
 use super::list::{pop, push};
 use super::refusal::{bar_of_entry, bar_of_reg, has_lost, put_back};
@@ -283,8 +284,11 @@ pub fn staying(fd: i32) {
     for (index, reg) in indices(fd).filter_map(|index| reg(index).map(|reg| (index, reg))) {
         // What stands in a parent's set is the parent's.
         let Some(set) = reg.set.get().filter(|set| !is_inherited(set)) else { continue };
+        let is_ours = reg.managed.get() || reg.lingers.get() || reg.tagged.get();
         unmanage(&control, reg, index);
-        if reg.parked.get() {
+        if !is_ours || is_others(reg) {
+            // It has the program's word.
+        } else if reg.parked.get() {
             let _ = sys::epoll_ctl(set.epfd.load(Ordering::Relaxed), libc::EPOLL_CTL_DEL, fd, None);
         } else {
             // A one-shot that has fired keeps a tag that nobody knows any more.

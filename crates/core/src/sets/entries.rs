@@ -310,6 +310,9 @@ fn give_back(control: &mut Control, reg: &'static Reg, index: u32) {
     let lingers = lingers(reg);
     unmanage(control, reg, index);
     if is_others(reg) {
+        if reg.parked.get() {
+            remove(control, index, reg.fd.get());
+        }
         return;
     }
     if lingers {

@@ -99,7 +99,8 @@ pub fn retain(set: &'static Set) {
 /// A number of the set, for who waits for it at `fd`, which may have been closed meanwhile and be another set's. Errors: EBADF, it has none.
 pub fn number_of(set: &'static Set, fd: i32) -> Result<i32, Errno> {
     let is_its = |fd: &i32| matches!(table::look(*fd), Entry::Set(same) if core::ptr::eq(same, set));
-    [fd, set.epfd.load(Ordering::Relaxed)].into_iter().find(is_its).ok_or(Errno::BADF)
+    let known = [fd, set.epfd.load(Ordering::Relaxed)].into_iter().find(is_its);
+    known.or_else(|| table::all().map(|(other, _)| other).find(is_its)).ok_or(Errno::BADF)
 }
 
 /// A descriptor of the set is closed; with the last one its registrations go.

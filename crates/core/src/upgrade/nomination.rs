@@ -195,7 +195,12 @@ pub(super) fn postpone(block: &Block, reason: Reason) {
     state::note(block, reason);
     trace::fallback(block, block.fd.load(Ordering::Relaxed) as i32, false);
     let tries = block.attempts.fetch_add(1, Ordering::Relaxed);
-    let most = if will_pass(reason) { PASSING } else { TRIES };
+    let most = match reason {
+        // Where policy allows no more, that may be for good.
+        Reason::NominationLimit => 2 * PASSING,
+        _ if will_pass(reason) => PASSING,
+        _ => TRIES,
+    };
     let pause = clock::from_us(BACKOFF_US << tries.min(most));
     block.retry_at.store(clock::ticks() + pause, Ordering::Relaxed);
     let is_last = tries >= TRIES && !will_pass(reason);

@@ -264,11 +264,7 @@ fn read(rings: &mut [Tapped], waiting: &mut Vec<Seen>) -> (Vec<Seen>, Vec<News>)
     for (known, head) in rings.iter_mut().zip(heads).filter(|(known, _)| !known.is_broken) {
         let before = waiting.len();
         let progress = known.read_to(head, waiting, held < WAITING);
-        for seen in &mut waiting[before..] {
-            // What is said to be yet to come would never go.
-            seen.segment.time = seen.segment.time.min(moment);
-            held += seen.costs();
-        }
+        held += waiting[before..].iter().map(Seen::costs).sum::<usize>();
         match progress {
             Ok(Progress::All) => (known.clear, known.waits_since) = (moment, None),
             Ok(Progress::NoRoom) => is_full = true,
