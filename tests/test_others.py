@@ -24,7 +24,7 @@ def test_case(world, bed, mode, case):
 
 
 # How many connections a case has.
-LANES = {"resold": 16, "replaced": 16, "renumbered": 1, "unblocked": 2, "kin": 1, "unblocked-send": 1, "unshared": 2, "pool": 4}
+LANES = {"resold": 16, "replaced": 16, "renumbered": 1, "retaken": 1, "unblocked": 2, "kin": 1, "unblocked-send": 1, "unshared": 2, "pool": 4}
 
 
 @pytest.mark.parametrize("mode", EAGER_MODES)
@@ -32,7 +32,7 @@ LANES = {"resold": 16, "replaced": 16, "renumbered": 1, "unblocked": 2, "kin": 1
 def test_what_another_thread_does_meanwhile(world, bed, mode, case):
     """To the number of a send or of a set that is waited for, to O_NONBLOCK, with descriptors of its own, or as one of a pool."""
     client, server = on_tcp(bed, "numbers", case)
-    if mode in ("both", "earned") and case == "renumbered":
+    if mode in ("both", "earned") and case in ("renumbered", "retaken"):
         server = server.replace("waiter: 1, word 7", "waiter: EBADF, word 0")
     said = run_case(world, mode, bed, "numbers", case, lanes=LANES[case])
     for end, got, should in zip(("client", "server"), said, (client, server), strict=True):

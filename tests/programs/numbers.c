@@ -1,8 +1,9 @@
 /* Threads in calls on descriptors, and what another one does meanwhile to the number, to its flags, or with the set.
  *   numbers server|client CASE PORT
  * CASE: the number of a send under way goes to a new connection, by `resold` (close, accept) or `replaced` (dup2); a set's number goes to a new
- * set under a thread that waits (`renumbered`); O_NONBLOCK comes under a recv, by a thread (`unblocked`) or a child (`kin`), or under a send
- * (`unblocked-send`); a thread closes all in a table of its own (`unshared`); a `pool` of threads has one-shots, and one of them is busy. */
+ * set under a thread that waits (`renumbered`), and that has an event before the thread wakes (`retaken`); O_NONBLOCK comes under a recv, by a
+ * thread (`unblocked`) or a child (`kin`), or under a send (`unblocked-send`); a thread closes all in a table of its own (`unshared`); a `pool`
+ * of threads has one-shots, and one of them is busy. */
 #include "bed.h"
 #include <linux/close_range.h>
 #include <pthread.h>
@@ -111,7 +112,7 @@ static void *waits(void *unused) {
     return unused;
 }
 
-static void renumbered_server(int fd) {
+static void renumbers(int fd, int is_early) {
     pthread_t thread;
     int ends[2];
     if (pipe(ends)) die("pipe");
@@ -123,15 +124,19 @@ static void renumbered_server(int fd) {
     close(set);
     expect(epoll_create1(EPOLL_CLOEXEC) == set, "the number is free, and the lowest");
     add(set, ends[0], EPOLLIN | EPOLLET, 9);
+    if (is_early && write(ends[1], "!", 1) != 1) die("write");
     tell(), await();
     /* It has heard of the byte, and has ended, or waits on. */
     await_sleep(getpid(), waiter);
-    if (write(ends[1], "!", 1) != 1) die("write");
+    if (!is_early && write(ends[1], "!", 1) != 1) die("write");
     sem_post(&ended);
     pthread_join(thread, NULL);
     say_told("the new set's", set, PATIENCE_MS / 10);
     tell();
 }
+
+static void renumbered_server(int fd) { renumbers(fd, 0); }
+static void retaken_server(int fd) { renumbers(fd, 1); }
 
 static void byte_client(int fd) {
     await();
@@ -317,6 +322,7 @@ static const struct numbers_case {
     {"resold", MOST, 0, resold_server, resold_client},
     {"replaced", MOST, 0, replaced_server, resold_client},
     {"renumbered", 1, 1, renumbered_server, byte_client},
+    {"retaken", 1, 0, retaken_server, byte_client},
     {"unblocked", 2, 0, unblocked_server, byte_client},
     {"kin", 1, 0, kin_server, byte_client},
     {"unblocked-send", 1, 0, unblocked_send_server, unblocked_send_client},
