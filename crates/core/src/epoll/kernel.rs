@@ -10,7 +10,7 @@ use crate::set::Set;
 use crate::sets::entries::{end_lingering_of, has_had_room};
 use crate::sets::list::push;
 use crate::sets::regs::{BELL, CONTROL, Control, Reg, index_and_turn, reg, untag};
-use crate::sets::{EDGE, asked};
+use crate::sets::{EDGE, asked, number_of};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::{clock, holders, told};
@@ -45,7 +45,7 @@ pub(super) fn kernel(
 fn kernel_by(
     batch: &mut [libc::epoll_event],
     set: &'static Set,
-    epfd: i32,
+    mut epfd: i32,
     out: &mut [libc::epoll_event],
     (mut timeout, mut mask): (Option<u64>, *const libc::sigset_t),
     control: Option<&Control>,
@@ -81,7 +81,9 @@ fn kernel_by(
         if has_all && !has_more || n > 0 || ours > managed as usize + BATCH {
             break;
         }
-        (timeout, mask) = (Some(0), core::ptr::null());
+        // The set may have lost its number while it was waited for.
+        let Ok(number) = number_of(set, epfd) else { break };
+        (epfd, timeout, mask) = (number, Some(0), core::ptr::null());
     }
     if n == out.len() {
         set.list.lock().kernel_filled = true;

@@ -13,7 +13,7 @@ use crate::sets::ctl::move_to;
 use crate::sets::list::{next, push};
 use crate::sets::refusal::{PUT_BACK_NS, has_lost};
 use crate::sets::regs::{Reg, managed_after, reg};
-use crate::sets::{EDGE, asked, sharing};
+use crate::sets::{EDGE, asked, number_of, sharing};
 use crate::table::Conn;
 use crate::tls::critical;
 use crate::trace::Sleep;
@@ -186,5 +186,7 @@ fn attentive(
     if fds[1].revents != 0 || session::is_refused() {
         session::pump();
     }
+    // poll() looked anew by the number as it woke.
+    let epfd = number_of(set, epfd)?;
     if fds[0].revents != 0 { kernel(set, epfd, out, Some(0), core::ptr::null(), None) } else { Ok(0) }
 }
