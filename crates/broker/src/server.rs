@@ -1,6 +1,6 @@
 //! The event loop: one thread, nothing that blocks, a bounded amount of work for each client and turn.
 //!
-//! No descriptor of a client's is received here but memory and eventfds that a helper has looked at: see [`helpers`].
+//! No descriptor of a client's is received here but memory and eventfds that a helper has looked at: see [`helpers`](crate::helpers).
 
 mod admission;
 mod census;

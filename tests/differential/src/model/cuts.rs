@@ -76,6 +76,11 @@ impl Model {
         }
     }
 
+    /// A call was under way whose process was killed.
+    pub fn may_have_happened(&mut self, op: Op) {
+        *self = self.with_end_of(op);
+    }
+
     /// As it is after the call, where that sends, or ends a stream.
     fn with_end_of(&self, op: Op) -> Self {
         let mut after = self.clone();

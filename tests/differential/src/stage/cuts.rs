@@ -74,6 +74,8 @@ impl Stage {
                 self.drive(next)?;
                 drop(stepper);
                 let mut outcome = Outcome::nothing();
+                // Nobody tells how far it came.
+                model.may_have_happened(op);
                 model.happened(next, &[]);
                 self.hear_waits(model, &mut outcome)?;
                 return Ok([None, Some(outcome)]);
