@@ -122,7 +122,10 @@ CAUSES = {
         "preload/lifecycle.rs": ("connect of a socket that has another name", "another name"),
         "core/conn.rs": ("connect(AF_UNSPEC) of one that has", "another name"),
     },
-    "PrivateDescriptors": {"preload/indirect.rs": ("unshare(CLONE_FILES) in a thread", "descriptors of their own")},
+    "PrivateDescriptors": {
+        "preload/indirect.rs": ("unshare(CLONE_FILES) in a thread", "descriptors of their own"),
+        "preload/lifecycle.rs": ("close_range(CLOSE_RANGE_UNSHARE) in a thread", "descriptors of their own"),
+    },
     "Revoked": {"core/upgrade.rs": ("`shunpike revoke`", "by the operator")},
     "SetUnseen": {"core/sets/ctl.rs": ("/proc/self/fdinfo of a set has it, our list has not", "that no hook sees")},
     "Shared": {

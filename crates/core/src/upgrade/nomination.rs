@@ -195,37 +195,27 @@ pub(super) fn postpone(block: &Block, reason: Reason) {
     state::note(block, reason);
     trace::fallback(block, block.fd.load(Ordering::Relaxed) as i32, false);
     let tries = block.attempts.fetch_add(1, Ordering::Relaxed);
-    let most = match reason {
-        // Where policy allows no more, that may be for good.
-        Reason::NominationLimit => 2 * PASSING,
-        _ if will_pass(reason) => PASSING,
-        _ => TRIES,
-    };
+    let passes = passes(reason);
+    let most = passes.unwrap_or(TRIES);
     let pause = clock::from_us(BACKOFF_US << tries.min(most));
     block.retry_at.store(clock::ticks() + pause, Ordering::Relaxed);
-    let is_last = tries >= TRIES && !will_pass(reason);
+    let is_last = tries >= TRIES && passes.is_none();
     block.life.on(if is_last { Event::GiveUp } else { Event::End });
 }
 
-/// Whether the reason lies outside of the connection, so that it says nothing of the next try.
-fn will_pass(reason: Reason) -> bool {
+/// How often the pause doubles, where the reason lies outside of the connection, so that it says nothing of the next try.
+fn passes(reason: Reason) -> Option<u32> {
     use Reason::{
         BrokerGone, DmbLimit, Inactive, LinkLimit, MaxDmb, MemoryRefused, NoDescriptors, NominationLimit,
         Shared, WaitsUnseen,
     };
-    matches!(
-        reason,
-        BrokerGone
-            | DmbLimit
-            | Inactive
-            | LinkLimit
-            | MaxDmb
-            | MemoryRefused
-            | NoDescriptors
-            | NominationLimit
-            | Shared
-            | WaitsUnseen
-    )
+    match reason {
+        // Where policy allows no more, that may be for good.
+        NominationLimit => Some(2 * PASSING),
+        BrokerGone | DmbLimit | Inactive | LinkLimit | MaxDmb | MemoryRefused | NoDescriptors | Shared
+        | WaitsUnseen => Some(PASSING),
+        _ => None,
+    }
 }
 
 /// A connection was made: it is nominated now, or as soon as that is possible. `announced`: by `connecting`.
