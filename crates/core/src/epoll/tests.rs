@@ -352,3 +352,100 @@ fn what_another_process_has_the_kernel_tell_is_told_once() {
     }
     watched.set.shared.store(false, Ordering::Relaxed);
 }
+
+/// What the kernel tells of, by its own word: events, and the data.
+fn kernels_own(watched: &Watched) -> Option<(u32, u64)> {
+    let mut out = [libc::epoll_event { events: 0, u64: 0 }; 2];
+    let n = sys::epoll_wait(watched.epoll.as_raw_fd(), &mut out, 0, core::ptr::null()).expect("waited");
+    let [first, _] = out;
+    (n > 0).then_some((first.events, first.u64))
+}
+
+#[test]
+fn a_socket_that_is_dissolved_stays_in_its_set() {
+    let watched = Watched::new(20, libc::EPOLLIN as u32 | libc::EPOLLRDHUP as u32);
+    assert_eq!(kernels_own(&watched), None, "it is ours");
+    crate::sets::staying(watched.socket.as_raw_fd());
+    watched.end();
+    let (events, data) = kernels_own(&watched).expect("the end, by the kernel");
+    assert_eq!((events & libc::EPOLLRDHUP as u32, data), (libc::EPOLLRDHUP as u32, 7));
+    // Twice is once, and one that is in no set has nothing to stay in.
+    crate::sets::staying(watched.socket.as_raw_fd());
+    crate::sets::staying(watched.peer.as_raw_fd());
+    assert_eq!(kernels_own(&watched).map(|(_, data)| data), Some(7));
+}
+
+#[test]
+fn a_set_is_asked_by_a_number_that_is_its_own() {
+    let watched = Watched::new(21, IN_OUT_RDHUP | EDGE);
+    let own = watched.epoll.as_raw_fd();
+    assert_eq!(crate::sets::number_of(watched.set, own), Ok(own));
+    // It has another name, which is not known for its first one yet.
+    let other = watched.epoll.try_clone().expect("another name");
+    table::set(other.as_raw_fd(), Entry::Set(watched.set));
+    table::set(own, Entry::None);
+    assert_eq!(crate::sets::number_of(watched.set, own), Ok(other.as_raw_fd()));
+    table::set(other.as_raw_fd(), Entry::None);
+    assert_eq!(crate::sets::number_of(watched.set, own), Err(rustix::io::Errno::BADF));
+}
+
+#[test]
+fn an_entry_that_the_other_process_has_given_back_is_the_others() {
+    let watched = Watched::new(22, libc::EPOLLIN as u32);
+    let fd = watched.socket.as_raw_fd();
+    let reg = {
+        let _control = CONTROL.lock();
+        find(watched.set, fd).expect("it is there").1
+    };
+    let is_others = || {
+        let _control = CONTROL.lock();
+        crate::sets::entries::is_others(reg)
+    };
+    assert!(!is_others(), "nobody else has it");
+    watched.set.watched.store(true, Ordering::Relaxed);
+    reg.forked.set(true);
+    assert!(!is_others(), "the kernel has a tag of ours");
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+    sys::epoll_ctl(watched.epoll.as_raw_fd(), libc::EPOLL_CTL_MOD, fd, Some(&mut event)).expect("changed");
+    assert!(is_others(), "the kernel has the program's word");
+    reg.forked.set(false);
+    watched.set.watched.store(false, Ordering::Relaxed);
+}
+
+#[test]
+fn a_wait_of_libcs_is_counted_until_it_returns_and_begins_where_there_is_no_lane() {
+    let watched = Watched::on_tcp(23, IN_OUT_RDHUP);
+    let waits = super::kernels(watched.set).expect("it has no lanes");
+    assert!(watched.set.has_waits_of_libc());
+    watched.set.cq.store(1, Ordering::Relaxed);
+    manage(Conn::new(watched.block), watched.socket.as_raw_fd());
+    assert!(super::kernels(watched.set).is_none(), "it has one");
+    super::wake_others(watched.set);
+    waits.returned();
+    assert!(!watched.set.has_waits_of_libc());
+}
+
+#[test]
+fn a_call_blocks_as_it_began_to() {
+    use crate::blocking::Blocking;
+    let watched = Watched::new(24, IN_OUT_RDHUP | EDGE);
+    let (block, fd) = (watched.block, watched.socket.as_raw_fd());
+    let call = || Blocking::new(0, libc::SO_SNDTIMEO);
+    let (mut began, mut later) = (call(), call());
+    began.moved(block);
+    table::set(fd, Entry::Conn(Conn::new(block)));
+    crate::call::set_nonblock(fd, true);
+    assert!(crate::call::is_told_nonblock(block));
+    assert!(began.may_wait(block) && !later.may_wait(block), "the flag came under the first one");
+    began.ask(Conn::new(block), fd).expect("it blocks");
+    later.moved(block);
+    assert!(!later.may_wait(block));
+    // What the kernel says of a call that has moved nothing counts.
+    watched.socket.set_nonblocking(true).expect("nonblocking");
+    crate::call::set_nonblock(fd, false);
+    let mut asked = call();
+    assert!(asked.may_wait(block));
+    assert_eq!(asked.ask(Conn::new(block), fd), Err(rustix::io::Errno::AGAIN));
+    assert!(!asked.may_wait(block) && !crate::call::is_told_nonblock(block));
+    assert!(!Blocking::new(libc::MSG_DONTWAIT, libc::SO_SNDTIMEO).may_wait(block));
+}

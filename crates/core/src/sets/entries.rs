@@ -161,7 +161,7 @@ fn in_kernel(set: &Set, reg: &Reg) -> Option<(u64, u64)> {
 
 /// Whether another process has given the entry back to the kernel since a fork, where this one has changed nothing: the other may have. Under
 /// CONTROL.
-pub(super) fn is_others(reg: &Reg) -> bool {
+pub(crate) fn is_others(reg: &Reg) -> bool {
     let shared = reg.set.get().filter(|set| reg.forked.get() && set.watched.load(Ordering::SeqCst));
     shared.and_then(|set| in_kernel(set, reg)).is_some_and(|(_, data)| untag(data).is_none())
 }
