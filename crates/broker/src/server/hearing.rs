@@ -26,14 +26,14 @@ use shunpike_shm::tap;
 use shunpike_wire::clc;
 use shunpike_wire::session::{CONTROL, FromBroker, MAX_CQS, SessionError, ToBroker, VERSION};
 use shunpike_wire::{DmbSize, Reason};
+use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 /// Messages of one client that are handled before the others have their turn.
 const MESSAGES_A_TURN: usize = 16;
-/// Messages of one user, where there may be several, in one turn, over all that it has connected. The others have theirs a quarter of a
-/// millisecond later.
+/// Messages of one user in one turn, over all sessions that it has, where the broker serves several users.
 const OF_USER_A_TURN: usize = 32;
 /// Helpers' answers that are looked at in one turn.
 const ANSWERS_A_TURN: usize = 64;
@@ -200,11 +200,12 @@ impl Server {
 
     /// Looks at what helpers have to say. Returns how many.
     pub(super) fn serve_helpers(&mut self) -> usize {
-        let mut events = Vec::with_capacity(ANSWERS_A_TURN);
-        let room = rustix::buffer::spare_capacity(&mut events);
+        let mut room = [const { MaybeUninit::uninit() }; ANSWERS_A_TURN];
         // Failure leaves them for the next turn.
-        let _ = epoll::wait(&self.of_helpers, room, Some(&Timespec::default()));
-        for event in &events {
+        let Ok((events, _)) = epoll::wait(&self.of_helpers, &mut room, Some(&Timespec::default())) else {
+            return 0;
+        };
+        for event in &*events {
             self.hear_helper(event.data.u64());
             self.deliver();
         }

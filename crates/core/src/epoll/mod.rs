@@ -182,14 +182,14 @@ fn wake_others(set: &'static Set) {
     let (sleeps, is_listed) = (list.sleepers > 0 || set.has_waits_of_libc(), list.len > 0);
     drop(list);
     let Some(cq) = set.cq.load(Ordering::Acquire).checked_sub(1).filter(|_| sleeps) else { return };
-    let has_news = || {
+    let finds_news = || {
         let _critical = critical();
         let ours = || link::all().filter(|link| !link.is_inherited());
         // Also where one stands: a publisher may have rung for that, and be about to clear it.
         ours().for_each(|link| link.declare_sleep(cq as u8));
         ours().any(|link| link.has_news(cq as u8))
     };
-    if is_listed || has_news() {
+    if is_listed || finds_news() {
         ring(set);
     }
 }
