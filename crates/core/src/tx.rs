@@ -35,8 +35,8 @@ use crate::wait;
 use crate::window::writable_at;
 use crate::zerocopy::lending;
 use crate::{
-    above, call, clock, cork, hope, memory, passthrough, prefetch, process, reset, send_lock, session, state,
-    stores, sys, tap, user, window, zerocopy,
+    above, call, clock, cork, hope, memory, passthrough, process, reset, send_lock, session, state, stores,
+    sys, tap, user, window, zerocopy,
 };
 
 /// Bytes of a large write that are published at a time: the reader copies the first while we copy the next.
@@ -190,7 +190,6 @@ fn recount(conn: Conn, fd: i32, guard: &TxGuard<'_, impl Section>) {
 /// One attempt, under the send lock.
 fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocopy::Call) -> Step {
     let critical = critical();
-    prefetch::of_send(&conn.block.tx, source.left());
     let guard = send_lock::lock(conn.block, &critical);
     let half = guard.held();
     if !conn.current() {
@@ -211,11 +210,13 @@ fn step(conn: Conn, fd: i32, source: &Source<'_>, flags: i32, call: &mut zerocop
     let words = dmb.words();
     let generation = half.generation.load(Ordering::Relaxed);
     let offset = half.cursor.load(Ordering::Relaxed);
-    if offset > MAX_OFFSET || peer_is_gone(&half, fd) {
+    // Read once: that takes as long as a tenth of a small message.
+    let now = clock::ticks();
+    if offset > MAX_OFFSET || peer_is_gone(&half, fd, now) {
         end(conn, fd, half, &dmb);
         return Step::Again;
     }
-    dmb = window::adapt(half, dmb, offset, source.left() as u64);
+    dmb = window::adapt(half, dmb, offset, source.left() as u64, now);
     let (mut wish, mut from) = ((source.left() as u64).min(CHUNK as u64), core::ptr::null());
     // Whoever looks sees what is in the ring.
     if call.is_noticed() && !tap::is_on() {
@@ -373,11 +374,10 @@ fn put(half: TxHeld<'_>, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) 
 
 /// Asks TCP now and then whether the peer still is there: what it closed, TCP answers with its own errors.
 #[inline]
-fn peer_is_gone(half: &TxHalf, fd: i32) -> bool {
-    if !is_to_be_checked(half, fd) {
+fn peer_is_gone(half: &TxHalf, fd: i32, now: u64) -> bool {
+    if !is_to_be_checked(half, fd, now) {
         return false;
     }
-    let now = clock::ticks();
     let is_gone = sys::tcp_shows(fd, libc::POLLRDHUP) != 0;
     // One that is gone is asked for again, by who ends the lane.
     if !is_gone {
@@ -386,9 +386,9 @@ fn peer_is_gone(half: &TxHalf, fd: i32) -> bool {
     is_gone
 }
 
-/// Whether it is time for that.
+/// Whether it is time for that, `now`.
 #[inline]
-fn is_to_be_checked(half: &TxHalf, fd: i32) -> bool {
-    let since = clock::ticks().wrapping_sub(half.checked.load(Ordering::Relaxed));
+fn is_to_be_checked(half: &TxHalf, fd: i32, now: u64) -> bool {
+    let since = now.wrapping_sub(half.checked.load(Ordering::Relaxed));
     since >= clock::from_us(tcp_check_us(fd))
 }

@@ -128,14 +128,13 @@ fn leave_first(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
     }
 }
 
-/// Before a write of `n` bytes at `offset` that takes the slow way, under the send lock: the DMB with the window that the lane has earned or no
-/// longer needs.
-pub fn adapt(half: TxHeld<'_>, mut dmb: Dmb, offset: u64, n: u64) -> Dmb {
+/// Before a write of `n` bytes at `offset` that takes the slow way, `now`, under the send lock: the DMB with the window that the lane has earned
+/// or no longer needs.
+pub fn adapt(half: TxHeld<'_>, mut dmb: Dmb, offset: u64, n: u64, now: u64) -> Dmb {
     if dmb.until() != 0 {
         dmb = settle(half, dmb, offset);
     }
     if dmb.is_first() || dmb.window() == u64::from(MIN_WINDOW) {
-        let now = clock::ticks();
         let since = now.wrapping_sub(half.own().crowded_at.load(Ordering::Relaxed));
         let turns = half.own().crowded.load(Ordering::Relaxed);
         match Pass::of(&dmb, offset, n, clock::to_us(since), turns) {
@@ -152,7 +151,7 @@ pub fn adapt(half: TxHeld<'_>, mut dmb: Dmb, offset: u64, n: u64) -> Dmb {
             }
         }
     }
-    if dmb.is_first() { dmb } else { shrink(half, dmb, offset) }
+    if dmb.is_first() { dmb } else { shrink(half, dmb, offset, now) }
 }
 
 /// What a write says of how much the lane needs, by what it passes.
@@ -205,9 +204,8 @@ fn settle(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
 
 /// Goes back to the first ring when nothing is unread and no larger one was needed of late. Under the send lock.
 #[inline]
-pub fn shrink(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
-    let idle =
-        clock::ticks().wrapping_sub(half.own().crowded_at.load(Ordering::Relaxed)) > clock::from_us(IDLE_US);
+pub fn shrink(half: TxHeld<'_>, dmb: Dmb, offset: u64, now: u64) -> Dmb {
+    let idle = now.wrapping_sub(half.own().crowded_at.load(Ordering::Relaxed)) > clock::from_us(IDLE_US);
     if idle { shrink_now(half, dmb, offset) } else { dmb }
 }
 
@@ -240,7 +238,8 @@ pub fn shrink_all() {
             let half = guard.held();
             let offset = half.cursor.load(Ordering::Relaxed);
             let dmb = if dmb.until() == 0 { dmb } else { settle(half, dmb, offset) };
-            let _ = if is_tight { shrink_now(half, dmb, offset) } else { shrink(half, dmb, offset) };
+            let now = clock::ticks();
+            let _ = if is_tight { shrink_now(half, dmb, offset) } else { shrink(half, dmb, offset, now) };
         }
     }
 }

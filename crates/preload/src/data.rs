@@ -113,6 +113,16 @@ fn write_through(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl 
     write_slowly(conn, fd, iov, flags, real)
 }
 
+/// A write of one buffer that names whom it is for.
+#[inline(never)]
+fn write_to(conn: Conn, fd: c_int, bytes: [iovec; 1], flags: c_int, real: impl Fn(c_int) -> isize) -> isize {
+    // SAFETY: the program's buffer.
+    match unsafe { tx::fast::send(conn, fd, bytes[0].iov_base.cast(), bytes[0].iov_len, flags) } {
+        Some(n) => n as isize,
+        None => write_through(conn, fd, &bytes, flags, real),
+    }
+}
+
 #[inline(never)]
 fn write_slowly(conn: Conn, fd: c_int, iov: &[iovec], flags: c_int, real: impl Fn(c_int) -> isize) -> isize {
     let quiet = flags & libc::MSG_NOSIGNAL != 0;
@@ -465,7 +475,7 @@ hooks! {
             return write_one::<SendTo>(fd, buf, len, flags);
         }
         match ours_for(fd, buf, len).filter(|_| flags & libc::MSG_FASTOPEN == 0 && address_taken(to.cast(), size)) {
-            Some(conn) => write_through(conn, fd, &one(buf, len), flags, |flags| {
+            Some(conn) => write_to(conn, fd, one(buf, len), flags, |flags| {
                 covered::sendto(fd, buf, len, flags, to, size)
             }),
             None => covered::sendto(fd, buf, len, flags, to, size),

@@ -14,7 +14,7 @@ use shunpike_shm::lane::{Cursor, MAX_OFFSET, MIN_WINDOW, Side};
 use crate::call::is_ordinary;
 use crate::table::Conn;
 use crate::tls::critical;
-use crate::{above, prefetch, send_lock, session, state, tap, tx, user, wait};
+use crate::{above, clock, prefetch, send_lock, session, state, tap, tx, user, wait};
 
 /// Most bytes of a message that is sent so: of longer ones the copy is what takes time.
 const MOST: usize = 4096;
@@ -45,7 +45,7 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
         && window <= MIN_WINDOW
         && half.held.load(Ordering::Relaxed) == 0
         && half.own().stage.load(Ordering::Relaxed) == 0
-        && !tx::is_to_be_checked(&half, fd);
+        && !tx::is_to_be_checked(&half, fd, clock::ticks());
     let dmb = state::still_tx_dmb(&half, window).filter(|_| ordinary)?;
     let offset = half.cursor.load(Ordering::Relaxed);
     let unread = offset.wrapping_sub(half.other.load(Ordering::Relaxed));
