@@ -45,6 +45,28 @@ pub struct Handshake {
     pub(crate) deadline: u64,
 }
 
+impl Handshake {
+    /// One that begins.
+    pub(crate) fn begin(conn: Conn, id: ConnId, fd: i32, machine: Machine, deadline: u64) -> Self {
+        Self {
+            conn,
+            id,
+            fd,
+            machine,
+            own: None,
+            own_ring: 0,
+            own_forks: 0,
+            used: false,
+            registered: None,
+            peer: None,
+            peer_ring: 0,
+            peer_forks: 0,
+            peer_token: DmbToken(0),
+            deadline,
+        }
+    }
+}
+
 /// The handshakes of a process.
 pub struct Handshakes {
     pub(crate) slots: [Option<Handshake>; MOST],
@@ -61,7 +83,41 @@ impl Handshakes {
         self.slots.iter_mut().filter(|slot| slot.is_some()).for_each(|slot| *slot = None);
     }
 
+    /// A free place for one whose peer has those that `is_its`. A peer may be slow on purpose: where many are taken it gets three times
+    /// as many as it leaves to others.
+    pub(crate) fn place_for(&self, is_its: impl Fn(&Handshake) -> bool) -> Option<usize> {
+        let place = self.slots.iter().position(Option::is_none)?;
+        if place < MOST / 4 {
+            return Some(place);
+        }
+        let taken = || self.slots.iter().flatten();
+        let its = taken().filter(|shake| is_its(shake)).count();
+        (its < 3 * (MOST - taken().count())).then_some(place)
+    }
+
     pub(crate) fn find(&mut self, id: ConnId) -> Option<&mut Option<Handshake>> {
         self.slots.iter_mut().find(|slot| slot.as_ref().is_some_and(|shake| shake.id == id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_slow_leaves_places_to_others() {
+        let mut all = Handshakes::new();
+        let conn = crate::process::allocate().map(Conn::new).expect("a block");
+        // Each as often as it can, and one more.
+        let fill = |all: &mut Handshakes, peer: i32| {
+            while let Some(place) = all.place_for(|shake| shake.fd == peer) {
+                let machine = Machine::Server(Server::new(false, 0));
+                all.slots[place] = Some(Handshake::begin(conn, ConnId(0), peer, machine, 0));
+            }
+            all.slots.iter().flatten().filter(|shake| shake.fd == peer).count()
+        };
+        assert_eq!(fill(&mut all, 1), 192);
+        let others: Vec<usize> = (2..6).map(|peer| fill(&mut all, peer)).collect();
+        assert!(others.iter().all(|places| *places > 0), "{others:?}");
     }
 }

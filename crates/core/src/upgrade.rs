@@ -186,7 +186,8 @@ fn matched(
             return postpone(conn.block, reason);
         }
     };
-    let free = session.handshakes.slots.iter().position(Option::is_none);
+    let is_its = |shake: &Handshake| link::of(shake.conn.block).is_some_and(|of| core::ptr::eq(of, group));
+    let free = session.handshakes.place_for(is_its);
     let (Some(device), Some(free)) = (session.device, free) else {
         withdraw(session, conn.block);
         return postpone(conn.block, Reason::NominationLimit);
@@ -206,22 +207,7 @@ fn matched(
     };
     let deadline = clock::ticks() + clock::from_us(TIMEOUT_US);
     conn.block.retry_at.store(deadline, Ordering::Relaxed);
-    session.handshakes.slots[free] = Some(Handshake {
-        conn,
-        id,
-        fd,
-        machine,
-        own: None,
-        own_ring: 0,
-        own_forks: 0,
-        used: false,
-        registered: None,
-        peer: None,
-        peer_ring: 0,
-        peer_forks: 0,
-        peer_token: DmbToken(0),
-        deadline,
-    });
+    session.handshakes.slots[free] = Some(Handshake::begin(conn, id, fd, machine, deadline));
     if let Some(clc) = proposal.and_then(|clc| ClcBytes::new(clc).ok()) {
         session.send(&ToBroker::Clc { conn: id, clc });
     }
