@@ -525,3 +525,41 @@ def test_few_descriptors_left(both, bed):
     port = start_echo(accel, bed)
     argv = ["prlimit", "--nofile=40:40", bed / "echo", "client", port, 16, 60]
     assert len(accel.client("drive", argv).finish().splitlines()) == 16
+
+
+VISITORS = """
+import ctypes, os, signal, socket, sys
+
+def visit():
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    for _ in range(100):
+        connection.sendall(b"x" * 1000)
+        left = 1000
+        while left:
+            left -= len(connection.recv(left))
+    return connection
+
+for number in range(int(sys.argv[2])):
+    told, tells = os.pipe()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        visit().close()
+        os.write(tells, b"done")
+        signal.pause()
+    os.read(told, 4)
+last = visit()
+print("open", flush=True)
+signal.pause()
+"""
+
+
+def test_who_was_a_peer_once_takes_no_descriptor_of_the_next(both, bed):
+    """A link group stays for the next connection of its two processes, and has descriptors: an eighth of a server's limit would be 128."""
+    accel = both(eager=True)
+    port = free_port()
+    argv = ["prlimit", "--nofile=1024:1024", bed / "echo", "server", "lt", port, 1_000_000]
+    accel.server("echo", argv).wait_listening(port)
+    visitors = accel.client("visitors", [sys.executable, "-c", VISITORS, port, 160])
+    until(lambda: visitors.out == "open\n", "all visitors have been there", 60)
+    rows = until(lambda: (now := accel.broker.connections()) and len(now) == 2 and now, "both ends of the last one's")
+    assert [row["mode"] for row in rows] == ["SMCD", "SMCD"], rows

@@ -5,6 +5,7 @@
 
 mod audit;
 mod dmbs;
+mod ending;
 mod parking;
 mod room;
 
@@ -13,9 +14,10 @@ use crate::expectations::Expectations;
 use crate::facts::{Endpoint, Facts, Proof};
 use crate::foreign::Shared;
 use crate::ism::IsmDevice;
-use crate::links::{LinkId, Links, Seat};
+use crate::links::{LinkId, Links, Seat, Side};
 use crate::matching::{Decision, Matching};
 use crate::policy::{Identity, Policy};
+use ending::Ending;
 use parking::Parking;
 use room::{Holder, Promises};
 use shunpike_shm::arena::BLOCKS;
@@ -127,6 +129,7 @@ pub struct Exchange {
     policy: Policy,
     promises: Promises,
     parking: Parking,
+    ending: Ending,
     /// Connections that are known of each user, by their blocks.
     known: HashMap<u32, usize>,
 }
@@ -153,6 +156,7 @@ impl Exchange {
             policy,
             promises: Promises::new(DmbSize::MIN),
             parking: Parking::default(),
+            ending: Ending::default(),
             known: HashMap::new(),
         }
     }
@@ -189,32 +193,6 @@ impl Exchange {
             }
             _ => 0,
         }
-    }
-
-    /// A session has ended: all it held is let go, and its peers are told.
-    pub fn end_session(&mut self, session: SessionId) {
-        self.matching.end_session(session);
-        self.expectations.end_session(session);
-        self.unanswered.retain(|party| party.session != session);
-        let of_session: Vec<Party> =
-            self.ends.range(Party::all_of(session)).map(|(party, _)| *party).collect();
-        for party in of_session {
-            self.part(party);
-        }
-        self.drop_parked_of(session);
-        self.device.end_session(session);
-        if let Some(Member { identity, blocks, .. }) = self.members.remove(&session)
-            && let Some(known) = self.known.get_mut(&identity.uid)
-        {
-            *known -= blocks.len();
-            if *known == 0 {
-                self.known.remove(&identity.uid);
-            }
-        }
-        for (LinkId(link), to) in self.links.end_session(session) {
-            self.post(to, FromBroker::LinkGone { link });
-        }
-        self.posts.retain(|post| post.to != session);
     }
 
     /// A session is about to connect to `endpoint`, or listens there.
@@ -368,9 +346,10 @@ impl Exchange {
         self.policy = policy;
         let forbidden: Vec<Party> = self
             .ends
-            .iter()
-            .filter(|(own, end)| end.peer.is_some_and(|peer| !self.permits(**own, peer)))
-            .map(|(own, _)| *own)
+            .keys()
+            .copied()
+            .filter(|own| self.members.contains_key(&own.session))
+            .filter(|own| self.peer(*own).is_some_and(|peer| !self.permits(*own, peer)))
             .collect();
         forbidden.iter().for_each(|party| self.revoke(*party));
         self.drop_forbidden_parked();
@@ -408,9 +387,9 @@ impl Exchange {
         self.members.get(&session).map_or(0, |member| member.queues.into())
     }
 
-    /// The other end of a match.
+    /// The other end of a match, if its session goes on.
     pub fn peer(&self, party: Party) -> Option<Party> {
-        self.ends.get(&party)?.peer
+        self.ends.get(&party)?.peer.filter(|peer| self.members.contains_key(&peer.session))
     }
 
     /// Whether an end waits for its peer's nomination.
@@ -437,6 +416,7 @@ impl Exchange {
             && self.links.is_empty()
             && self.promises.is_empty()
             && self.parking.is_empty()
+            && !self.is_ending()
             && self.known.is_empty()
             && self.device.dmb_count() == 0
     }
@@ -491,12 +471,21 @@ impl Exchange {
         if !self.policy.permits(&member(client)?.identity, &member(server)?.identity) {
             return Err(Reason::NotPermitted);
         }
-        let users = [member(client)?.identity.uid, member(server)?.identity.uid];
-        self.links.seat(client.session, server.session, users, self.max_conns_per_lgr).map_err(|error| {
-            let Some(error) = error else { return Reason::NominationLimit };
-            tracing::warn!(%error, "no link page");
-            Reason::MemoryRefused
-        })
+        let side = |party: Party| {
+            let Member { identity, queues, .. } = member(party)?;
+            Ok(Side { session: party.session, user: identity.uid, queues: *queues })
+        };
+        let (seat, gone) =
+            self.links.seat(side(client)?, side(server)?, self.max_conns_per_lgr).map_err(|error| {
+                let Some(error) = error else { return Reason::NominationLimit };
+                tracing::warn!(%error, "no link page");
+                Reason::MemoryRefused
+            })?;
+        // Before the new one is told of, for which their descriptors make room.
+        for (LinkId(link), to) in gone {
+            self.post(to, FromBroker::LinkGone { link });
+        }
+        Ok(seat)
     }
 
     /// Tells both ends of their match, and each of the other's doorbells where it does not know them.
@@ -533,7 +522,7 @@ impl Exchange {
                 if let Some(end) = self.ends.get_mut(&peer) {
                     end.peer = None;
                 }
-                self.post(peer.session, FromBroker::Gone { conn: peer.conn });
+                self.post_to_member(peer.session, FromBroker::Gone { conn: peer.conn });
             }
         }
     }
@@ -547,6 +536,13 @@ impl Exchange {
             self.post(party.session, FromBroker::Refused { conn: party.conn, reason: reason.code() });
         }
         self.news.push(News::Refused { parties, reason });
+    }
+
+    /// To one that may have ended.
+    fn post_to_member(&mut self, to: SessionId, message: FromBroker) {
+        if self.members.contains_key(&to) {
+            self.post(to, message);
+        }
     }
 
     fn post(&mut self, to: SessionId, message: FromBroker) {

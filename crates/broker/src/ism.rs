@@ -147,8 +147,9 @@ pub trait IsmDevice {
     /// What its client's half can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// Lets go of every reference that a session holds, as owner or attached.
-    fn end_session(&mut self, session: SessionId);
+    /// Lets go of references that a session holds which has ended, as owner or attached: of so many DMBs. Returns of how many; if fewer
+    /// than `most`, they were all.
+    fn end_session(&mut self, session: SessionId, most: usize) -> usize;
 
     /// What is in the device of a session's DMBs, let go of by it or not.
     fn held_by_session(&self, session: SessionId) -> Held;

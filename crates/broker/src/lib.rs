@@ -21,6 +21,7 @@ pub mod clock;
 mod config;
 #[cfg(test)]
 mod conformance;
+mod cpus;
 mod datagram;
 mod delays;
 mod diag;
@@ -50,6 +51,7 @@ mod random;
 mod rate;
 mod reply;
 pub mod report;
+mod room;
 mod runtime;
 pub mod sequence;
 mod server;

@@ -2,7 +2,8 @@
 //!
 //! A group has a link page (news bits and sleep words, `shunpike_shm::pages::LinkPage`) and a slot in it for
 //! each of its connections. A full group is followed by another one. Groups live until one of their two
-//! processes goes, so that the next connection of the same pair costs no mapping.
+//! processes goes, so that the next connection of the same pair costs no mapping; of those without a connection so many for each
+//! process, as they cost it descriptors.
 
 use crate::ends::SessionId;
 use crate::foreign::Shared;
@@ -42,15 +43,37 @@ pub struct LinkView {
     pub known: bool,
 }
 
+/// A process at one side of a group.
+#[derive(Copy, Clone, Debug)]
+pub struct Side {
+    /// Its session.
+    pub session: SessionId,
+    /// Its user.
+    pub user: u32,
+    /// Its completion queues: the other side is given a doorbell of each.
+    pub queues: u8,
+}
+
 struct Link {
-    client: SessionId,
-    server: SessionId,
-    users: [u32; 2],
+    /// The client's side and the server's.
+    sides: [Side; 2],
     page: Rc<Shared>,
     slots: [u64; MAX_CONNS_PER_LGR as usize / 64],
     conns: u32,
-    /// Whether the client's and the server's side have been told.
+    /// Whether each side has been told.
     known: [bool; 2],
+    /// Where it stands among those without a connection, if it has none.
+    idle: Option<u64>,
+}
+
+/// The groups of a session.
+#[derive(Default)]
+struct Own {
+    groups: BTreeSet<LinkId>,
+    /// Of these, those without a connection, the one that has been so longest first.
+    idle: BTreeSet<(u64, LinkId)>,
+    /// Descriptors that the process has of those.
+    bells: usize,
 }
 
 /// All link groups.
@@ -58,51 +81,94 @@ struct Link {
 pub struct Links {
     links: HashMap<LinkId, Link>,
     pairs: HashMap<(SessionId, SessionId), Vec<LinkId>>,
-    /// The groups of each session.
-    of: HashMap<SessionId, BTreeSet<LinkId>>,
+    of: HashMap<SessionId, Own>,
     /// How many each user is in.
     users: HashMap<u32, usize>,
     last: u32,
+    last_idle: u64,
+    most: Most,
 }
 
-/// Groups that processes of one user are in: each is a page of memory, and a descriptor of the broker's.
-const OF_USER: usize = 16384;
+/// How many groups there may be: each is a page of memory, and a descriptor of the broker's.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Most {
+    /// In all.
+    pub all: usize,
+    /// That processes of one user are in.
+    pub of_user: usize,
+}
+
+impl Default for Most {
+    fn default() -> Self {
+        Self { all: usize::MAX, of_user: 16384 }
+    }
+}
+
+/// Descriptors that a process has of groups without a connection: half of what it takes at the least, so that whoever was its peer
+/// once does not keep others from being so.
+const IDLE: usize = 64;
+
+/// A group that has ended, and a session that knows it.
+pub type Gone = (LinkId, SessionId);
 
 impl Links {
-    /// Seats a connection of two processes, of these users, in a group of this pair that has fewer than `max_conns`, or in a new one.
-    /// Errors: no memory or descriptor for a link page; `None`: a user is in as many groups as it may.
+    /// None yet.
+    pub fn new(most: Most) -> Self {
+        Self { most, ..Self::default() }
+    }
+
+    /// Seats a connection of two processes in a group of this pair that has fewer than `max_conns`, or in a new one, for which those go
+    /// that have been without a connection for longest.
+    /// Errors: no memory or descriptor for a link page; `None`: there are as many groups as there may be, in all or of a user's.
     pub fn seat(
         &mut self,
-        client: SessionId,
-        server: SessionId,
-        users: [u32; 2],
+        client: Side,
+        server: Side,
         max_conns: u32,
-    ) -> Result<Seat, Option<RegionError>> {
-        let of_pair = self.pairs.get(&(client, server)).map_or(&[][..], Vec::as_slice);
+    ) -> Result<(Seat, Vec<Gone>), Option<RegionError>> {
+        let of_pair = self.pairs.get(&(client.session, server.session)).map_or(&[][..], Vec::as_slice);
         let roomy =
             of_pair.iter().copied().find(|id| self.links.get(id).is_some_and(|l| l.conns < max_conns));
-        let id = match roomy {
-            Some(id) => id,
-            None => {
-                if users.iter().any(|user| self.users.get(user).is_some_and(|count| *count >= OF_USER)) {
-                    return Err(None);
-                }
-                let page = Rc::new(Shared::from(region::create("shunpike-link", PAGE).map_err(Some)?));
-                let id = self.free_id();
-                self.pairs.entry((client, server)).or_default().push(id);
-                for session in [client, server] {
-                    self.of.entry(session).or_default().insert(id);
-                }
-                for user in users {
-                    *self.users.entry(user).or_default() += 1;
-                }
-                let link = Link { client, server, users, page, slots: [0; 4], conns: 0, known: [false; 2] };
-                self.links.insert(id, link);
-                id
-            }
+        let (id, gone) = match roomy {
+            Some(id) => (id, Vec::new()),
+            None => self.add([client, server])?,
         };
+        self.set_idle(id, false);
         let slot = self.links.get_mut(&id).and_then(Link::take).expect("below max_conns, a slot is free");
-        Ok(Seat { link: id, slot })
+        Ok((Seat { link: id, slot }, gone))
+    }
+
+    /// A new group, without a connection yet.
+    fn add(&mut self, sides: [Side; 2]) -> Result<(LinkId, Vec<Gone>), Option<RegionError>> {
+        let gone = self.make_room(sides);
+        let of_user = |side: &Side| self.users.get(&side.user).copied().unwrap_or(0);
+        if self.links.len() >= self.most.all || sides.iter().any(|side| of_user(side) >= self.most.of_user) {
+            return Err(None);
+        }
+        let page = Rc::new(Shared::from(region::create("shunpike-link", PAGE).map_err(Some)?));
+        let id = self.free_id();
+        self.pairs.entry((sides[0].session, sides[1].session)).or_default().push(id);
+        for side in sides {
+            self.of.entry(side.session).or_default().groups.insert(id);
+            *self.users.entry(side.user).or_default() += 1;
+        }
+        let link = Link { sides, page, slots: [0; 4], conns: 0, known: [false; 2], idle: None };
+        self.links.insert(id, link);
+        Ok((id, gone))
+    }
+
+    /// Ends groups without a connection, so that one more of this kind fits.
+    fn make_room(&mut self, sides: [Side; 2]) -> Vec<Gone> {
+        let mut gone = Vec::new();
+        for (side, other) in [(sides[0], sides[1]), (sides[1], sides[0])] {
+            while let Some(own) = self.of.get(&side.session)
+                && own.bells + usize::from(other.queues) > IDLE
+                && let Some((_, id)) = own.idle.first().copied()
+            {
+                gone.extend(self.end(id));
+            }
+        }
+        gone
     }
 
     /// A number that no group has. They are given anew when all were, which takes a user days.
@@ -118,12 +184,34 @@ impl Links {
 
     /// Frees a seat. Not before both ends have left the connection: each knows it by its slot.
     pub fn leave(&mut self, seat: Seat) {
-        if let Some(link) = self.links.get_mut(&seat.link) {
-            let word = &mut link.slots[usize::from(seat.slot) / 64];
-            let bit = 1 << (seat.slot % 64);
-            debug_assert!(*word & bit != 0, "{seat:?} left twice");
-            *word &= !bit;
-            link.conns -= 1;
+        let Some(link) = self.links.get_mut(&seat.link) else { return };
+        let word = &mut link.slots[usize::from(seat.slot) / 64];
+        let bit = 1 << (seat.slot % 64);
+        debug_assert!(*word & bit != 0, "{seat:?} left twice");
+        *word &= !bit;
+        link.conns -= 1;
+        if link.conns == 0 {
+            self.set_idle(seat.link, true);
+        }
+    }
+
+    /// Enters a group among those without a connection, or takes it out.
+    fn set_idle(&mut self, id: LinkId, is_idle: bool) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let before = link.idle.take();
+        if is_idle {
+            self.last_idle += 1;
+            link.idle = Some(self.last_idle);
+        }
+        let [client, server] = link.sides;
+        for (side, bells) in [(client, server.queues), (server, client.queues)] {
+            let Some(own) = self.of.get_mut(&side.session) else { continue };
+            if before.is_some_and(|at| own.idle.remove(&(at, id))) {
+                own.bells -= usize::from(bells);
+            }
+            if link.idle.is_some_and(|at| own.idle.insert((at, id))) {
+                own.bells += usize::from(bells);
+            }
         }
     }
 
@@ -137,36 +225,42 @@ impl Links {
         Some(Rc::clone(&link.page))
     }
 
-    /// Ends all groups of a session, and returns those that another process was told of, with that process.
-    pub fn end_session(&mut self, session: SessionId) -> Vec<(LinkId, SessionId)> {
-        let mut bereft = Vec::new();
-        for id in self.of.remove(&session).unwrap_or_default() {
-            let Some(link) = self.links.remove(&id) else { continue };
-            self.pairs.remove(&(link.client, link.server));
-            for user in link.users {
-                if let Some(count) = self.users.get_mut(&user) {
-                    *count -= 1;
-                    if *count == 0 {
-                        self.users.remove(&user);
-                    }
-                }
-            }
-            for (member, known) in [(link.client, link.known[0]), (link.server, link.known[1])] {
-                if member == session {
-                    continue;
-                }
-                if let Some(links) = self.of.get_mut(&member) {
-                    links.remove(&id);
-                    if links.is_empty() {
-                        self.of.remove(&member);
-                    }
-                }
-                if known {
-                    bereft.push((id, member));
-                }
+    /// Ends one of a session's groups, if there are any. Who else knows it is returned.
+    pub fn end_one_of(&mut self, session: SessionId) -> Option<Option<Gone>> {
+        let id = *self.of.get(&session)?.groups.first()?;
+        Some(self.end(id).into_iter().find(|(_, other)| *other != session))
+    }
+
+    /// Ends a group. Returns who knows it.
+    fn end(&mut self, id: LinkId) -> Vec<Gone> {
+        self.set_idle(id, false);
+        let Some(link) = self.links.remove(&id) else { return Vec::new() };
+        let pair = (link.sides[0].session, link.sides[1].session);
+        if let Some(of_pair) = self.pairs.get_mut(&pair) {
+            of_pair.retain(|other| *other != id);
+            if of_pair.is_empty() {
+                self.pairs.remove(&pair);
             }
         }
-        bereft
+        let mut knowing = Vec::new();
+        for (side, known) in link.sides.into_iter().zip(link.known) {
+            if let Some(own) = self.of.get_mut(&side.session) {
+                own.groups.remove(&id);
+                if own.groups.is_empty() {
+                    self.of.remove(&side.session);
+                }
+            }
+            if let Some(count) = self.users.get_mut(&side.user) {
+                *count -= 1;
+                if *count == 0 {
+                    self.users.remove(&side.user);
+                }
+            }
+            if known && !knowing.contains(&(id, side.session)) {
+                knowing.push((id, side.session));
+            }
+        }
+        knowing
     }
 
     /// How many groups there are.
@@ -176,7 +270,7 @@ impl Links {
 
     /// The groups of a session after the one of number `last`, in the order of their making.
     pub fn of(&self, session: SessionId, last: u32) -> impl Iterator<Item = LinkView> {
-        let after = self.of.get(&session).map(|ids| ids.range((Excluded(LinkId(last)), Unbounded)));
+        let after = self.of.get(&session).map(|own| own.groups.range((Excluded(LinkId(last)), Unbounded)));
         after.into_iter().flatten().filter_map(|id| Some(view(*id, self.links.get(id)?)))
     }
 
@@ -192,7 +286,7 @@ impl Links {
 }
 
 fn view(id: LinkId, link: &Link) -> LinkView {
-    let (client, server) = (link.client, link.server);
+    let [client, server] = link.sides.map(|side| side.session);
     LinkView { id, client, server, conns: link.conns, known: link.known == [true; 2] }
 }
 
@@ -213,15 +307,29 @@ mod tests {
     const A: SessionId = SessionId(1);
     const B: SessionId = SessionId(2);
 
+    /// Of user 7 with one queue.
+    fn side(session: SessionId) -> Side {
+        Side { session, user: 7, queues: 1 }
+    }
+
+    fn seat(links: &mut Links, client: SessionId, server: SessionId, max_conns: u32) -> Seat {
+        links.seat(side(client), side(server), max_conns).unwrap().0
+    }
+
+    /// All groups of a session, and who else knows them.
+    fn end(links: &mut Links, session: SessionId) -> Vec<Gone> {
+        std::iter::from_fn(|| links.end_one_of(session)).flatten().collect()
+    }
+
     #[test]
     fn a_full_group_is_followed_by_another() {
         let mut links = Links::default();
-        let seats: Vec<_> = (0..40).map(|_| links.seat(A, B, [7, 8], 16).unwrap()).collect();
+        let seats: Vec<_> = (0..40).map(|_| seat(&mut links, A, B, 16)).collect();
         assert_eq!(links.of(A, 0).map(|l| l.conns).collect::<Vec<_>>(), [16, 16, 8]);
         let distinct: std::collections::HashSet<_> = seats.iter().collect();
         assert_eq!(distinct.len(), 40);
         links.leave(seats[3]);
-        assert_eq!(links.seat(A, B, [7, 8], 16).unwrap(), seats[3]);
+        assert_eq!(seat(&mut links, A, B, 16), seats[3]);
         assert!(links.all().all(|l| (l.client, l.server) == (A, B)));
         assert_eq!(links.of(B, 1).map(|l| l.id.0).collect::<Vec<_>>(), [2, 3]);
     }
@@ -229,7 +337,7 @@ mod tests {
     #[test]
     fn every_slot_of_a_group_can_be_used() {
         let mut links = Links::default();
-        let slots: Vec<_> = (0..256).map(|_| links.seat(A, B, [7, 8], 256).unwrap().slot).collect();
+        let slots: Vec<_> = (0..256).map(|_| seat(&mut links, A, B, 256).slot).collect();
         assert_eq!(slots, (0..256).collect::<Vec<u16>>());
         assert_eq!(links.len(), 1);
     }
@@ -237,45 +345,75 @@ mod tests {
     #[test]
     fn opposite_directions_are_different_groups() {
         let mut links = Links::default();
-        let there = links.seat(A, B, [7, 8], 255).unwrap();
-        let back = links.seat(B, A, [7, 8], 255).unwrap();
+        let there = seat(&mut links, A, B, 255);
+        let back = seat(&mut links, B, A, 255);
         assert_ne!(there.link, back.link);
     }
 
     #[test]
-    fn a_user_is_in_so_many_groups() {
-        let mut links = Links::default();
-        links.seat(A, B, [7, 8], 255).unwrap();
-        assert_eq!((links.users[&7], links.users[&8]), (1, 1));
-        links.users.insert(8, OF_USER);
-        assert!(matches!(links.seat(B, A, [8, 7], 255), Err(None)));
-        links.seat(A, B, [7, 8], 255).expect("in a group that is there");
-        links.seat(A, SessionId(3), [7, 9], 255).expect("of others");
-        links.users.insert(8, 1);
-        links.end_session(A);
+    fn there_are_so_many_groups_and_a_user_is_in_so_many() {
+        let mut links = Links::new(Most { all: 4, of_user: 3 });
+        let of = |user, session| Side { session: SessionId(session), user, queues: 1 };
+        links.seat(of(7, 1), of(8, 2), 255).unwrap();
+        links.seat(of(7, 1), of(8, 3), 255).unwrap();
+        links.seat(of(9, 4), of(8, 2), 255).unwrap();
+        assert!(matches!(links.seat(of(8, 2), of(7, 1), 255), Err(None)), "user 8 is in three");
+        links.seat(of(7, 1), of(8, 2), 255).expect("in a group that is there");
+        links.seat(of(7, 1), of(9, 4), 255).expect("of others");
+        assert!(matches!(links.seat(of(9, 4), of(10, 5), 255), Err(None)), "that were all");
+        for session in [1, 2, 4] {
+            end(&mut links, SessionId(session));
+        }
         assert!(links.is_empty());
     }
 
     #[test]
     fn a_side_is_introduced_once() {
         let mut links = Links::default();
-        let seat = links.seat(A, B, [7, 8], 255).unwrap();
-        assert!(links.introduce(seat.link, 0).is_some());
-        assert!(links.introduce(seat.link, 0).is_none());
-        assert!(links.introduce(seat.link, 1).is_some());
-        let own = links.seat(A, A, [7, 8], 255).unwrap();
-        assert!(links.introduce(own.link, 0).is_some());
-        assert!(links.introduce(own.link, 1).is_some(), "each side of a process's link to itself");
+        let link = seat(&mut links, A, B, 255).link;
+        assert!(links.introduce(link, 0).is_some());
+        assert!(links.introduce(link, 0).is_none());
+        assert!(links.introduce(link, 1).is_some());
+        let own = seat(&mut links, A, A, 255).link;
+        assert!(links.introduce(own, 0).is_some());
+        assert!(links.introduce(own, 1).is_some(), "each side of a process's link to itself");
     }
 
     #[test]
     fn groups_end_with_either_process() {
         let mut links = Links::default();
-        let seat = links.seat(A, B, [7, 8], 255).unwrap();
-        links.seat(B, A, [7, 8], 255).unwrap();
-        links.introduce(seat.link, 1);
-        assert_eq!(links.end_session(A), [(seat.link, B)], "only where B was told");
+        let there = seat(&mut links, A, B, 255);
+        seat(&mut links, B, A, 255);
+        links.introduce(there.link, 1);
+        assert_eq!(end(&mut links, A), [(there.link, B)], "only where B was told");
         assert!(links.is_empty());
+        links.leave(there);
+    }
+
+    /// As of a server whose clients were many, each with one connection.
+    #[test]
+    fn groups_without_a_connection_go_for_new_ones() {
+        let mut links = Links::default();
+        let server = Side { queues: 2, ..side(A) };
+        let client = |id| Side { queues: 4, ..side(SessionId(id)) };
+        let of = |links: &mut Links, id| links.seat(client(id), server, 255).unwrap();
+        let seats: Vec<Seat> = (10..40).map(|id| of(&mut links, id).0).collect();
+        for seat in &seats {
+            for side in 0..2 {
+                assert!(links.introduce(seat.link, side).is_some());
+            }
+        }
+        // Four descriptors each, of which 64 are kept.
+        seats[1..].iter().for_each(|seat| links.leave(*seat));
+        let (seat, gone) = of(&mut links, 40);
+        let expected =
+            seats[1..15].iter().zip(11..).flat_map(|(seat, id)| [(seat.link, SessionId(id)), (seat.link, A)]);
+        assert_eq!(gone, expected.collect::<Vec<_>>(), "those that have been idle for longest");
+        assert_eq!(of(&mut links, 10), (Seat { link: seats[0].link, slot: 1 }, vec![]), "in use");
+        assert_eq!(of(&mut links, 39), (Seat { link: seats[29].link, slot: 0 }, vec![]), "in use again");
         links.leave(seat);
+        assert!(of(&mut links, 41).1.is_empty(), "there is room");
+        end(&mut links, A);
+        assert!(links.is_empty());
     }
 }

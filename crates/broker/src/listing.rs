@@ -1,7 +1,7 @@
 //! How far an answer has come that is made as it is read: nothing of it is kept.
 
 use crate::ends::SessionId;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// A list, by the question.
 pub enum Listing {
@@ -13,6 +13,8 @@ pub enum Listing {
     LinkGroups(LinkGroups),
     /// `events`
     Events(Events),
+    /// `revoke`
+    Revocation(Revocation),
 }
 
 /// Connections of all programs.
@@ -67,6 +69,18 @@ pub struct Explanations {
     pub looked: usize,
     /// Whether one was listed.
     pub began: bool,
+}
+
+/// Connections of a process that are to go back to TCP.
+pub struct Revocation {
+    /// They are found first;
+    pub search: Search,
+    /// ... that is over,
+    pub is_found: bool,
+    /// and of those found so many were asked.
+    pub asked: usize,
+    /// Sessions that were asked as a whole.
+    pub sessions: BTreeSet<SessionId>,
 }
 
 /// Link groups.

@@ -227,10 +227,14 @@ impl IsmDevice for LoopbackIsm {
         Loopback::CAPABILITIES
     }
 
-    fn end_session(&mut self, session: SessionId) {
+    fn end_session(&mut self, session: SessionId, most: usize) -> usize {
         let its = (session, 0)..=(session, u64::MAX);
-        let tokens: Vec<DmbToken> = self.of.range(its).map(|(_, token)| DmbToken(*token)).collect();
-        for token in tokens {
+        let its = self.of.range(its).map(|(_, token)| DmbToken(*token));
+        let tokens: Vec<DmbToken> = its.take(most).collect();
+        for token in &tokens {
+            let token = *token;
+            // Whoever else refers to it finds it by its own session.
+            self.of.remove(&(session, token.0));
             let Some(dmb) = self.dmbs.get_mut(&token) else { continue };
             dmb.owned &= dmb.owner.session != session;
             if dmb.peer.session == session {
@@ -244,6 +248,7 @@ impl IsmDevice for LoopbackIsm {
                 self.forget(token, &dmb);
             }
         }
+        tokens.len()
     }
 
     fn cursors(&self, token: DmbToken) -> Option<Cursors> {

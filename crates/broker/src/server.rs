@@ -13,12 +13,14 @@ mod operators;
 mod query;
 mod questions;
 mod reload;
+mod revocation;
 mod search;
 mod sessions;
 mod taps;
 
 use crate::answerable::Answerable;
 use crate::clock;
+use crate::cpus;
 use crate::datagram;
 use crate::delays;
 use crate::diag::Diag;
@@ -29,10 +31,12 @@ use crate::helpers::Helpers;
 use crate::ism::MakeDevice;
 use crate::journal::Journal;
 use crate::ledger::Ledger;
+use crate::links::Links;
 use crate::metrics::{self, Metrics};
 use crate::policy::{self};
 use crate::program_knobs::ProgramKnobs;
 use crate::rate::{Rates, Seldom, Shares};
+use crate::room::Room;
 use crate::runtime::{self, Place};
 use crate::sequence::SequenceReader;
 use crate::session::{Door, Kind, Sent, Session};
@@ -73,6 +77,9 @@ const LOOKS: u32 = 4;
 const HURRY: u32 = 32;
 /// Sessions that end are served for so long in one turn, with what else it has, in microseconds.
 const ENDING: usize = 10_000;
+
+/// Things that sessions held which have ended, and that are let go in one turn.
+const LET_GO: usize = 512;
 
 /// What could not be sent, as the broker was short of something, is tried again after so long.
 const SHORT: Duration = Duration::from_millis(10);
@@ -177,7 +184,7 @@ impl Server {
         let graves = Graves::default();
         let device = make(gid, config.max_dmbs);
         let knobs = Published::<KnobPage>::create("shunpike-knobs")?;
-        knobs.page().cpus.store(cpus(), Ordering::Relaxed);
+        knobs.page().cpus.store(cpus::online(), Ordering::Relaxed);
         let system_failed = |what| move |errno: Errno| BrokerError::System { what, error: errno.into() };
         let knobs_fd =
             knobs.fd().try_clone_to_owned().map_err(|error| BrokerError::System { what: "dup", error })?;
@@ -200,7 +207,8 @@ impl Server {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system_failed("wait for clients"))?;
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
-        let exchange = Exchange::new(device, config.policy.clone(), config.private);
+        let mut exchange = Exchange::new(device, config.policy.clone(), config.private);
+        exchange.links = Links::new(Room::ours().most_groups(config.private));
         let began = clock::now();
         let mut server = Self {
             exchange,
@@ -301,7 +309,7 @@ impl Server {
             None => patience,
         };
         let patience = match self.questions.due_at(&self.answering, clock::now()) {
-            _ if self.census.is_at_work() => Duration::ZERO,
+            _ if self.census.is_at_work() || self.exchange.is_ending() => Duration::ZERO,
             Some(at) if at <= clock::now() => Duration::ZERO,
             _ => patience,
         };
@@ -337,6 +345,7 @@ impl Server {
             self.shun_who_delays();
             self.look_at_operators();
         }
+        let ended = usize::from(self.let_go_of_ended());
         let answered = self.answer_questions() + usize::from(self.count());
         self.shun_who_delays();
         if looks_first {
@@ -350,7 +359,7 @@ impl Server {
             self.exchange.answer(due.count);
             self.deliver();
         }
-        let served = events.len() + answered + helped;
+        let served = events.len() + answered + helped + ended;
         self.events = events;
         if self.is_superseded() {
             tracing::info!("another broker serves: leaving");
@@ -535,6 +544,18 @@ impl Server {
         }
     }
 
+    /// Lets go of what sessions held that have ended, in turns. Whether there was something.
+    fn let_go_of_ended(&mut self) -> bool {
+        let is_ending = self.exchange.is_ending();
+        if is_ending {
+            let over = self.exchange.let_go(self.share(LET_GO));
+            self.deliver();
+            self.bury();
+            over.into_iter().for_each(|user| self.dismiss_if_last(user));
+        }
+        is_ending
+    }
+
     /// When something is due without an event.
     fn next_deadline(&self) -> Option<Instant> {
         let idle = self.config.idle_exit.zip(self.idle_since).map(|(after, since)| since + after);
@@ -612,13 +633,6 @@ impl Server {
             false
         }
     }
-}
-
-/// CPUs online. Not available_parallelism(): clients may have other affinities.
-fn cpus() -> u32 {
-    // SAFETY: sysconf only reads a number.
-    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    u32::try_from(cpus).unwrap_or(1).max(1)
 }
 
 /// A broker holds a few descriptors for each process and one for each DMB.

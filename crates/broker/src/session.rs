@@ -13,7 +13,7 @@ use crate::runtime::{Confinement, OwnPid};
 use crate::stats::ArenaKey;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use shunpike_shm::arena::ArenaView;
+use shunpike_shm::arena::{ArenaView, BLOCKS};
 use shunpike_shm::pages::SessionPage;
 use shunpike_shm::published::Published;
 use shunpike_wire::session::{FromBroker, MAX, ToBroker};
@@ -22,9 +22,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// Messages that may wait for a client that does not read. One that is further behind is dropped; its
-/// connections stay on TCP or on the lanes that they have.
-const MAX_QUEUE: usize = 4096;
+/// Messages that may wait for a client that does not read: a handshake's for each of its connections. One that is further behind is
+/// dropped; its connections stay on TCP or on the lanes that they have.
+const MAX_QUEUE: usize = 4 * BLOCKS;
 
 /// Bytes that may wait for the sessions of one user. The one that has more queued then is dropped.
 const OF_USER: usize = 32 << 20;

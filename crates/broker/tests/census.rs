@@ -2,76 +2,17 @@
 
 mod support;
 
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::net::{RecvFlags, recv};
-use shunpike_broker::loopback::LoopbackIsm;
 use shunpike_broker::report::{Explanations, Processes, Stats};
-use shunpike_broker::{Config, Server, what};
-use shunpike_shm::arena::Arena;
-use shunpike_wire::Reason;
-use shunpike_wire::session::{ClcBytes, ConnId, ToBroker};
+use shunpike_broker::what;
+use shunpike_wire::session::{ConnId, ToBroker};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use support::turns::{Turns, is_answered, read_in_turns, turns_until};
 use support::*;
 
 /// Connection ends of the one large program: sixteen turns' worth.
 const MANY: usize = 8192;
-
-/// A broker whose turns a test takes.
-struct Turns {
-    server: Server,
-    config: Config,
-    _directory: tempfile::TempDir,
-}
-
-impl Turns {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("temporary directory");
-        let mut config = Config::new(directory.path().join("broker.sock"));
-        // All sessions of a test are this one process's.
-        config.policy.process.sessions = usize::MAX;
-        let server = Server::new(config.clone(), LoopbackIsm::boxed).expect("a broker");
-        Self { server, config, _directory: directory }
-    }
-
-    /// One turn; whether anybody was served.
-    fn turn(&mut self) -> bool {
-        self.server.turn(Duration::from_millis(1)).expect("a turn").expect("it goes on") > 0
-    }
-
-    fn take(&mut self, turns: usize) {
-        for _ in 0..turns {
-            self.turn();
-        }
-    }
-
-    fn until_quiet(&mut self) {
-        while self.turn() || self.server.is_busy() {}
-    }
-
-    /// A program with so many connections, each of which is on TCP with a reason.
-    fn program(&mut self, connections: usize) -> (OwnedFd, Arena) {
-        let arena = Arena::create(std::process::id()).expect("arena");
-        for _ in 0..connections {
-            let block = arena.allocate().expect("a block");
-            block.reason.store(Reason::NoUeid.code(), Ordering::Relaxed);
-        }
-        let bell = eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd");
-        let socket = try_connect(&self.config.socket).expect("a broker listens");
-        send(&socket, &hello(1), &[arena.fd().as_fd(), bell.as_fd()]);
-        self.until_quiet();
-        receive(&socket).expect("a welcome");
-        (socket, arena)
-    }
-
-    fn ask(&self, what: u16, arg: &str) -> OwnedFd {
-        let tool = try_connect(&self.config.socket).expect("a broker listens");
-        let arg = ClcBytes::new(arg.as_bytes()).expect("fits");
-        send(&tool, &ToBroker::Query { what, arg }, &[]);
-        tool
-    }
-}
 
 /// A tool's answer, which is there.
 fn answer<T: serde::de::DeserializeOwned>(tool: &OwnedFd) -> T {
@@ -85,23 +26,6 @@ fn answer<T: serde::de::DeserializeOwned>(tool: &OwnedFd) -> T {
     }
 }
 
-fn is_answered(tool: &OwnedFd) -> bool {
-    readable(tool, Duration::ZERO)
-}
-
-/// Takes turns until this is answered, but for another question's answer, which has to come long before.
-fn turns_until(turns: &mut Turns, slow: &OwnedFd) -> usize {
-    let quick = turns.ask(what::UEID, "show");
-    let mut count = 0;
-    while !is_answered(slow) {
-        assert!(count < 4 || is_answered(&quick), "the quick question waits for the slow one");
-        turns.turn();
-        count += 1;
-    }
-    assert!(is_answered(&quick), "the slow question was answered first");
-    count
-}
-
 #[test]
 fn sums_over_large_programs_are_made_in_turns() {
     let mut turns = Turns::new();
@@ -113,22 +37,6 @@ fn sums_over_large_programs_are_made_in_turns() {
     let processes = turns.ask(what::PROCESSES, "");
     assert!(turns_until(&mut turns, &processes) >= MANY / 512);
     assert_eq!(answer::<Processes>(&processes).processes[0].connections, MANY as u64);
-}
-
-/// The whole answer, read as it comes, and how many turns it took.
-fn read_in_turns(turns: &mut Turns, tool: &OwnedFd) -> (String, usize) {
-    let (mut text, mut count) = (Vec::new(), 0);
-    loop {
-        let mut chunk = [0; 1 << 16];
-        match recv(tool, &mut chunk, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return (String::from_utf8(text).expect("text"), count),
-            Ok((len, _)) => text.extend_from_slice(&chunk[..len]),
-            Err(_) => {
-                turns.turn();
-                count += 1;
-            }
-        }
-    }
 }
 
 #[test]

@@ -25,15 +25,16 @@ impl Exchange {
         self.audit_room()
     }
 
-    /// Nothing is kept of a session that has ended, or never was.
+    /// Nothing is kept of a session that never was, and of one that has ended only what is being let go.
     fn audit_sessions(&self) -> Result<(), String> {
-        let named = self.ends.keys().map(|party| party.session);
-        let named = named.chain(self.matching.parties().map(|party| party.session));
+        let named = self.matching.parties().map(|party| party.session);
         let named = named.chain(self.unanswered.iter().map(|party| party.session));
         let named = named.chain(self.expectations.sessions());
-        let named = named.chain(self.links.all().flat_map(|link| [link.client, link.server]));
-        let named = named.chain(self.parking.sessions());
         let named = named.chain(self.posts.iter().map(|post| post.to));
+        let held = self.ends.keys().map(|party| party.session);
+        let held = held.chain(self.links.all().flat_map(|link| [link.client, link.server]));
+        let held = held.chain(self.parking.sessions());
+        let named = named.chain(held.filter(|session| !self.ending.holds(*session)));
         match named.into_iter().find(|session| !self.members.contains_key(session)) {
             Some(session) => Err(format!("something is kept of {session:?}, which is no member")),
             None => Ok(()),

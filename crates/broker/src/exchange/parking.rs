@@ -134,7 +134,7 @@ impl Exchange {
     fn drop_parked(&mut self, token: DmbToken) {
         if let Some(Parked { owner, .. }) = self.parking.remove(token) {
             self.unregister(owner.session, token.0);
-            self.post(owner.session, FromBroker::Dropped { token: token.0 });
+            self.post_to_member(owner.session, FromBroker::Dropped { token: token.0 });
         }
     }
 
@@ -145,11 +145,13 @@ impl Exchange {
         }
     }
 
-    /// A session ends: what it kept, and what others kept for connections with it.
-    pub(super) fn drop_parked_of(&mut self, session: SessionId) {
-        while let Some(token) = self.parking.first_of_session(session) {
+    /// Of what a session kept that has ended, and what others keep for connections with it, one. Whether there was one.
+    pub(super) fn drop_one_parked_of(&mut self, session: SessionId) -> bool {
+        let parked = self.parking.first_of_session(session);
+        if let Some(token) = parked {
             self.drop_parked(token);
         }
+        parked.is_some()
     }
 
     /// Lets go of what is kept for connections that policy does not permit any more.

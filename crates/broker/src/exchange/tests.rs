@@ -60,6 +60,14 @@ fn join(exchange: &mut Exchange, client: Party, server: Party, port: u16) {
     exchange.nominate(server, Role::Server, facts(2, port), false);
 }
 
+/// A session ends, and all that it held is let go.
+fn end(exchange: &mut Exchange, session: SessionId) {
+    exchange.end_session(session);
+    while exchange.is_ending() {
+        exchange.let_go(1);
+    }
+}
+
 fn inode(fd: &OwnedFd) -> u64 {
     rustix::fs::fstat(fd).expect("stat").st_ino
 }
@@ -134,7 +142,7 @@ fn memory_of_a_client_is_closed_elsewhere_whatever_becomes_of_it() {
         },
         |exchange, memory| {
             exchange.register(party(1, 1), 0, Some(memory));
-            exchange.end_session(SessionId(1));
+            end(exchange, SessionId(1));
         },
         |exchange, memory| {
             exchange.register(party(1, 1), 0, Some(memory));
@@ -148,8 +156,8 @@ fn memory_of_a_client_is_closed_elsewhere_whatever_becomes_of_it() {
             let told = exchange.posts.pop().map(|post| post.message);
             let Some(FromBroker::Registered { token, reason: 0, .. }) = told else { panic!("{told:?}") };
             exchange.attach(party(2, 1), token);
-            exchange.end_session(SessionId(1));
-            exchange.end_session(SessionId(2));
+            end(exchange, SessionId(1));
+            end(exchange, SessionId(2));
         },
     ];
     for (number, end) in ends.into_iter().enumerate() {

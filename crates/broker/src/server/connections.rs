@@ -1,17 +1,16 @@
 //! The watched connections of all programs, as their arenas show them.
 
 use super::Server;
-use super::search::nothing;
 use crate::delays;
 use crate::ends::{Party, SessionId};
 use crate::ism::Cursors;
-use crate::listing::{Connections, Search};
-use crate::reply::{failure, json};
-use crate::report::{Connection, Failure, ReasonText};
+use crate::listing::Connections;
+use crate::reply::json;
+use crate::report::{Connection, ReasonText};
 use crate::runtime::OwnPid;
 use crate::session::{Program, Session};
 use crate::stats::{ArenaKey, direction};
-use shunpike_shm::arena::{BLOCKS, Block, Half, mode};
+use shunpike_shm::arena::{Block, Half, mode};
 use shunpike_wire::session::ConnId;
 use shunpike_wire::{DmbToken, Reason, cdc};
 use std::collections::HashMap;
@@ -120,44 +119,6 @@ impl Connections {
     fn go_to_next(&mut self) {
         self.arenas.pop_front();
         self.block = 0;
-    }
-}
-
-/// What is to be revoked for a process, or a descriptor of it: one connection, or with `ConnId(0)` all of a session.
-/// Errors: as [`Search::go_on`].
-pub fn parties(
-    server: &Server,
-    pid: u32,
-    fd: Option<u32>,
-    is_shown: impl Fn(SessionId) -> bool,
-    is_known: impl Fn(SessionId) -> bool,
-) -> Result<Vec<Party>, Failure> {
-    let all = |session| Party { session, conn: ConnId(0) };
-    let own: Vec<SessionId> = server
-        .sessions
-        .programs()
-        .filter(|(_, session, _)| session.peer.pid == pid)
-        .map(|(id, ..)| id)
-        .collect();
-    if fd.is_some() || own.is_empty() {
-        let mut search = Search::new(server, pid, fd, &is_shown, &is_known);
-        if !search.go_on(server, BLOCKS, &is_shown, is_known)? && search.found.is_empty() {
-            let hint = "so many connections are shared by so many processes; name the process itself";
-            return Err(failure("not found in time", &search.on(), hint));
-        }
-        search.found.sort_unstable();
-        let found = search.found.iter().filter_map(|place| search.at(server, *place, &is_shown));
-        let mut parties: Vec<Party> = found.map(|found| found.party).collect();
-        if fd.is_none() {
-            parties = parties.into_iter().map(|party| all(party.session)).collect();
-            parties.dedup();
-        }
-        return Ok(parties);
-    }
-    if own.iter().all(|id| is_shown(*id)) {
-        Ok(own.into_iter().map(all).collect())
-    } else {
-        Err(nothing(&format!("PID {pid}"), own.into_iter().any(is_known)))
     }
 }
 

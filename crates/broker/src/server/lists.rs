@@ -2,6 +2,7 @@
 //! say how fast.
 
 use super::Server;
+use super::revocation::Begun;
 use super::search::pid_and_fd;
 use crate::client::what;
 use crate::ends::SessionId;
@@ -24,6 +25,12 @@ impl Server {
         what: u16,
         arg: &str,
     ) -> Result<Option<String>, report::Failure> {
+        if what == what::REVOKE {
+            return match self.begin_revocation(id, arg)? {
+                Begun::Done(text) => Ok(Some(text)),
+                Begun::Listing(listing) => Ok(self.go_on_with(id, listing)),
+            };
+        }
         let is_shown = self.sessions.is_shown(id);
         let is_shown = |session| is_shown(&self.sessions, session);
         let listing = match what {
@@ -41,12 +48,17 @@ impl Server {
             what::LINKGROUP => Listing::LinkGroups(LinkGroups::new(self, is_shown)),
             _ => Listing::Events(self.begin_events(id, arg)?),
         };
+        Ok(self.go_on_with(id, listing))
+    }
+
+    /// Has a list made as it is read: there is no answer yet.
+    fn go_on_with(&mut self, id: SessionId, listing: Listing) -> Option<String> {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.kind = Kind::Listing(listing);
             session.awaits_room = true;
             self.listen_to(id);
         }
-        Ok(None)
+        None
     }
 
     /// `SINCE LATELY`: the number of the last event that is known, and how many at most.
@@ -76,7 +88,12 @@ impl Server {
         }
     }
 
-    fn next_piece(&self, id: SessionId, listing: &mut Listing) -> Piece {
+    fn next_piece(&mut self, id: SessionId, listing: &mut Listing) -> Piece {
+        if let Listing::Revocation(revocation) = listing {
+            let piece = self.revoke_more(id, revocation);
+            let piece = piece.map(|text| (text.is_some(), text.unwrap_or_default()));
+            return self.found(id, piece.map(|(is_over, text)| (text, is_over)));
+        }
         let is_shown = self.sessions.is_shown(id);
         let is_shown = |session| is_shown(&self.sessions, session);
         match listing {
@@ -90,6 +107,8 @@ impl Server {
                 let (of, sees) = self.sessions.sees_ends(id);
                 Ok(self.journal.next(list, of, self.share(SLICE), sees, self.life()))
             }
+            // Above.
+            Listing::Revocation(_) => Ok((String::new(), true)),
         }
     }
 }

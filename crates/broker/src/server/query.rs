@@ -2,8 +2,6 @@
 
 use super::Server;
 use super::census::Fresh;
-use super::connections;
-use super::search::pid_and_fd;
 use crate::client::what;
 use crate::clock;
 use crate::ends::SessionId;
@@ -59,7 +57,6 @@ impl Server {
                 self.ueid(arg)
             }
             what::SEID => self.seid(arg),
-            what::REVOKE => self.revoke(asker, arg),
             what::PROCESSES => Ok(json(&self.processes(asker))),
             what::CHECK => self.check(asker, arg),
             what::SYSCTL => self.sysctl(asker, arg),
@@ -260,28 +257,5 @@ impl Server {
             client_cqs: cqs(view.client),
             server_cqs: cqs(view.server),
         }
-    }
-
-    fn revoke(&mut self, asker: SessionId, arg: &str) -> Reply {
-        let (pid, fd) = pid_and_fd(arg)?;
-        let is_shown = self.sessions.is_shown(asker);
-        let others = self.sessions.laneless().filter(|(_, session, _)| session.peer.pid == pid);
-        let others: Vec<SessionId> =
-            others.map(|(id, ..)| id).filter(|id| is_shown(&self.sessions, *id)).collect();
-        if !others.is_empty() {
-            if fd.is_some() {
-                let hint = "its library is of another version, which only the whole process can be told; use: revoke PID";
-                return Err(failure("not this one connection", arg, hint));
-            }
-            self.revoke_laneless(|id, _| others.contains(&id));
-            return Ok(done(&format!("asked {arg} to go back to TCP")));
-        }
-        let is_shown = |id| is_shown(&self.sessions, id);
-        let found = connections::parties(self, pid, fd, is_shown, |id| self.may_know_of(asker, id));
-        let parties = self.found(asker, found)?;
-        for party in parties {
-            self.exchange.revoke(party);
-        }
-        Ok(done(&format!("asked {arg} to go back to TCP")))
     }
 }

@@ -130,7 +130,10 @@ impl Server {
 
     fn answer(&mut self, id: SessionId, asked: Asked) {
         match asked {
-            Asked::This(what @ (what::SS | what::EXPLAIN | what::LINKGROUP | what::EVENTS), arg) => {
+            Asked::This(
+                what @ (what::SS | what::EXPLAIN | what::LINKGROUP | what::EVENTS | what::REVOKE),
+                arg,
+            ) => {
                 let begun = text_of(arg.as_slice()).and_then(|arg| self.begin_listing(id, what, arg));
                 match begun {
                     Ok(None) => {}

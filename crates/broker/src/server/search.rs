@@ -54,6 +54,11 @@ impl Search {
         Self { pid, fd, arenas, block: 0, left: ALL_LOOKS, found: Vec::new(), own: 0, is_hidden }
     }
 
+    /// As it was asked for.
+    pub(super) fn arg(&self) -> String {
+        self.fd.map_or_else(|| self.pid.to_string(), |fd| format!("{}:{fd}", self.pid))
+    }
+
     pub(super) fn on(&self) -> String {
         match self.fd {
             Some(fd) => format!("PID {}, descriptor {fd}", self.pid),

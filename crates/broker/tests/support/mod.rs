@@ -26,6 +26,8 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub mod turns;
+
 /// Nothing in these tests takes nearly as long.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 

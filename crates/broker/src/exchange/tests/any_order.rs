@@ -172,12 +172,19 @@ proptest! {
                 Event::Active(_) | Event::Wait(_) => {}
             }
             prop_assert_eq!(exchange.audit(), Ok(()));
+            // Of what has ended a part is there yet when the next thing happens.
+            exchange.let_go(2);
+            prop_assert_eq!(exchange.audit(), Ok(()));
             for post in std::mem::take(&mut exchange.posts) {
                 prop_assert!(alive.contains(&post.to.0), "{:?} to the dead", post.message);
             }
         }
         for session in alive {
             exchange.end_session(SessionId(session));
+        }
+        while exchange.is_ending() {
+            exchange.let_go(3);
+            prop_assert_eq!(exchange.audit(), Ok(()));
         }
         prop_assert!(exchange.is_empty());
     }

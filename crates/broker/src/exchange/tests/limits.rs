@@ -51,7 +51,7 @@ fn what_outlives_its_process_still_counts_for_its_user() {
             panic!("no answer");
         };
         exchange.attach(party(2, session), token);
-        exchange.end_session(SessionId(session));
+        end(&mut exchange, SessionId(session));
         kept += 1;
     }
     assert_eq!((kept, exchange.device.held_by_user(1000).dmbs), (3, 3));
@@ -87,10 +87,10 @@ fn a_crowd_at_a_limit_gets_on() {
         // One that gives up gives its room to the next.
         exchange.withdraw(party(1, 1));
         for session in [1, 2] {
-            exchange.end_session(SessionId(session));
+            end(&mut exchange, SessionId(session));
         }
         for session in [3, 4] {
-            exchange.end_session(SessionId(session));
+            end(&mut exchange, SessionId(session));
         }
         assert!(exchange.is_empty(), "{limited}");
     }

@@ -78,8 +78,8 @@ fn a_parked_dmb_goes_in_time_and_with_either_process() {
     let ends: [(End, usize); 4] = [
         (|exchange, now| exchange.drop_stale(now + Duration::from_secs(10)), 1),
         (|exchange, _| exchange.set_active(false), 1),
-        (|exchange, _| exchange.end_session(SessionId(2)), 1),
-        (|exchange, _| exchange.end_session(SessionId(1)), 0),
+        (|exchange, _| end(exchange, SessionId(2)), 1),
+        (|exchange, _| end(exchange, SessionId(1)), 0),
     ];
     for (number, (end, dropped)) in ends.into_iter().enumerate() {
         let mut exchange = with_users(exchange(), [1000; 4]);
@@ -97,7 +97,7 @@ fn a_parked_dmb_goes_in_time_and_with_either_process() {
     }
     let mut exchange = with_users(exchange(), [1000; 4]);
     let token = registered_and_attached(&mut exchange);
-    exchange.end_session(SessionId(2));
+    end(&mut exchange, SessionId(2));
     exchange.posts.clear();
     exchange.park(SessionId(1), token, Instant::now());
     assert_eq!(posts_to(&mut exchange, 1), [FromBroker::Dropped { token }], "its peer has gone before");
@@ -111,8 +111,8 @@ fn a_parked_dmb_is_emptied_where_nobody_else_can_have_it() {
     let ends: [(End, bool); 4] = [
         (|exchange, token| exchange.detach(SessionId(2), token, true), false),
         (|exchange, token| exchange.detach(SessionId(2), token, false), true),
-        (|exchange, _| exchange.end_session(SessionId(2)), true),
-        (|exchange, _| exchange.end_session(SessionId(1)), true),
+        (|exchange, _| end(exchange, SessionId(2)), true),
+        (|exchange, _| end(exchange, SessionId(1)), true),
     ];
     for (number, (end, stays)) in ends.into_iter().enumerate() {
         for parked_before in [true, false] {
