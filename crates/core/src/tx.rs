@@ -359,17 +359,25 @@ fn violated(conn: Conn, fd: i32, half: TxHeld<'_>) -> Step {
 /// the device's move_data (copy mode).
 #[inline]
 fn put(half: TxHeld<'_>, dmb: &Dmb, source: &Source<'_>, offset: u64, n: usize) -> Result<usize, Errno> {
-    match half.own().stage.load(Ordering::Relaxed) {
-        0 => stores::fill(half, source, dmb, offset, n),
-        stage => {
-            // SAFETY: `begin` made a private send buffer of the DMB's own layout and capacity.
-            let staged = unsafe { Dmb::at(stage, dmb.mapped()) };
-            let staged = staged.with_window(dmb.window()).unwrap_or(staged);
-            let n = source.fill(&staged, offset, n, user::Stores::Cached)?;
-            Own::move_data(dmb, &staged, offset, n);
+    match stage(half, dmb) {
+        None => stores::fill(half, source, dmb, offset, n),
+        Some(stage) => {
+            let n = source.fill(&stage, offset, n, user::Stores::Cached)?;
+            Own::move_data(dmb, &stage, offset, n);
             Ok(n)
         }
     }
+}
+
+/// In copy mode the send buffer.
+#[inline]
+fn stage(half: TxHeld<'_>, dmb: &Dmb) -> Option<Dmb> {
+    let at = half.own().stage.load(Ordering::Relaxed);
+    (at != 0).then(|| {
+        // SAFETY: `begin` made a private send buffer of the DMB's own layout and capacity.
+        let stage = unsafe { Dmb::at(at, dmb.mapped()) };
+        stage.with_window(dmb.window()).unwrap_or(stage)
+    })
 }
 
 /// Asks TCP now and then whether the peer still is there: what it closed, TCP answers with its own errors.

@@ -44,7 +44,6 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
         && half.mode.load(Ordering::Relaxed) == mode::LANE
         && window <= MIN_WINDOW
         && half.held.load(Ordering::Relaxed) == 0
-        && half.own().stage.load(Ordering::Relaxed) == 0
         && !tx::is_to_be_checked(&half, fd, clock::ticks());
     let dmb = state::still_tx_dmb(&half, window).filter(|_| ordinary)?;
     let offset = half.cursor.load(Ordering::Relaxed);
@@ -53,8 +52,15 @@ pub unsafe fn send(conn: Conn, fd: i32, from: *const u8, n: usize, flags: i32) -
     if unread.saturating_add(n as u64) >= dmb.window() || n > room || offset > MAX_OFFSET {
         return None;
     }
-    // SAFETY: the ring's bytes up to the window are the sender's, which we are by its lock.
-    unsafe { user::copy(to, from, n) }.ok()?;
+    match tx::stage(half, &dmb) {
+        // SAFETY: the ring's bytes up to the window are the sender's, which we are by its lock.
+        None => unsafe { user::copy(to, from, n) }.ok()?,
+        Some(stage) => {
+            // SAFETY: so are the send buffer's, which is laid out as the ring.
+            unsafe { user::copy(stage.span(offset).0, from, n) }.ok()?;
+            Own::move_data(&dmb, &stage, offset, n);
+        }
+    }
     let words = dmb.words();
     if n <= short::MOST
         && let Some(bytes) = dmb.last_put(offset)
