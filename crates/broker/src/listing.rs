@@ -1,7 +1,8 @@
 //! How far an answer has come that is made as it is read: nothing of it is kept.
 
 use crate::ends::SessionId;
-use std::collections::{BTreeSet, VecDeque};
+use shunpike_shm::arena::BLOCKS;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A list, by the question.
 pub enum Listing {
@@ -24,8 +25,30 @@ pub struct Connections {
     pub arenas: VecDeque<SessionId>,
     /// The next block of the first of them.
     pub block: u32,
-    /// Whether one was listed.
-    pub began: bool,
+    /// How many were listed of each user's arenas.
+    pub listed: BTreeMap<u32, usize>,
+    /// Users who have more.
+    pub cut_off: BTreeSet<u32>,
+}
+
+impl Connections {
+    /// Of one user: twice as many as one arena has.
+    pub const OF_USER: usize = 2 * BLOCKS;
+    /// Of all: whoever asks holds them in memory, a KiB each.
+    pub const ALL: usize = 8 * BLOCKS;
+
+    /// One more, in an arena of this user's. False: there are as many as are told of.
+    pub fn enter(&mut self, user: u32) -> bool {
+        let all: usize = self.listed.values().sum();
+        let of_user = self.listed.entry(user).or_default();
+        let has_room = *of_user < Self::OF_USER && all < Self::ALL;
+        if has_room {
+            *of_user += 1;
+        } else {
+            self.cut_off.insert(user);
+        }
+        has_room
+    }
 }
 
 /// Where a connection of a process was found.
@@ -106,4 +129,17 @@ pub struct Events {
     pub is_missing: bool,
     /// Whether one was listed.
     pub began: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_s_part_of_a_list_has_an_end_and_so_has_the_whole() {
+        let mut list = Connections::default();
+        let mut fill = |user| (0..=Connections::OF_USER).take_while(|_| list.enter(user)).count();
+        assert_eq!([1, 2, 3, 4, 5].map(&mut fill), [65536, 65536, 65536, 65536, 0]);
+        assert!(list.cut_off.into_iter().eq([1, 2, 3, 4, 5]));
+    }
 }

@@ -11,6 +11,9 @@ pub struct Connections {
     /// Programs whose connections cannot be looked at.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_versions: Vec<OtherVersion>,
+    /// Users who have more than are told of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cut_off: Vec<u32>,
 }
 
 /// A program whose library is of another version than the broker, so that it gets no lanes there.

@@ -59,7 +59,7 @@ impl Connections {
         let mut firsts: Vec<_> =
             shown.filter_map(|tree| tree.first()).map(|(id, s, _)| (s.peer.pid, *id)).collect();
         firsts.sort_unstable();
-        Self { arenas: firsts.into_iter().map(|(_, id)| id).collect(), block: 0, began: false }
+        Self { arenas: firsts.into_iter().map(|(_, id)| id).collect(), ..Self::default() }
     }
 
     /// The next piece of the answer, a JSON text of [`crate::report::Connections`], and whether it is the last.
@@ -73,9 +73,10 @@ impl Connections {
                 self.go_to_next();
                 continue;
             };
-            let _watch = delays::look(tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid()));
+            let user = tree.first().map_or(u32::MAX, |(_, session, _)| session.peer.uid());
+            let _watch = delays::look(user);
             let maker = program.arena.header().pid.load(Ordering::Relaxed);
-            let (from, mut left) = (self.block, looks);
+            let (from, mut left, mut is_cut_off) = (self.block, looks, false);
             for (index, block) in program.arena.held(from, &mut left) {
                 if looked == slice {
                     return (text, false);
@@ -86,15 +87,16 @@ impl Connections {
                 let found =
                     show(server, &tree, maker, conn, &block).filter(|found| is_shown(found.party.session));
                 if let Some(found) = found {
-                    text.push_str(if std::mem::replace(&mut self.began, true) {
-                        ","
-                    } else {
-                        "{\"connections\":["
-                    });
+                    let is_first = self.listed.is_empty();
+                    if !self.enter(user) {
+                        is_cut_off = true;
+                        break;
+                    }
+                    text.push_str(if is_first { "{\"connections\":[" } else { "," });
                     text.push_str(&json(&found.connection));
                 }
             }
-            if left == 0 {
+            if left == 0 && !is_cut_off {
                 // There may be more behind those.
                 self.block = from + looks as u32;
                 return (text, false);
@@ -106,7 +108,11 @@ impl Connections {
                 return (text, false);
             }
         }
-        text.push_str(if self.began { "]" } else { "{\"connections\":[]" });
+        text.push_str(if self.listed.is_empty() { "{\"connections\":[]" } else { "]" });
+        if !self.cut_off.is_empty() {
+            text.push_str(",\"cut_off\":");
+            text.push_str(&json(&self.cut_off));
+        }
         let others = server.sessions.other_versions(|id, _| is_shown(id));
         if !others.is_empty() {
             text.push_str(",\"other_versions\":");

@@ -77,7 +77,12 @@ pub fn list(answer: Connections, args: &Ss) -> Result<(), Error> {
     }
     table.print()?;
     let others = if args.listening || args.smcr { &[][..] } else { &answer.other_versions };
-    others.iter().try_for_each(|other| print(&other_version(other)))
+    others.iter().try_for_each(|other| print(&other_version(other)))?;
+    answer.cut_off.iter().try_for_each(|user| {
+        print(&format!(
+            "uid {user}: has more connections than are listed; 'shunpike explain PID:FD' tells of each"
+        ))
+    })
 }
 
 /// A program whose connections cannot be listed, in a line.
