@@ -64,6 +64,28 @@ fn what_a_session_held_is_let_go_in_turns() {
     assert!(turns.server.is_empty());
 }
 
+/// A server that is stopped, or busy, while a crowd comes and goes.
+#[test]
+fn who_does_not_look_for_a_while_hears_all_of_it_later() {
+    let mut turns = Turns::new();
+    let ((client, _), (server, _)) = (turns.program(0), turns.program(0));
+    for block in 0..2 * MATCHES {
+        nominate(&mut turns, [(&client, Role::Client), (&server, Role::Server)], block);
+        heard(&client);
+    }
+    drop(client);
+    turns.take(100);
+    let (mut matched, mut gone) = (0, 0);
+    while gone < 2 * MATCHES {
+        for message in heard(&server) {
+            matched += u32::from(matches!(message, FromBroker::Matched { .. }));
+            gone += u32::from(matches!(message, FromBroker::Gone { .. }));
+        }
+        assert_eq!(matched < 2 * MATCHES, gone == 0, "in the order that it was said in");
+        turns.turn();
+    }
+}
+
 /// In the midst of its end a session is nobody's peer, whatever its peer asks for.
 #[test]
 fn who_has_ended_is_nobodys_peer() {

@@ -5,10 +5,21 @@ use super::presence::Presence;
 use super::table::print;
 use crate::error::Error;
 use crate::kernel;
+use shunpike_broker::QueryError;
 use shunpike_broker::report::{Explanation, Explanations, Failure};
 
+/// What to say where the broker has no connection of a process: if Shunpike is not in it, that. Whatever else the broker said stands.
+pub fn without_answer(pid: u32, error: Error) -> Error {
+    let is_of_none = match &error {
+        Error::Query(QueryError::Refused(failure)) => failure.what == "no watched connection",
+        Error::Refused(_) => true,
+        _ => false,
+    };
+    if is_of_none { unreached(pid).unwrap_or(error) } else { error }
+}
+
 /// Why nothing is known of a process in which Shunpike is not; nothing where it is, or may be.
-pub fn unreached(pid: u32) -> Option<Error> {
+fn unreached(pid: u32) -> Option<Error> {
     let name = kernel::name(pid);
     // Of a process that is not there, the broker has said so.
     if name.is_empty() {

@@ -70,7 +70,7 @@ pub fn ask(command: Command, named: Option<PathBuf>) -> Result<(), Error> {
                 Some(target) => broker
                     .target(target)
                     .and_then(|theirs| broker.answer(what::EXPLAIN, &theirs))
-                    .map_err(|error| explain::unreached(target.pid).unwrap_or(error)),
+                    .map_err(|error| explain::without_answer(target.pid, error)),
                 None => broker.answer(what::EXPLAIN, ""),
             };
             let mut answer: Explanations = answer?;
