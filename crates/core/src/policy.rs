@@ -60,8 +60,13 @@ const REST_US: u64 = 1_000;
 /// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair). So
 /// after one that came back later than a wake-up takes, spins do not yield for so many times as long,
 const KEEP: u64 = 256;
-/// Spins do not yield for so long at most, microseconds.
+/// Spins do not yield for so long at most, microseconds, after a first such yield, and for twice as long after each further one: beside a
+/// program that computes, and has more weight, one yield takes a tenth of a second.
 const KEEP_US: u64 = 200_000;
+/// So often is that doubled.
+const MOST_LATE: u8 = 6;
+/// A yield to who has woken this thread is late after so many times the time of a wake-up: threads that are more than CPUs have their turns.
+const TURNS: u64 = 8;
 /// Longest nap, microseconds: so long TCP's own events go unseen. Longer than a tick of the kernel's clock, else naps end for nothing while
 /// somebody else has the CPU.
 pub const NAP_US: u64 = 10_000;
@@ -200,6 +205,8 @@ pub struct Habits {
     pub patience: u64,
     /// Ticks until which its spins do not yield.
     pub keep_until: u64,
+    /// How often in a row that was so, up to a bound.
+    pub late: u8,
     /// Who last woke it did so on the CPU on which it runs now.
     pub in_place: bool,
 }
@@ -244,7 +251,7 @@ impl Spin {
     ) -> (Self, Next) {
         let keep = habits.keep_until.saturating_sub(now);
         // The clock may have been set back meanwhile, with the whole machine.
-        let yields = !(1..=KEEP_US * bounds.us).contains(&keep);
+        let yields = !(1..=(KEEP_US << MOST_LATE) * bounds.us).contains(&keep);
         let planned = habits.memory.plan(profile, bounds, woke, yields, now);
         let stage = match planned {
             0 => Stage::Last,
@@ -256,7 +263,7 @@ impl Spin {
             // Who woke us on this CPU may have lost it to us in the midst of its work: it goes on, and what else it has for us comes
             // without a wake-up, which would stop it again. Where threads are more than CPUs, all hangs on this: one that has to wake
             // the others keeps none of them busy.
-            0 if core::mem::take(&mut spin.habits.in_place) => Next::Yield,
+            0 if core::mem::take(&mut spin.habits.in_place) && yields => Next::Yield,
             0 => Next::Sleep,
             _ => Next::Look(LOOKS),
         };
@@ -286,14 +293,22 @@ impl Spin {
                 Next::Look(1)
             }
             (Stage::Offers(before), _) => {
+                self.habits.late = 0;
                 let until = (2 * before).max(2 * FIRST_YIELD_US * self.bounds.us);
                 self.habits.patience = until.min(PATIENT_US * self.bounds.us);
                 self.stage = Stage::Looks(until);
                 Next::Look(LOOKS)
             }
-            (Stage::Yields(_) | Stage::Last, Event::Yielded) => Next::Look(1),
+            (Stage::Yields(_), Event::Yielded) => Next::Look(1),
+            (Stage::Last, Event::Yielded) => {
+                // That was all that it has done.
+                if !self.is_late(spent, TURNS, now) {
+                    self.habits.late = 0;
+                }
+                Next::Look(1)
+            }
             (Stage::Yields(yields), Event::Nothing) => {
-                if self.is_late(spent, now) || yields > YIELDS {
+                if self.is_late(spent, 1, now) || yields > YIELDS {
                     self.habits.memory.in_vain(self.bounds, self.woke, spent, now);
                     return Next::Sleep;
                 }
@@ -312,7 +327,7 @@ impl Spin {
         if self.stage == Stage::Last {
             return false;
         }
-        if yields && self.is_late(spent, now) {
+        if yields && self.is_late(spent, 1, now) {
             self.habits.memory.in_vain(bounds, woke, spent, now);
             return false;
         }
@@ -327,11 +342,13 @@ impl Spin {
         self.habits
     }
 
-    /// Whether the CPU was away for longer than a wake-up takes; then it is kept for a while.
-    fn is_late(&mut self, lost: u64, now: u64) -> bool {
-        let is_late = lost > self.bounds.wake_up;
+    /// Whether the CPU was away for longer than so many wake-ups take; then it is kept for a while.
+    fn is_late(&mut self, lost: u64, wake_ups: u64, now: u64) -> bool {
+        let is_late = lost > wake_ups * self.bounds.wake_up;
         if is_late {
-            self.habits.keep_until = now + lost.saturating_mul(KEEP).min(KEEP_US * self.bounds.us);
+            let most = (KEEP_US << self.habits.late) * self.bounds.us;
+            self.habits.keep_until = now + lost.saturating_mul(KEEP).min(most);
+            self.habits.late = (self.habits.late + 1).min(MOST_LATE);
         }
         is_late
     }
@@ -552,6 +569,31 @@ mod tests {
         assert_eq!(in_place, [Next::Yield, Next::Look(1), Next::Sleep]);
         let (_, rests, _) = steps(spin.habits(), 0, u64::MAX, US);
         assert_eq!(rests, [Next::Sleep]);
+    }
+
+    /// Beside a program that computes on the one CPU that the two ends have.
+    #[test]
+    fn who_was_woken_in_place_does_not_yield_to_others_for_ever() {
+        let memory = Memory { rest_until: u64::MAX >> 20, ..Memory::default() };
+        let woken = |habits: Habits| Habits { in_place: true, memory, ..habits };
+        let rests = |now: u64| (now + BOUNDS.rest / 2) / Memory::GRAIN;
+        let (mut habits, mut now, mut lost, slice) = (Habits::default(), 0, 0, 8_000 * US);
+        let second = 1_000_000 * US;
+        while now < 60 * second {
+            let memory = Memory { rest_until: rests(now), ..Memory::default() };
+            let (spin, steps, _) = steps(Habits { memory, ..woken(habits) }, now, u64::MAX, slice);
+            let yielded = steps.contains(&Next::Yield);
+            (lost, now) = (lost + u64::from(yielded) * slice, now + if yielded { slice } else { 50 * US });
+            habits = spin.habits();
+        }
+        assert!(lost < now / 200, "{} ms of {} are others'", lost / US / 1000, now / US / 1000);
+        let is_kept =
+            |now: u64| Spin::begin(woken(habits), (Profile::Balanced, BOUNDS), false, u64::MAX, now).1;
+        assert_ne!(is_kept(now + 30 * second), Next::Sleep, "in the end it looks whether they are gone");
+        // Those who have their turns are no such program.
+        let memory = Memory { rest_until: rests(0), ..Memory::default() };
+        let turns = steps(Habits { memory, ..woken(Habits::default()) }, 0, u64::MAX, 7 * BOUNDS.wake_up);
+        assert_eq!((turns.0.habits().keep_until, turns.0.habits().late), (0, 0));
     }
 
     #[test]

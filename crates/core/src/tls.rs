@@ -49,7 +49,7 @@ pub struct Thread {
     pub looked_in: AtomicU32,
     /// Numbers of the signals handled since its last wait with a mask began, as a mask: those up to 32.
     pub numbers: AtomicU32,
-    /// Ticks until which its spins do not yield.
+    /// Until when its spins do not yield: see `spin::habits`.
     pub keep_until: AtomicU64,
     /// Ticks of spinning before the CPU is offered to others, adapted by whether anybody wanted it.
     pub patience: AtomicU64,

@@ -204,10 +204,10 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
     if has_used_tcp() {
         list.mixed_until = now + clock::from_us(MIXED_US);
     }
-    let due =
-        complete || now < list.mixed_until || now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
-    // Where the kernel had enough for the whole of `out` last time, it is the lanes' turn.
+    // Where the kernel had enough for the whole of `out` last time, it has more, and it is the lanes' turn.
     let lanes_first = core::mem::take(&mut list.kernel_filled);
+    let is_late = now.wrapping_sub(list.kernel_at) > clock::from_us(KERNEL_US);
+    let due = complete || lanes_first || now < list.mixed_until || is_late;
     if due {
         list.kernel_at = now;
     }
@@ -220,7 +220,7 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
     };
     let before = set.now();
     let mut n = 0;
-    if due && lanes_first {
+    if lanes_first {
         // Held: what a scan told of does not become the kernel's before that is asked.
         let control = CONTROL.lock();
         n += scan(set, set.list.lock(), out, |_| false);
@@ -230,6 +230,9 @@ fn turn(set: &'static Set, epfd: i32, out: &mut [libc::epoll_event], complete: b
             // The kernel may have told of lanes, too.
             let more = scan(set, set.list.lock(), &mut out[n + told..], |reg| reg.reported.get() > before);
             n += told + once(set, out, n..n + told, more);
+        } else {
+            // Then it is the kernel's.
+            set.list.lock().kernel_at = 0;
         }
     } else {
         n += if due { of_kernel(out, None) } else { 0 };
