@@ -268,3 +268,26 @@ def test_a_vfork_child_that_closes_all_but_the_connection(world, bed, mode):
     client = accel.client("client", [bed / "vforked", "client", port])
     _, said = finish_together(client, server)
     assert said == "told\n"
+
+
+@pytest.mark.parametrize(
+    "case", ["spawn", "vfork", "shell", "popen", "prepared", "kept", "unmarked", "cloned", "threaded", "moved"]
+)
+@pytest.mark.parametrize("how", ["tcp", "earned", "eager"])
+def test_given_to_another_program_in_ways_that_are_not_told_of(world, bed, how, case):
+    """`given.c`: the program that got the connection answers with all bytes, in time, and with TCP's end."""
+    accel = Accel(world, "tcp" if how == "tcp" else "both", ["--eager"] if how == "eager" else [])
+    for round in range(2):
+        assert accel.client(f"given-{round}", [bed / "given", case]).finish(60) == "ok\n"
+    if how == "eager":
+        accel.verify()
+
+
+@pytest.mark.parametrize("pipes, most", [(300, 1), (1000, 4)])
+@pytest.mark.parametrize("mode", ["tcp", "both"])
+def test_what_the_kernel_has_is_told_of_beside_busy_lanes(world, bed, mode, pipes, most):
+    """`backlog.c`: TCP takes 0.3 and 1 ms. With one batch of the kernel's in 200 us it was 60 and 50."""
+    accel = Accel(world, mode)
+    took = float(accel.client("backlog", [bed / "backlog", pipes, most]).finish(60))
+    assert took < 15, f"{took} ms"
+    accel.verify(lanes=2 if mode == "both" else 0)

@@ -23,8 +23,8 @@ mod rings;
 
 pub use given::spawned;
 pub use handover::{
-    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, leave_to_sets, let_go_of_all,
-    ring_set_up,
+    before_exec, before_shell, before_spawn, given_at, hand_over, hand_over_from_child, leave_to_sets,
+    let_go_of_all, ring_set_up,
 };
 pub use named::{give_socket, give_sockets, has_other_names, is_named};
 pub use rings::{
@@ -224,7 +224,7 @@ pub fn at_exit() {
             let guard = conn.block.rx.lock(critical());
             let half = guard.held();
             if let Some(dmb) = state::rx_dmb(&half) {
-                if leaves_unread(half, &dmb) {
+                if leaves_unread(conn.block, half, &dmb) {
                     // As TCP does with unread data (RFC 1122, 4.2.2.13).
                     sys::reset_at_close(fd);
                 }
@@ -242,11 +242,15 @@ pub fn at_exit() {
     }
 }
 
-/// Whether bytes of the lane are unread, also where none has been read yet. What was taken back is TCP's to judge.
-fn leaves_unread(half: RxHeld<'_>, dmb: &Dmb) -> bool {
+/// Whether bytes of the lane are unread, also where none has been read yet. What was taken back is TCP's to judge, and so is what the sender
+/// takes back for a program that has the connection, too.
+fn leaves_unread(block: &Block, half: RxHeld<'_>, dmb: &Dmb) -> bool {
+    let prod = dmb.words().prod();
+    let is_others = || given::is_listed(block) && prod.has(Cursor::LEAVE);
     matches!(half.mode.load(Ordering::Relaxed), mode::GRANTED | mode::LANE)
-        && dmb.words().prod().offset() != half.cursor.load(Ordering::Relaxed)
+        && prod.offset() != half.cursor.load(Ordering::Relaxed)
         && !dmb.words().cons().has(Cursor::TAKEN)
+        && !is_others()
 }
 
 /// close(): before libc's own.
@@ -424,7 +428,7 @@ fn end_receiving(conn: Conn, fd: i32, open: bool) {
     let guard = conn.block.rx.lock(critical());
     let half = guard.held();
     if let Some(dmb) = state::rx_dmb(&half) {
-        if open && leaves_unread(half, &dmb) {
+        if open && leaves_unread(conn.block, half, &dmb) {
             // As TCP does with unread data (RFC 1122, 4.2.2.13).
             sys::reset_at_close(fd);
         }

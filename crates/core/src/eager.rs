@@ -112,10 +112,12 @@ pub fn closing(fd: i32) {
 }
 
 /// A connection is about to be closed: no other thread lends its descriptor to the broker from here on. (The kernel's epoll would go on
-/// telling of a socket that the broker still has.)
+/// telling of a socket that the broker still has.) One that has another name is lent by that.
 pub fn leaving(conn: Conn, fd: i32) {
     if process::eager() && conn.block.life.is(Phase::Watched) {
-        session::lock().later.forget(conn, fd);
+        let has_others = conn.block.dups.load(Ordering::Relaxed) != 0;
+        let other = has_others.then(|| table::names_of(conn).find(|name| *name != fd)).flatten();
+        session::lock().later.moved(conn, fd, other);
     }
 }
 

@@ -1,5 +1,7 @@
 //! The handshakes of a process that are under way: plain data, driven by `upgrade`.
 
+use core::sync::atomic::Ordering;
+
 use shunpike_shm::Region;
 use shunpike_wire::DmbToken;
 use shunpike_wire::clc::handshake::{Client, NamedDmb as Named, Server};
@@ -22,7 +24,6 @@ pub(crate) enum Machine {
 pub struct Handshake {
     pub(crate) conn: Conn,
     pub(crate) id: ConnId,
-    pub(crate) fd: i32,
     pub(crate) machine: Machine,
     /// Our DMB, registered or about to be; not once it is granted.
     pub(crate) own: Option<Region>,
@@ -47,11 +48,10 @@ pub struct Handshake {
 
 impl Handshake {
     /// One that begins.
-    pub(crate) fn begin(conn: Conn, id: ConnId, fd: i32, machine: Machine, deadline: u64) -> Self {
+    pub(crate) fn begin(conn: Conn, id: ConnId, machine: Machine, deadline: u64) -> Self {
         Self {
             conn,
             id,
-            fd,
             machine,
             own: None,
             own_ring: 0,
@@ -64,6 +64,11 @@ impl Handshake {
             peer_token: DmbToken(0),
             deadline,
         }
+    }
+
+    /// Its descriptor now: the program may have given it another number, and this one to another socket, since it began.
+    pub(crate) fn fd(&self) -> i32 {
+        self.conn.block.fd.load(Ordering::Relaxed) as i32
     }
 }
 
@@ -109,12 +114,13 @@ mod tests {
         let mut all = Handshakes::new();
         let conn = crate::process::allocate().map(Conn::new).expect("a block");
         // Each as often as it can, and one more.
-        let fill = |all: &mut Handshakes, peer: i32| {
-            while let Some(place) = all.place_for(|shake| shake.fd == peer) {
+        let fill = |all: &mut Handshakes, peer: u64| {
+            let is_its = |shake: &Handshake| shake.id == ConnId(peer);
+            while let Some(place) = all.place_for(is_its) {
                 let machine = Machine::Server(Server::new(false, 0));
-                all.slots[place] = Some(Handshake::begin(conn, ConnId(0), peer, machine, 0));
+                all.slots[place] = Some(Handshake::begin(conn, ConnId(peer), machine, 0));
             }
-            all.slots.iter().flatten().filter(|shake| shake.fd == peer).count()
+            all.slots.iter().flatten().filter(|shake| is_its(shake)).count()
         };
         assert_eq!(fill(&mut all, 1), 192);
         let others: Vec<usize> = (2..6).map(|peer| fill(&mut all, peer)).collect();

@@ -36,7 +36,9 @@ impl Later {
         self.slots.get_mut(index)?.take()
     }
 
-    pub(crate) fn forget(&mut self, conn: Conn, fd: i32) {
-        self.slots.iter_mut().filter(|slot| **slot == Some((conn, fd))).for_each(|slot| *slot = None);
+    /// The connection is no more at `fd`, but at `other`, if anywhere.
+    pub(crate) fn moved(&mut self, conn: Conn, fd: i32, other: Option<i32>) {
+        let its = self.slots.iter_mut().filter(|slot| **slot == Some((conn, fd)));
+        its.for_each(|slot| *slot = other.map(|other| (conn, other)));
     }
 }

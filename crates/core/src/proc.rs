@@ -38,11 +38,50 @@ pub fn holds_socket(pid: u32, inode: u64) -> Option<bool> {
         Err(Errno::NOENT) => return (!sys::is_process(pid)).then_some(false),
         Err(_) => return None,
     };
-    is_among(&descriptors, inode)
+    match is_among(&descriptors, inode) {
+        // Of a process whose first thread has ended the list is empty, whatever the others have.
+        Listed::Nothing if has_other_threads(pid)? => None,
+        Listed::Nothing | Listed::Others => Some(false),
+        Listed::It => Some(true),
+        Listed::Unknown => None,
+    }
 }
 
-/// Whether the socket with this inode is in a process's list of descriptors.
-fn is_among(descriptors: &OwnedFd, inode: u64) -> Option<bool> {
+/// What a process's list of descriptors has.
+#[derive(PartialEq, Eq, Debug)]
+enum Listed {
+    /// The socket.
+    It,
+    /// Others.
+    Others,
+    /// None.
+    Nothing,
+    /// That cannot be read.
+    Unknown,
+}
+
+/// Whether a process whose first thread has ended has others. `None`: not known.
+fn has_other_threads(pid: u32) -> Option<bool> {
+    let path = Text::new(format_args!("/proc/{pid}/stat"));
+    let mut bytes = [0; 1024];
+    let stat = rustix::fs::open(path.as_bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let read = match stat.and_then(|stat| rustix::io::read(&stat, &mut bytes)) {
+        Ok(read) => read,
+        Err(Errno::NOENT | Errno::SRCH) => return Some(false),
+        Err(_) => return None,
+    };
+    // `PID (NAME) STATE ...`, where the name may have anything in it; the 20th field is the number of threads.
+    let text = bytes.get(..read)?;
+    let name_end = text.iter().rposition(|byte| *byte == b')')?;
+    let mut fields = core::str::from_utf8(text.get(name_end + 1..)?).ok()?.split_ascii_whitespace();
+    let has_ended = fields.next()? == "Z";
+    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    Some(has_ended && threads > 1)
+}
+
+/// What of the socket with this inode a process's list of descriptors says.
+fn is_among(descriptors: &OwnedFd, inode: u64) -> Listed {
+    let mut listed = Listed::Nothing;
     let wanted = Text::new(format_args!("socket:[{inode}]"));
     let mut room = [MaybeUninit::<u8>::uninit(); 2048];
     let mut entries = RawDir::new(descriptors, &mut room);
@@ -50,15 +89,19 @@ fn is_among(descriptors: &OwnedFd, inode: u64) -> Option<bool> {
         let entry = match entry {
             Ok(entry) => entry,
             // It has ended meanwhile. The next look would say so again, for ever.
-            Err(Errno::NOENT | Errno::SRCH) => return Some(false),
-            Err(_) => return None,
+            Err(Errno::NOENT | Errno::SRCH) => return Listed::Nothing,
+            Err(_) => return Listed::Unknown,
         };
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
+        }
+        listed = Listed::Others;
         let mut link = [MaybeUninit::<u8>::uninit(); 64];
         if target(descriptors, entry.file_name(), &mut link) == Some(wanted.as_bytes()) {
-            return Some(true);
+            return Listed::It;
         }
     }
-    Some(false)
+    listed
 }
 
 /// Whether /proc is the one of this process's own numbers.
@@ -146,7 +189,7 @@ mod tests {
         let path = format!("/proc/{}/fd", child.id());
         let descriptors = directory(path.as_bytes()).expect("its descriptors");
         child.kill().and_then(|()| child.wait()).expect("it ends");
-        assert_eq!(is_among(&descriptors, 1), Some(false));
+        assert_eq!(is_among(&descriptors, 1), Listed::Nothing);
     }
 
     #[test]

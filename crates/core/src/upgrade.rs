@@ -207,7 +207,7 @@ fn matched(
     };
     let deadline = clock::ticks() + clock::from_us(TIMEOUT_US);
     conn.block.retry_at.store(deadline, Ordering::Relaxed);
-    session.handshakes.slots[free] = Some(Handshake::begin(conn, id, fd, machine, deadline));
+    session.handshakes.slots[free] = Some(Handshake::begin(conn, id, machine, deadline));
     if let Some(clc) = proposal.and_then(|clc| ClcBytes::new(clc).ok()) {
         session.send(&ToBroker::Clc { conn: id, clc });
     }
@@ -368,7 +368,7 @@ fn step(session: &mut Session, id: ConnId, input: Input<'_>) {
         Machine::Server(server) => server.step(&device, input, &mut out),
     };
     shake.deadline = clock::ticks() + clock::from_us(TIMEOUT_US);
-    let (conn, fd) = (shake.conn, shake.fd);
+    let (conn, fd) = (shake.conn, shake.fd());
     if let Some(clc) = step.send.and_then(|clc| ClcBytes::new(clc).ok()) {
         session.send(&ToBroker::Clc { conn: id, clc });
     }

@@ -71,6 +71,13 @@ fn shell<T>(start: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Whether the child of a clone() is as vfork()'s: its parent waits, in whose memory it runs, with descriptors of its own.
+fn is_vfork(flags: usize) -> bool {
+    const VFORK: usize = (libc::CLONE_VM | libc::CLONE_VFORK) as usize;
+    const OTHERS: usize = (libc::CLONE_FILES | libc::CLONE_SETTLS) as usize;
+    flags & (VFORK | OTHERS) == VFORK && process::enabled()
+}
+
 /// Before vfork(): the child runs on our memory, thread state included, until it execs.
 fn before_vfork(_: Arguments) {
     // The child must not be the first to enter a critical section: this thread's would have its number.
@@ -178,6 +185,7 @@ pub extern "C" fn clone_call(
 /// posix_spawn() by `spawn`, to which the child's number matters: what the child inherits is its until it has let go of it.
 unsafe fn spawned(
     pid: *mut libc::pid_t,
+    actions: *const c_void,
     environment: *const *mut c_char,
     reach: impl FnOnce(usize),
     spawn: impl FnOnce(*mut libc::pid_t) -> c_int,
@@ -187,7 +195,7 @@ unsafe fn spawned(
         reach(environment.expose_provenance());
         return spawn(pid);
     }
-    conn::before_spawn();
+    conn::before_spawn(!actions.is_null());
     let mut child = 0;
     reach(environment.expose_provenance());
     let rc = spawn(&raw mut child);
@@ -221,6 +229,9 @@ hooks! {
         parent: *mut c_void, tls: *mut c_void, child: *mut c_void,
     ) -> c_int {
         let Some(run) = run.filter(|_| !stack.is_null() && is_fork(flags as u32 as usize)) else {
+            if is_vfork(flags as u32 as usize) {
+                before_vfork([0; 6]);
+            }
             return covered::clone(run, stack, flags, argument, parent, tls, child);
         };
         let mut begins = Begin { run, argument };
@@ -237,7 +248,7 @@ hooks! {
         // Looked up before: what is done from the look on is known to the helper.
         behind::posix_spawn.address();
         let reach = |environment| children::before_spawn(path.expose_provenance(), environment);
-        spawned(pid, envp, reach, |pid| covered::posix_spawn(pid, path, actions, attr, argv, envp))
+        spawned(pid, actions, envp, reach, |pid| covered::posix_spawn(pid, path, actions, attr, argv, envp))
     }
     /// posix_spawnp(3)
     fn posix_spawnp(
@@ -246,12 +257,14 @@ hooks! {
     ) -> c_int {
         behind::posix_spawnp.address();
         let reach = |environment| children::before_spawn_of(file.expose_provenance(), removed::environ(), environment);
-        spawned(pid, envp, reach, |pid| covered::posix_spawnp(pid, file, actions, attr, argv, envp))
+        spawned(pid, actions, envp, reach, |pid| covered::posix_spawnp(pid, file, actions, attr, argv, envp))
     }
     /// posix_spawn_file_actions_adddup2(3): the program to be spawned gets this descriptor, close-on-exec or not
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {
-        if let Some(conn) = table::conn(fd) {
-            conn::hand_over(conn, fd, Reason::HandedOver);
+        match table::conn(fd) {
+            Some(conn) => conn::hand_over(conn, fd, Reason::HandedOver),
+            // The actions may be used later, and again and again: for connections that have this number then.
+            None => conn::given_at(fd),
         }
         covered::posix_spawn_file_actions_adddup2(actions, fd, new)
     }

@@ -503,8 +503,9 @@ pub(crate) fn controlled(fd: c_int, command: c_int, arg: usize, rc: c_int) -> c_
                 leaves(fd);
             }
         }
-        libc::F_DUPFD if foreign_process() => conn::hand_over_from_child(fd),
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if !foreign_process() => duplicated(fd, rc),
+        // The child may take the mark off that closes it at exec.
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if foreign_process() => conn::hand_over_from_child(fd),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, rc),
         _ => {}
     }
     rc

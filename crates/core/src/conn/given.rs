@@ -33,6 +33,11 @@ pub(super) fn to_anybody(block: &Block) {
     block.given[0].store(ANYBODY, Ordering::Relaxed);
 }
 
+/// Whether anybody got it who has not let go of it, as far as is known.
+pub(super) fn is_listed(block: &Block) -> bool {
+    block.given.iter().any(|slot| slot.load(Ordering::Relaxed) != 0)
+}
+
 /// `child` has it, too.
 pub(super) fn to_child(block: &Block, fd: i32, child: u32) {
     let [first, ..] = &block.given;
@@ -40,7 +45,7 @@ pub(super) fn to_child(block: &Block, fd: i32, child: u32) {
     if first.load(Ordering::Relaxed) == ANYBODY || block.given.iter().any(is_known) {
         return;
     }
-    let is_new = block.given.iter().all(|slot| slot.load(Ordering::Relaxed) == 0);
+    let is_new = !is_listed(block);
     if is_new && block.life.phase().is_left() {
         // For another reason, which lasts.
         return to_anybody(block);
@@ -112,7 +117,7 @@ fn look_closely(conn: Conn, fd: i32) -> bool {
     // Another thread gives it away by a place in the list, then by its event. An event before ours was lost, and its place is seen here; one
     // after ours counts by itself.
     let is_same = emptied(0);
-    !is_same || block.given.iter().any(|slot| slot.load(Ordering::Relaxed) != 0)
+    !is_same || is_listed(block)
 }
 
 /// Whether process `pid` has the socket at `fd` no more.

@@ -1,6 +1,6 @@
 //! Connections that go to other programs: exec, SCM_RIGHTS, stdio, a filter of system calls.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use shunpike_shm::lifecycle::Event;
 
 use shunpike_shm::arena::{Block, mode};
@@ -103,15 +103,38 @@ fn survives_exec(fd: i32) -> bool {
         .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
-/// Before posix_spawn(): those that the child inherits are. [`given::spawned`] follows.
-pub fn before_spawn() {
-    survive(given::child_to_be());
+/// Before posix_spawn(), `acts`: with file actions: those that the child inherits are. [`given::spawned`] follows.
+pub fn before_spawn(acts: bool) {
+    let child = given::child_to_be();
+    survive(child);
+    if acts && NAMED_LATE.load(Ordering::Relaxed) != 0 {
+        for (fd, entry) in table::all().filter(|(fd, _)| is_given_at(*fd)) {
+            match entry {
+                Entry::Conn(conn) if !survives_exec(fd) => hand_over_to(conn, fd, child),
+                Entry::Socket => give_socket(fd),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Numbers that file actions of posix_spawn() duplicate for a child, and that were no connection when these were made: a bit for each number,
+/// by its rest.
+static NAMED_LATE: AtomicU64 = AtomicU64::new(0);
+
+/// File actions give the child what is at this number when it is spawned.
+pub fn given_at(fd: i32) {
+    NAMED_LATE.fetch_or(1 << (fd as u32 % u64::BITS), Ordering::Relaxed);
+}
+
+fn is_given_at(fd: i32) -> bool {
+    NAMED_LATE.load(Ordering::Relaxed) >> (fd as u32 % u64::BITS) & 1 != 0
 }
 
 /// Before system() or popen(): as before a spawn of a child whose number nobody tells. Returns the number of which [`given::spawned`] is
 /// to be told: the child's is that, or comes after it.
 pub fn before_shell() -> u32 {
-    before_spawn();
+    before_spawn(false);
     proc::last_made().map_or(u32::MAX, |last| last + 1)
 }
 

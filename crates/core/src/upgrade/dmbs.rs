@@ -22,7 +22,7 @@ pub(super) fn own_size(session: &mut Session, id: ConnId) -> Option<DmbSize> {
 /// Registers a DMB of ours: one that served another connection of the link group, or a new one.
 pub(super) fn register(session: &mut Session, id: ConnId) {
     let Some(shake) = session.handshakes.find(id).and_then(|slot| slot.as_ref()) else { return };
-    let (conn, class) = (shake.conn, wished_class(shake.fd));
+    let (conn, class) = (shake.conn, wished_class(shake.fd()));
     if !memory::may_open_lane() {
         return step(session, id, Input::Refused(Reason::MemoryRefused));
     }
@@ -74,7 +74,7 @@ pub(super) fn registered(session: &mut Session, id: ConnId, named: Named) {
         session.send(&ToBroker::Unregister { token: named.token.0 });
         return;
     };
-    let (conn, fd, forks, ring) = (shake.conn, shake.fd, shake.own_forks, shake.own_ring);
+    let (conn, fd, forks, ring) = (shake.conn, shake.fd(), shake.own_forks, shake.own_ring);
     let Some(region) = shake.own else { return };
     if let Some(reason) = shared(id) {
         session.send(&ToBroker::Unregister { token: named.token.0 });

@@ -92,7 +92,7 @@ pub(super) fn grant(conn: Conn, fd: i32, (region, ring): (Region, u32), token: D
 /// Both DMBs are known: open.
 pub(super) fn open(session: &mut Session, id: ConnId, opened: Opened) {
     let Some(shake) = session.handshakes.find(id).and_then(Option::take) else { return };
-    let (conn, fd) = (shake.conn, shake.fd);
+    let (conn, fd) = (shake.conn, shake.fd());
     let Some(region) = shake.peer else { return };
     let half = &conn.block.tx;
     if let Some(reason) = left_for_good(conn.block) {
