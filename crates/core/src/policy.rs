@@ -60,13 +60,17 @@ const REST_US: u64 = 1_000;
 /// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair). So
 /// after one that came back later than a wake-up takes, spins do not yield for so many times as long,
 const KEEP: u64 = 256;
-/// Spins do not yield for so long at most, microseconds, after a first such yield, and for twice as long after each further one: beside a
-/// program that computes, and has more weight, one yield takes a tenth of a second.
+/// Spins do not yield for so long at most, microseconds.
 const KEEP_US: u64 = 200_000;
-/// So often is that doubled.
-const MOST_LATE: u8 = 6;
-/// A yield to who has woken this thread is late after so many times the time of a wake-up: threads that are more than CPUs have their turns.
-const TURNS: u64 = 8;
+/// A yield to who has woken the thread that takes so many times the time of a wake-up has given a program that computes a whole slice: threads
+/// that are more than CPUs, and have their turns, are back sooner. One of those with more weight may take a tenth of a second.
+const SLICE: u64 = 20;
+/// Where so many in a row did, none of them comes from such a thread,
+const LOST: u8 = 4;
+/// and there are no yields for four times as long after each further one, up to this.
+const MOST_LOST: u8 = 7;
+/// How long that is at most, microseconds.
+const LOST_US: u64 = KEEP_US << (2 * (MOST_LOST - LOST));
 /// Longest nap, microseconds: so long TCP's own events go unseen. Longer than a tick of the kernel's clock, else naps end for nothing while
 /// somebody else has the CPU.
 pub const NAP_US: u64 = 10_000;
@@ -205,8 +209,8 @@ pub struct Habits {
     pub patience: u64,
     /// Ticks until which its spins do not yield.
     pub keep_until: u64,
-    /// How often in a row that was so, up to a bound.
-    pub late: u8,
+    /// How many yields to who had woken it have lost a whole slice in a row, up to a bound.
+    pub lost: u8,
     /// Who last woke it did so on the CPU on which it runs now.
     pub in_place: bool,
 }
@@ -251,7 +255,7 @@ impl Spin {
     ) -> (Self, Next) {
         let keep = habits.keep_until.saturating_sub(now);
         // The clock may have been set back meanwhile, with the whole machine.
-        let yields = !(1..=(KEEP_US << MOST_LATE) * bounds.us).contains(&keep);
+        let yields = !(1..=LOST_US * bounds.us).contains(&keep);
         let planned = habits.memory.plan(profile, bounds, woke, yields, now);
         let stage = match planned {
             0 => Stage::Last,
@@ -263,7 +267,8 @@ impl Spin {
             // Who woke us on this CPU may have lost it to us in the midst of its work: it goes on, and what else it has for us comes
             // without a wake-up, which would stop it again. Where threads are more than CPUs, all hangs on this: one that has to wake
             // the others keeps none of them busy.
-            0 if core::mem::take(&mut spin.habits.in_place) && yields => Next::Yield,
+            // Not to one that computes.
+            0 if core::mem::take(&mut spin.habits.in_place) && (yields || habits.lost < LOST) => Next::Yield,
             0 => Next::Sleep,
             _ => Next::Look(LOOKS),
         };
@@ -293,7 +298,6 @@ impl Spin {
                 Next::Look(1)
             }
             (Stage::Offers(before), _) => {
-                self.habits.late = 0;
                 let until = (2 * before).max(2 * FIRST_YIELD_US * self.bounds.us);
                 self.habits.patience = until.min(PATIENT_US * self.bounds.us);
                 self.stage = Stage::Looks(until);
@@ -301,14 +305,11 @@ impl Spin {
             }
             (Stage::Yields(_), Event::Yielded) => Next::Look(1),
             (Stage::Last, Event::Yielded) => {
-                // That was all that it has done.
-                if !self.is_late(spent, TURNS, now) {
-                    self.habits.late = 0;
-                }
+                self.has_let_its_waker_finish(spent, now);
                 Next::Look(1)
             }
             (Stage::Yields(yields), Event::Nothing) => {
-                if self.is_late(spent, 1, now) || yields > YIELDS {
+                if self.is_late(spent, now) || yields > YIELDS {
                     self.habits.memory.in_vain(self.bounds, self.woke, spent, now);
                     return Next::Sleep;
                 }
@@ -327,7 +328,7 @@ impl Spin {
         if self.stage == Stage::Last {
             return false;
         }
-        if yields && self.is_late(spent, 1, now) {
+        if yields && self.is_late(spent, now) {
             self.habits.memory.in_vain(bounds, woke, spent, now);
             return false;
         }
@@ -342,15 +343,39 @@ impl Spin {
         self.habits
     }
 
-    /// Whether the CPU was away for longer than so many wake-ups take; then it is kept for a while.
-    fn is_late(&mut self, lost: u64, wake_ups: u64, now: u64) -> bool {
-        let is_late = lost > wake_ups * self.bounds.wake_up;
+    /// Whether the CPU was away for longer than a wake-up takes; then it is kept for a while.
+    fn is_late(&mut self, away: u64, now: u64) -> bool {
+        let is_late = away > self.bounds.wake_up;
         if is_late {
-            let most = (KEEP_US << self.habits.late) * self.bounds.us;
-            self.habits.keep_until = now + lost.saturating_mul(KEEP).min(most);
-            self.habits.late = (self.habits.late + 1).min(MOST_LATE);
+            // Beside a program that computes it is as the other kind of yield.
+            if self.habits.lost >= LOST && away > SLICE * self.bounds.wake_up {
+                self.has_lost_a_slice();
+            }
+            self.keep(away, now);
         }
         is_late
+    }
+
+    /// There are no yields for a while, as the CPU was away for so long.
+    fn keep(&mut self, away: u64, now: u64) {
+        let most = (KEEP_US << (2 * self.habits.lost.saturating_sub(LOST))) * self.bounds.us;
+        self.habits.keep_until = now + away.saturating_mul(KEEP).min(most);
+    }
+
+    fn has_lost_a_slice(&mut self) {
+        self.habits.lost = (self.habits.lost + 1).min(MOST_LOST);
+    }
+
+    /// The one yield of a thread that rests has taken so long.
+    fn has_let_its_waker_finish(&mut self, away: u64, now: u64) {
+        if away <= SLICE * self.bounds.wake_up {
+            self.habits.lost = 0;
+            return;
+        }
+        self.has_lost_a_slice();
+        if self.habits.lost >= LOST {
+            self.keep(away, now);
+        }
     }
 }
 
@@ -592,8 +617,13 @@ mod tests {
         assert_ne!(is_kept(now + 30 * second), Next::Sleep, "in the end it looks whether they are gone");
         // Those who have their turns are no such program.
         let memory = Memory { rest_until: rests(0), ..Memory::default() };
-        let turns = steps(Habits { memory, ..woken(Habits::default()) }, 0, u64::MAX, 7 * BOUNDS.wake_up);
-        assert_eq!((turns.0.habits().keep_until, turns.0.habits().late), (0, 0));
+        let turns =
+            steps(Habits { memory, ..woken(Habits::default()) }, 0, u64::MAX, SLICE / 2 * BOUNDS.wake_up);
+        assert_eq!((turns.0.habits().keep_until, turns.0.habits().lost), (0, 0));
+        let memory = Memory { rest_until: rests(second), ..Memory::default() };
+        let late = Habits { memory, keep_until: second + KEEP_US * US / 2, ..woken(Habits::default()) };
+        let next = Spin::begin(late, (Profile::Balanced, BOUNDS), false, u64::MAX, second).1;
+        assert_eq!(next, Next::Yield, "one that was late for others' turns lets its waker finish");
     }
 
     #[test]

@@ -66,10 +66,10 @@ fn run(
             Next::Sleep => break false,
         }
     };
-    let Habits { memory, patience, keep_until, late, in_place } = spin.habits();
+    let Habits { memory, patience, keep_until, lost, in_place } = spin.habits();
     thread.waits.store(memory.pack(), Ordering::Relaxed);
     thread.patience.store(patience, Ordering::Relaxed);
-    thread.keep_until.store(keep_until & !LATE | u64::from(late), Ordering::Relaxed);
+    thread.keep_until.store(keep_until & !LOST | u64::from(lost), Ordering::Relaxed);
     thread.in_place.store(in_place, Ordering::Relaxed);
     is_ready
 }
@@ -85,16 +85,16 @@ fn look(looks: u32, ready: &mut impl FnMut() -> bool) -> bool {
     false
 }
 
-/// In the low bits of the time until which a thread does not yield: how often in a row that was for a late yield.
-const LATE: u64 = 7;
+/// In the low bits of the time until which a thread does not yield: how many yields in a row have lost a slice.
+const LOST: u64 = 7;
 
 fn habits(thread: &Thread) -> Habits {
     let keep_until = thread.keep_until.load(Ordering::Relaxed);
     Habits {
         memory: memory(thread),
         patience: thread.patience.load(Ordering::Relaxed),
-        keep_until: keep_until & !LATE,
-        late: (keep_until & LATE) as u8,
+        keep_until: keep_until & !LOST,
+        lost: (keep_until & LOST) as u8,
         in_place: thread.in_place.load(Ordering::Relaxed),
     }
 }
