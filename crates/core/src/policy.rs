@@ -599,31 +599,33 @@ mod tests {
     /// Beside a program that computes on the one CPU that the two ends have.
     #[test]
     fn who_was_woken_in_place_does_not_yield_to_others_for_ever() {
-        let memory = Memory { rest_until: u64::MAX >> 20, ..Memory::default() };
-        let woken = |habits: Habits| Habits { in_place: true, memory, ..habits };
-        let rests = |now: u64| (now + BOUNDS.rest / 2) / Memory::GRAIN;
-        let (mut habits, mut now, mut lost, slice) = (Habits::default(), 0, 0, 8_000 * US);
         let second = 1_000_000 * US;
+        let woken = |habits: Habits, now: u64| {
+            let rest_until = (now + BOUNDS.rest / 2) / Memory::GRAIN;
+            Habits { in_place: true, memory: Memory { rest_until, ..Memory::default() }, ..habits }
+        };
+        let next = |habits: Habits, now| {
+            Spin::begin(woken(habits, now), (Profile::Balanced, BOUNDS), false, u64::MAX, now).1
+        };
+        let (mut habits, mut now, mut lost, slice) = (Habits::default(), 0, 0, 8_000 * US);
         while now < 60 * second {
-            let memory = Memory { rest_until: rests(now), ..Memory::default() };
-            let (spin, steps, _) = steps(Habits { memory, ..woken(habits) }, now, u64::MAX, slice);
+            let (spin, steps, _) = steps(woken(habits, now), now, u64::MAX, slice);
             let yielded = steps.contains(&Next::Yield);
             (lost, now) = (lost + u64::from(yielded) * slice, now + if yielded { slice } else { 50 * US });
             habits = spin.habits();
         }
         assert!(lost < now / 200, "{} ms of {} are others'", lost / US / 1000, now / US / 1000);
-        let is_kept =
-            |now: u64| Spin::begin(woken(habits), (Profile::Balanced, BOUNDS), false, u64::MAX, now).1;
-        assert_ne!(is_kept(now + 30 * second), Next::Sleep, "in the end it looks whether they are gone");
+        assert_eq!(next(habits, now), Next::Sleep);
+        assert_eq!(next(habits, now + 30 * second), Next::Yield, "in the end it looks whether they are gone");
         // Those who have their turns are no such program.
-        let memory = Memory { rest_until: rests(0), ..Memory::default() };
-        let turns =
-            steps(Habits { memory, ..woken(Habits::default()) }, 0, u64::MAX, SLICE / 2 * BOUNDS.wake_up);
-        assert_eq!((turns.0.habits().keep_until, turns.0.habits().lost), (0, 0));
-        let memory = Memory { rest_until: rests(second), ..Memory::default() };
-        let late = Habits { memory, keep_until: second + KEEP_US * US / 2, ..woken(Habits::default()) };
-        let next = Spin::begin(late, (Profile::Balanced, BOUNDS), false, u64::MAX, second).1;
-        assert_eq!(next, Next::Yield, "one that was late for others' turns lets its waker finish");
+        let turns = steps(woken(Habits::default(), 0), 0, u64::MAX, SLICE / 2 * BOUNDS.wake_up).0.habits();
+        assert_eq!((turns.keep_until, turns.lost), (0, 0));
+        let late = Habits { keep_until: second + KEEP_US * US / 2, ..Habits::default() };
+        assert_eq!(
+            next(late, second),
+            Next::Yield,
+            "one that was late for others' turns lets its waker finish"
+        );
     }
 
     #[test]
