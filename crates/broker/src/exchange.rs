@@ -320,7 +320,7 @@ impl Exchange {
         *said += 1;
         let is_lawful = *said <= MOST_CLC;
         if is_lawful {
-            self.post(peer.session, FromBroker::Clc { conn: peer.conn, clc });
+            self.post_to_member(peer.session, FromBroker::Clc { conn: peer.conn, clc });
         }
         is_lawful
     }
@@ -475,17 +475,16 @@ impl Exchange {
             let Member { identity, queues, .. } = member(party)?;
             Ok(Side { session: party.session, user: identity.uid, queues: *queues })
         };
-        let (seat, gone) =
-            self.links.seat(side(client)?, side(server)?, self.max_conns_per_lgr).map_err(|error| {
-                let Some(error) = error else { return Reason::NominationLimit };
-                tracing::warn!(%error, "no link page");
-                Reason::MemoryRefused
-            })?;
+        let seat = self.links.seat(side(client)?, side(server)?, self.max_conns_per_lgr);
         // Before the new one is told of, for which their descriptors make room.
-        for (LinkId(link), to) in gone {
-            self.post(to, FromBroker::LinkGone { link });
+        for (LinkId(link), to) in self.links.take_gone() {
+            self.post_to_member(to, FromBroker::LinkGone { link });
         }
-        Ok(seat)
+        seat.map_err(|error| {
+            let Some(error) = error else { return Reason::NominationLimit };
+            tracing::warn!(%error, "no link page");
+            Reason::MemoryRefused
+        })
     }
 
     /// Tells both ends of their match, and each of the other's doorbells where it does not know them.

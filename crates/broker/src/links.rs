@@ -1,12 +1,12 @@
 //! Link groups: the connections of one pair of processes, client and server.
 //!
 //! A group has a link page (news bits and sleep words, `shunpike_shm::pages::LinkPage`) and a slot in it for
-//! each of its connections. A full group is followed by another one. Groups live until one of their two
-//! processes goes, so that the next connection of the same pair costs no mapping; of those without a connection so many for each
-//! process, as they cost it descriptors.
+//! each of its connections. A full group is followed by another one. A group lives on without a connection, so that the next one of
+//! the same pair costs no mapping: until one of its two processes goes, or has too many such, of which the oldest end for new ones.
 
 use crate::ends::SessionId;
 use crate::foreign::Shared;
+use crate::room::Groups;
 use shunpike_shm::RegionError;
 use shunpike_shm::pages::PAGE;
 use shunpike_shm::region;
@@ -86,22 +86,9 @@ pub struct Links {
     users: HashMap<u32, usize>,
     last: u32,
     last_idle: u64,
-    most: Most,
-}
-
-/// How many groups there may be: each is a page of memory, and a descriptor of the broker's.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Most {
-    /// In all.
-    pub all: usize,
-    /// That processes of one user are in.
-    pub of_user: usize,
-}
-
-impl Default for Most {
-    fn default() -> Self {
-        Self { all: usize::MAX, of_user: 16384 }
-    }
+    most: Groups,
+    /// Groups that have ended, of which nobody was told yet.
+    gone: Vec<Gone>,
 }
 
 /// Descriptors that a process has of groups without a connection: half of what it takes at the least, so that whoever was its peer
@@ -113,34 +100,29 @@ pub type Gone = (LinkId, SessionId);
 
 impl Links {
     /// None yet.
-    pub fn new(most: Most) -> Self {
+    pub fn new(most: Groups) -> Self {
         Self { most, ..Self::default() }
     }
 
     /// Seats a connection of two processes in a group of this pair that has fewer than `max_conns`, or in a new one, for which those go
     /// that have been without a connection for longest.
     /// Errors: no memory or descriptor for a link page; `None`: there are as many groups as there may be, in all or of a user's.
-    pub fn seat(
-        &mut self,
-        client: Side,
-        server: Side,
-        max_conns: u32,
-    ) -> Result<(Seat, Vec<Gone>), Option<RegionError>> {
+    pub fn seat(&mut self, client: Side, server: Side, max_conns: u32) -> Result<Seat, Option<RegionError>> {
         let of_pair = self.pairs.get(&(client.session, server.session)).map_or(&[][..], Vec::as_slice);
         let roomy =
             of_pair.iter().copied().find(|id| self.links.get(id).is_some_and(|l| l.conns < max_conns));
-        let (id, gone) = match roomy {
-            Some(id) => (id, Vec::new()),
+        let id = match roomy {
+            Some(id) => id,
             None => self.add([client, server])?,
         };
         self.set_idle(id, false);
         let slot = self.links.get_mut(&id).and_then(Link::take).expect("below max_conns, a slot is free");
-        Ok((Seat { link: id, slot }, gone))
+        Ok(Seat { link: id, slot })
     }
 
     /// A new group, without a connection yet.
-    fn add(&mut self, sides: [Side; 2]) -> Result<(LinkId, Vec<Gone>), Option<RegionError>> {
-        let gone = self.make_room(sides);
+    fn add(&mut self, sides: [Side; 2]) -> Result<LinkId, Option<RegionError>> {
+        self.make_room(sides);
         let of_user = |side: &Side| self.users.get(&side.user).copied().unwrap_or(0);
         if self.links.len() >= self.most.all || sides.iter().any(|side| of_user(side) >= self.most.of_user) {
             return Err(None);
@@ -154,21 +136,25 @@ impl Links {
         }
         let link = Link { sides, page, slots: [0; 4], conns: 0, known: [false; 2], idle: None };
         self.links.insert(id, link);
-        Ok((id, gone))
+        Ok(id)
+    }
+
+    /// Groups that ended for new ones, for which who knows them is to be told. To be asked after each [`Self::seat`], whatever came of it.
+    pub fn take_gone(&mut self) -> Vec<Gone> {
+        std::mem::take(&mut self.gone)
     }
 
     /// Ends groups without a connection, so that one more of this kind fits.
-    fn make_room(&mut self, sides: [Side; 2]) -> Vec<Gone> {
-        let mut gone = Vec::new();
+    fn make_room(&mut self, sides: [Side; 2]) {
         for (side, other) in [(sides[0], sides[1]), (sides[1], sides[0])] {
             while let Some(own) = self.of.get(&side.session)
                 && own.bells + usize::from(other.queues) > IDLE
                 && let Some((_, id)) = own.idle.first().copied()
             {
-                gone.extend(self.end(id));
+                let knowing = self.end(id);
+                self.gone.extend(knowing);
             }
         }
-        gone
     }
 
     /// A number that no group has. They are given anew when all were, which takes a user days.
@@ -204,13 +190,16 @@ impl Links {
             link.idle = Some(self.last_idle);
         }
         let [client, server] = link.sides;
-        for (side, bells) in [(client, server.queues), (server, client.queues)] {
+        let others = [(client, server.queues), (server, client.queues)];
+        for ((side, bells), known) in others.into_iter().zip(link.known) {
             let Some(own) = self.of.get_mut(&side.session) else { continue };
+            // Who was not told of it has no descriptors of it: nor will be before it has a connection.
+            let bells = if known { usize::from(bells) } else { 0 };
             if before.is_some_and(|at| own.idle.remove(&(at, id))) {
-                own.bells -= usize::from(bells);
+                own.bells -= bells;
             }
             if link.idle.is_some_and(|at| own.idle.insert((at, id))) {
-                own.bells += usize::from(bells);
+                own.bells += bells;
             }
         }
     }
@@ -313,7 +302,7 @@ mod tests {
     }
 
     fn seat(links: &mut Links, client: SessionId, server: SessionId, max_conns: u32) -> Seat {
-        links.seat(side(client), side(server), max_conns).unwrap().0
+        links.seat(side(client), side(server), max_conns).unwrap()
     }
 
     /// All groups of a session, and who else knows them.
@@ -352,7 +341,7 @@ mod tests {
 
     #[test]
     fn there_are_so_many_groups_and_a_user_is_in_so_many() {
-        let mut links = Links::new(Most { all: 4, of_user: 3 });
+        let mut links = Links::new(Groups { all: 4, of_user: 3 });
         let of = |user, session| Side { session: SessionId(session), user, queues: 1 };
         links.seat(of(7, 1), of(8, 2), 255).unwrap();
         links.seat(of(7, 1), of(8, 3), 255).unwrap();
@@ -396,13 +385,15 @@ mod tests {
         let mut links = Links::default();
         let server = Side { queues: 2, ..side(A) };
         let client = |id| Side { queues: 4, ..side(SessionId(id)) };
-        let of = |links: &mut Links, id| links.seat(client(id), server, 255).unwrap();
+        let of = |links: &mut Links, id| {
+            let seat = links.seat(client(id), server, 255).unwrap();
+            (seat, links.take_gone())
+        };
         let seats: Vec<Seat> = (10..40).map(|id| of(&mut links, id).0).collect();
-        for seat in &seats {
-            for side in 0..2 {
-                assert!(links.introduce(seat.link, side).is_some());
-            }
-        }
+        let told = |links: &mut Links, seat: Seat| {
+            assert!((0..2).all(|side| links.introduce(seat.link, side).is_some()));
+        };
+        seats.iter().for_each(|seat| told(&mut links, *seat));
         // Four descriptors each, of which 64 are kept.
         seats[1..].iter().for_each(|seat| links.leave(*seat));
         let (seat, gone) = of(&mut links, 40);
@@ -411,8 +402,16 @@ mod tests {
         assert_eq!(gone, expected.collect::<Vec<_>>(), "those that have been idle for longest");
         assert_eq!(of(&mut links, 10), (Seat { link: seats[0].link, slot: 1 }, vec![]), "in use");
         assert_eq!(of(&mut links, 39), (Seat { link: seats[29].link, slot: 0 }, vec![]), "in use again");
+        told(&mut links, seat);
         links.leave(seat);
-        assert!(of(&mut links, 41).1.is_empty(), "there is room");
+        let (last, gone) = of(&mut links, 41);
+        assert!(gone.is_empty(), "there is room");
+        // Also where there is no new one in the end.
+        told(&mut links, last);
+        links.leave(last);
+        links.most.of_user = 1;
+        assert!(matches!(links.seat(client(42), server, 255), Err(None)));
+        assert!(!links.take_gone().is_empty());
         end(&mut links, A);
         assert!(links.is_empty());
     }

@@ -36,12 +36,14 @@ impl Connections {
     pub const OF_USER: usize = 2 * BLOCKS;
     /// Of all: whoever asks holds them in memory, a KiB each.
     pub const ALL: usize = 8 * BLOCKS;
+    /// Of one user in any case.
+    pub const AT_LEAST: usize = 64;
 
     /// One more, in an arena of this user's. False: there are as many as are told of.
     pub fn enter(&mut self, user: u32) -> bool {
         let all: usize = self.listed.values().sum();
         let of_user = self.listed.entry(user).or_default();
-        let has_room = *of_user < Self::OF_USER && all < Self::ALL;
+        let has_room = *of_user < Self::OF_USER && (all < Self::ALL || *of_user < Self::AT_LEAST);
         if has_room {
             *of_user += 1;
         } else {
@@ -139,7 +141,7 @@ mod tests {
     fn a_user_s_part_of_a_list_has_an_end_and_so_has_the_whole() {
         let mut list = Connections::default();
         let mut fill = |user| (0..=Connections::OF_USER).take_while(|_| list.enter(user)).count();
-        assert_eq!([1, 2, 3, 4, 5].map(&mut fill), [65536, 65536, 65536, 65536, 0]);
+        assert_eq!([1, 2, 3, 4, 5].map(&mut fill), [65536, 65536, 65536, 65536, 64]);
         assert!(list.cut_off.into_iter().eq([1, 2, 3, 4, 5]));
     }
 }

@@ -1,6 +1,5 @@
 //! What the broker's limit of open files has room for.
 
-use crate::links::Most;
 use rustix::process::{Resource, getrlimit};
 
 /// So many of each kind, for each of which descriptors are kept: together seven eighths of them.
@@ -26,9 +25,24 @@ impl Room {
     }
 
     /// Link groups where there is one user, or several, of whom none takes more than half.
-    pub fn most_groups(self, is_one_users: bool) -> Most {
+    pub fn most_groups(self, is_one_users: bool) -> Groups {
         let share = if is_one_users { self.groups } else { self.groups / 2 };
-        Most { all: self.groups, of_user: Most::default().of_user.min(share) }
+        Groups { all: self.groups, of_user: Groups::default().of_user.min(share) }
+    }
+}
+
+/// How many link groups there may be: each is a page of memory, and a descriptor of the broker's.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Groups {
+    /// In all.
+    pub all: usize,
+    /// That processes of one user are in.
+    pub of_user: usize,
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self { all: usize::MAX, of_user: 16384 }
     }
 }
 
@@ -44,8 +58,8 @@ mod tests {
         }
         let unit = Room::of(1 << 20);
         assert!(unit.dmbs >= 32768 && unit.sessions >= 4096, "the unit's limit is none: {unit:?}");
-        assert_eq!(unit.most_groups(false), Most { all: 1 << 18, of_user: 16384 });
-        assert_eq!(Room::of(160).most_groups(false), Most { all: 40, of_user: 20 });
-        assert_eq!(Room::of(160).most_groups(true), Most { all: 40, of_user: 40 });
+        assert_eq!(unit.most_groups(false), Groups { all: 1 << 18, of_user: 16384 });
+        assert_eq!(Room::of(160).most_groups(false), Groups { all: 40, of_user: 20 });
+        assert_eq!(Room::of(160).most_groups(true), Groups { all: 40, of_user: 40 });
     }
 }

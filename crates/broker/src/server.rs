@@ -406,6 +406,8 @@ impl Server {
         self.place.leave();
         let all: Vec<SessionId> = self.sessions.keys().copied().collect();
         all.into_iter().for_each(|id| self.end(id));
+        self.exchange.let_go(usize::MAX);
+        self.bury();
         self.forgo_last_looks();
     }
 

@@ -15,6 +15,7 @@ use crate::{
     sets, state, surface, sys, tap, trace, tx, upgrade, wait, zerocopy,
 };
 
+pub mod actions;
 mod given;
 mod handover;
 mod named;
@@ -23,8 +24,8 @@ mod rings;
 
 pub use given::spawned;
 pub use handover::{
-    before_exec, before_shell, before_spawn, given_at, hand_over, hand_over_from_child, leave_to_sets,
-    let_go_of_all, ring_set_up,
+    before_exec, before_shell, before_spawn, hand_over, hand_over_from_child, leave_to_sets, let_go_of_all,
+    ring_set_up,
 };
 pub use named::{give_socket, give_sockets, has_other_names, is_named};
 pub use rings::{

@@ -7,7 +7,7 @@ use shunpike_wire::DmbToken;
 use shunpike_wire::clc::handshake::{Client, NamedDmb as Named, Server};
 use shunpike_wire::session::ConnId;
 
-use crate::table::Conn;
+use crate::table::{self, Conn};
 
 /// Handshakes of a process at a time; a connection beyond waits for its next turn.
 pub(crate) const MOST: usize = 256;
@@ -68,7 +68,10 @@ impl Handshake {
 
     /// Its descriptor now: the program may have given it another number, and this one to another socket, since it began.
     pub(crate) fn fd(&self) -> i32 {
-        self.conn.block.fd.load(Ordering::Relaxed) as i32
+        let noted = self.conn.block.fd.load(Ordering::Relaxed) as i32;
+        // A child that shares the block may have noted a number of its own there.
+        let is_its = table::conn(noted) == Some(self.conn);
+        if is_its { noted } else { table::names_of(self.conn).next().unwrap_or(noted) }
     }
 }
 
@@ -98,6 +101,11 @@ impl Handshakes {
         let taken = || self.slots.iter().flatten();
         let its = taken().filter(|shake| is_its(shake)).count();
         (its < 3 * (MOST - taken().count())).then_some(place)
+    }
+
+    /// One that has waited for too long at `now`.
+    pub(crate) fn overdue(&self, now: u64) -> Option<ConnId> {
+        self.slots.iter().flatten().find(|shake| now > shake.deadline).map(|shake| shake.id)
     }
 
     pub(crate) fn find(&mut self, id: ConnId) -> Option<&mut Option<Handshake>> {

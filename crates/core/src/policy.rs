@@ -60,7 +60,7 @@ const REST_US: u64 = 1_000;
 /// A yield puts the thread behind all others for a turn, and its next wake-up with it (EEVDF: kernel/sched/fair.c, yield_task_fair). So
 /// after one that came back later than a wake-up takes, spins do not yield for so many times as long,
 const KEEP: u64 = 256;
-/// Spins do not yield for so long at most, microseconds.
+/// Spins do not yield for so long at most, microseconds, where that was not a whole slice.
 const KEEP_US: u64 = 200_000;
 /// A yield to who has woken the thread that takes so many times the time of a wake-up has given a program that computes a whole slice: threads
 /// that are more than CPUs, and have their turns, are back sooner. One of those with more weight may take a tenth of a second.
@@ -263,12 +263,12 @@ impl Spin {
         };
         let mut spin =
             Self { habits, profile, bounds, woke, yields, begin: now, bound: planned.min(left), stage };
+        let is_in_place = planned == 0 && core::mem::take(&mut spin.habits.in_place);
         let next = match planned {
             // Who woke us on this CPU may have lost it to us in the midst of its work: it goes on, and what else it has for us comes
             // without a wake-up, which would stop it again. Where threads are more than CPUs, all hangs on this: one that has to wake
-            // the others keeps none of them busy.
-            // Not to one that computes.
-            0 if core::mem::take(&mut spin.habits.in_place) && (yields || habits.lost < LOST) => Next::Yield,
+            // the others keeps none of them busy. Beside a program that computes, that would have the CPU.
+            0 if is_in_place && (yields || habits.lost < LOST) => Next::Yield,
             0 => Next::Sleep,
             _ => Next::Look(LOOKS),
         };
@@ -298,6 +298,8 @@ impl Spin {
                 Next::Look(1)
             }
             (Stage::Offers(before), _) => {
+                // Nobody has wanted it.
+                self.habits.lost = 0;
                 let until = (2 * before).max(2 * FIRST_YIELD_US * self.bounds.us);
                 self.habits.patience = until.min(PATIENT_US * self.bounds.us);
                 self.stage = Stage::Looks(until);

@@ -187,7 +187,11 @@ fn matched(
         }
     };
     let is_its = |shake: &Handshake| link::of(shake.conn.block).is_some_and(|of| core::ptr::eq(of, group));
-    let free = session.handshakes.place_for(is_its);
+    let mut free = session.handshakes.place_for(is_its);
+    if free.is_none() {
+        forget_overdue(session);
+        free = session.handshakes.place_for(is_its);
+    }
     let (Some(device), Some(free)) = (session.device, free) else {
         withdraw(session, conn.block);
         return postpone(conn.block, Reason::NominationLimit);
@@ -210,6 +214,15 @@ fn matched(
     session.handshakes.slots[free] = Some(Handshake::begin(conn, id, machine, deadline));
     if let Some(clc) = proposal.and_then(|clc| ClcBytes::new(clc).ok()) {
         session.send(&ToBroker::Clc { conn: id, clc });
+    }
+}
+
+/// Handshakes end whose peers say nothing, by TCP neither: else their own next calls end them ([`retry`]).
+#[cold]
+fn forget_overdue(session: &mut Session) {
+    for _ in 0..MOST {
+        let Some(id) = session.handshakes.overdue(clock::ticks()) else { return };
+        step(session, id, Input::Timeout);
     }
 }
 

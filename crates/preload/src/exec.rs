@@ -195,7 +195,7 @@ unsafe fn spawned(
         reach(environment.expose_provenance());
         return spawn(pid);
     }
-    conn::before_spawn(!actions.is_null());
+    conn::before_spawn(actions.expose_provenance());
     let mut child = 0;
     reach(environment.expose_provenance());
     let rc = spawn(&raw mut child);
@@ -259,13 +259,23 @@ hooks! {
         let reach = |environment| children::before_spawn_of(file.expose_provenance(), removed::environ(), environment);
         spawned(pid, actions, envp, reach, |pid| covered::posix_spawnp(pid, file, actions, attr, argv, envp))
     }
+    /// posix_spawn_file_actions_init(3)
+    fn posix_spawn_file_actions_init(actions: *mut c_void) -> c_int {
+        conn::actions::none_yet(actions.expose_provenance());
+        covered::posix_spawn_file_actions_init(actions)
+    }
+    /// posix_spawn_file_actions_destroy(3)
+    fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
+        conn::actions::none_yet(actions.expose_provenance());
+        covered::posix_spawn_file_actions_destroy(actions)
+    }
     /// posix_spawn_file_actions_adddup2(3): the program to be spawned gets this descriptor, close-on-exec or not
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {
-        match table::conn(fd) {
-            Some(conn) => conn::hand_over(conn, fd, Reason::HandedOver),
-            // The actions may be used later, and again and again: for connections that have this number then.
-            None => conn::given_at(fd),
+        if let Some(conn) = table::conn(fd) {
+            conn::hand_over(conn, fd, Reason::HandedOver);
         }
+        // They may be used later, and again: for what has this number then.
+        conn::actions::give(actions.expose_provenance(), fd);
         covered::posix_spawn_file_actions_adddup2(actions, fd, new)
     }
     /// system(3)

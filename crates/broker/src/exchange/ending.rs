@@ -58,6 +58,10 @@ impl Exchange {
                 over.push(user);
             }
         }
+        // Whoever has more does not stand before the others.
+        if let Some(first) = self.ending.0.pop_front() {
+            self.ending.0.push_back(first);
+        }
         over
     }
 

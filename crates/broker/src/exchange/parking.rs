@@ -117,7 +117,7 @@ impl Exchange {
         };
         let owner = parked.owner.session;
         match self.device.is_spare(token) {
-            Ok(true) => self.post(owner, FromBroker::Parked { token: token.0 }),
+            Ok(true) => self.post_to_member(owner, FromBroker::Parked { token: token.0 }),
             Ok(false) => {}
             Err(_) => self.drop_parked(token),
         }

@@ -132,6 +132,10 @@ impl Search {
             budget = budget.saturating_sub(spent);
         }
         let is_over = self.arenas.is_empty() || self.left == 0;
+        if is_over && self.found.is_empty() && !self.arenas.is_empty() {
+            let hint = "so many connections are shared by so many processes; name the process itself";
+            return Err(failure("not found in time", &self.on(), hint));
+        }
         if is_over && self.found.is_empty() {
             return Err(nothing(&self.on(), self.is_hidden));
         }

@@ -1,13 +1,13 @@
 //! Connections that go to other programs: exec, SCM_RIGHTS, stdio, a filter of system calls.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use shunpike_shm::lifecycle::Event;
 
 use shunpike_shm::arena::{Block, mode};
 use shunpike_wire::Reason;
 
 use super::named::give_socket;
-use super::{drop_end, given};
+use super::{actions, drop_end, given};
 use crate::host::is_alone;
 use crate::table::{self, Conn, Entry};
 use crate::zerocopy::lending;
@@ -103,38 +103,26 @@ fn survives_exec(fd: i32) -> bool {
         .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
-/// Before posix_spawn(), `acts`: with file actions: those that the child inherits are. [`given::spawned`] follows.
-pub fn before_spawn(acts: bool) {
+/// Before posix_spawn() with these file actions, or 0: those that the child inherits, or is given by them, are. [`given::spawned`] follows.
+pub fn before_spawn(file_actions: usize) {
     let child = given::child_to_be();
     survive(child);
-    if acts && NAMED_LATE.load(Ordering::Relaxed) != 0 {
-        for (fd, entry) in table::all().filter(|(fd, _)| is_given_at(*fd)) {
-            match entry {
-                Entry::Conn(conn) if !survives_exec(fd) => hand_over_to(conn, fd, child),
-                Entry::Socket => give_socket(fd),
-                _ => {}
+    let is_given = actions::given_by(file_actions);
+    for (fd, entry) in table::all().filter(|(fd, _)| is_given(*fd)) {
+        match entry {
+            Entry::Conn(conn) if !survives_exec(fd) && is_socket_of(conn.block, fd) => {
+                hand_over_to(conn, fd, child);
             }
+            Entry::Socket => give_socket(fd),
+            _ => {}
         }
     }
-}
-
-/// Numbers that file actions of posix_spawn() duplicate for a child, and that were no connection when these were made: a bit for each number,
-/// by its rest.
-static NAMED_LATE: AtomicU64 = AtomicU64::new(0);
-
-/// File actions give the child what is at this number when it is spawned.
-pub fn given_at(fd: i32) {
-    NAMED_LATE.fetch_or(1 << (fd as u32 % u64::BITS), Ordering::Relaxed);
-}
-
-fn is_given_at(fd: i32) -> bool {
-    NAMED_LATE.load(Ordering::Relaxed) >> (fd as u32 % u64::BITS) & 1 != 0
 }
 
 /// Before system() or popen(): as before a spawn of a child whose number nobody tells. Returns the number of which [`given::spawned`] is
 /// to be told: the child's is that, or comes after it.
 pub fn before_shell() -> u32 {
-    before_spawn(false);
+    before_spawn(0);
     proc::last_made().map_or(u32::MAX, |last| last + 1)
 }
 

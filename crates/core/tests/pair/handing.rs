@@ -68,7 +68,7 @@ fn what_exec_closes_stays_on_its_lane() {
 fn what_a_spawned_program_got_comes_back_when_that_has_ended() {
     let pair = Pair::open();
     survives_exec(&pair.server);
-    conn::before_spawn(false);
+    conn::before_spawn(0);
     let (go, mut wait) = std::io::pipe().map(|(wait, go)| (go, wait)).expect("a pipe");
     // It has the socket without a word of ours.
     // SAFETY: it makes system calls alone.
@@ -127,7 +127,7 @@ fn a_filter_of_system_calls_ends_all_lanes() {
 /// The server's end is a child's, too, for a while.
 fn lend(end: &End) {
     survives_exec(end);
-    conn::before_spawn(false);
+    conn::before_spawn(0);
     conn::spawned(None);
 }
 

@@ -108,3 +108,37 @@ fn room_that_is_not_used_is_given_to_others() {
     join(&mut exchange, party(3, 9), party(4, 9), 109);
     assert!(exchange.peer(party(3, 9)).is_some());
 }
+
+#[test]
+fn what_a_session_held_goes_in_parts_and_nobody_stands_behind_it() {
+    let mut exchange = with_users(exchange(), [1000; 4]);
+    for conn in 1..=7 {
+        join(&mut exchange, party(1, conn), party(2, conn), 100 + conn as u16);
+    }
+    join(&mut exchange, party(3, 1), party(4, 1), 99);
+    exchange.posts.clear();
+    exchange.end_session(SessionId(1));
+    exchange.end_session(SessionId(3));
+    let gone =
+        |posts: Vec<FromBroker>| posts.iter().filter(|post| matches!(post, FromBroker::Gone { .. })).count();
+    for (conn, of_others) in [(7, 0), (6, 1)] {
+        assert_eq!(
+            register(&mut exchange, 2, conn),
+            Some(Reason::PeerVanished),
+            "it is nobody's peer any more"
+        );
+        exchange.posts.clear();
+        assert_eq!(exchange.let_go(3), if of_others == 0 { vec![] } else { vec![1000] });
+        assert_eq!(exchange.audit(), Ok(()));
+        assert_eq!(gone(posts_to(&mut exchange, 4)), of_others);
+        assert!(exchange.is_ending());
+    }
+    exchange.posts.clear();
+    while exchange.is_ending() {
+        exchange.let_go(3);
+        assert!(gone(posts_to(&mut exchange, 2)) <= 3);
+        exchange.posts.clear();
+        assert_eq!(exchange.audit(), Ok(()));
+    }
+    assert_eq!(exchange.matched().count(), 8, "those who go on take leave themselves");
+}
