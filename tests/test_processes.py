@@ -271,7 +271,7 @@ def test_a_vfork_child_that_closes_all_but_the_connection(world, bed, mode):
 
 
 @pytest.mark.parametrize(
-    "case", ["spawn", "vfork", "shell", "popen", "prepared", "kept", "unmarked", "cloned", "threaded", "moved"]
+    "case", ["spawn", "vfork", "shell", "popen", "prepared", "kept", "again", "unmarked", "cloned", "threaded", "moved"]
 )
 @pytest.mark.parametrize("how", ["tcp", "earned", "eager"])
 def test_given_to_another_program_in_ways_that_are_not_told_of(world, bed, how, case):

@@ -2,7 +2,8 @@
  *   given CASE       says ok; both ends are processes of its own
  *   given respond FD, given echo FD [linger]      what is started
  * spawn vfork shell popen   with a request that it has not read, closes its own descriptor, and the program answers 3 MB and ends
- * prepared kept             by file actions that were made before the connection was; "kept": its own stays open
+ * prepared kept again       by file actions that were made before the connection was; "kept": its own stays open; "again": another one
+ *                           had its number then
  * unmarked                  a child of vfork() takes close-on-exec off a duplicate that had it from the beginning
  * cloned                    a child of clone(CLONE_VM | CLONE_VFORK) closes its own descriptor: the parent goes on
  * threaded                  the program's first thread ends, and another one answers later
@@ -147,15 +148,24 @@ static void serve(int listener) {
     }
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
+    int before = is("again") ? quick(accept4(listener, NULL, NULL, SOCK_CLOEXEC)) : -1;
+    if (before >= 0) {
+        warm(before, 0);
+        wanted(dup2(before, 20) == 20, "dup2");
+        close(before);
+    }
     posix_spawn_file_actions_adddup2(&actions, 20, 30);
+    if (before >= 0) {
+        close(20);
+    }
     int fd = quick(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
     warm(fd, 0);
-    if (is("prepared") || is("kept")) {
+    if (is("prepared") || is("kept") || is("again")) {
         int at = fcntl(fd, F_DUPFD_CLOEXEC, 20);
         close(fd);
         usleep(30000);
         pid_t child = spawn("echo", 30, &actions);
-        if (is("prepared")) {
+        if (!is("kept")) {
             close(at);
         }
         wanted(at == 20, "number 20");
@@ -211,10 +221,17 @@ static void ask(struct sockaddr_in to) {
     if (is("moved")) {
         return;
     }
+    if (is("again")) {
+        int fd = quick(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        wanted(connect(fd, (struct sockaddr *)&to, sizeof to) == 0, "connect");
+        warm(fd, 1);
+        wanted(recv(fd, &byte, 1, 0) == 0, "the end of the one before");
+        close(fd);
+    }
     int fd = quick(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     wanted(connect(fd, (struct sockaddr *)&to, sizeof to) == 0, "connect");
     warm(fd, 1);
-    if (is("prepared") || is("kept") || is("unmarked")) {
+    if (is("prepared") || is("kept") || is("again") || is("unmarked")) {
         for (int i = 0; i < 50; i++) {
             put(fd, SOME, 5);
             double began = milliseconds();
