@@ -102,8 +102,8 @@ pub struct Revocation {
     pub search: Search,
     /// ... that is over,
     pub is_found: bool,
-    /// and of those found so many were asked.
-    pub asked: usize,
+    /// and so many of those found were looked at again, and asked.
+    pub looked: usize,
     /// Sessions that were asked as a whole.
     pub sessions: BTreeSet<SessionId>,
 }

@@ -1,7 +1,7 @@
 //! Sessions that have ended. What they held may be tens of thousands of connections, so it is let go in turns.
 //!
 //! Such a session is no member any more: it waits for nobody, nobody is matched with it, and a peer gets no memory for a lane with it.
-//! Until all is let go it counts for its user.
+//! What is not let go yet counts for its user.
 
 use super::{Exchange, Member};
 use crate::ends::{Party, SessionId};

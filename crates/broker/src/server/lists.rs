@@ -89,11 +89,6 @@ impl Server {
     }
 
     fn next_piece(&mut self, id: SessionId, listing: &mut Listing) -> Piece {
-        if let Listing::Revocation(revocation) = listing {
-            let piece = self.revoke_more(id, revocation);
-            let piece = piece.map(|text| (text.is_some(), text.unwrap_or_default()));
-            return self.found(id, piece.map(|(is_over, text)| (text, is_over)));
-        }
         let is_shown = self.sessions.is_shown(id);
         let is_shown = |session| is_shown(&self.sessions, session);
         match listing {
@@ -107,8 +102,10 @@ impl Server {
                 let (of, sees) = self.sessions.sees_ends(id);
                 Ok(self.journal.next(list, of, self.share(SLICE), sees, self.life()))
             }
-            // Above.
-            Listing::Revocation(_) => Ok((String::new(), true)),
+            Listing::Revocation(revocation) => {
+                let piece = self.revoke_more(id, revocation);
+                self.found(id, piece)
+            }
         }
     }
 }

@@ -40,8 +40,8 @@ impl Server {
         if others.is_empty() && (fd.is_some() || own.is_empty()) {
             let is_known = |session| self.may_know_of(asker, session);
             let search = Search::new(self, pid, fd, is_shown, is_known);
-            let (is_found, asked, sessions) = (false, 0, BTreeSet::new());
-            return Ok(Begun::Listing(Listing::Revocation(Revocation { search, is_found, asked, sessions })));
+            let revocation = Revocation { search, is_found: false, looked: 0, sessions: BTreeSet::new() };
+            return Ok(Begun::Listing(Listing::Revocation(revocation)));
         }
         if others.is_empty() && !own.iter().all(|id| is_shown(*id)) {
             let is_hidden = own.into_iter().any(|id| self.may_know_of(asker, id));
@@ -55,22 +55,22 @@ impl Server {
         Ok(Begun::Done(asked(arg)))
     }
 
-    /// Goes on for a turn. The answer, when it is over.
+    /// Goes on for a turn. The answer, when it is over, and whether that is so.
     pub(super) fn revoke_more(
         &mut self,
         asker: SessionId,
         revocation: &mut Revocation,
-    ) -> Result<Option<String>, Failure> {
+    ) -> Result<(String, bool), Failure> {
         let is_shown = self.sessions.is_shown(asker);
         let is_shown = |session| is_shown(&self.sessions, session);
-        let Revocation { search, is_found, asked: count, sessions } = revocation;
+        let Revocation { search, is_found, looked, sessions } = revocation;
         if !*is_found {
             let is_known = |session| self.may_know_of(asker, session);
             *is_found = search.go_on(self, self.share(LOOKS), is_shown, is_known)?;
-            return Ok(None);
+            return Ok((String::new(), false));
         }
         let slice = self.share(SLICE);
-        let found = search.found.iter().skip(*count).take(slice);
+        let found = search.found.iter().skip(*looked).take(slice);
         let parties: Vec<Party> =
             found.filter_map(|place| Some(search.at(self, *place, is_shown)?.party)).collect();
         for party in parties {
@@ -80,9 +80,9 @@ impl Server {
                 self.exchange.revoke(all_of(party.session));
             }
         }
-        *count += slice;
-        let is_over = *count >= search.found.len();
-        Ok(is_over.then(|| asked(&search.arg())))
+        *looked += slice;
+        let is_over = *looked >= search.found.len();
+        Ok((if is_over { asked(&search.arg()) } else { String::new() }, is_over))
     }
 }
 
