@@ -91,8 +91,8 @@ impl Handshakes {
         self.slots.iter_mut().filter(|slot| slot.is_some()).for_each(|slot| *slot = None);
     }
 
-    /// A free place for one whose peer has those that `is_its`. A peer may be slow on purpose: where many are taken it gets three times
-    /// as many as it leaves to others.
+    /// A free place for one whose peer has those that `is_its`. A peer may be slow on purpose: where many are taken it gets fifteen times
+    /// as many as it leaves to others. A crowd of one peer's has nearly all of them, since each that has to come again costs it time.
     pub(crate) fn place_for(&self, is_its: impl Fn(&Handshake) -> bool) -> Option<usize> {
         let place = self.slots.iter().position(Option::is_none)?;
         if place < MOST / 4 {
@@ -100,7 +100,7 @@ impl Handshakes {
         }
         let taken = || self.slots.iter().flatten();
         let its = taken().filter(|shake| is_its(shake)).count();
-        (its < 3 * (MOST - taken().count())).then_some(place)
+        (its < 15 * (MOST - taken().count())).then_some(place)
     }
 
     /// One that has waited for too long at `now`.
@@ -119,6 +119,7 @@ mod tests {
 
     #[test]
     fn whoever_is_slow_leaves_places_to_others() {
+        let _alone = crate::device::tests::alone();
         let mut all = Handshakes::new();
         let conn = crate::process::allocate().map(Conn::new).expect("a block");
         // Each as often as it can, and one more.
@@ -130,8 +131,6 @@ mod tests {
             }
             all.slots.iter().flatten().filter(|shake| is_its(shake)).count()
         };
-        assert_eq!(fill(&mut all, 1), 192);
-        let others: Vec<usize> = (2..6).map(|peer| fill(&mut all, peer)).collect();
-        assert!(others.iter().all(|places| *places > 0), "{others:?}");
+        assert_eq!([1, 2, 3, 4].map(|peer| fill(&mut all, peer)), [240, 15, 1, 0]);
     }
 }
