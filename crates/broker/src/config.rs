@@ -2,7 +2,6 @@
 
 use crate::address::Address;
 use crate::policy::{Policy, Source};
-use crate::room::Room;
 use crate::settings::Setting;
 use crate::successor::Successor;
 use shunpike_wire::{Eid, Gid};
@@ -56,8 +55,8 @@ impl Config {
             ueids: Vec::new(),
             idle_exit: None,
             successor: None,
-            max_dmbs: Room::ours().dmbs.min(32768),
-            max_sessions: Room::ours().sessions.min(4096),
+            max_dmbs: 32768,
+            max_sessions: 4096,
         }
     }
 

@@ -51,7 +51,6 @@ mod random;
 mod rate;
 mod reply;
 pub mod report;
-mod room;
 mod runtime;
 pub mod sequence;
 mod server;

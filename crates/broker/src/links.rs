@@ -6,7 +6,6 @@
 
 use crate::ends::SessionId;
 use crate::foreign::Shared;
-use crate::room::Groups;
 use shunpike_shm::RegionError;
 use shunpike_shm::pages::PAGE;
 use shunpike_shm::region;
@@ -86,11 +85,12 @@ pub struct Links {
     users: HashMap<u32, usize>,
     last: u32,
     last_idle: u64,
-    most: Groups,
     /// Groups that have ended, of which nobody was told yet.
     gone: Vec<Gone>,
 }
 
+/// Groups that processes of one user are in: each is a page of memory, and a descriptor of the broker's.
+const OF_USER: usize = 16384;
 /// Descriptors that a process has of groups without a connection: half of what it takes at the least, so that whoever was its peer
 /// once does not keep others from being so.
 const IDLE: usize = 64;
@@ -99,14 +99,9 @@ const IDLE: usize = 64;
 pub type Gone = (LinkId, SessionId);
 
 impl Links {
-    /// None yet.
-    pub fn new(most: Groups) -> Self {
-        Self { most, ..Self::default() }
-    }
-
     /// Seats a connection of two processes in a group of this pair that has fewer than `max_conns`, or in a new one, for which those go
     /// that have been without a connection for longest.
-    /// Errors: no memory or descriptor for a link page; `None`: there are as many groups as there may be, in all or of a user's.
+    /// Errors: no memory or descriptor for a link page; `None`: a user is in as many groups as it may.
     pub fn seat(&mut self, client: Side, server: Side, max_conns: u32) -> Result<Seat, Option<RegionError>> {
         let of_pair = self.pairs.get(&(client.session, server.session)).map_or(&[][..], Vec::as_slice);
         let roomy =
@@ -124,7 +119,7 @@ impl Links {
     fn add(&mut self, sides: [Side; 2]) -> Result<LinkId, Option<RegionError>> {
         self.make_room(sides);
         let of_user = |side: &Side| self.users.get(&side.user).copied().unwrap_or(0);
-        if self.links.len() >= self.most.all || sides.iter().any(|side| of_user(side) >= self.most.of_user) {
+        if sides.iter().any(|side| of_user(side) >= OF_USER) {
             return Err(None);
         }
         let page = Rc::new(Shared::from(region::create("shunpike-link", PAGE).map_err(Some)?));
@@ -340,19 +335,17 @@ mod tests {
     }
 
     #[test]
-    fn there_are_so_many_groups_and_a_user_is_in_so_many() {
-        let mut links = Links::new(Groups { all: 4, of_user: 3 });
+    fn a_user_is_in_so_many_groups() {
+        let mut links = Links::default();
         let of = |user, session| Side { session: SessionId(session), user, queues: 1 };
         links.seat(of(7, 1), of(8, 2), 255).unwrap();
-        links.seat(of(7, 1), of(8, 3), 255).unwrap();
-        links.seat(of(9, 4), of(8, 2), 255).unwrap();
-        assert!(matches!(links.seat(of(8, 2), of(7, 1), 255), Err(None)), "user 8 is in three");
+        assert_eq!((links.users[&7], links.users[&8]), (1, 1));
+        links.users.insert(8, OF_USER);
+        assert!(matches!(links.seat(of(8, 2), of(7, 1), 255), Err(None)));
         links.seat(of(7, 1), of(8, 2), 255).expect("in a group that is there");
-        links.seat(of(7, 1), of(9, 4), 255).expect("of others");
-        assert!(matches!(links.seat(of(9, 4), of(10, 5), 255), Err(None)), "that were all");
-        for session in [1, 2, 4] {
-            end(&mut links, SessionId(session));
-        }
+        links.seat(of(7, 1), of(9, 3), 255).expect("of others");
+        links.users.insert(8, 1);
+        end(&mut links, SessionId(1));
         assert!(links.is_empty());
     }
 
@@ -409,9 +402,11 @@ mod tests {
         // Also where there is no new one in the end.
         told(&mut links, last);
         links.leave(last);
-        links.most.of_user = 1;
+        links.users.insert(7, OF_USER + 2);
         assert!(matches!(links.seat(client(42), server, 255), Err(None)));
         assert!(!links.take_gone().is_empty());
+        let left = links.links.len() * 2;
+        links.users.insert(7, left);
         end(&mut links, A);
         assert!(links.is_empty());
     }

@@ -31,12 +31,10 @@ use crate::helpers::Helpers;
 use crate::ism::MakeDevice;
 use crate::journal::Journal;
 use crate::ledger::Ledger;
-use crate::links::Links;
 use crate::metrics::{self, Metrics};
 use crate::policy::{self};
 use crate::program_knobs::ProgramKnobs;
 use crate::rate::{Rates, Seldom, Shares};
-use crate::room::Room;
 use crate::runtime::{self, Place};
 use crate::sequence::SequenceReader;
 use crate::session::{Door, Kind, Sent, Session};
@@ -207,8 +205,7 @@ impl Server {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system_failed("wait for clients"))?;
         tracing::info!(socket = %config.socket.display(), %gid, "serving");
-        let mut exchange = Exchange::new(device, config.policy.clone(), config.private);
-        exchange.links = Links::new(Room::ours().most_groups(config.private));
+        let exchange = Exchange::new(device, config.policy.clone(), config.private);
         let began = clock::now();
         let mut server = Self {
             exchange,
