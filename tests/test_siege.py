@@ -234,8 +234,8 @@ def test_a_broker_that_may_have_few_descriptors_under_way_keeps_its_sessions(wor
     """Doorbells in flight count against its limit of open files, where it has no capability: what is over it is a session less, not
     the end of those that there are."""
     policy = world.directory / "broker.toml"
-    policy.write_text("[limits.process]\nsessions = 100\n[limits.user]\nsessions = 100\n")
-    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--", "prlimit", "--nofile=256:256"]
+    policy.write_text("[limits.process]\nsessions = 100\n")
+    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--", "prlimit", "--nofile=160:160"]
     broker = world.broker("--config", policy, prefix=bare)
     served, bells = [], [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(8)]
     for _ in range(30):

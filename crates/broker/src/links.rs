@@ -91,8 +91,8 @@ pub struct Links {
 
 /// Groups that processes of one user are in: each is a page of memory, and a descriptor of the broker's.
 const OF_USER: usize = 16384;
-/// Descriptors that a process has of groups without a connection: half of what it takes at the least, so that whoever was its peer
-/// once does not keep others from being so.
+/// Descriptors that a process has of groups without a connection: half of the 128 that the library takes of a limit of 1024, so that
+/// whoever was its peer once does not keep others from being so.
 const IDLE: usize = 64;
 
 /// A group that has ended, and a session that knows it.
@@ -180,6 +180,9 @@ impl Links {
     fn set_idle(&mut self, id: LinkId, is_idle: bool) {
         let Some(link) = self.links.get_mut(&id) else { return };
         let before = link.idle.take();
+        if before.is_none() && !is_idle {
+            return;
+        }
         if is_idle {
             self.last_idle += 1;
             link.idle = Some(self.last_idle);

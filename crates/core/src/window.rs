@@ -128,8 +128,8 @@ fn leave_first(half: TxHeld<'_>, dmb: Dmb, offset: u64) -> Dmb {
     }
 }
 
-/// Before a write of `n` bytes at `offset` that takes the slow way, `now`, under the send lock: the DMB with the window that the lane has earned
-/// or no longer needs.
+/// Before a write of `n` bytes at `offset` that takes the slow way: the DMB with the window that the lane has earned or no longer needs. `now`
+/// is the clock's, in ticks. Under the send lock.
 pub fn adapt(half: TxHeld<'_>, mut dmb: Dmb, offset: u64, n: u64, now: u64) -> Dmb {
     if dmb.until() != 0 {
         dmb = settle(half, dmb, offset);

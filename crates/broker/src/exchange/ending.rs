@@ -16,7 +16,7 @@ struct Ended {
     known: usize,
 }
 
-/// All of them, in the order of their ends.
+/// All of them, by whose turn it is.
 #[derive(Default)]
 pub struct Ending(VecDeque<Ended>);
 
